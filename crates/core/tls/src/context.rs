@@ -9,8 +9,8 @@ use blockhaul_io::Stream;
 use openssl::error::ErrorStack;
 use openssl::ex_data::Index;
 use openssl::ssl::{
-    Ssl, SslContext, SslContextBuilder, SslFiletype, SslMethod, SslMode, SslOptions, SslRef,
-    SslSessionCacheMode, SslVerifyMode, SslVersion,
+    AlpnError, Ssl, SslContext, SslContextBuilder, SslFiletype, SslMethod, SslMode, SslOptions,
+    SslRef, SslSessionCacheMode, SslVerifyMode, SslVersion, select_next_proto,
 };
 use openssl::x509::X509Name;
 use openssl::x509::store::X509Lookup;
@@ -99,6 +99,10 @@ impl Acceptor {
                 false
             }
         };
+        // Clients that name other protocols only are served as those that name none.
+        context.set_alpn_select_callback(|_, offered| {
+            select_next_proto(HTTP, offered).ok_or(AlpnError::NOACK)
+        });
         Ok(Acceptor { context: context.build(), seen, keys })
     }
 
@@ -132,7 +136,12 @@ pub struct Connector {
     /// The server must prove that name, if set.
     verify: bool,
     keys: bool,
+    /// Says that HTTP/1.1 follows (ALPN).
+    http: bool,
 }
+
+/// The protocol that follows, as ALPN has it (RFC 7301).
+const HTTP: &[u8] = b"\x08http/1.1";
 
 /// How a client authenticates, and what it requires of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -189,7 +198,14 @@ impl Connector {
             hostname: demands.hostname.clone(),
             verify: demands.verify && !keys,
             keys,
+            http: false,
         })
+    }
+
+    /// The same, for HTTP/1.1: servers that speak several protocols are told (ALPN).
+    #[must_use]
+    pub fn for_http(self) -> Connector {
+        Connector { http: true, ..self }
     }
 
     /// The client's side of a handshake, like [`Acceptor::accept`].
@@ -210,6 +226,9 @@ impl Connector {
 
     fn ssl(&self) -> Result<Ssl, ErrorStack> {
         let mut ssl = Ssl::new(&self.context)?;
+        if self.http {
+            ssl.set_alpn_protos(HTTP)?;
+        }
         let Some(name) = &self.hostname else { return Ok(ssl) };
         match name.parse::<IpAddr>() {
             Ok(address) if self.verify => ssl.param_mut().set_ip(address)?,

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Another, Backend, Opened, Opening, Target};
-use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
+use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
-use crate::connect::{Address, Options, connect_keeping};
+use crate::connect::{Address, HttpAddress, Options, connect_keeping};
 use crate::link::insecure;
 use crate::{Connected, ServerProcess};
 
@@ -30,7 +30,18 @@ struct NbdUri {
 
 impl Backend for NbdUri {
     fn schemes(&self) -> &'static [&'static str] {
-        &["nbd", "nbd+unix", "nbds", "nbds+unix", "nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"]
+        &[
+            "nbd",
+            "nbd+unix",
+            "nbds",
+            "nbds+unix",
+            "nbd+vsock",
+            "nbds+vsock",
+            "nbd+ssh",
+            "nbds+ssh",
+            "nbd+http",
+            "nbd+https",
+        ]
     }
 
     fn refused_schemes(&self) -> &'static [&'static str] {
@@ -44,7 +55,9 @@ impl Backend for NbdUri {
     fn summary(&self) -> &'static str {
         "an export of an NBD server, by its URI. The schemes with nbds demand TLS: with keys \
          (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR, else libnbd's \
-         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0)"
+         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0). nbd+http and nbd+https: \
+         an HTTP server that goes on with NBD after a request to upgrade (Incus, LXD), with the path and \
+         the query of the URI; socket=PATH, export=NAME and method=GET|POST (default POST) stay here"
     }
 
     fn example(&self) -> &'static str {
@@ -136,8 +149,15 @@ pub(crate) struct Parsed {
 pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     let wrong =
         |error: blockhaul_wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
-    let parsed = Uri::parse(uri).map_err(wrong)?;
-    let (address, host) = match parsed.transport {
+    let (transport, http, given, export) = if is_http(uri) {
+        let HttpUri { transport, host, request, export, tls } =
+            HttpUri::parse(uri).map_err(wrong)?;
+        (transport, Some((request, host)), tls, export)
+    } else {
+        let Uri { transport, export, tls } = Uri::parse(uri).map_err(wrong)?;
+        (transport, None, tls, export)
+    };
+    let (mut address, mut host) = match transport {
         Transport::Tcp { host, port } => (Address::Tcp(host.clone(), port), Some(host)),
         Transport::Unix { socket } => {
             (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
@@ -148,13 +168,20 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
             return Err(Error::new(Kind::Unsupported, text));
         }
     };
-    let tls = match parsed.tls {
+    let is_http = http.is_some();
+    if let Some((request, named)) = http {
+        address = Address::Http(Box::new(HttpAddress { address, request }));
+        host = named;
+    }
+    let tls = match given {
         None => {
             // libnbd also accepts them silently.
             if names_tls(uri) {
+                let schemes =
+                    if is_http { "nbd+https instead of nbd+http" } else { "nbds instead of nbd" };
                 log::warn!(
                     "{uri}: what it says of TLS has no effect, everything goes in plain text: \
-                     begin it with nbds instead of nbd"
+                     begin it with {schemes}"
                 );
             }
             None
@@ -162,10 +189,11 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         Some(parameters) => {
             let demands = demands(uri, parameters, host)?;
             let connector = blockhaul_tls::Connector::new(&demands).map_err(insecure);
-            Some(Arc::new(connector.map_err(|error| error.on(&uri.into()))?))
+            let connector = connector.map_err(|error| error.on(&uri.into()))?;
+            Some(Arc::new(if is_http { connector.for_http() } else { connector }))
         }
     };
-    Ok(Parsed { address, export: parsed.export, tls })
+    Ok(Parsed { address, export, tls })
 }
 
 /// Whether a URI has parameters that only matter to TLS.

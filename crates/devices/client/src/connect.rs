@@ -14,6 +14,7 @@ use blockhaul_wire::handshake::client::{Handshake, Negotiated};
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 
 use crate::link::{Link, refused, unheard};
+use crate::upgrade::upgrade;
 use crate::{ServerProcess, device};
 
 /// Time for one address of a host that has others: an unreachable one (broken IPv6) must not use up
@@ -27,6 +28,24 @@ pub enum Address {
     Unix(PathBuf),
     /// A host name or address, and a port.
     Tcp(String, u16),
+    /// A server that speaks NBD after an HTTP request, over TLS if the options demand that.
+    Http(Box<HttpAddress>),
+}
+
+/// Where an HTTP server listens, and what to ask it for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpAddress {
+    /// A Unix socket, or a host and a port.
+    pub address: Address,
+    /// The request.
+    pub request: blockhaul_wire::http::Request,
+}
+
+impl Address {
+    /// Whether NBD begins after an HTTP request: TLS is then around both.
+    fn is_http(&self) -> bool {
+        matches!(self, Address::Http(_))
+    }
 }
 
 impl fmt::Display for Address {
@@ -34,6 +53,7 @@ impl fmt::Display for Address {
         match self {
             Address::Unix(path) => write!(f, "Unix socket {}", path.display()),
             Address::Tcp(host, port) => write!(f, "{host} port {port}"),
+            Address::Http(http) => http.address.fmt(f),
         }
     }
 }
@@ -124,7 +144,7 @@ pub(crate) async fn transmission(
 ) -> Result<(Link, Ended)> {
     let wants = Wants {
         contexts: options.contexts.clone(),
-        tls: options.tls.is_some(),
+        tls: options.tls.is_some() && !address.is_http(),
         extended: options.extended,
         structured: options.structured,
         infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
@@ -145,7 +165,7 @@ pub(crate) async fn connect_for_options(
     options: &Options,
 ) -> Result<(Link, Ended)> {
     let wants = Wants {
-        tls: options.tls.is_some(),
+        tls: options.tls.is_some() && !address.is_http(),
         extended: options.extended,
         structured: options.structured,
         end: End::Options,
@@ -161,8 +181,16 @@ async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link
         let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
         let mut link = Link::new(stream);
+        if let Address::Http(http) = address {
+            let upgraded = upgrade(&mut link, &http.request, options, &awaited).await;
+            upgraded.map_err(|error| link.doubted(error))?;
+        }
         let ended = negotiate(&mut link, negotiation, options, &awaited).await;
-        let ended = ended.map_err(|error| link.doubted(error))?;
+        let mut ended = ended.map_err(|error| link.doubted(error))?;
+        if let Ended::Transmission(negotiated) = &mut ended {
+            // Also if the negotiation has not seen it.
+            negotiated.tls = options.tls.is_some();
+        }
         Ok((link, ended))
     };
     awaited.within(options.connect_timeout, work).await
@@ -174,6 +202,11 @@ pub(crate) struct Awaited(Cell<&'static str>);
 impl Awaited {
     pub(crate) fn new(what: &'static str) -> Awaited {
         Awaited(Cell::new(what))
+    }
+
+    /// Something else is awaited from here on.
+    pub(crate) fn set(&self, what: &'static str) {
+        self.0.set(what);
     }
 
     /// Runs `work` with a timeout (zero: none); the error names what was awaited.
@@ -204,7 +237,12 @@ pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
 }
 
 async fn dial(address: &Address) -> Result<Stream> {
+    let address = match address {
+        Address::Http(http) => &http.address,
+        address => address,
+    };
     match address {
+        Address::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
         Address::Unix(path) => {
             Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
         }

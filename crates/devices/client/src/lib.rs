@@ -21,8 +21,9 @@ mod link;
 pub mod options;
 mod reply;
 mod session;
+mod upgrade;
 
 pub use backends::all;
 pub use command::ServerProcess;
-pub use connect::{Address, Connected, Options, connect, connect_keeping};
+pub use connect::{Address, Connected, HttpAddress, Options, connect, connect_keeping};
 pub use line::Line;

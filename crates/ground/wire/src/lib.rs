@@ -7,7 +7,7 @@
 //! - [`handshake`]: both roles of the handshake as state machines, and the greeting of old servers.
 //! - [`request`], [`reply`], [`status`]: the transmission phase.
 //! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
-//! - [`uri`]: NBD URIs.
+//! - [`uri`]: NBD URIs. [`http`]: the HTTP exchange in front of NBD.
 //!
 //! Every parser has the same form: it takes the received bytes, and returns `Ok(None)` if it needs
 //! more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection cannot
@@ -26,6 +26,7 @@ pub mod flags;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod handshake;
+pub mod http;
 pub mod limits;
 pub mod magic;
 pub mod option;

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use blockhaul_catalog::Spec;
-use blockhaul_wire::uri::{Transport, Uri};
+use blockhaul_wire::uri::{HttpUri, Transport, Uri, is_http};
 use rustix::fs::{FileType, OFlags};
 
 /// Whether two descriptions name the same storage.
@@ -16,7 +16,14 @@ pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
     }
     match (one, other) {
         (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
-            let uris = (Uri::parse(&one.to_string()), Uri::parse(&other.to_string()));
+            let (one, other) = (one.to_string(), other.to_string());
+            if is_http(&one) || is_http(&other) {
+                let uris = (HttpUri::parse(&one), HttpUri::parse(&other));
+                return matches!(uris, (Ok(one), Ok(other))
+                    if (&one.transport, &one.request.target, &one.export)
+                        == (&other.transport, &other.request.target, &other.export));
+            }
+            let uris = (Uri::parse(&one), Uri::parse(&other));
             matches!(uris, (Ok(one), Ok(other)) if same_export(&one, &other))
         }
         _ => false,

@@ -76,6 +76,11 @@ impl Running {
             Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
         };
         let mut job = Job::new(&args, &groups).map_err(at)?;
+        if args.discard_source && args.journal.is_none() {
+            // When the job runs again, disks without one are copied from the beginning.
+            let text = "discard-source needs a journal: add journal = \"FILE\"";
+            return Err(at(Failure::usage(text)));
+        }
         job.options.rate = limit;
         if let Some(share) = share {
             job.options.connections = job.options.connections.min(share);
@@ -124,6 +129,15 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
             let (place, name) = (&disk.place, &disk.name);
             if other_index < index && same_place(target, other_target) {
                 let text = format!("{place}: disk {name}: disk {} has the same target", other.name);
+                return Err(Failure::usage(text));
+            }
+            let discards = [one, two].iter().any(|job| job.options.discard_source);
+            if other_index < index && discards && same_place(source, two.ends().0) {
+                let text = format!(
+                    "{place}: disk {name}: disk {} has the same source, and discard-source leaves \
+                     nothing for the other",
+                    other.name
+                );
                 return Err(Failure::usage(text));
             }
             if other_index != index && same_place(source, other_target) {

@@ -51,14 +51,14 @@ impl Journal {
         }
     }
 
-    /// The journal options of a copy between these open sides.
-    pub fn options(&self, source: &Spec, target: &Spec) -> JournalOptions {
+    /// The journal options of a copy between these open sides. `discards`: it changes the source.
+    pub fn options(&self, source: &Spec, target: &Spec, discards: bool) -> JournalOptions {
         JournalOptions {
             path: self.path.clone(),
             restart: self.restart,
             interval: self.interval,
             keep: self.keep,
-            source: identity(source, true),
+            source: identity(source, !discards),
             target: identity(target, false),
         }
     }

@@ -22,7 +22,7 @@ use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
 use crate::rate::Rate;
-use crate::resolved::{GRAIN_MAX, Resolved, check_source, check_target};
+use crate::resolved::{GRAIN_MAX, Resolved, check_discard, check_source, check_target};
 use crate::same_disk::SameDisk;
 use crate::segment_maker::{Earlier, Making, make};
 use crate::selection::Selection;
@@ -80,6 +80,13 @@ impl Engine {
     ) -> Result<Engine> {
         let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
+        if options.discard_source {
+            check_discard(&source.device().facts(), &target.device().facts())?;
+            if options.digest.is_some() {
+                let text = "a digest may need the source again, which is to be discarded";
+                return Err(Error::new(Kind::Invalid, text).on(&source.device().facts().name));
+            }
+        }
         let selection = selected(&sides, options)?;
         let options = as_begun(options).await;
         let resolved = Resolved::new(&options, source.device(), target.device(), pool);
@@ -93,7 +100,18 @@ impl Engine {
         let opened = match &options.journal {
             None => None,
             Some(journal) => {
-                let identity = identity(journal, &resolved, &selection, &sides, &retries).await?;
+                // An export may be unreadable where its bitmap is clean.
+                let only = options.bitmap.as_ref().map(|_| selection.ranges());
+                let source = sides.handle(Side::Source, &retries);
+                let sample = match options.discard_source {
+                    // Earlier runs have changed it.
+                    true => [0; 32],
+                    false => crate::sample::digest(source, only).await?,
+                };
+                let identity = Identity {
+                    discards: options.discard_source,
+                    ..identity(journal, &resolved, &selection, &sides, sample)
+                };
                 let parts = SelectedParts::new(selection.ranges(), resolved.segment);
                 Some(open_journal(journal, identity, parts).await?)
             }
@@ -166,7 +184,7 @@ impl Engine {
     /// # Errors
     /// The first error that retries did not resolve, or [`Kind::ShuttingDown`] after a cancel; no
     /// other plan can follow. [`Kind::Invalid`] for a plan that has run before and, with a journal,
-    /// for a second plan or one that is not the options' plan.
+    /// for a second plan or one that is not the options' plan; so with [`Options::discard_source`].
     pub async fn run(&mut self, plan: &Plan) -> Result<Summary> {
         self.carry_out(plan, Ending::Round).await
     }
@@ -226,8 +244,10 @@ impl Engine {
 
     async fn carry_out(&mut self, plan: &Plan, ending: Ending) -> Result<Summary> {
         self.shared.outcome()?;
-        if self.options.journal.is_some() && (self.runs > 0 || plan.added().is_some()) {
-            let text = "a journal is for one plan, of what the options choose";
+        let once = self.options.journal.is_some() || self.options.discard_source;
+        if once && (self.runs > 0 || plan.added().is_some()) {
+            let text = "a journal, or a source that is discarded, is for one plan, of what the options \
+                        choose";
             return Err(Error::new(Kind::Invalid, text));
         }
         let (began, mut before) = (blockhaul_io::now(), self.counted());
@@ -366,6 +386,8 @@ impl Engine {
             zeroed: done.zeroed,
             skipped: done.skipped,
             resumed: done.resumed,
+            discarded: self.shared.progress.discarded().0,
+            not_discarded: self.shared.progress.discarded().1,
             requests: done.requests,
             request_size: done.request_size,
             routes: self.shared.progress.routes(),
@@ -521,23 +543,24 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
 }
 
 /// What identifies a copy in its journal.
-async fn identity(
+fn identity(
     options: &JournalOptions,
     resolved: &Resolved,
     selection: &Selection,
     sides: &Sides,
-    retries: &Arc<Retries>,
-) -> Result<Identity> {
-    Ok(Identity {
+    sample: [u8; 32],
+) -> Identity {
+    Identity {
         segment: resolved.segment,
         range: selection.bounds(),
         source_size: sides.source.device().facts().size,
         target_size: sides.target.device().facts().size,
-        sample: crate::sample::digest(sides.handle(Side::Source, retries)).await?,
+        sample,
         source: options.source.clone(),
         target: options.target.clone(),
         ranges: selection.digest(),
-    })
+        discards: false,
+    }
 }
 
 async fn open_journal(
@@ -562,6 +585,10 @@ async fn look_at_edge(
 ) -> Earlier {
     if recorded.segments.is_empty() {
         return Earlier::default();
+    }
+    if shared.resolved.discard_source {
+        // The source does not hold it any more.
+        return Earlier { recorded, check: false };
     }
     let segment = shared.resolved.segment;
     let lane = sides.first_lane(shared, false);

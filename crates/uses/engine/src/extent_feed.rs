@@ -6,6 +6,10 @@
 //! if lists are long, requests get shorter, so that a reply needs little memory. Once a server is
 //! found to limit the bytes it describes per reply, several requests of that length are in flight
 //! at once.
+//!
+//! A feed for a part of the device sends no request about anything else: an export that shows a
+//! point in time only where a bitmap is dirty (QEMU's `snapshot-access` over `copy-before-write`)
+//! fails requests about the rest.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -20,6 +24,7 @@ use blockhaul_block::{
 use blockhaul_io::Task;
 
 use crate::handle::Handle;
+use crate::ledger::Range;
 
 /// Length of the first request: the most that a 32-bit length can express, aligned to every block
 /// size.
@@ -68,6 +73,11 @@ pub(crate) struct ExtentFeed {
     /// Requests about skipped ranges; their replies still show how this server replies.
     late: Vec<Question>,
     asked: u64,
+    /// The ranges that requests may be about, as far as they are known, in order and not adjacent;
+    /// `None`: everything.
+    within: Option<VecDeque<Range>>,
+    /// Where the last of these ended, also if it is gone.
+    within_to: u64,
     /// Length of the next request, and the longest that the server answers.
     len: u64,
     most: u64,
@@ -106,6 +116,48 @@ impl ExtentFeed {
         ExtentFeed { strict: true, ..self }
     }
 
+    /// Sends requests only about the ranges that [`ExtentFeed::allow`] names.
+    pub(crate) fn in_part(self) -> ExtentFeed {
+        ExtentFeed { within: Some(VecDeque::new()), ..self }
+    }
+
+    /// For a feed for a part: requests may be about this range, which starts behind all earlier
+    /// ones, or continues one of them. Not about a short one: reading that costs no more than
+    /// asking, and shows zeroes, too.
+    pub(crate) fn allow(&mut self, (start, end): Range) {
+        let Some(within) = &mut self.within else { return };
+        let start = start.max(self.within_to);
+        if start >= end {
+            return;
+        }
+        self.within_to = end;
+        match within.back_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ if end - start >= LEAST => within.push_back((start, end)),
+            _ => {}
+        }
+    }
+
+    /// The next range at or behind `at` that requests may be about, up to the end.
+    fn reach(&self, at: u64) -> Option<Range> {
+        let found = match &self.within {
+            None => (at, self.to),
+            Some(within) => {
+                let &(start, end) = within.iter().find(|range| range.1 > at)?;
+                (start.max(at), end.min(self.to))
+            }
+        };
+        (found.0 < found.1).then_some(found)
+    }
+
+    /// Bytes from `at` on that no request may be about.
+    fn barred(&self) -> u64 {
+        if self.within.is_none() {
+            return 0;
+        }
+        self.reach(self.at).map_or(self.to, |range| range.0).saturating_sub(self.at)
+    }
+
     fn new(end: Rc<Handle>, context: Option<Contexts>, at: u64, to: u64) -> ExtentFeed {
         ExtentFeed {
             end,
@@ -117,6 +169,8 @@ impl ExtentFeed {
             out: VecDeque::new(),
             late: Vec::new(),
             asked: at,
+            within: None,
+            within_to: 0,
             len: FIRST,
             most: u64::MAX,
             settled: false,
@@ -137,7 +191,7 @@ impl ExtentFeed {
 
     /// Since when [`ExtentFeed::front`] has waited for its reply.
     pub(crate) fn waits_since(&mut self) -> Option<Instant> {
-        if !self.runs.is_empty() {
+        if !self.runs.is_empty() || self.barred() > 0 {
             return None;
         }
         self.ask();
@@ -153,6 +207,10 @@ impl ExtentFeed {
             }
             if self.at >= self.to {
                 return Ok(Known { len: 0, state: None });
+            }
+            let barred = self.barred();
+            if barred > 0 {
+                return Ok(Known { len: barred, state: None });
             }
             self.ask();
             let Some(question) = self.out.front_mut() else {
@@ -181,10 +239,25 @@ impl ExtentFeed {
         }
     }
 
+    /// The runs from the next one on that are known by now: start, end and state.
+    pub(crate) fn known(&self) -> impl Iterator<Item = (Range, Option<u64>)> {
+        let mut at = self.at;
+        self.runs.iter().map(move |run| {
+            let start = at;
+            at += run.len;
+            ((start, at), run.state)
+        })
+    }
+
     /// Skips everything before `at`, known or not.
     pub(crate) fn skip_to(&mut self, at: u64) {
         let mut left = at.saturating_sub(self.at);
         self.at = self.at.max(at);
+        if let Some(within) = &mut self.within {
+            while within.front().is_some_and(|range| range.1 <= self.at) {
+                within.pop_front();
+            }
+        }
         while let Some(run) = self.runs.front_mut() {
             if run.len > left {
                 run.len -= left;
@@ -206,21 +279,31 @@ impl ExtentFeed {
         let recent = self.out.back().is_some_and(|last| blockhaul_io::elapsed(last.since) < HURRY);
         if waits < UNDER_WAY && !recent && self.asked < self.to {
             self.len = self.len.saturating_mul(GROWTH).min(self.most);
-            let len = self.len.min(self.to - self.asked);
-            let question = self.question(context, self.asked, len);
-            self.out.push_back(question);
-            self.asked += len;
+            let _ = self.ask_next(context);
         }
+    }
+
+    /// Sends the next request; `None` if there is nothing to ask about, else whether it is shorter
+    /// than it could be.
+    fn ask_next(&mut self, context: Contexts) -> Option<bool> {
+        let (start, end) = self.reach(self.asked)?;
+        let len = self.len.min(end - start);
+        let question = self.question(context, start, len);
+        self.out.push_back(question);
+        self.asked = start + len;
+        Some(len < self.len)
     }
 
     /// Keeps the allowed number of requests in flight.
     fn ask(&mut self) {
         let Some(context) = self.context else { return };
         let gap_to = self.out.front().map_or(self.asked, |question| question.at);
-        let gap = gap_to.min(self.to).saturating_sub(self.at);
-        if gap > 0 {
+        if let Some((start, end)) = self.reach(self.at)
+            && start < gap_to
+        {
             // A reply was shorter than its request.
-            let question = self.question(context, self.at, gap.min(self.len));
+            let len = (end.min(gap_to) - start).min(self.len);
+            let question = self.question(context, start, len);
             self.out.push_front(question);
         }
         let most = match (self.met, self.settled) {
@@ -229,11 +312,13 @@ impl ExtentFeed {
             (true, true) => UNDER_WAY,
         };
         self.asked = self.asked.max(self.at);
-        while self.out.len() < most && self.asked < self.to {
-            let len = self.len.min(self.to - self.asked);
-            let question = self.question(context, self.asked, len);
-            self.out.push_back(question);
-            self.asked += len;
+        let mut cut = false;
+        // Requests that end with their range cannot be longer.
+        while self.out.len() < if cut && self.met { UNDER_WAY } else { most } {
+            match self.ask_next(context) {
+                Some(shorter) => cut = shorter,
+                None => break,
+            }
         }
         if let Some(last) = self.out.back() {
             self.asked = self.asked.max(last.at + last.len);

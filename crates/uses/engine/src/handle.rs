@@ -35,6 +35,8 @@ pub(crate) struct Retries {
     seen: Mutex<Option<Proof>>,
     /// Whether `seen` is set.
     has_seen: AtomicBool,
+    /// What was read from the source may be discarded there, and proves nothing later.
+    discards: bool,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -51,6 +53,7 @@ impl Retries {
             connections: Default::default(),
             seen: Mutex::default(),
             has_seen: AtomicBool::new(false),
+            discards: options.discard_source,
             checked: AtomicU64::new(0),
             rewritten: AtomicU64::new(0),
         })
@@ -103,7 +106,7 @@ impl Retries {
 
     /// Whether a block of the source is still needed for recognition.
     pub(crate) fn wants_proof(&self) -> bool {
-        self.any() && !self.has_seen.load(Ordering::Relaxed)
+        self.any() && !self.discards && !self.has_seen.load(Ordering::Relaxed)
     }
 
     /// Stores what was read from the source at `at`, if it is not zero.

@@ -241,13 +241,20 @@ impl Ledger {
         self.safe.clear();
     }
 
-    /// A flush over the handle `generation` has made these safe.
-    pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) {
+    /// A flush over the handle `generation` has made these safe, which is returned; unless that is
+    /// not the current handle, and the current one may show another disk.
+    pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) -> bool {
         match (self.keep_safe, generation == self.generation) {
             (false, _) => {}
             (true, true) => self.safe.extend(ranges),
             (true, false) => self.doubt(ranges.to_vec(), true),
         }
+        !self.keep_safe || generation == self.generation
+    }
+
+    /// Whether a new connection makes suspect what is safe.
+    pub(crate) fn relies_on_connection(&self) -> bool {
+        !self.safe.is_empty()
     }
 
     /// Whether a flush would make a segment safe.

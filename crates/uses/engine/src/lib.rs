@@ -69,7 +69,7 @@ pub use options::{
 pub use plan::Plan;
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
-pub use resolved::check_source;
+pub use resolved::{check_discard, check_source};
 pub use route_counters::Routes;
 pub use sample::is_coarse;
 pub use stream::{copy_from_pipe, copy_to_pipe};

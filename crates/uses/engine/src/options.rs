@@ -63,6 +63,12 @@ pub struct Options {
     pub bitmap: Option<Bitmap>,
     /// Flush the target before returning.
     pub flush: bool,
+    /// Discard at the source what is safe on the target, while the copy runs: written, flushed, and
+    /// recorded if there is a journal. Flushes the target, about each second without a journal. The
+    /// source must be writable and able to trim, the target able to flush; see [`check_discard`].
+    ///
+    /// [`check_discard`]: crate::check_discard
+    pub discard_source: bool,
     /// One request at a time, in order.
     pub synchronous: bool,
     /// Bytes of a segment; best a power of two of at least [`MAX_REQUEST`], anything from 64 KiB
@@ -169,6 +175,7 @@ impl Default for Options {
             ranges: None,
             bitmap: None,
             flush: false,
+            discard_source: false,
             synchronous: false,
             segment: SEGMENT,
             spread: true,
@@ -196,6 +203,10 @@ pub struct Summary {
     pub skipped: u64,
     /// Bytes that an earlier run had copied.
     pub resumed: u64,
+    /// Bytes discarded at the source.
+    pub discarded: u64,
+    /// Bytes that could not be discarded there, because it failed or refused to.
+    pub not_discarded: u64,
     /// Number of lanes used.
     pub lanes: usize,
     /// Requests that all lanes together could have in flight at the end.
@@ -261,6 +272,8 @@ impl Summary {
             zeroed: self.zeroed - before.zeroed,
             skipped: self.skipped - before.skipped,
             resumed: self.resumed - before.resumed,
+            discarded: self.discarded - before.discarded,
+            not_discarded: self.not_discarded - before.not_discarded,
             routes: self.routes.since(&before.routes),
             retried: self.retried.since(before.retried),
             warnings: self.warnings.get(before.warnings.len()..).unwrap_or_default().to_vec(),
@@ -311,6 +324,12 @@ impl fmt::Display for Summary {
         )?;
         if self.resumed > 0 {
             write!(f, "; {} bytes of an earlier run", self.resumed)?;
+        }
+        if self.discarded + self.not_discarded > 0 {
+            write!(f, "; {} bytes discarded at the source", self.discarded)?;
+        }
+        if self.not_discarded > 0 {
+            write!(f, ", {} could not be", self.not_discarded)?;
         }
         write!(f, "; routes: {}", self.routes)?;
         match self.retried == Retried::default() {

@@ -18,6 +18,8 @@ pub struct Progress {
     skipped: AtomicU64,
     resumed: AtomicU64,
     verified: AtomicU64,
+    discarded: AtomicU64,
+    not_discarded: AtomicU64,
     connections: AtomicUsize,
     requests: AtomicUsize,
     request_size: AtomicU64,
@@ -84,6 +86,11 @@ impl Progress {
         self.counters.routes(data, zeroed, skipped)
     }
 
+    /// Bytes discarded at the source so far, and bytes that could not be discarded.
+    pub fn discarded(&self) -> (u64, u64) {
+        (self.discarded.load(Ordering::Relaxed), self.not_discarded.load(Ordering::Relaxed))
+    }
+
     /// Request times and other measurements.
     pub fn meters(&self) -> Meters {
         self.meter.read()
@@ -147,6 +154,15 @@ impl Progress {
 
     pub(crate) fn add_verified(&self, bytes: u64) {
         self.verified.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_discarded(&self, bytes: u64) {
+        self.discarded.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts bytes that could not be discarded; true for the first ones.
+    pub(crate) fn add_kept(&self, bytes: u64) -> bool {
+        self.not_discarded.fetch_add(bytes, Ordering::Relaxed) == 0
     }
 
     pub(crate) fn set_connections(&self, lanes: usize) {

@@ -47,6 +47,30 @@ pub fn check_source(size: u64, source: &Facts) -> Result<()> {
     }
 }
 
+/// Checks that what is copied can be discarded at the source, once it is durable on the target. For
+/// a caller that is about to empty a target.
+///
+/// # Errors
+/// [`Kind::ReadOnly`] or [`Kind::Unsupported`], with the side that is in the way.
+pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
+    if !source.can.contains(Can::WRITE) {
+        let text = "what is copied cannot be discarded at the source, because that is read-only: make it \
+                    writable, or leave out --discard-source";
+        return Err(Error::new(Kind::ReadOnly, text).on(&source.name));
+    }
+    if !source.can.contains(Can::TRIM) {
+        let text = "what is copied cannot be discarded at the source, because that cannot trim: leave \
+                    out --discard-source";
+        return Err(Error::new(Kind::Unsupported, text).on(&source.name));
+    }
+    if !target.can.contains(Can::FLUSH) {
+        let text = "what is copied cannot be discarded at the source, because the target cannot be \
+                    flushed, and might lose it: leave out --discard-source";
+        return Err(Error::new(Kind::Unsupported, text).on(&target.name));
+    }
+    Ok(())
+}
+
 /// Number of bytes that requests can reach.
 fn reached(facts: &Facts) -> u64 {
     facts.size - u64::from(facts.unreachable)
@@ -94,6 +118,7 @@ pub(crate) struct Resolved {
     pub(crate) allocated: bool,
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
+    pub(crate) discard_source: bool,
     pub(crate) segment: u64,
     /// Separate writes start and end at multiples of this.
     pub(crate) grain: u64,
@@ -150,7 +175,9 @@ impl Resolved {
             writes_holes: options.zero_all && sparse == 0,
             allocated: options.allocated,
             target_is_zero: options.target_is_zero || (to.zeroed && !options.allocated),
-            flush: options.flush,
+            // What is not durable on the target must stay at the source.
+            flush: options.flush || options.discard_source,
+            discard_source: options.discard_source,
             grain: grain(options, &from, &to),
             segment: segment(options, from.size, connections_max, request_size),
             rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),

@@ -11,6 +11,7 @@ use blockhaul_io::Reservation;
 
 use crate::extent_feed::{ExtentFeed, Known};
 use crate::handle::Handle;
+use crate::ledger::Range;
 
 /// Maximum time for an extents reply.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -22,24 +23,27 @@ const BLOCK: u64 = 64 << 10;
 /// Samples in flight at a time.
 const IN_FLIGHT: usize = 16;
 
-/// Reads the samples, and digests them in order.
-pub(crate) async fn digest(source: Rc<Handle>) -> Result<[u8; 32]> {
+/// Reads the samples, and digests them in order. `only`: where, if the rest may be unreadable.
+pub(crate) async fn digest(source: Rc<Handle>, only: Option<&[Range]>) -> Result<[u8; 32]> {
     let facts = source.facts();
     let most = u64::from(facts.block.maximum.max(facts.block.minimum));
     let block = BLOCK.min(most);
-    let last = facts.size.saturating_sub(block) / block * block;
-    let mut places: Vec<u64> =
-        (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
-    places.push(last);
-    places.dedup();
+    let places = match only {
+        Some(ranges) => places_in(ranges, block),
+        None => {
+            let last = facts.size.saturating_sub(block) / block * block;
+            let mut places: Vec<u64> =
+                (0..PLACES).map(|place| last / block * place / (PLACES - 1) * block).collect();
+            places.push(last);
+            places.dedup();
+            places.into_iter().map(|at| (at, block.min(facts.size - at))).collect()
+        }
+    };
     let mut hasher = blake3::Hasher::new();
     for group in places.chunks(IN_FLIGHT) {
         let reads: Vec<_> = group
             .iter()
-            .map(|&at| {
-                let len = block.min(facts.size - at);
-                blockhaul_io::start(read(source.clone(), at, len))
-            })
+            .map(|&(at, len)| blockhaul_io::start(read(source.clone(), at, len)))
             .collect();
         // All are awaited, also after an error.
         let mut blocks = Vec::with_capacity(reads.len());
@@ -51,6 +55,24 @@ pub(crate) async fn digest(source: Rc<Handle>) -> Result<[u8; 32]> {
         }
     }
     Ok(hasher.finalize().into())
+}
+
+/// Offsets and lengths of samples of ranges, spread evenly over their bytes.
+fn places_in(ranges: &[Range], block: u64) -> Vec<(u64, u64)> {
+    let total: u64 = ranges.iter().map(|range| range.1 - range.0).sum();
+    let (mut places, mut ranges, mut before) = (Vec::new(), ranges.iter().peekable(), 0);
+    for place in 0..PLACES {
+        let wanted = u128::from(total.saturating_sub(1)) * u128::from(place);
+        let wanted = (wanted / u128::from(PLACES - 1)) as u64;
+        while let Some(range) = ranges.next_if(|range| before + (range.1 - range.0) <= wanted) {
+            before += range.1 - range.0;
+        }
+        let Some(&&(start, end)) = ranges.peek() else { break };
+        let at = start + (wanted - before) / block * block;
+        places.push((at, block.min(end - at)));
+    }
+    places.dedup();
+    places
 }
 
 /// Bytes per sample of a target that is assumed to read as zeroes, and how many samples.
@@ -142,5 +164,22 @@ async fn read(source: Rc<Handle>, at: u64, len: u64) -> Result<[u8; 32]> {
             Ok(_) => return Err(Error::new(Kind::Io, "the device gave no data for a read")),
             Err(error) => source.recover(error, generation, &mut attempts).await?,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_lie_in_the_ranges() {
+        assert_eq!(places_in(&[], BLOCK), []);
+        assert_eq!(places_in(&[(5, 6), (9, 10)], BLOCK), [(5, 1), (9, 1)]);
+        let ranges = [(100, 100 + 3 * BLOCK), (1 << 30, 2 << 30)];
+        let places = places_in(&ranges, BLOCK);
+        assert_eq!((places.first(), places.len()), (Some(&(100, BLOCK)), 64));
+        assert_eq!(places.last(), Some(&((2 << 30) - BLOCK, BLOCK)));
+        let within = |&(at, len): &(u64, u64)| ranges.iter().any(|r| r.0 <= at && at + len <= r.1);
+        assert!(places.iter().all(within));
     }
 }

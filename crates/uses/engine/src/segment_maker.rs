@@ -18,7 +18,7 @@ use crate::progress::Progress;
 use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::segmenter::Segmenter;
-use crate::selection::{Choice, Selection};
+use crate::selection::{self, Choice, Selection};
 
 /// Maximum number of segments cut from one run at a time: limits the memory of queued segments.
 const SEGMENTS_AT_ONCE: u64 = 64;
@@ -119,7 +119,10 @@ impl Feeds {
             let feed = ExtentFeed::allocation(handle.clone(), making.extents, from.min(to), to);
             if making.strict { feed.or_fail() } else { feed }
         };
-        let source = feed(&making.source);
+        let mut source = feed(&making.source);
+        if !making.selection.is_whole() && making.added.is_none() {
+            source = source.in_part();
+        }
         let target = match &making.target {
             // Not useful if everything is data.
             Some(target) if !making.target_is_zero && (source.asks() || making.strict) => {
@@ -142,8 +145,8 @@ impl Maker<'_> {
     async fn make(mut self) -> Result<()> {
         let mut ranges = self.making.selection.ranges().to_vec();
         loop {
-            for range in ranges {
-                if !self.make_range(range).await? {
+            for next in 0..ranges.len() {
+                if !self.make_range(&ranges[next..]).await? {
                     return Ok(());
                 }
             }
@@ -159,8 +162,9 @@ impl Maker<'_> {
         }
     }
 
-    /// Makes the segments of a range; false when the queue was stopped.
-    async fn make_range(&mut self, (start, end): Range) -> Result<bool> {
+    /// Makes the segments of the first of these ranges; false when the queue was stopped.
+    async fn make_range(&mut self, ranges: &[Range]) -> Result<bool> {
+        let Some(&(start, end)) = ranges.first() else { return Ok(true) };
         let segment = self.making.segment;
         self.segmenter.leave_to(start);
         let mut at = start;
@@ -180,7 +184,7 @@ impl Maker<'_> {
                 if let Some(next) = recorded.next(at / segment) {
                     len = len.min(next.saturating_mul(segment) - at);
                 }
-                let (known, what, extents_known) = self.look(at, len).await?;
+                let (known, what, extents_known) = self.look(at, len, ranges).await?;
                 len = known;
                 match what {
                     Some(what) => self.segmenter.push(len, what, extents_known),
@@ -232,13 +236,19 @@ impl Maker<'_> {
     }
 
     /// What is known from `at` on: the number of bytes, what they are (`None`: not to be copied),
-    /// and whether the source reported it.
-    async fn look(&mut self, at: u64, most: u64) -> Result<(u64, Option<What>, bool)> {
+    /// and whether the source reported it. `ranges`: this one and those that follow.
+    async fn look(
+        &mut self,
+        at: u64,
+        most: u64,
+        ranges: &[Range],
+    ) -> Result<(u64, Option<What>, bool)> {
         let (most, chosen) = self.choice.look(at, most).await?;
         if !chosen {
             return Ok((most, None, false));
         }
         self.feeds.source.skip_to(at);
+        selection::allow(&mut self.feeds.source, &self.choice, ranges);
         let cell = self.making.segment - at % self.making.segment;
         let known = patiently(self.queue, &mut self.feeds.source, cell).await?;
         let len = known.len.min(most);

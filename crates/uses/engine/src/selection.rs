@@ -6,10 +6,14 @@ use blockhaul_block::{Error, Facts, Kind, Result};
 
 use crate::extent_feed::ExtentFeed;
 use crate::handle::Handle;
+use crate::ledger::Range;
 use crate::options::{Bitmap, Options};
 
 /// Maximum number of ranges of a bitmap that is read before the copy: 64 MiB of them.
 const RANGES_MAX: usize = 1 << 22;
+
+/// Number of runs, chosen or not, that are looked at ahead of the one that is copied next.
+const LOOK_AHEAD: usize = 32;
 
 /// The part of a source that is copied.
 #[derive(Debug, Clone)]
@@ -159,6 +163,20 @@ impl Selection {
             return Err(Error::new(Kind::NotFound, text).on(&source.facts().name));
         }
         Ok(Choice { feed, minimum: self.minimum })
+    }
+}
+
+/// Tells `extents` what is copied from the front of these ranges on, as far as that is known by
+/// now: only that may be asked about.
+pub(crate) fn allow(extents: &mut ExtentFeed, choice: &Choice, ranges: &[Range]) {
+    match (&choice.feed, ranges) {
+        (None, ranges) => ranges.iter().take(LOOK_AHEAD).for_each(|&range| extents.allow(range)),
+        (Some((feed, mask)), &[(_, to), ..]) => {
+            let known = feed.known().take(LOOK_AHEAD);
+            let chosen = known.filter(|(_, state)| state.unwrap_or(u64::MAX) & mask != 0);
+            chosen.for_each(|((start, end), _)| extents.allow((start, end.min(to))));
+        }
+        (Some(_), []) => {}
     }
 }
 

@@ -21,6 +21,10 @@ use crate::signals::Signals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
+/// How often the target is flushed, to discard at the source what that makes safe, if no journal
+/// says so.
+const DISCARDS_EVERY: Duration = Duration::from_secs(1);
+
 /// State shared by all lanes of an engine.
 pub(crate) struct Shared {
     pub(crate) resolved: Resolved,
@@ -133,6 +137,17 @@ impl Shared {
         }
         self.learned.slots.wake();
         self.signals.wake();
+    }
+
+    /// How often finished segments are flushed while the copy runs, if at all.
+    pub(crate) fn flushes_every(&self) -> Option<Duration> {
+        let discards = self.resolved.discard_source.then_some(DISCARDS_EVERY);
+        self.durability.journal.as_ref().map(|journal| journal.interval).or(discards)
+    }
+
+    /// Whether something is done with segments that are safe.
+    pub(crate) fn keeps_track(&self) -> bool {
+        self.flushes_every().is_some()
     }
 
     pub(crate) fn stopped(&self) -> bool {

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, OpKind, Pending, Reply, Request,
-    Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, OpKind, Pending, Reply,
+    Request, Result, ZERO,
 };
 use blockhaul_catalog::Stack;
 use blockhaul_engine::{
-    Bitmap, Options, Progress, Summary, compare, copy, digest, manifest, verify,
+    Bitmap, JournalOptions, Options, Progress, Summary, compare, copy, digest, manifest, verify,
 };
 use blockhaul_io::{Buf, Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -473,4 +473,140 @@ fn a_bitmap_says_what_is_copied() {
             assert!(error.to_string().contains("test:other"), "{error}");
         }
     });
+}
+
+/// A disk at a point in time as QEMU shows it through a bitmap: what the bitmap calls clean can
+/// neither be read nor asked about, but in the bitmap's own context.
+struct Then {
+    size: u64,
+    /// What is dirty, ascending.
+    dirty: Vec<(u64, u64)>,
+    /// Requests for extents in `base:allocation`, and bytes read.
+    asked: AtomicU64,
+    read: AtomicU64,
+    /// Maximum bytes described by a reply about the bitmap.
+    most: u64,
+}
+
+impl Then {
+    /// Everything at an odd MiB is a hole.
+    fn run(at: u64) -> (u64, u64) {
+        let odd = !(at >> 20).is_multiple_of(2);
+        ((1 << 20) - at % (1 << 20), if odd { HOLE | ZERO } else { 0 })
+    }
+
+    fn dirt(&self, at: u64) -> (u64, u64) {
+        let next = self.dirty.partition_point(|range| range.1 <= at);
+        match self.dirty.get(next) {
+            Some(&(start, end)) if start <= at => (end - at, 1),
+            Some(&(start, _)) => (start - at, 0),
+            None => (self.size - at, 0),
+        }
+    }
+}
+
+impl Device for Then {
+    fn facts(&self) -> Arc<Facts> {
+        let mut facts = Facts::new("then", self.size);
+        facts.can = Can::EXTENTS;
+        facts.contexts = vec![BASE_ALLOCATION.to_string(), "test:dirty".to_string()];
+        Arc::new(facts)
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let (at, len) = (request.at, request.len);
+        let (told, dirty) = self.dirt(at);
+        if dirty == 0 || told < len {
+            let text = format!("{:?} of {len} bytes at {at}, which is clean", request.kind());
+            let about_bitmap =
+                matches!(&request.op, Op::Extents(contexts) if contexts.iter().eq([1]));
+            if !about_bitmap {
+                return Pending::ready(Err(Error::new(Kind::Invalid, text)));
+            }
+        }
+        match request.op {
+            Op::Read(room) => {
+                self.read.fetch_add(len, Ordering::Relaxed);
+                let mut buf: Buf = room.into_buf();
+                for (byte, at) in buf.iter_mut().zip(at..) {
+                    *byte = if Then::run(at).1 == 0 { 7 } else { 0 };
+                }
+                Pending::ready(Ok(Reply::Data(buf.into())))
+            }
+            Op::Extents(contexts) => {
+                let mut lists = Vec::new();
+                for context in contexts.iter() {
+                    let mut list = Extents::new();
+                    if context == 0 {
+                        self.asked.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let len = if context == 1 { len.min(self.most) } else { len };
+                    while list.total() < len {
+                        let here = at + list.total();
+                        let (run, state) =
+                            if context == 1 { self.dirt(here) } else { Then::run(here) };
+                        list.push(run.min(len - list.total()), state);
+                    }
+                    lists.push(list);
+                }
+                Pending::ready(Ok(Reply::Extents(lists)))
+            }
+            _ => Pending::ready(Err(Error::new(Kind::ReadOnly, "read-only"))),
+        }
+    }
+}
+
+#[test]
+fn what_a_bitmap_calls_clean_is_neither_read_nor_asked_about() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let folder = blockhaul_testkit::tools::Scratch::new().unwrap();
+        for round in 0..20 {
+            let size = 256 << 20;
+            let (mut dirty, mut at) = (Vec::new(), rng.below(3) << 20);
+            while at < size {
+                let len = (65536 * rng.between(1, 200)).min(size - at);
+                dirty.push((at, at + len));
+                at += len + 65536 * rng.between(1, 100);
+            }
+            let most = 65536 * rng.between(1, 4096);
+            let (asked, read) = (AtomicU64::new(0), AtomicU64::new(0));
+            let source = Arc::new(Then { size, dirty: dirty.clone(), asked, read, most });
+            let target = Arc::new(Told::data(size));
+            // With a journal the bitmap is read before the copy, which also takes a sample.
+            let journal = rng.chance(50).then(|| JournalOptions {
+                path: folder.file(&format!("journal{round}")),
+                restart: false,
+                keep: false,
+                interval: Duration::from_secs(5),
+                source: "source".to_string(),
+                target: "target".to_string(),
+            });
+            let samples = if journal.is_some() { 64 << 16 } else { 0 };
+            let bitmap = Some(Bitmap { context: "test:dirty".to_string(), mask: 1 });
+            let options = Options { bitmap, journal, ..Options::default() };
+            let ends = [Stack::over(source.clone()), stack(&target)];
+            let told = format!("seed {seed}, round {round}, most {most}: {dirty:?}");
+            let summary = run(&ends[0], &ends[1], &options).await.expect(&told);
+            let total: u64 = dirty.iter().map(|range| range.1 - range.0).sum();
+            assert_eq!(summary.size, total, "{told}");
+            assert_eq!(target.bytes(OpKind::Zero) + target.bytes(OpKind::Write), total, "{told}");
+            // Holes in long dirty ranges are not read.
+            assert!(source.asked.load(Ordering::Relaxed) > 0, "{told}");
+            let short: u64 = dirty.iter().map(|r| r.1 - r.0).filter(|len| *len < 2 << 20).sum();
+            let holes: u64 = dirty.iter().map(|range| holes(*range)).sum();
+            let read = source.read.load(Ordering::Relaxed);
+            assert!(
+                read <= total - holes + short + samples + total / 4,
+                "{read} of {total}, {told}"
+            );
+        }
+    });
+}
+
+/// Bytes of odd MiBs in a range.
+fn holes((start, end): (u64, u64)) -> u64 {
+    let before = |at: u64| (at >> 21 << 20) + (at % (2 << 20)).saturating_sub(1 << 20);
+    before(end) - before(start)
 }

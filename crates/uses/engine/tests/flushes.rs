@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use blockhaul_block::{
     Can, Device, Error, Facts, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
 };
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{JournalOptions, Options, Progress, Summary, copy};
+use blockhaul_engine::{JournalOptions, Options, Progress, Rate, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::Scratch;
 
@@ -224,6 +224,40 @@ impl Device for Handle {
     }
 }
 
+/// A source whose discarded ranges read as something else, and which looks at what is discarded.
+struct Discarded<F> {
+    inner: Arc<ModelDevice>,
+    look: F,
+    /// One discard in so many fails; 0: none.
+    fails: u64,
+    count: AtomicU64,
+}
+
+impl<F: Fn(usize, usize) + Send + Sync> Discarded<F> {
+    fn new(bytes: &[u8], fails: u64, look: F) -> Arc<Discarded<F>> {
+        let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
+        let inner = ModelDevice::new(model.with_trim(Trim::Garbage), Completion::Deferred);
+        Arc::new(Discarded { inner, look, fails, count: AtomicU64::new(0) })
+    }
+}
+
+impl<F: Fn(usize, usize) + Send + Sync> Device for Discarded<F> {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.kind() == OpKind::Trim {
+            let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+            if self.fails > 0 && count.is_multiple_of(self.fails) {
+                return Pending::ready(Err(Error::new(Kind::Io, "it cannot be discarded")));
+            }
+            (self.look)(request.at as usize, (request.at + request.len) as usize);
+        }
+        self.inner.submit(request)
+    }
+}
+
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
     Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
 }
@@ -334,6 +368,175 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
                 resumed += u64::from(summary.resumed > 0);
             }
         }
+    });
+}
+
+#[test]
+fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let scratch = Scratch::new().unwrap();
+        let (mut heard, mut resumed, mut lost, mut discarded) = (0, 0, 0, 0);
+        let mut rounds = 0..4000;
+        while heard < 30 || resumed < 5 || lost < 5 || rounds.start < 150 {
+            let round = rounds.next().expect("enough flushes fail, and connections are lost");
+            let size = rng.between(1, 2 << 20) as usize;
+            let bytes = rng.disk(size, 200_000, 60);
+            let mut facts = facts(size);
+            facts.can.set(Can::MULTI_CONN, rng.chance(70));
+            let storage = Storage::new(facts.clone(), Some(vec![0xa5; size]), &mut rng);
+            {
+                let mut state = storage.state();
+                state.faults = rng.between(0, 5);
+                state.sound = rng.below(200);
+                state.stays_failed = rng.chance(20);
+                (state.fuse, state.cuts_left) = (rng.between(1, 60), rng.between(0, 2));
+            }
+            // Only what is on the disk is discarded, and nothing twice.
+            let gone: Arc<Mutex<Vec<(usize, usize)>>> = Arc::default();
+            let now = Arc::new(Mutex::new(storage.clone()));
+            let (before, on, noted) = (bytes.clone(), now.clone(), gone.clone());
+            let wrong: Arc<Mutex<Vec<String>>> = Arc::default();
+            let found = wrong.clone();
+            let look = move |at: usize, end: usize| {
+                let storage = on.lock().unwrap().clone();
+                let mut noted = noted.lock().unwrap();
+                if storage.state().disk[at..end] != before[at..end] {
+                    found.lock().unwrap().push(format!("{at} to {end} is not safe"));
+                }
+                if noted.iter().any(|old| at < old.1 && old.0 < end) {
+                    found.lock().unwrap().push(format!("{at} to {end} again"));
+                }
+                noted.push((at, end));
+            };
+            let source = Stack::over(Discarded::new(&bytes, rng.below(4) * 7, look));
+            let path = scratch.file(&format!("journal-{round}"));
+            let interval = Duration::from_millis(rng.between(0, 3));
+            // Several in a segment, of which some may be safe earlier than others.
+            let ranges = rng.chance(50).then(|| {
+                let (mut ranges, mut at) = (Vec::new(), rng.below(size as u64));
+                while at < size as u64 {
+                    let len = rng.between(1, 40_000).min(size as u64 - at);
+                    ranges.push((at, len));
+                    at += len + rng.between(1, 20_000);
+                }
+                Arc::from(ranges)
+            });
+            let options = Options {
+                connections: rng.between(1, 4) as usize,
+                sparse: *rng.pick(&[0, 4096]),
+                journal: rng.chance(60).then(|| journal(&path, interval)),
+                ranges,
+                flush: false,
+                discard_source: true,
+                ..options()
+            };
+            let told = format!("seed {seed}, round {round}: {size} bytes, {options:?}");
+            let mut expected = vec![0xa5; size];
+            let all: Arc<[(u64, u64)]> = Arc::from([(0, size as u64)]);
+            for &(at, len) in options.ranges.as_ref().unwrap_or(&all).iter() {
+                let range = at as usize..(at + len) as usize;
+                expected[range.clone()].copy_from_slice(&bytes[range]);
+            }
+            let result = run(&source, &storage.open().await, &options).await;
+            let disk = {
+                let state = storage.state();
+                heard += u64::from(state.heard);
+                state.disk.clone()
+            };
+            assert!(wrong.lock().unwrap().is_empty(), "{wrong:?}; {told}");
+            for &(at, end) in gone.lock().unwrap().iter() {
+                assert!(disk[at..end] == bytes[at..end], "discarded, but lost; {told}");
+                discarded += 1;
+            }
+            match result {
+                Ok(summary) => {
+                    assert!(disk == expected, "success, but bytes are missing; {told}");
+                    let bytes =
+                        gone.lock().unwrap().iter().map(|gone| gone.1 - gone.0).sum::<usize>();
+                    assert_eq!(summary.discarded, bytes as u64, "{told}");
+                    let warned = summary.warnings.iter().filter(|text| text.contains("discard"));
+                    assert_eq!(warned.count(), usize::from(summary.not_discarded > 0), "{told}");
+                    continue;
+                }
+                Err(error) if error.kind() == Kind::Disconnected => {
+                    let text = error.to_string();
+                    assert!(text.contains("parts of the source are discarded"), "{error}; {told}");
+                    lost += 1;
+                }
+                Err(error) => {
+                    assert!(error.to_string().contains("may be missing"), "{error}; {told}");
+                }
+            }
+            // The power fails, and the copy goes on without what is gone from the source.
+            if options.journal.is_some() {
+                let storage = Storage::new(facts, Some(disk), &mut rng);
+                *now.lock().unwrap() = storage.clone();
+                let summary = run(&source, &storage.open().await, &options).await.expect(&told);
+                assert!(
+                    storage.state().disk == expected,
+                    "it went on, but bytes are missing; {told}"
+                );
+                resumed += u64::from(summary.resumed > 0);
+            }
+        }
+        assert!(discarded > 1000, "{discarded}");
+    });
+}
+
+#[test]
+fn what_is_copied_is_discarded_while_the_copy_runs() {
+    on_worker(|| async {
+        let bytes = vec![7; 4 << 20];
+        let storage = Storage::new(facts(bytes.len()), None, &mut Rng::new(7));
+        let gone = Arc::new(AtomicU64::new(0));
+        let noted = gone.clone();
+        let source = Discarded::new(&bytes, 0, move |at, end| {
+            noted.fetch_add((end - at) as u64, Ordering::Relaxed);
+        });
+        // Half of it takes two seconds; discards begin after one.
+        let rate = Arc::new(Rate::new(1 << 20, 0));
+        let options = Options { discard_source: true, rate: Some(rate), ..options() };
+        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let (target, seen) = (storage.open().await, progress.clone());
+        let mut first = 0;
+        let running = blockhaul_io::start(async move {
+            copy(&Stack::over(source), &target, &options, &pool, &seen).await
+        });
+        while first == 0 && progress.snapshot().done() < 4 << 20 {
+            blockhaul_io::sleep(Duration::from_millis(10)).await;
+            first = gone.load(Ordering::Relaxed);
+        }
+        assert!(first > 0 && first < 4 << 20, "{first}");
+        let summary = running.await.unwrap();
+        assert_eq!((summary.discarded, gone.load(Ordering::Relaxed)), (4 << 20, 4 << 20));
+    });
+}
+
+#[test]
+fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
+    on_worker(|| async {
+        let refused = async |source: Facts, target: Facts, options: Options| {
+            let open = |facts| ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+            let (source, target) = (open(source), open(target));
+            let ends = [source.clone() as Arc<dyn Device>, target.clone()].map(Stack::over);
+            let error = run(&ends[0], &ends[1], &options).await.unwrap_err();
+            assert!(source.seen().is_empty() && target.seen().is_empty());
+            error.to_string()
+        };
+        let options = Options { discard_source: true, ..options() };
+        let facts = || facts(1 << 20);
+        let without = |can| Facts { can: Can::all() - can, ..facts() };
+        let text = refused(without(Can::WRITE), facts(), options.clone()).await;
+        assert!(text.contains("read-only: make it writable"), "{text}");
+        let text = refused(without(Can::TRIM), facts(), options.clone()).await;
+        assert!(text.contains("cannot trim: leave out"), "{text}");
+        let text = refused(facts(), without(Can::FLUSH), options.clone()).await;
+        assert!(text.contains("the target cannot be flushed"), "{text}");
+        let digest = Some(blockhaul_engine::Algorithm::Blake3);
+        let text = refused(facts(), facts(), Options { digest, ..options }).await;
+        assert!(text.contains("may need the source again"), "{text}");
     });
 }
 

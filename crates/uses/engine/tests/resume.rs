@@ -11,7 +11,7 @@ use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spe
 use blockhaul_engine::{JournalOptions, Options, Progress, SEGMENT, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::Scratch;
 
@@ -294,6 +294,58 @@ fn a_copy_goes_on_with_other_connections_and_requests() {
         let summary = run(&source, &end, &other).await.unwrap();
         assert!(summary.resumed > 0);
         assert!(disk.bytes() == bytes);
+    });
+}
+
+#[test]
+fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let mut rng = Rng::new(seed());
+        let bytes = content(&mut rng, 2 << 20);
+        let model = Model::new(2 << 20).with_content(bytes.clone()).with_trim(Trim::Garbage);
+        let device = ModelDevice::new(model, Completion::Deferred);
+        let source = Stack::over(device.clone());
+        let options = Options { discard_source: true, ..options(&path) };
+        let mut facts = Model::all_facts(2 << 20);
+        facts.zeroed = false;
+        let (target, machine) = Machine::start(Model::with_facts(facts), 120, &mut rng).await;
+        run(&source, &target, &options).await.unwrap_err();
+        let left = machine.left.lock().unwrap().take().unwrap();
+        assert!(device.bytes() != bytes, "something was discarded");
+        // Neither another way to go on, nor another beginning.
+        let model = Model::new(2 << 20).with_content(left);
+        let disk = ModelDevice::new(model, Completion::Immediate);
+        let target = Stack::over(disk.clone());
+        let mut other = Options { discard_source: false, ..options.clone() };
+        let error = run(&source, &target, &other).await.unwrap_err().to_string();
+        assert!(
+            error.contains("with --discard-source") && error.contains("target only"),
+            "{error}"
+        );
+        assert!(!error.contains("--restart"), "{error}");
+        if let Some(journal) = &mut other.journal {
+            journal.restart = true;
+        }
+        let error = run(&source, &target, &other).await.unwrap_err().to_string();
+        assert!(error.contains("is on the target only"), "{error}");
+        assert!(blockhaul_engine::check_journal(&path, true).is_err());
+        assert!(disk.seen().iter().all(|seen| !seen.kind.changes()), "the target is untouched");
+        let summary = run(&source, &target, &options).await.unwrap();
+        assert!(summary.resumed > 0 && disk.bytes() == bytes);
+        assert!(!path.exists());
+        // A journal that was begun without is not one with.
+        let mut facts = Model::all_facts(2 << 20);
+        facts.zeroed = false;
+        let fresh = source_of(&bytes);
+        let image = interrupted(&path, &fresh, 2 << 20).await;
+        let disk = ModelDevice::new(Model::new(2 << 20).with_content(image), Completion::Immediate);
+        let error = run(&fresh, &Stack::over(disk), &options).await.unwrap_err().to_string();
+        assert!(
+            error.contains("without --discard-source") && error.contains("--restart"),
+            "{error}"
+        );
     });
 }
 

@@ -7,7 +7,7 @@ use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
-use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies};
+use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies, http};
 
 use crate::connection::Connection;
 use crate::disconnect::Disconnect;
@@ -90,13 +90,21 @@ impl Greeting<'_, '_> {
             return self.oldstyle().await.map(Some);
         }
         let mut out = Vec::new();
-        let mut talk = Talk {
-            handshake: Handshake::new(offered(&self.server.config, &self.tls), &mut out),
-            // Small until a client needs more: many silent clients must be cheap.
-            inbox: RecvWindow::new(),
-            mouth: Mouth { stream: self.stream, queue: SendQueue::default() },
-            out,
-        };
+        // Small until a client needs more: many silent clients must be cheap.
+        let mut inbox = RecvWindow::new();
+        let mut mouth = Mouth { stream: self.stream, queue: SendQueue::default() };
+        let mut https = false;
+        if self.server.config.offers.http {
+            https = self.https(&mut inbox, &mut mouth).await?;
+            if !http_request(&mut inbox, &mut mouth).await? {
+                return Ok(None);
+            }
+            out.extend_from_slice(http::SWITCHING);
+            // It is around everything that follows.
+            self.tls = Tls::Off;
+        }
+        let handshake = Handshake::new(offered(&self.server.config, &self.tls), &mut out);
+        let mut talk = Talk { handshake, inbox, mouth, out };
         loop {
             let event = self.receive(&mut talk).await?;
             match self.answer(&mut talk, event).await? {
@@ -104,11 +112,25 @@ impl Greeting<'_, '_> {
                 Next::Left => return left(&talk.handshake),
                 Next::Served(negotiated, export) => {
                     let Talk { inbox, mouth, .. } = talk;
-                    let negotiated = *negotiated;
+                    let mut negotiated = *negotiated;
+                    negotiated.tls |= https;
                     return Ok(Some(Chosen { negotiated, export, inbox, outbox: mouth.queue }));
                 }
             }
         }
+    }
+
+    /// Establishes TLS at once, if it is required; whether it is.
+    async fn https(
+        &mut self,
+        inbox: &mut RecvWindow,
+        mouth: &mut Mouth<'_>,
+    ) -> Result<bool, Disconnect> {
+        let Tls::Require(acceptor) = &self.tls else { return Ok(false) };
+        let session = secure(acceptor, self.connection, self.lookup, self.stream).await?;
+        inbox.secure(session.opener, &session.received);
+        mouth.queue.secure(session.sealer);
+        Ok(true)
     }
 
     /// Processes the received bytes.
@@ -228,6 +250,37 @@ impl Greeting<'_, '_> {
         };
         let (inbox, outbox) = (RecvWindow::new(), mouth.queue);
         Ok(Chosen { negotiated, export, inbox, outbox })
+    }
+}
+
+/// Reads the request to go on with NBD; false: the client has disconnected before the end of it.
+async fn http_request(inbox: &mut RecvWindow, mouth: &mut Mouth<'_>) -> Result<bool, Disconnect> {
+    loop {
+        let refused = match http::request(inbox.bytes()) {
+            Ok(Some((true, used))) => {
+                inbox.consume(used);
+                return Ok(true);
+            }
+            Ok(Some((false, _))) => {
+                (http::UPGRADE_REQUIRED, "it does not ask for an upgrade to nbd".to_string())
+            }
+            Err(error) => (http::BAD_REQUEST, error.to_string()),
+            Ok(None) => {
+                if inbox.bytes().len() * 2 > inbox.capacity() {
+                    inbox.grow(2 * http::HEAD_MAX);
+                }
+                match inbox.fill(mouth.stream).await {
+                    Ok(true) => continue,
+                    Ok(false) => return Ok(false),
+                    Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(false),
+                    Err(error) => return Err(error.to_string().into()),
+                }
+            }
+        };
+        let (answer, why) = refused;
+        let _ = mouth.say(&mut answer.to_vec()).await;
+        mouth.queue.close(mouth.stream);
+        return Err(Disconnect::Refused(format!("HTTP request: {why}")));
     }
 }
 

@@ -82,6 +82,8 @@ pub struct Offers {
     pub no_zeroes: bool,
     /// No negotiation: every client gets the default export, with none of the above.
     pub oldstyle: bool,
+    /// NBD begins after an HTTP request to upgrade to it, with TLS around both if that is required.
+    pub http: bool,
 }
 
 impl Offers {
@@ -95,6 +97,7 @@ impl Offers {
         fixed_newstyle: true,
         no_zeroes: true,
         oldstyle: false,
+        http: false,
     };
 }
 

@@ -220,16 +220,29 @@ impl Negotiation {
         if self.wants.end == End::Options {
             return Ok(Some(Step::Options));
         }
-        if self.wants.contexts.is_empty() || self.handshake.replies() == Replies::Simple {
+        let contexts = together(&self.wants.contexts, self.handshake.replies());
+        if contexts.is_empty() || self.handshake.replies() == Replies::Simple {
             self.go(out)?;
         } else {
-            self.handshake.set_meta_contexts(&self.wants.export, &self.wants.contexts, out)?;
+            self.handshake.set_meta_contexts(&self.wants.export, contexts, out)?;
         }
         Ok(None)
     }
 
     fn go(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         self.handshake.go(&self.wants.export, self.wants.infos, out)
+    }
+}
+
+/// The contexts that may be selected together. QEMU, whose contexts begin with `qemu:`, may fail in
+/// one of them: it then sends an error that ends its reply, and the next context's state after it
+/// (`nbd_co_send_block_status` up to 10.0 at least), which no client can follow. With extended
+/// headers each request names its contexts; without them, one of QEMU's is selected alone.
+fn together(contexts: &[String], replies: Replies) -> &[String] {
+    let of_qemu = contexts.iter().position(|context| context.starts_with("qemu:"));
+    match of_qemu {
+        Some(at) if replies != Replies::Extended => &contexts[at..=at],
+        _ => contexts,
     }
 }
 

@@ -9,10 +9,13 @@
 //! Export names and parameters are percent-decoded. Names may be any text without NUL; a socket's
 //! path may be any bytes (a leading NUL is Linux's abstract namespace).
 
+mod http;
 mod parse;
 
 use std::fmt;
 use std::fmt::Write as _;
+
+pub use self::http::{HttpUri, SCHEMES as HTTP_SCHEMES, is_http};
 
 /// A parsed URI. Its `Display` is the canonical form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

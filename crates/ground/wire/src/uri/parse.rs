@@ -79,7 +79,7 @@ enum Kind {
 }
 
 /// Whether the text before the first colon can be a scheme (RFC 3986, section 3.1).
-fn is_scheme(text: &str) -> bool {
+pub(super) fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
@@ -143,6 +143,11 @@ fn transport(
 }
 
 fn tcp(authority: &str) -> Result<Transport, Error> {
+    tcp_at(authority, magic::PORT)
+}
+
+/// A host and a port; `usual` if it has none.
+pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let Some((host, port)) = rest.split_once(']') else {
@@ -191,7 +196,7 @@ fn tcp(authority: &str) -> Result<Transport, Error> {
     }
     let host = if host.is_empty() { "localhost".to_owned() } else { host };
     let port = match port {
-        "" => magic::PORT,
+        "" => usual,
         _ => number(port)
             .filter(|port| *port != 0)
             .ok_or_else(|| Error(format!("port \"{}\" is not in 1..65535", shown(port))))?,
@@ -228,24 +233,15 @@ struct Parameters {
 impl Parameters {
     fn parse(query: &str) -> Result<Parameters, Error> {
         let mut parameters = Parameters::default();
-        let tls = &mut parameters.tls;
+        let Parameters { socket, tls } = &mut parameters;
         for part in query.split(['&', ';']).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let again = match name {
-                "socket" => parameters.socket.replace(decode(name, value)?).is_some(),
-                "tls-certificates" => tls.certificates.replace(decode_text(name, value)?).is_some(),
-                "tls-psk-file" => tls.psk_file.replace(decode_text(name, value)?).is_some(),
-                "tls-hostname" => tls.hostname.replace(decode_text(name, value)?).is_some(),
-                "tls-verify-peer" => tls.verify_peer.replace(boolean(name, value)?).is_some(),
-                "tls-username" => tls.username.replace(decode_text(name, value)?).is_some(),
-                "tls-type" => tls.kind.replace(tls_type(value)?).is_some(),
-                _ => {
-                    return Err(Error(format!(
-                        "unknown parameter \"{}\" in an NBD URI, known are {}",
-                        shown(name),
-                        PARAMETERS.join(", ")
-                    )));
-                }
+            let Some(again) = take_parameter(name, value, socket, tls)? else {
+                return Err(Error(format!(
+                    "unknown parameter \"{}\" in an NBD URI, known are {}",
+                    shown(name),
+                    PARAMETERS.join(", ")
+                )));
             };
             if again {
                 return Err(Error(format!("the parameter \"{name}\" stands twice")));
@@ -253,6 +249,25 @@ impl Parameters {
         }
         Ok(parameters)
     }
+}
+
+/// Takes a parameter with its value: whether it was there before; `None` if it is none of ours.
+pub(super) fn take_parameter(
+    name: &str,
+    value: &str,
+    socket: &mut Option<Vec<u8>>,
+    tls: &mut TlsParameters,
+) -> Result<Option<bool>, Error> {
+    Ok(Some(match name {
+        "socket" => socket.replace(decode(name, value)?).is_some(),
+        "tls-certificates" => tls.certificates.replace(decode_text(name, value)?).is_some(),
+        "tls-psk-file" => tls.psk_file.replace(decode_text(name, value)?).is_some(),
+        "tls-hostname" => tls.hostname.replace(decode_text(name, value)?).is_some(),
+        "tls-verify-peer" => tls.verify_peer.replace(boolean(name, value)?).is_some(),
+        "tls-username" => tls.username.replace(decode_text(name, value)?).is_some(),
+        "tls-type" => tls.kind.replace(tls_type(value)?).is_some(),
+        _ => return Ok(None),
+    }))
 }
 
 fn tls_type(value: &str) -> Result<TlsType, Error> {
@@ -306,7 +321,7 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
 }
 
 /// Percent-decodes to text without NUL.
-fn decode_text(what: &str, text: &str) -> Result<String, Error> {
+pub(super) fn decode_text(what: &str, text: &str) -> Result<String, Error> {
     match String::from_utf8(decode(what, text)?) {
         Ok(decoded) if decoded.contains('\0') => {
             Err(Error(format!("{what} \"{}\" holds a NUL", shown(text))))

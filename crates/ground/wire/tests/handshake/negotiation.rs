@@ -99,3 +99,43 @@ fn a_negotiation_can_stop_before_the_export_is_chosen() {
     let (_, event) = client.receive(&down, &mut up).unwrap();
     assert_eq!(names(event), ["a", "b"]);
 }
+
+/// The contexts that a client selects for these wishes, of a server that takes options as said.
+fn selected(wishes: &[&str], extended: bool) -> Vec<u8> {
+    let reply = |option, taken| {
+        let code = if taken { ReplyCode::Ack } else { ReplyCode::Error(OptionError::Unsupported) };
+        reply(option, code, &[])
+    };
+    let mut bytes = [&b"NBDMAGICIHAVEOPT"[..], &[0, 1]].concat();
+    bytes.extend(reply(OptionCode::ExtendedHeaders, extended));
+    if !extended {
+        bytes.extend(reply(OptionCode::StructuredReply, true));
+    }
+    let contexts = wishes.iter().map(ToString::to_string).collect();
+    let mut negotiation = Negotiation::new(Wants { contexts, ..Wants::new("a") }).unwrap();
+    let mut out = Vec::new();
+    negotiation.receive(&bytes, &mut out).unwrap();
+    let start = out.windows(12).rposition(|part| part == b"IHAVEOPT\0\0\0\x0a").unwrap();
+    out.split_off(start)
+}
+
+#[test]
+fn a_context_of_qemu_shares_no_reply_with_another() {
+    let asked = |contexts: &[&str]| {
+        let mut payload = [&1u32.to_be_bytes()[..], b"a"].concat();
+        payload.extend((contexts.len() as u32).to_be_bytes());
+        for context in contexts {
+            payload.extend((context.len() as u32).to_be_bytes());
+            payload.extend(context.as_bytes());
+        }
+        let mut out = Vec::new();
+        option(OptionCode::SetMetaContext, &payload, &mut out);
+        out
+    };
+    let qemu = ["base:allocation", "qemu:dirty-bitmap:b0"];
+    assert_eq!(selected(&qemu, false), asked(&qemu[1..]));
+    // Here each request names its context.
+    assert_eq!(selected(&qemu, true), asked(&qemu));
+    let other = ["base:allocation", "x-test:b0"];
+    assert_eq!(selected(&other, false), asked(&other));
+}

@@ -88,6 +88,14 @@ pub struct Copy {
     #[arg(long)]
     pub flush: bool,
 
+    /// Discard at the source, to free its space, what is safe on the target: written, flushed, and recorded
+    /// in the --journal if there is one. The target is flushed each second for that, or as often as
+    /// --journal-interval says. For a source that nobody needs once it is copied, such as the overlay of a
+    /// backup. After a failure go on with the same journal; without one, never copy again what was
+    /// discarded. What the source fails to discard stays there, with a warning
+    #[arg(long)]
+    pub discard_source: bool,
+
     /// Read and write files and disks past the page cache: on, off, or auto, which does so where the
     /// data would only turn out what others have there: from 64M on, reads of what is not cached, and
     /// writes of what does not come from a cached file

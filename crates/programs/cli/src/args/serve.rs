@@ -213,6 +213,11 @@ pub struct Serve {
     #[arg(long, alias = "old-style", help_heading = "Protocol")]
     pub oldstyle: bool,
 
+    /// Speak NBD after an HTTP/1.1 request to upgrade to it (GET or POST of any path, with Upgrade: nbd), as
+    /// Incus and LXD do; with --tls require over HTTPS. Clients write nbd+http://HOST:PORT/, or nbd+https
+    #[arg(long, conflicts_with = "oldstyle", help_heading = "Protocol")]
+    pub http_upgrade: bool,
+
     /// Threads that serve; 0 for one per core
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
           value_parser = clap::value_parser!(u16).range(0..=1024))]

@@ -33,6 +33,7 @@ pub(super) fn options(args: &args::Copy) -> Options {
         zero_all: args.zero_all,
         // A verification and a manifest are about durable data.
         flush: args.flush || args.verify || args.manifest.is_some(),
+        discard_source: args.discard_source,
         synchronous: args.synchronous,
         segment: args.segment.map_or(blockhaul_engine::SEGMENT, u64::from),
         spread: args.segment.is_none(),
@@ -73,6 +74,26 @@ pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Res
     }
     if args.journal.is_some() && pipes != [false, false] {
         let text = "--journal: what went through a pipe is gone: neither side can be one";
+        return Err(Failure::usage(text));
+    }
+    if args.discard_source && pipes != [false, false] {
+        let text =
+            "--discard-source: a pipe can neither discard nor be flushed: neither side can be one";
+        return Err(Failure::usage(text));
+    }
+    let twice = [
+        (args.verify, "--verify"),
+        (args.digest.is_some(), "--digest"),
+        (args.manifest.is_some(), "--manifest"),
+        (args.since.is_some(), "--since"),
+    ];
+    if args.discard_source
+        && let Some((_, option)) = twice.iter().find(|(given, _)| *given)
+    {
+        let text = format!(
+            "{option} reads the source a second time, and --discard-source leaves nothing to read: leave \
+             out one of them"
+        );
         return Err(Failure::usage(text));
     }
     if args.manifest.is_some() && pipes != [false, false] {

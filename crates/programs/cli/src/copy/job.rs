@@ -182,6 +182,9 @@ impl Job {
                  it"
             }
             (false, Some(_), _) => "stopped by a signal: run it again to go on where it was",
+            (false, None, true) if self.progress.discarded().0 > 0 => {
+                "stopped by a signal; the target holds a part of the source"
+            }
             (false, None, true) => {
                 "stopped by a signal; the target holds a part of the source: copy it again"
             }
@@ -361,6 +364,7 @@ impl Job {
         }
         self.check_target(&source, &target)?;
         let [from, to] = [&source, &target].map(|side| side.device().facts());
+        self.check_discard(&from, &to)?;
         self.check_apart(&from.files, &to.files)?;
         self.progress.expect(size);
         Ok((source, target))
@@ -412,7 +416,8 @@ impl Job {
         };
         let mut made = self.manifest_before(&source, pool).await?;
         if let Some(journal) = &self.journal {
-            let mut journal = journal.options(&self.source, &self.target);
+            let mut journal =
+                journal.options(&self.source, &self.target, self.options.discard_source);
             // After a stop during verification, the copy need not be repeated.
             journal.keep |= self.verify;
             journal.source += &self.seen_through[0];
@@ -428,6 +433,12 @@ impl Job {
         let mut warnings = Vec::new();
         if summary.retried.is_trouble() {
             warnings.push(summary.retried.to_string());
+        }
+        if summary.not_discarded > 0 {
+            warnings.push(format!(
+                "{} bytes could not be discarded at the source",
+                summary.not_discarded
+            ));
         }
         let mut text = summary.to_string() + &self.times();
         if self.verify {
@@ -521,7 +532,9 @@ impl Job {
 
     async fn open_source(&mut self) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.source_layers);
-        let intent = Intent::READ.direct(direct::source(self.direct, &self.source));
+        // What is in use by another program is not discarded.
+        let intent = if self.options.discard_source { Intent::TARGET } else { Intent::READ };
+        let intent = intent.direct(direct::source(self.direct, &self.source));
         // It may take long (a passphrase, a server that does not reply), and has changed nothing.
         let mut opening = pin!(self.registry.open(&self.source, layers, intent));
         let opened = loop {
@@ -618,6 +631,27 @@ impl Job {
             return Err(Failure::new(exit::OPEN, text));
         }
         Ok(())
+    }
+
+    /// Checks that the source can be discarded, once the target is flushed.
+    fn check_discard(&self, from: &Facts, to: &Facts) -> Result<(), Failure> {
+        if !self.options.discard_source {
+            return Ok(());
+        }
+        let checked = blockhaul_engine::check_discard(from, to);
+        checked.map_err(|error| Failure::new(exit::OPEN, error.to_string()))
+    }
+
+    /// After a copy without a journal that did not end: that it must not begin again, if parts of the
+    /// source are gone.
+    pub(crate) fn gone(&self) -> Option<String> {
+        let (discarded, _) = self.progress.discarded();
+        (discarded > 0 && self.journal.is_none()).then(|| {
+            format!(
+                "; {discarded} bytes that were copied are discarded at the source, and are on the target \
+                 only: do not copy them again"
+            )
+        })
     }
 
     /// The failed side, and a remedy.

@@ -39,10 +39,12 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let started = Instant::now();
     let (result, job) = session.block_on(move || job.run(pool));
     let stopped = job.stopped();
-    let hint = match job.journal.is_none() && job.has_left_a_part() {
+    let gone = job.gone();
+    let hint = match job.journal.is_none() && job.has_left_a_part() && gone.is_none() {
         true => long::hint(job.ends()).unwrap_or_default(),
         false => String::new(),
     };
+    let gone = gone.unwrap_or_default();
     // Not on a worker: this waits for the servers of `[ CMD ]`, which end when workers have closed
     // their connections.
     drop(job);
@@ -53,10 +55,12 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
             Ok(report.status)
         }
         Err(_) if session.signal() != 0 => {
-            Err(Failure::new(signals::status(session.signal()), stopped).and(&hint))
+            Err(Failure::new(signals::status(session.signal()), stopped).and(&gone).and(&hint))
         }
         // No hint for a loss of a few seconds.
-        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => Err(failure.and(&hint)),
-        Err(failure) => Err(failure),
+        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
+            Err(failure.and(&gone).and(&hint))
+        }
+        Err(failure) => Err(failure.and(&gone)),
     }
 }

@@ -120,6 +120,11 @@ impl Subject {
                     session.map_err(|error| opening(&place.name, &error))?.abort().await;
                     return Ok(canonical(uri));
                 }
+                if blockhaul_wire::uri::is_http(&place.name) {
+                    let session = OptionSession::connect(place.clone(), options).await;
+                    session.map_err(|error| opening(&place.name, &error))?.abort().await;
+                    return Ok(place.name.clone());
+                }
                 place.name.clone()
             }
             Subject::Device { spec, .. } => spec.to_string(),

@@ -70,7 +70,10 @@ impl Job {
             tls: self.tls.clone(),
         });
         let told = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
-        let uri = listening.uri(&told, &self.secured);
+        let uri = match self.offers.http {
+            true => listening.http_uri(&told, &self.secured),
+            false => listening.uri(&told, &self.secured),
+        };
         log::debug!(
             "serving {} with {} at {uri}",
             self.table.wanted().shown(),

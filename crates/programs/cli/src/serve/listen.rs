@@ -315,6 +315,28 @@ impl Listening {
         }
         uri
     }
+
+    /// The URI of an export for clients that send an HTTP request first.
+    pub fn http_uri(&self, export: &str, tls: &Secured) -> String {
+        let scheme = if tls.is_required() { "nbd+https" } else { "nbd+http" };
+        let place = match (&self.addresses.unix, &self.addresses.tcp) {
+            (None, Some((host, port))) if host.contains(':') => format!("[{host}]:{port}"),
+            (None, Some((host, port))) => format!("{host}:{port}"),
+            _ => String::new(),
+        };
+        let mut parameters = Vec::new();
+        if !export.is_empty() {
+            parameters.push(("export", export.as_bytes()));
+        }
+        let socket = self.addresses.unix.as_deref().map(|path| ("socket", path));
+        let tls = if tls.is_required() { tls.parameters() } else { Vec::new() };
+        let paths = socket.into_iter().chain(tls);
+        parameters.extend(paths.map(|(name, path)| (name, path.as_os_str().as_encoded_bytes())));
+        let told: Vec<_> =
+            parameters.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
+        let separator = if told.is_empty() { "" } else { "?" };
+        format!("{scheme}://{place}/{separator}{}", told.join("&"))
+    }
 }
 
 impl Addresses {
@@ -489,6 +511,15 @@ mod tests {
             "nbds+unix://?socket=/r/s&tls-psk-file=/k%26k"
         );
         assert_eq!(listening(None, tcp).uri("", &keys), "nbds://localhost?tls-psk-file=/k%26k");
+        assert_eq!(listening(None, tcp).http_uri("", &off), "nbd+http://localhost:10809/");
+        assert_eq!(
+            listening(None, Some(("::1", 2))).http_uri("x", &off),
+            "nbd+http://[::1]:2/?export=x"
+        );
+        assert_eq!(
+            listening(unix, None).http_uri("a b", &keys),
+            "nbd+https:///?export=a%20b&socket=/r/s&tls-psk-file=/k%26k"
+        );
     }
 
     #[test]

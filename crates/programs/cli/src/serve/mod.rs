@@ -243,6 +243,8 @@ fn fit_together(
 ) -> Result<(), Failure> {
     let why = if args.oldstyle && matches!(tls, blockhaul_server::Tls::Require(_)) {
         "--oldstyle: clients that are greeted so cannot have TLS, which --tls requires"
+    } else if args.http_upgrade && matches!(tls, blockhaul_server::Tls::On(_)) {
+        "--http-upgrade: TLS begins before the request, for all clients or none: use --tls require or off"
     } else if activated && args.run.is_some() {
         "--run is of no use with sockets from the environment (LISTEN_FDS)"
     } else if !args.ip_addr.is_empty() && args.port.is_empty() && !args.unix.is_empty() {
@@ -267,6 +269,7 @@ fn offers(args: &args::Serve) -> Offers {
         fixed_newstyle: greeted_with(1),
         no_zeroes: greeted_with(2),
         oldstyle: args.oldstyle,
+        http: args.http_upgrade,
     }
 }
 

@@ -1,14 +1,15 @@
 //! What `docs/backups.md` says about a disk in use, carried out with QEMU: its commands are taken from
 //! the page.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, Peer, Scratch, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const PAGE: &str = include_str!("../../../../../docs/backups.md");
@@ -132,4 +133,209 @@ fn the_page_backs_up_a_disk_in_use() {
 
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// A daemon with a disk of 64 MiB of which a bitmap says what was written, and with an export `then`
+/// that shows the disk at a point in time, and nothing where the bitmap is clean.
+struct PointInTime {
+    daemon: Child,
+    _qmp: Qmp,
+    socket: PathBuf,
+    /// The disk when the bitmap began, and at the point in time.
+    before: Vec<u8>,
+    then: Vec<u8>,
+    /// What was written in between: offsets and lengths.
+    dirty: Vec<(usize, usize)>,
+}
+
+impl PointInTime {
+    /// `None` where there is no QEMU.
+    fn begin(scratch: &Scratch) -> Option<PointInTime> {
+        let (daemon, img) = (Peer::require("qemu-storage-daemon")?, Peer::require("qemu-img")?);
+        let file = |name: &str| scratch.file(name).display().to_string();
+        let (disk, control) = (scratch.file("disk"), scratch.socket("q"));
+        let socket = scratch.socket("n");
+        blockhaul(&["copy", "random:64M?seed=1", disk.to_str().unwrap()]);
+        let before = std::fs::read(&disk).unwrap();
+        let made =
+            img.command().args(["create", "-q", "-f", "qcow2", &file("fleece"), "64M"]).status();
+        assert!(made.unwrap().success());
+        let node = |name: &str, driver: &str| {
+            format!("driver={driver},discard=unmap,file.driver=file,file.discard=unmap,{name}")
+        };
+        let mut daemon = daemon.tied_command();
+        daemon
+            .args([
+                "--blockdev",
+                &node(&format!("node-name=disk0,file.filename={}", file("disk")), "raw"),
+            ])
+            .args([
+                "--blockdev",
+                &node(&format!("node-name=fleece,file.filename={}", file("fleece")), "qcow2"),
+            ])
+            .args([
+                "--chardev",
+                &format!("socket,id=c,path={},server=on,wait=off", control.display()),
+            ])
+            .args(["--monitor", "chardev=c"])
+            .stdin(Stdio::null());
+        let daemon = daemon.spawn().unwrap();
+        let mut qmp = Qmp::connect(&control);
+        let place = socket.display();
+        qmp.done(&format!(
+            r#"{{"execute": "nbd-server-start", "arguments": {{"max-connections": 0, "addr": {{"type": "unix", "data": {{"path": "{place}"}}}}}}}}"#
+        ));
+        qmp.done(r#"{"execute": "block-dirty-bitmap-add", "arguments": {"node": "disk0", "name": "monday"}}"#);
+        let export = |node: &str, name: &str, more: &str| {
+            format!(
+                r#"{{"execute": "block-export-add", "arguments": {{"type": "nbd", "id": "{name}", "node-name": "{node}", "name": "{name}", "writable": true{more}}}}}"#
+            )
+        };
+        qmp.done(&export("disk0", "early", ""));
+        let uri = |name: &str| format!("nbd+unix:///{name}?socket={place}");
+        // Data, with a hole behind it that a request of its own would find.
+        let mut then = before.clone();
+        let written = scratch.file("written");
+        let dirty = vec![(2 << 20, 65536), (8 << 20, 10 << 20), (40 << 20, 3 << 20)];
+        std::fs::File::create(&written).unwrap().set_len(64 << 20).unwrap();
+        let data = std::fs::File::options().write(true).open(&written).unwrap();
+        for &(at, len) in &dirty {
+            let hole = if len == 10 << 20 { 4 << 20 } else { 0 };
+            then[at..at + len].fill(0);
+            then[at + hole..at + len].fill(0x5a);
+            data.write_all_at(&then[at + hole..at + len], (at + hole) as u64).unwrap();
+            let range = format!("{at}:{len}");
+            blockhaul(&["copy", "--range", &range, written.to_str().unwrap(), &uri("early")]);
+        }
+        for line in [
+            r#"{"execute": "block-export-del", "arguments": {"id": "early"}}"#,
+            r#"{"execute": "block-dirty-bitmap-disable", "arguments": {"node": "disk0", "name": "monday"}}"#,
+            r#"{"execute": "blockdev-add", "arguments": {"driver": "copy-before-write", "node-name": "cbw", "file": "disk0", "target": "fleece", "discard": "unmap", "bitmap": {"node": "disk0", "name": "monday"}}}"#,
+            r#"{"execute": "blockdev-add", "arguments": {"driver": "snapshot-access", "node-name": "then", "file": "cbw", "discard": "unmap"}}"#,
+        ] {
+            qmp.done(line);
+        }
+        qmp.done(&export("then", "then", r#", "bitmaps": [{"node": "disk0", "name": "monday"}]"#));
+        qmp.done(&export("cbw", "now", ""));
+        // The machine goes on writing.
+        blockhaul(&["copy", "--range", "0:16M", "random:64M?seed=2", &uri("now")]);
+        Some(PointInTime { daemon, _qmp: qmp, socket, before, then, dirty })
+    }
+
+    /// A copy of the export over this socket onto a copy of the disk as it was; what was said.
+    #[track_caller]
+    fn copy(&self, socket: &Path, target: &Path, more: &[&str]) -> String {
+        std::fs::write(target, &self.before).unwrap();
+        let uri = format!("nbd+unix:///then?socket={}", socket.display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul"));
+        command.args(["copy", "-v", "--bitmap", "qemu:dirty-bitmap:monday"]).args(more);
+        let output = tools::output(command.arg(uri).arg(target), LIMIT).unwrap();
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(!said.contains("warning") && !said.contains("WARN"), "{said}");
+        assert!(std::fs::read(target).unwrap() == self.then, "{said}");
+        let total: usize = self.dirty.iter().map(|range| range.1).sum();
+        assert!(said.contains(&format!(" {total} bytes: ")), "{said}");
+        said
+    }
+}
+
+impl Drop for PointInTime {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+/// Passes connections on to a server that knows no extended headers for these clients: an option of
+/// theirs gets a number that no server knows.
+fn without_extended_headers(listen: &Path, server: PathBuf) {
+    const OTHER: [u8; 4] = 0x7fff_0011_u32.to_be_bytes();
+    const EXTENDED: [u8; 4] = 11_u32.to_be_bytes();
+    let listener = UnixListener::bind(listen).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
+            let (mut to_client, mut from_server) =
+                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            // The end of a connection ends its threads.
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut head = [0; 4];
+                client.read_exact(&mut head)?;
+                server.write_all(&head)?;
+                loop {
+                    let mut head = [0; 16];
+                    client.read_exact(&mut head)?;
+                    let go = head[8..12] == 7_u32.to_be_bytes();
+                    if head[8..12] == EXTENDED {
+                        head[8..12].copy_from_slice(&OTHER);
+                    }
+                    let mut rest =
+                        vec![0; u32::from_be_bytes(head[12..].try_into().unwrap()) as usize];
+                    client.read_exact(&mut rest)?;
+                    server.write_all(&[&head[..], &rest].concat())?;
+                    if go {
+                        std::io::copy(&mut client, &mut server)?;
+                        return server.shutdown(std::net::Shutdown::Write);
+                    }
+                }
+            });
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut greeting = [0; 18];
+                from_server.read_exact(&mut greeting)?;
+                to_client.write_all(&greeting)?;
+                loop {
+                    let mut head = [0; 20];
+                    from_server.read_exact(&mut head)?;
+                    let last =
+                        head[8..12] == 7_u32.to_be_bytes() && head[12..16] == 1_u32.to_be_bytes();
+                    if head[8..12] == OTHER {
+                        head[8..12].copy_from_slice(&EXTENDED);
+                    }
+                    let mut rest =
+                        vec![0; u32::from_be_bytes(head[16..].try_into().unwrap()) as usize];
+                    from_server.read_exact(&mut rest)?;
+                    to_client.write_all(&[&head[..], &rest].concat())?;
+                    if last {
+                        std::io::copy(&mut from_server, &mut to_client)?;
+                        return to_client.shutdown(std::net::Shutdown::Write);
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn what_a_bitmap_of_qemu_calls_clean_is_not_asked_about() {
+    let scratch = Scratch::new().unwrap();
+    let Some(point) = PointInTime::begin(&scratch) else { return };
+    let target = scratch.file("target");
+    let said = point.copy(&point.socket, &target, &[]);
+    // The hole is found without reading it.
+    assert!(said.contains(&format!("{} zeroed", 4 << 20)), "{said}");
+    let journal = scratch.file("journal").display().to_string();
+    point.copy(&point.socket, &target, &["--journal", &journal]);
+    point.copy(&point.socket, &target, &["--verify"]);
+    // Where requests cannot name a context, a reply in two of them may break the protocol.
+    let relay = scratch.socket("r");
+    without_extended_headers(&relay, point.socket.clone());
+    point.copy(&relay, &target, &[]);
+    point.copy(&relay, &target, &["--journal", &journal, "--verify"]);
+}
+
+#[test]
+fn the_overlay_of_qemu_shrinks_while_it_is_copied() {
+    use std::os::unix::fs::MetadataExt as _;
+    let scratch = Scratch::new().unwrap();
+    let Some(point) = PointInTime::begin(&scratch) else { return };
+    let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
+    let used = || std::fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;
+    let before = used();
+    let journal = journal.display().to_string();
+    let said = point.copy(&point.socket, &target, &["--discard-source", "--journal", &journal]);
+    let total: usize = point.dirty.iter().map(|range| range.1).sum();
+    assert!(said.contains(&format!("{total} bytes discarded at the source")), "{said}");
+    // The machine has overwritten 4 MiB of data, and a hole, that the bitmap calls dirty.
+    assert!(before > 4 << 20 && used() < 1 << 20, "{before} bytes before, {} now", used());
 }

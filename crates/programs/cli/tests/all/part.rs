@@ -394,3 +394,86 @@ fn a_copy_needs_little_memory_whatever_it_copies() {
         seen.push(peak);
     }
 }
+
+/// Bytes that a file takes on the disk.
+fn allocated(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn what_is_copied_is_discarded_at_the_source() {
+    let scratch = Scratch::new().unwrap();
+    let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
+    let (from, to) = (text(&source), text(&target));
+    let bytes = pattern(8 << 20);
+    let fill = || std::fs::write(&source, &bytes).unwrap();
+    fill();
+    let said = copies(&["--discard-source", "--journal", text(&journal), from, to]);
+    assert!(said.contains("8388608 bytes discarded at the source"), "{said}");
+    assert!(std::fs::read(&target).unwrap() == bytes && !journal.exists());
+    assert_eq!(allocated(&source), 0);
+    assert_eq!(std::fs::metadata(&source).unwrap().len(), 8 << 20);
+    // Only what was copied, in whole blocks.
+    fill();
+    copies(&["--discard-source", "--range", "1000:1M", from, to]);
+    let mut left = bytes.clone();
+    left[4096..(1 << 20)].fill(0);
+    assert!(std::fs::read(&source).unwrap() == left);
+    // What cannot be discarded stays, and is said.
+    fill();
+    let args = ["--discard-source", "--source-layer", "error?trim=100%", from, to];
+    let said = copies(&args);
+    assert!(said.contains("warning: 8388608 bytes could not be discarded"), "{said}");
+    assert!(std::fs::read(&source).unwrap() == bytes);
+
+    // A copy that fails, and goes on with its journal.
+    let args = ["--discard-source", "--journal", text(&journal), "--journal-interval", "1ms"];
+    let more = ["--segment", "64k", "--request-size", "16k", "-C", "1", "--retries", "0"];
+    let fault = ["--target-layer", "error?write=100%&at=6M,1M", from, to];
+    let failing = [&args[..], &more, &fault].concat();
+    fails(&failing, 5, &["the target failed"]);
+    assert!(allocated(&source) < 8 << 20);
+    fails(&["--journal", text(&journal), from, to], 1, &["with --discard-source", "target only"]);
+    fails(
+        &["--journal", text(&journal), "--restart", "--discard-source", from, to],
+        1,
+        &["is on the target only"],
+    );
+    let said = copies(&[&args[..], &more, &[from, to]].concat());
+    assert!(said.contains("of an earlier run"), "{said}");
+    assert!(std::fs::read(&target).unwrap() == bytes);
+    // Without a journal it must not begin again.
+    fill();
+    let slow = ["--rate", "4M"];
+    let failing = [&["--discard-source"][..], &more, &slow, &fault].concat();
+    fails(&failing, 5, &["are discarded at the source, and are on the target only"]);
+
+    // Before the target is touched.
+    fill();
+    std::fs::write(&target, "old").unwrap();
+    let refused = |args: &[&str], status, words: &[&str]| {
+        fails(&[&["--discard-source"], args].concat(), status, words);
+        assert!(
+            std::fs::read(&target).unwrap() == b"old" && std::fs::read(&source).unwrap() == bytes
+        );
+    };
+    refused(&["pattern:1M", to], 3, &["read-only: make it writable"]);
+    refused(&["--source-layer", "readonly", from, to], 3, &["read-only"]);
+    refused(&["/no/such", to], 3, &["cannot open the source", "/no/such"]);
+    refused(&[from, "-"], 2, &["a pipe can neither"]);
+    refused(&["-", to], 2, &["a pipe can neither"]);
+    for option in ["--verify", "--digest=blake3", "--manifest=m", "--since=m"] {
+        refused(&[option, from, to], 2, &["reads the source a second time"]);
+    }
+    let list = scratch.file("job.toml");
+    let job = format!("[[disk]]\nsource = {from:?}\ntarget = {to:?}\ndiscard-source = true\n");
+    std::fs::write(&list, &job).unwrap();
+    fails(&["--job", text(&list)], 2, &["needs a journal"]);
+    let other = text(&journal);
+    let two =
+        format!("{job}journal = {other:?}\n[[disk]]\nsource = {from:?}\ntarget = \"other\"\n");
+    std::fs::write(&list, two).unwrap();
+    fails(&["--job", text(&list)], 2, &["has the same source"]);
+    assert!(std::fs::read(&target).unwrap() == b"old" && std::fs::read(&source).unwrap() == bytes);
+}

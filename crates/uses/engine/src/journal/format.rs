@@ -38,6 +38,8 @@ pub(crate) struct Identity {
     pub(crate) target: String,
     /// Digest of the ranges that are copied; zeroes for a single range.
     pub(crate) ranges: [u8; 32],
+    /// What is recorded is discarded at the source.
+    pub(crate) discards: bool,
 }
 
 impl Identity {
@@ -63,6 +65,8 @@ impl Identity {
             bytes.extend(text.as_bytes());
         }
         bytes.extend(self.ranges);
+        // Old journals have zeroes from here on.
+        bytes.push(self.discards.into());
         bytes.resize(HEADER - CHECK, 0);
         let check = blake3::hash(&bytes);
         bytes.extend(&check.as_bytes()[..CHECK]);
@@ -88,6 +92,7 @@ impl Identity {
             let sample = fields.array()?;
             let (source, target) = (fields.text()?, fields.text()?);
             let (range, ranges) = ((start, end), fields.array()?);
+            let discards = fields.array::<1>()? != [0];
             let identity = Identity {
                 segment,
                 range,
@@ -97,6 +102,7 @@ impl Identity {
                 source,
                 target,
                 ranges,
+                discards,
             };
             Some((id, identity))
         })();
@@ -106,7 +112,10 @@ impl Identity {
     /// Why a copy with this identity cannot continue as `now`.
     pub(super) fn differs(&self, now: &Identity) -> Option<String> {
         let mut text = String::new();
-        if self.source != now.source || self.source_size != now.source_size {
+        if self.discards != now.discards {
+            let how = if self.discards { "with" } else { "without" };
+            text = format!("it was begun {how} --discard-source");
+        } else if self.source != now.source || self.source_size != now.source_size {
             let _ = write!(
                 text,
                 "the source is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
@@ -312,6 +321,7 @@ mod tests {
             source: "disk.raw inode 5".into(),
             target: "nbd://host/export".into(),
             ranges: [3; 32],
+            discards: true,
         }
     }
 

@@ -104,8 +104,9 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
         let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
         if let Some(why) = found.differs(wanted) {
-            let text = format!("{why}; use --restart to copy everything anew");
-            return Err(refused(path, &text));
+            let next =
+                if found.discards { DISCARDED } else { "use --restart to copy everything anew" };
+            return Err(refused(path, &format!("{why}; {next}")));
         }
         let records = recover(&bytes, &id);
         let segments = wanted.range.1.div_ceil(wanted.segment);
@@ -172,6 +173,10 @@ impl Journal {
     }
 }
 
+/// Why a copy with a journal must not begin anew, and what else to do.
+const DISCARDED: &str = "what it records was discarded at the source, and is on the target only: go on \
+                         with the same sides and options, or choose another journal";
+
 /// Checks whether a journal can be created under this name, or the existing one continued. For a
 /// caller that is about to empty a target, and would find out too late. Leaves nothing behind, and
 /// does not change an existing journal. Blocks.
@@ -184,6 +189,7 @@ pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
         if !restart {
             return Ok(());
         }
+        check_source_is_there(&old, path)?;
     }
     let (fresh, mut file) = make_fresh(path, &random()?)?;
     // As much as a new journal writes: a full disk can create files, but not fill them.
@@ -220,11 +226,24 @@ fn check_old(old: &mut File, path: &Path) -> Result<()> {
     lock(old, path)
 }
 
+/// Refuses a journal of which the source was discarded.
+fn check_source_is_there(old: &File, path: &Path) -> Result<()> {
+    let mut header = [0; HEADER];
+    // A shorter file is damaged, and records nothing.
+    let whole = old.read_exact_at(&mut header, 0).is_ok();
+    match whole && Identity::decode(&header).is_ok_and(|(_, found)| found.discards) {
+        true => Err(refused(path, DISCARDED)),
+        false => Ok(()),
+    }
+}
+
 /// Removes the existing journal, if there is one: its records do not count any more. For a caller
-/// that is about to empty a target. Refuses to remove a foreign file or a journal in use. Blocks.
+/// that is about to empty a target. Refuses to remove a foreign file, a journal in use, and one of a
+/// source that was discarded as far as it records. Blocks.
 pub fn discard_journal(path: &Path) -> Result<()> {
     let Some(mut old) = there(path)? else { return Ok(()) };
     check_old(&mut old, path)?;
+    check_source_is_there(&old, path)?;
     let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
     removed.map_err(|error| failed("remove", path, error))
 }

@@ -53,16 +53,18 @@ impl SelectedParts {
     }
 
     /// A range has become durable: the segments that are durable with it, as numbers of the first one
-    /// and of the one behind the last.
-    pub(crate) fn durable(&mut self, range: Range) -> Vec<Range> {
+    /// and of the one behind the last. Adds what is selected of them to `selected`.
+    pub(crate) fn durable(&mut self, range: Range, selected: &mut Vec<Range>) -> Vec<Range> {
         let (whole, ends) = split(range, self.segment);
         let mut complete: Vec<Range> = whole.into_iter().collect();
+        selected.extend(whole.map(|(first, behind)| (first * self.segment, behind * self.segment)));
         for (number, part) in ends.into_iter().flatten() {
             // Another copy of a segment that is recorded, or a part that is not selected.
             let Some(parts) = self.partial.get_mut(&number) else { continue };
             parts.add(part);
             if parts.are_durable() {
-                self.partial.remove(&number);
+                let parts = self.partial.remove(&number);
+                selected.extend(parts.into_iter().flat_map(|parts| parts.selected));
                 complete.push((number, number + 1));
             }
         }
@@ -92,18 +94,21 @@ mod tests {
     #[test]
     fn a_segment_is_complete_when_all_its_selected_parts_are() {
         let mut parts = SelectedParts::new(&[(10, 20), (30, 40), (90, 350)], 100);
-        assert!(parts.durable((10, 20)).is_empty());
-        assert!(parts.durable((10, 20)).is_empty(), "the same part again");
-        assert_eq!(parts.durable((90, 250)), [(1, 2)]);
-        assert_eq!(parts.durable((30, 40)), [(0, 1)]);
-        assert!(parts.durable((30, 40)).is_empty(), "recorded already");
-        assert_eq!(parts.durable((250, 350)), [(3, 4)]);
-        assert_eq!(
-            parts.durable((200, 300)),
-            [(2, 3)],
-            "segments that are selected as a whole come so"
-        );
-        assert_eq!(parts.durable((300, 350)), []);
+        let mut durable = |range| {
+            let mut selected = Vec::new();
+            (parts.durable(range, &mut selected), selected)
+        };
+        let none = (vec![], vec![]);
+        assert_eq!(durable((10, 20)), none);
+        assert_eq!(durable((10, 20)), none, "the same part again");
+        assert_eq!(durable((90, 250)), (vec![(1, 2)], vec![(100, 200)]));
+        let first = vec![(10, 20), (30, 40), (90, 100)];
+        assert_eq!(durable((30, 40)), (vec![(0, 1)], first));
+        assert_eq!(durable((30, 40)), none, "recorded already");
+        assert_eq!(durable((250, 350)), (vec![(3, 4)], vec![(300, 350)]));
+        let third = (vec![(2, 3)], vec![(200, 300)]);
+        assert_eq!(durable((200, 300)), third, "segments that are selected as a whole come so");
+        assert_eq!(durable((300, 350)), none);
     }
 
     proptest! {
@@ -128,9 +133,10 @@ mod tests {
             pieces.rotate_left(turn);
             let mut parts = SelectedParts::new(&ranges, segment);
             let (mut left, mut complete) = (pieces.clone(), Vec::new());
+            let mut selected = Vec::new();
             for piece in pieces {
                 left.retain(|other| *other != piece);
-                for (first, behind) in parts.durable(piece) {
+                for (first, behind) in parts.durable(piece, &mut selected) {
                     for number in first..behind {
                         prop_assert!(left.iter().all(|range| range.0 / segment != number));
                         complete.push(number);
@@ -144,6 +150,11 @@ mod tests {
                 .collect();
             expected.dedup();
             prop_assert_eq!(complete, expected);
+            selected.sort_unstable();
+            let bytes = |ranges: &[Range]| -> Vec<u64> {
+                ranges.iter().flat_map(|range| range.0..range.1).collect()
+            };
+            prop_assert_eq!(bytes(&selected), bytes(&ranges));
         }
     }
 }

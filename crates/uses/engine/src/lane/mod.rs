@@ -7,6 +7,7 @@
 
 mod chunk;
 mod copy_range;
+mod discard;
 mod open;
 mod recheck;
 mod reflink;
@@ -123,7 +124,7 @@ impl Lane {
         let window = Window::new(shared.resolved.requests, !shared.resolved.adaptive);
         // Without the promise, a new connection to the target may show another disk.
         let promised = target.facts().can.contains(Can::MULTI_CONN);
-        let used = shared.retries.any() || shared.durability.journal.is_some();
+        let used = shared.retries.any() || shared.keeps_track();
         let ledger = Ledger::new(used, first && target.reconnects() && !promised);
         Rc::new(Lane {
             takes_parked: target.facts().takes_parked,

@@ -43,6 +43,9 @@ impl Lane {
         if self.shared.learned.one_disk.load(Ordering::Relaxed) {
             ledger.forget_safe();
         }
+        if self.shared.resolved.discard_source && ledger.relies_on_connection() {
+            self.shared.fail(self.lost_for_good());
+        }
         // Flushing the new connection covers writes of the old one only if that is promised.
         let promised = self.target.facts().can.contains(Can::MULTI_CONN);
         ledger.connected(generation, self.durable() && !promised);
@@ -57,20 +60,20 @@ impl Lane {
 
     /// Whether what is written must be durable.
     fn durable(&self) -> bool {
-        (self.shared.resolved.flush || self.shared.durability.journal.is_some()) && self.can_flush()
+        (self.shared.resolved.flush || self.shared.keeps_track()) && self.can_flush()
     }
 
     fn can_flush(&self) -> bool {
         self.target.facts().can.contains(Can::FLUSH)
     }
 
-    /// Starts the timer that flushes and records finished segments.
+    /// Starts the timer that flushes finished segments, and records or discards them.
     pub(super) fn arm(self: &Rc<Self>) {
-        let Some(journal) = &self.shared.durability.journal else { return };
+        let Some(interval) = self.shared.flushes_every() else { return };
         if self.safety.ending.get() || self.safety.armed.replace(true) {
             return;
         }
-        let (lane, due) = (self.clone(), blockhaul_io::now() + journal.interval);
+        let (lane, due) = (self.clone(), blockhaul_io::now() + interval);
         drop(blockhaul_io::spawn(async move {
             loop {
                 let mark = lane.load.changed.mark();
@@ -159,7 +162,8 @@ impl Lane {
         }
     }
 
-    /// Flushes the target and records what is durable. After a failed flush, the unflushed segments
+    /// Flushes the target, records what is durable, and discards it at the source, as the options
+    /// say. After a failed flush, the unflushed segments
     /// of all lanes are suspect; the flush that follows only finds out whether writing again makes
     /// sense. If not, the error ends the copy.
     async fn make_safe(&self, attempts: &mut u32) -> Result<Flushed> {
@@ -171,8 +175,12 @@ impl Lane {
             let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
             match flushed {
                 Ok(()) => {
-                    self.safety.ledger.borrow_mut().flushed(&batch, generation);
-                    self.record(&batch).await;
+                    let safe = self.safety.ledger.borrow_mut().flushed(&batch, generation);
+                    // Without the source it could not be checked.
+                    if safe || !self.shared.resolved.discard_source {
+                        let recorded = self.record(batch).await;
+                        self.discard(recorded).await;
+                    }
                     return Ok(Flushed { covers: true, failed });
                 }
                 Err(Unproven::Overlapped) => {
@@ -218,24 +226,31 @@ impl Lane {
         }
     }
 
-    async fn record(&self, batch: &[Range]) {
-        let Some(journal) = &self.shared.durability.journal else { return };
+    /// Records what is durable. Returns the ranges that a copy that goes on later does not read: all
+    /// of them without a journal, else those of recorded segments.
+    async fn record(&self, batch: Vec<Range>) -> Vec<Range> {
+        let Some(journal) = &self.shared.durability.journal else { return batch };
+        let mut ranges = Vec::new();
         let segments = {
             let mut ledger = self.safety.ledger.borrow_mut();
             let mut parts = journal.parts.lock().expect("no panic under this lock");
             let mut segments = Vec::new();
-            for &range in batch {
+            for range in batch {
                 let content = ledger.take_content(Home::at(range.0));
-                let durable = parts.durable(range).into_iter();
+                let durable = parts.durable(range, &mut ranges).into_iter();
                 segments.extend(durable.map(|(first, behind)| (first, behind, content)));
             }
             segments
         };
-        if let Err(why) = journal.file.append(self.number, segments).await {
-            self.shared.warn(format!(
-                "the journal cannot be written ({why}): going on without, a copy that is killed \
-                 repeats what was done since"
-            ));
+        match journal.file.append(self.number, segments).await {
+            Ok(()) => ranges,
+            Err(why) => {
+                self.shared.warn(format!(
+                    "the journal cannot be written ({why}): going on without, a copy that is killed \
+                     repeats what was done since"
+                ));
+                Vec::new()
+            }
         }
     }
 

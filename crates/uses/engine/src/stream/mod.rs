@@ -44,6 +44,8 @@ fn summary(
         zeroed: done.zeroed,
         skipped: done.skipped,
         resumed: 0,
+        discarded: 0,
+        not_discarded: 0,
         routes: progress.routes(),
         lanes: 1,
         requests: done.requests,

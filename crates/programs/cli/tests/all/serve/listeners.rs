@@ -1,5 +1,10 @@
 //! Sockets of the service manager, standard input, vsock, and what is handed over open.
 
+use std::io::{Read as _, Write as _};
+
+use blockhaul_testkit::peer::Scripted;
+use blockhaul_testkit::tools::Peer;
+
 use super::*;
 
 /// A shell's script in a folder; `$0` is the program.
@@ -180,4 +185,247 @@ fn vsock_is_served_where_there_is_any_and_its_absence_is_said() {
     }
     // A context id that is certainly not this machine's: the hypervisor's.
     assert_fails(&["serve", "-f", "--vsock", "0:1", "memory:1M"], 3, &["vsock context 0, port 1"]);
+}
+
+/// What a server answers to bytes, up to its end.
+fn answer(server: &Server, bytes: &[u8]) -> String {
+    let mut stream = UnixStream::connect(server.socket()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    // A server that has refused may reset the connection.
+    let _ = stream.read_to_end(&mut answer);
+    text(&answer)
+}
+
+/// A name for the server's socket in the given scheme.
+fn over_http(scheme: &str, server: &Server, path: &str, more: &str) -> String {
+    format!("{scheme}://localhost/{path}?socket={}{more}", server.socket().display())
+}
+
+#[test]
+fn nbd_begins_after_an_http_request() {
+    let scratch = Scratch::new().unwrap();
+    let args = ["--http-upgrade", "--export", "a=pattern:4M", "--export", "b=memory:4M"];
+    let server = start(&scratch, &args);
+    let [a, b] = ["&export=a", "&export=b&method=GET"].map(|more| {
+        over_http("nbd+http", &server, "1.0/volumes/x?project=p", more)
+            .replacen("?socket", "&socket", 1)
+    });
+    assert_eq!(size(&a), (4 << 20).to_string());
+    assert_eq!(text(&blockhaul(&["info", "--uri", &a]).stdout).trim(), a);
+    let listed = text(&blockhaul(&["info", "--list", &b]).stdout);
+    assert!(listed.contains("export=\"a\":") && listed.contains("export=\"b\":"), "{listed}");
+    let output = blockhaul(&["copy", "--verify", &a, &b]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_fails(&["copy", &a, &a], 2, &["are the same"]);
+    assert_fails(&["info", &a.replace("export=a", "export=c")], 1, &["c"]);
+    // A client without HTTP does not speak first, and one that speaks something else is told.
+    let plain = server.uri("a");
+    assert_fails(
+        &["info", "--timeout", "1s", &plain],
+        1,
+        &["no greeting", "is this an NBD server?"],
+    );
+    for (bytes, status) in [
+        (&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], "426"),
+        (b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "426"),
+        (b"DELETE / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: nbd\r\n\r\n", "426"),
+        (b"GET / HTTP/1.0\r\nConnection: Upgrade\r\nUpgrade: nbd\r\n\r\n", "400"),
+        (b"\0\0\0\x01IHAVEOPT", "400"),
+        (&[&b"GET / HTTP/1.1\r\n"[..], &b"a: b\r\n".repeat(10_000)].concat(), "400"),
+    ] {
+        let answer = answer(&server, bytes);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        assert!(!answer.contains("NBDMAGIC"), "{answer}");
+    }
+    assert!(server.stop().unwrap().success());
+
+    let plain = start(&scratch, &["memory:1M"]);
+    let uri = over_http("nbd+http", &plain, "", "");
+    assert_fails(&["info", &uri], 1, &["without HTTP", "nbd+unix://"]);
+    let uri = "nbd+http://localhost:1/x?tls-hostname=y&method=PUT";
+    assert_fails(&["copy", uri, "null:1M"], 2, &["GET or POST"]);
+    assert_fails(&["info", "nbd+http://localhost:1/x"], 1, &["localhost port 1"]);
+    for (more, why) in [("--oldstyle", "cannot be used with"), ("--tls=on", "--tls require or off")]
+    {
+        let keys = scratch.file("keys").display().to_string();
+        let _ = blockhaul(&["tls", "init", "--psk", "me", &keys]);
+        let args =
+            ["serve", "-f", "-U", "-", "--http-upgrade", "--tls-psk", &keys, more, "null:1M"];
+        let output = blockhaul(&args);
+        let said = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn the_uri_of_a_server_behind_http_can_be_used() {
+    let scratch = Scratch::new().unwrap();
+    for place in ["-U -", "-p 0"] {
+        let run = format!(
+            "\"$0\" serve {place} --http-upgrade --export 'a b=memory:1M' --run '\"'\"$0\"'\" info --size \"$uri\"'"
+        );
+        let output = script(&scratch, &run);
+        let said = text(&output.stdout);
+        assert!(said.ends_with("1048576\n"), "{said} {}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn nbd_begins_after_https() {
+    let scratch = Scratch::new().unwrap();
+    let pki = scratch.file("pki").display().to_string();
+    assert!(blockhaul(&["tls", "init", "--host", "localhost", &pki]).status.success());
+    let args = ["--http-upgrade", "--tls-certificates", &pki, "--tls-verify-peer", "memory:4M"];
+    let server = start(&scratch, &args);
+    let uri = over_http("nbd+https", &server, "v", &format!("&tls-certificates={pki}"));
+    let output = blockhaul(&["info", &uri]);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success() && said.contains("with TLS"), "{said}");
+    let output = blockhaul(&["copy", "--verify", "pattern:4M", &uri]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    // Neither without a certificate, nor for another name, nor without TLS.
+    let bare = scratch.file("bare");
+    std::fs::create_dir(&bare).unwrap();
+    std::fs::copy(format!("{pki}/ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
+    let nobody = uri.replace(&pki, bare.to_str().unwrap());
+    assert_fails(&["info", &nobody], 1, &["certificate"]);
+    assert_fails(&["info", &uri.replace("localhost", "other")], 1, &["other"]);
+    let open = over_http("nbd+http", &server, "v", "");
+    assert_fails(&["info", &open], 1, &["cannot connect to Unix socket"]);
+    // An NBD client that wants STARTTLS.
+    let nbds = format!("nbds+unix://?socket={}&tls-certificates={pki}", server.socket().display());
+    assert_fails(&["info", "--timeout", "1s", &nbds], 1, &["no greeting"]);
+}
+
+/// A server of HTTPS that passes on to an NBD server what follows the request, which it writes to a
+/// file together with what TLS has agreed on.
+const RELAY: &str = r#"
+import os, socket, ssl, sys, threading
+listen, nbd, pki, log = sys.argv[1:]
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(pki + "/server-cert.pem", pki + "/server-key.pem")
+context.load_verify_locations(pki + "/ca-cert.pem")
+context.verify_mode = ssl.CERT_REQUIRED
+context.set_alpn_protocols(["h2", "http/1.1"])
+names = []
+context.sni_callback = lambda connection, name, context: names.append(name)
+server = socket.socket(socket.AF_UNIX)
+server.bind(listen)
+server.listen(16)
+
+def pump(take, give, end):
+    while data := take(65536):
+        give(data)
+    end()
+
+def serve(plain):
+    try:
+        client = context.wrap_socket(plain, server_side=True)
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += client.recv(1)
+        with open(log, "ab") as file:
+            file.write(head + f"{client.selected_alpn_protocol()} {names[-1]}\n".encode())
+        client.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
+        client.sendall(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: NBD\r\nconnection: upgrade\r\n\r\n")
+        back = socket.socket(socket.AF_UNIX)
+        back.connect(nbd)
+        end = lambda: back.shutdown(socket.SHUT_WR)
+        threading.Thread(target=pump, args=(client.recv, back.sendall, end), daemon=True).start()
+        pump(back.recv, client.sendall, client.close)
+    except OSError:
+        plain.close()
+
+while True:
+    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+"#;
+
+#[test]
+fn a_foreign_server_of_https_goes_on_with_nbd() {
+    let (Some(python), Some(nbdkit)) = (Peer::require("python3"), Peer::require("nbdkit")) else {
+        return;
+    };
+    let scratch = Scratch::new().unwrap();
+    let pki = scratch.file("pki").display().to_string();
+    assert!(blockhaul(&["tls", "init", "--host", "lxd.example", &pki]).status.success());
+    let nbd = Server::nbdkit(&nbdkit, &scratch.socket("kit"), &["memory", "8M"]).unwrap();
+    let (listen, log) = (scratch.socket("http"), scratch.file("log"));
+    let mut command = python.tied_command();
+    command.args(["-c", RELAY]).arg(&listen).arg(nbd.socket()).arg(&pki).arg(&log);
+    let relay = Server::start(command, &listen).unwrap();
+    let uri = format!(
+        "nbd+https://lxd.example/1.0/volumes/disk%201/nbd?project=a&tls-certificates={pki}&socket={}",
+        relay.socket().display()
+    );
+    let output = blockhaul(&["copy", "--verify", "pattern:8M", &uri]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let seen = std::fs::read_to_string(&log).unwrap();
+    let head = "POST /1.0/volumes/disk%201/nbd?project=a HTTP/1.1\r\nHost: lxd.example\r\n";
+    assert!(seen.starts_with(head), "{seen}");
+    for field in ["Connection: Upgrade\r\n", "Upgrade: nbd\r\n", "Content-Length: 0\r\n"] {
+        assert!(seen.contains(field), "{seen}");
+    }
+    assert!(seen.contains("\r\n\r\nhttp/1.1 lxd.example\n"), "{seen}");
+}
+
+#[test]
+fn servers_that_do_not_go_on_with_nbd_are_told_apart() {
+    let upgrade = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: nbd\r\n\r\n";
+    let cases: [(Vec<u8>, &[&str]); 11] = [
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: 17\r\n\r\nno volume \x1b[31m\n\nmore"
+                .to_vec(),
+            &["\"HTTP/1.1 404 Not Found\"", "no volume \\u{1b}[31m\\n"],
+        ),
+        (b"HTTP/1.1 403 Forbidden\r\n\r\nnot you".to_vec(), &["403 Forbidden", "not you"]),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 99\r\n\r\ncut".to_vec(), &["500 Oh", "\"cut\""]),
+        (b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), &["does not go on with NBD", "200 OK"]),
+        (b"HTTP/1.1 101 x\r\nUpgrade: sftp\r\n\r\n".to_vec(), &["does not go on with NBD"]),
+        ([b"HTTP/1.1 101 x\r\n".to_vec(), b"a: b\r\n".repeat(100_000)].concat(), &["16384 bytes"]),
+        (b"HTTP/1.1 100 x\r\n\r\n".repeat(100_000), &["100 x"]),
+        (b"\x16\x03\x01garbage".to_vec(), &["not HTTP/1.1", "\\u{16}"]),
+        (b"HTTP/1.1 101 Swi".to_vec(), &["closed the connection before it answered"]),
+        (Vec::new(), &["closed the connection before it answered"]),
+        (format!("{upgrade}garbage instead of NBD").into_bytes(), &["NBD"]),
+    ];
+    for (answer, words) in cases {
+        let shown = text(&answer[..answer.len().min(100)]);
+        let server = Scripted::start(move |talk, _| {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.extend(talk.receive(1)?);
+            }
+            // The client may have heard enough.
+            let _ = talk.send(&answer);
+            talk.shut();
+            Ok(())
+        });
+        let uri = format!("nbd+http:///v?socket={}", server.path().display());
+        let output = blockhaul(&["info", &uri]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{shown}: {said}");
+        assert!(words.iter().all(|word| said.contains(word)), "{shown}: {words:?} in {said}");
+        assert!(
+            said.lines().count() == 1 && said.len() < 4000 && !said.contains("panic"),
+            "{said}"
+        );
+    }
+    // Silence, and a text that never ends.
+    for answer in ["", "HTTP/1.1 503 Busy\r\nContent-Length: 500\r\n\r\nlater"] {
+        let server = Scripted::start(move |talk, _| {
+            talk.send(answer.as_bytes())?;
+            talk.hang()
+        });
+        let uri = format!("nbd+http:///v?socket={}", server.path().display());
+        let output = blockhaul(&["info", "--timeout", "2s", &uri]);
+        let said = text(&output.stderr);
+        let word = if answer.is_empty() {
+            "no answer to the HTTP request within 2 s"
+        } else {
+            "\"later\""
+        };
+        assert!(!output.status.success() && said.contains(word), "{said}");
+    }
 }
