@@ -278,7 +278,7 @@ fn where_it_is_wanted_once_it_stays_down() {
     isolated.ends(&[first]);
     let output = run(&["serve", "--isolate=never", "memory:1M"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(lossy(&output.stderr).contains("neither again nor once"), "{output:?}");
+    assert!(lossy(&output.stderr).contains("not one of again, once"), "{output:?}");
 }
 
 /// An export in a process of its own takes no other down with it.

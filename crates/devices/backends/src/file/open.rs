@@ -372,7 +372,7 @@ impl Open<'_> {
                  permission to read the file"
             }
             Errno::NOENT if intent.target_size.is_some() => {
-                "cannot create it: make the folder that it is to lie in first"
+                "cannot create it: create its directory first"
             }
             Errno::NOENT if intent.write => {
                 "cannot open it: check the name, or make it first, for example with \

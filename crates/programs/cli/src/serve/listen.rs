@@ -166,7 +166,7 @@ impl Where {
             ),
             std::io::ErrorKind::NotFound => cannot_listen(
                 &format!("Unix socket {shown}"),
-                &format!("{}: make the folder that it is to lie in first", plain(&error)),
+                &format!("{}: create its directory first", plain(&error)),
             ),
             _ => cannot_listen(&format!("Unix socket {shown}"), &plain(&error)),
         })?;

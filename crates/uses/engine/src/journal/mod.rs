@@ -201,9 +201,7 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     let file = made.map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
             let path = path.display();
-            let text = format!(
-                "cannot make the journal {path}: make the folder that it is to lie in first"
-            );
+            let text = format!("cannot create the journal {path}: create its directory first");
             Error::system(text, error)
         }
         _ => failed("make", path, error),
