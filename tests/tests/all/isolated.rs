@@ -257,7 +257,7 @@ fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
     let server = Server::start(command, &socket).unwrap();
     // Its connection is among what is closed.
     let _ = Conversation::connect(&socket).unwrap().open("", Replies::Simple);
-    server.says("something in this process has closed descriptors that are not its own").unwrap();
+    server.says("something in this process, possibly a plugin, has closed descriptors that it does not own").unwrap();
     assert!(!server.said().contains("panicked"), "{}", server.said());
 }
 

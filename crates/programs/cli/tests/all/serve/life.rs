@@ -162,7 +162,7 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = busy.local_addr().unwrap().port().to_string();
     let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
-    assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
+    assert_fails(&args, 3, &[port.as_str(), "choose another one with -p"]);
 }
 
 #[test]
