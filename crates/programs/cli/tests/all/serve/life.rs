@@ -52,7 +52,7 @@ fn data_that_a_cache_cannot_write_back_is_no_success() {
         let layers = ["--layer", below, "--layer", "cache"];
         let output = blockhaul(&[&["serve"], &layers[..], &["--run", &copy, "memory:1M"]].concat());
         let said = text(&output.stderr);
-        assert!(said.contains("cache: what was written is lost"), "{below}: {said}");
+        assert!(said.contains("cache: written data is lost"), "{below}: {said}");
         assert_eq!(output.status.code(), Some(5), "{below}: {said}");
     }
     let output = blockhaul(&["serve", "--layer", "cache", "--run", &copy, "memory:1M"]);
