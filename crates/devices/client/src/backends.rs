@@ -38,9 +38,9 @@ impl Backend for NbdUri {
     }
 
     fn summary(&self) -> &'static str {
-        "an export of an NBD server, by its URI. The schemes with nbds demand TLS: with keys \
-         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR, else libnbd's \
-         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0)"
+        "an export of an NBD server, by its URI. The nbds schemes require TLS: with keys \
+         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR [default: the \
+         directories of libnbd, else the authorities of the system]; tls-hostname=NAME, tls-verify-peer=0)"
     }
 
     fn example(&self) -> &'static str {
@@ -91,16 +91,15 @@ impl Backend for NbdCommand {
     }
 
     fn summary(&self) -> &'static str {
-        "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation, and \
-         ended with it"
+        "written [ CMD ARG… ]: an NBD server that is started for this run by socket activation, and \
+         stopped at its end"
     }
 
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         let format = QEMU_FORMATS.iter().find(|(name, _)| *name == scheme)?.1;
         let file = if rest.is_empty() { "FILE" } else { rest };
         Some(format!(
-            "formats of images are QEMU's: write [ qemu-nbd -f {format} {file} ], where the words of a \
-             command stand"
+            "image formats need QEMU: write [ qemu-nbd -f {format} {file} ], as separate words"
         ))
     }
 
@@ -149,8 +148,8 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
             // libnbd also accepts them silently.
             if names_tls(uri) {
                 log::warn!(
-                    "{uri}: what it says of TLS has no effect, everything goes in plain text: \
-                     begin it with nbds instead of nbd"
+                    "{uri}: the TLS parameters have no effect, the connection is not encrypted: use nbds \
+                     instead of nbd"
                 );
             }
             None
@@ -179,7 +178,8 @@ fn demands(
 ) -> Result<blockhaul_tls::Demands> {
     let credentials = match (given.kind, given.psk_file, given.certificates) {
         (Some(TlsType::Psk), None, _) => {
-            let text = format!("{uri}: tls-type=psk needs a file of keys: add tls-psk-file=FILE");
+            let text =
+                format!("{uri}: tls-type=psk requires a file of keys: add tls-psk-file=FILE");
             return Err(Error::new(Kind::Usage, text));
         }
         (None | Some(TlsType::Psk), Some(file), _) => blockhaul_tls::Credentials::Keys(file.into()),

@@ -151,7 +151,10 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
     let output = copy(&args);
     let said = text(&output.stderr);
     assert!(!output.status.success());
-    assert!(said.contains("the source is not the one") && said.contains("--restart"), "{said}");
+    assert!(
+        said.contains("the source is not that of the journal") && said.contains("--restart"),
+        "{said}"
+    );
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(std::fs::read(&target).unwrap() == before, "nothing was written");
 
@@ -214,7 +217,7 @@ fn another_part_of_the_target_is_another_target() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("the target is not the one") && said.contains("through offset"),
+        said.contains("the target is not that of the journal") && said.contains("through offset"),
         "{said}"
     );
     // What only slows down or counts is no other target.

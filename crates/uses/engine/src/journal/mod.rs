@@ -104,7 +104,7 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
         let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
         if let Some(why) = found.differs(wanted) {
-            let text = format!("{why}; use --restart to copy everything anew");
+            let text = format!("{why}; use --restart to copy everything again");
             return Err(refused(path, &text));
         }
         let records = recover(&bytes, &id);
