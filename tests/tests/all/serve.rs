@@ -157,11 +157,12 @@ fn a_command_gets_the_address_and_gives_the_status() {
 fn it_goes_to_the_background_and_says_its_process_id() {
     let scratch = Scratch::new().unwrap();
     let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
-    let args = ["serve", "-U", text(&socket), "-P", text(&pidfile), "memory:1M"];
+    let args = ["serve", "--background", "-U", text(&socket), "-P", text(&pidfile), "memory:1M"];
     let output = bounded(&mut blockhaul(&args), LIMIT);
     let pid = fs::read_to_string(&pidfile).unwrap();
     let server = Background(pid.trim().parse().unwrap());
-    assert!(output.status.success() && output.stderr.is_empty(), "{}", lossy(&output.stderr));
+    assert!(output.status.success(), "{}", lossy(&output.stderr));
+    assert!(lossy(&output.stderr).contains("serving memory:1M (read-write) at nbd+unix:"));
     assert_eq!(pid, format!("{}\n", server.0));
     let uri = format!("nbd+unix:///?socket={}", text(&socket));
     assert_eq!(succeed(&["info", "--size", &uri]), "1048576\n");
@@ -174,7 +175,8 @@ fn it_goes_to_the_background_and_says_its_process_id() {
     assert!(!socket.exists(), "the socket is left");
 
     // A port chosen by the system is printed before it goes to the background.
-    let args = ["serve", "-i", "127.0.0.1", "-p", "0", "-P", text(&pidfile), "memory:2M"];
+    let args =
+        ["serve", "--background", "-i", "127.0.0.1", "-p", "0", "-P", text(&pidfile), "memory:2M"];
     let output = bounded(&mut blockhaul(&args), LIMIT);
     let server = Background(fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
     let port = lossy(&output.stdout);
@@ -185,7 +187,10 @@ fn it_goes_to_the_background_and_says_its_process_id() {
 
     // Errors are printed before that, too.
     let absent = scratch.file("absent");
-    let output = bounded(&mut blockhaul(&["serve", "-U", text(&socket), text(&absent)]), LIMIT);
+    let output = bounded(
+        &mut blockhaul(&["serve", "--background", "-U", text(&socket), text(&absent)]),
+        LIMIT,
+    );
     assert_eq!(output.status.code(), Some(3), "{}", lossy(&output.stderr));
     assert_eq!(lossy(&output.stderr).lines().count(), 1, "{}", lossy(&output.stderr));
     assert!(!socket.exists());

@@ -594,8 +594,18 @@ fn tls_init_makes_nothing_over_what_is_there() {
     let before = fs::read(&keys).unwrap();
     let output = run(&made);
     assert_eq!(output.status.code(), Some(1));
-    assert!(lossy(&output.stderr).contains("exists already"), "{output:?}");
+    assert!(lossy(&output.stderr).contains("has a key for user \"a\" already"), "{output:?}");
     assert_eq!(fs::read(&keys).unwrap(), before);
+    // Another user is added; a file that holds something else stays.
+    succeed(&["tls", "init", "--psk", "b", text(&keys)]);
+    let after = fs::read(&keys).unwrap();
+    assert!(after.starts_with(&before) && after[before.len()..].starts_with(b"b:"), "{after:?}");
+    let other = scratch.file("other");
+    fs::write(&other, "something else\n").unwrap();
+    let output = run(&["tls", "init", "--psk", "a", text(&other)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(lossy(&output.stderr).contains("is no file of keys"), "{output:?}");
+    assert_eq!(fs::read(&other).unwrap(), b"something else\n");
     let bad = run(&["tls", "init", "--host", "a,b", text(&scratch.file("p"))]);
     assert_eq!(bad.status.code(), Some(2), "{bad:?}");
     // Other programs read what is made.

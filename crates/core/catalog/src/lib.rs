@@ -36,6 +36,7 @@ pub use exports::{
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
 pub use layer::{Below, Layer, LayerKind};
+pub use near::nearest;
 pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
 pub use param::{Args, Param, ParamKind, parse_options};
 pub use registry::Registry;

@@ -82,7 +82,7 @@ impl Registry {
         let schemes = || self.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
         let known = schemes().collect::<Vec<_>>().join(", ");
         match nearest(scheme, schemes()) {
-            Some(near) => format!("is {near} meant? known are {known}"),
+            Some(near) => format!("did you mean {near}?"),
             None => format!("known are {known}"),
         }
     }
@@ -132,8 +132,10 @@ impl Registry {
         all.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = all.iter().map(AnyKind::name).collect();
             let near = nearest(name, known.iter().copied());
-            let near = near.map(|near| format!("is {near} meant? ")).unwrap_or_default();
-            let text = format!("unknown layer {name:?}; {near}known are {}", known.join(", "));
+            let text = match near {
+                Some(near) => format!("unknown layer {name:?}; did you mean {near}?"),
+                None => format!("unknown layer {name:?}; known are {}", known.join(", ")),
+            };
             Error::new(Kind::Usage, text)
         })
     }

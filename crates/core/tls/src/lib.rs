@@ -25,3 +25,8 @@ pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates}
 pub use error::{Error, Kind};
 pub use handshake::{About, Session};
 pub use names::Names;
+
+/// The version of OpenSSL that is in use.
+pub fn library_version() -> &'static str {
+    openssl::version::version()
+}

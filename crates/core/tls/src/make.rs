@@ -63,12 +63,14 @@ pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, E
     Ok(paths.into())
 }
 
-/// Makes a file with a new key for each user, readable only by its owner.
+/// Makes a file with a new key for each user, readable only by its owner, or adds them to the users
+/// of such a file.
 ///
 /// # Errors
-/// The file exists or cannot be written; a user name that is invalid, or listed twice.
+/// The file cannot be read or written, or is no file of keys; a user name that is invalid, listed
+/// twice, or in the file already.
 pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
-    absent(path)?;
+    let known = users_of(path)?;
     let mut text = String::new();
     for (index, user) in users.iter().enumerate() {
         if user.is_empty() || user.len() > 128 || user.contains([':', '\n', '\r', '\0', '#']) {
@@ -77,13 +79,57 @@ pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
         if users[..index].contains(user) {
             return Err(Error::new(Kind::Setup, format!("user {user:?} is named twice")));
         }
+        if known.as_ref().is_some_and(|known| known.contains(user)) {
+            let text = format!("{} has a key for user {user:?} already", path.display());
+            return Err(Error::new(Kind::File, text));
+        }
         let mut key = [0; KEY];
         let made = openssl::rand::rand_bytes(&mut key);
         made.map_err(|stack| Error::setup("cannot make a key", &stack))?;
         let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         text += &format!("{user}:{hex}\n");
     }
-    write_new(path, text.as_bytes())
+    match known {
+        None => write_new(path, text.as_bytes()),
+        Some(_) => append(path, text.as_bytes()),
+    }
+}
+
+/// The users of a file of keys; none if it does not exist.
+fn users_of(path: &Path) -> Result<Option<Vec<String>>, Error> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let text = format!("cannot read {}: {error}", path.display());
+            return Err(Error::new(Kind::File, text));
+        }
+    };
+    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let users = lines.map(|line| match line.split_once(':') {
+        Some((user, key)) if key.bytes().all(|byte| byte.is_ascii_hexdigit()) => Ok(user.into()),
+        _ => {
+            let text = format!(
+                "{} exists already, and is no file of keys: choose another place",
+                path.display()
+            );
+            Err(Error::new(Kind::File, text))
+        }
+    });
+    users.collect::<Result<_, _>>().map(Some)
+}
+
+/// Adds lines to a file, on a line of their own.
+fn append(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let written = OpenOptions::new().append(true).open(path).and_then(|mut file| {
+        let ends_within_line = fs::read(path)?.last().is_some_and(|byte| *byte != b'\n');
+        if ends_within_line {
+            file.write_all(b"\n")?;
+        }
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    written.map_err(|error| cannot_write(path, &error))
 }
 
 fn absent(path: &Path) -> Result<(), Error> {

@@ -383,7 +383,7 @@ pub(crate) fn begin(
     let mut flags = debug::Flags::new(&settings.debug);
     flags.set(&library, &name);
     let mut listening = Listening::by(shutdown.clone());
-    listening.from(&library);
+    library.symbol_of_init().into_iter().for_each(|address| listening.from(address));
     let (filtered, described) = (!settings.filters.is_empty(), abi);
     if filtered {
         if asynchronous.is_some() {
@@ -392,7 +392,7 @@ pub(crate) fn begin(
         }
         let mut loaded = |library: &Library, filter: &str| {
             flags.set(library, filter);
-            listening.from(library);
+            library.symbol_of_init().into_iter().for_each(|address| listening.from(address));
         };
         abi =
             filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut loaded)?);

@@ -13,7 +13,6 @@ use std::sync::{Mutex, MutexGuard};
 use blockhaul_catalog::Shutdown;
 
 use crate::context;
-use crate::load::Library;
 
 /// By the address at which a shared object begins.
 static SERVERS: Mutex<BTreeMap<usize, Shutdown>> = Mutex::new(BTreeMap::new());
@@ -34,9 +33,9 @@ impl Listening {
         Listening { shutdown, objects: Vec::new() }
     }
 
-    /// Those out of this shared object.
-    pub(crate) fn from(&mut self, library: &Library) {
-        if let Some(object) = library.symbol_of_init().and_then(object_of) {
+    /// Those out of the shared object that holds this address.
+    pub(crate) fn from(&mut self, address: *const c_void) {
+        if let Some(object) = object_of(address) {
             servers().insert(object, self.shutdown.clone());
             self.objects.push(object);
         }

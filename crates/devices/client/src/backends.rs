@@ -33,6 +33,10 @@ impl Backend for NbdUri {
         &["nbd", "nbd+unix", "nbds", "nbds+unix", "nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"]
     }
 
+    fn refused_schemes(&self) -> &'static [&'static str] {
+        &["nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"]
+    }
+
     fn operand(&self) -> &'static str {
         "//[USER@][HOST[:PORT]]/[EXPORT][?socket=PATH][&tls-…]"
     }

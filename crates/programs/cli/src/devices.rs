@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, LayerKind, Param, Registry, Stack};
+use blockhaul_catalog::{
+    Adjustable, AnyKind, AnyLayer, Backend, Layer, LayerKind, Param, Registry, Stack,
+};
 
 use crate::{manual, signals};
 
@@ -111,8 +113,8 @@ pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjus
     names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }
 
-/// The devices and layers with their options, for the help.
-pub fn help() -> String {
+/// The devices with their options, for the help.
+pub fn devices_help() -> String {
     let registry = registry(Duration::ZERO);
     let mut text = String::from("DEVICES\n");
     text +=
@@ -125,26 +127,62 @@ pub fn help() -> String {
         26,
     );
     for backend in &registry.backends {
-        let Some(scheme) = backend.schemes().first() else { continue };
-        if *scheme == registry.command {
-            continue;
+        if !backend.schemes().contains(&registry.command) {
+            text += &device_help(&**backend);
         }
-        text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
-        if backend.schemes().len() > 1 {
-            let others = backend.schemes().join(" ");
-            text += &indented(&format!("schemes: {others}"), 28);
-        }
-        example(&mut text, backend.example());
-        params(&mut text, backend.params());
     }
     text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
              URIs,\n  %XX is a byte. Sizes: a number and b k m g t p e (base 1024, either case), KiB \
-             MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n\nLAYERS\n";
-    for layer in registry.layers_and_gates() {
-        text += &entry(layer.name(), layer.summary(), 26);
-        example(&mut text, layer.example());
-        params(&mut text, layer.params());
+             MiB GiB TiB, or\n  s for sectors of 512 bytes. Rates are bytes per second.\n";
+    text
+}
+
+/// The layers and gates with their options, for the help.
+pub fn layers_help() -> String {
+    let kinds = registry(Duration::ZERO).layers_and_gates();
+    format!("LAYERS\n{}", kinds.iter().map(layer_help).collect::<String>())
+}
+
+/// One device or layer with its options, by its scheme or name.
+pub fn topic(name: &str) -> Option<String> {
+    let registry = registry(Duration::ZERO);
+    let is_named =
+        |backend: &&Arc<dyn Backend>| backend.schemes().contains(&name) && name != registry.command;
+    if let Some(backend) = registry.backends.iter().find(is_named) {
+        return Some(device_help(&**backend));
     }
+    let kind = registry.kind(name).ok()?;
+    let manual = kind.manual().split("\n\n").map(|paragraph| indented(paragraph, 2));
+    Some(format!("{}\n{}", layer_help(&kind), manual.collect::<Vec<_>>().join("\n")))
+}
+
+/// The names of all topics that [`topic`] knows.
+pub fn topics() -> Vec<&'static str> {
+    let registry = registry(Duration::ZERO);
+    let schemes = registry.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
+    let schemes = schemes.filter(|scheme| *scheme != registry.command);
+    schemes.chain(registry.layers_and_gates().iter().map(AnyKind::name)).collect()
+}
+
+fn device_help(backend: &dyn Backend) -> String {
+    let mut text = String::new();
+    let is_usable = |scheme: &&str| !backend.refused_schemes().contains(scheme);
+    let schemes: Vec<_> = backend.schemes().iter().copied().filter(is_usable).collect();
+    let Some(scheme) = schemes.first() else { return text };
+    text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
+    if schemes.len() > 1 {
+        let others = schemes.join(" ");
+        text += &indented(&format!("schemes: {others}"), 28);
+    }
+    example(&mut text, backend.example());
+    params(&mut text, backend.params());
+    text
+}
+
+fn layer_help(kind: &AnyKind) -> String {
+    let mut text = entry(kind.name(), kind.summary(), 26);
+    example(&mut text, kind.example());
+    params(&mut text, kind.params());
     text
 }
 
@@ -214,10 +252,15 @@ mod tests {
 
     #[test]
     fn the_help_names_every_device_and_layer_and_keeps_its_width() {
-        let text = help();
+        let text = devices_help() + &layers_help();
         for name in ["memory:SIZE", "pattern:", "nbd+unix", "[ CMD ARG… ]", "readonly"] {
             assert!(text.contains(name), "{name} in {text}");
         }
+        for name in topics() {
+            let text = topic(name).unwrap();
+            assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        }
+        assert_eq!(topic("what"), None);
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
 

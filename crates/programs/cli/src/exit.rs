@@ -195,6 +195,8 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Disconnected => "; check the messages of the server, then run it again",
         Kind::ShuttingDown => "; connect to another server, or try again later",
         Kind::Io if opening && nbd => "; check that an NBD server listens there",
+        // It has printed why, on standard error.
+        Kind::Io if text.contains("its process has ended with") => "; see its messages",
         Kind::Io if opening => "; check the storage",
         Kind::Io => "; check the storage there, then run it again",
         Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::exit::{FAILED, Failure, Outcome};
-use crate::{args, exit, manual, out};
+use crate::{args, devices, exit, manual, out};
 
 /// Writes a page for each command to `dir`, or prints the main page.
 pub fn man(dir: Option<&Path>) -> Outcome {
@@ -17,13 +17,34 @@ pub fn man(dir: Option<&Path>) -> Outcome {
         Failure::new(FAILED, format!("cannot create the directory {}: {why}", dir.display()))
     })?;
     for page in pages(&definition) {
-        let path = dir.join(format!("{}.1", page.name));
-        std::fs::write(&path, page.text()?).map_err(|error| {
-            let why = exit::plain(&error);
-            Failure::new(FAILED, format!("cannot write {}: {why}", path.display()))
-        })?;
+        write(&dir.join(format!("{}.1", page.name)), &page.text()?)?;
+    }
+    for (name, about, text) in [
+        ("devices", "what blockhaul serves, copies and inspects", devices::devices_help()),
+        ("layers", "what blockhaul puts over devices", devices::layers_help()),
+    ] {
+        let page = overview(name, about, &text);
+        write(&dir.join(format!("blockhaul-{name}.7")), page.as_bytes())?;
     }
     Ok(0)
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    std::fs::write(path, bytes).map_err(|error| {
+        let why = exit::plain(&error);
+        Failure::new(FAILED, format!("cannot write {}: {why}", path.display()))
+    })
+}
+
+/// A page of section 7, from a topic of the help.
+fn overview(name: &str, about: &str, text: &str) -> String {
+    let title = format!("blockhaul-{name}").to_uppercase();
+    format!(
+        ".TH {title} 7 \"\" \"blockhaul {}\"\n.SH NAME\nblockhaul\\-{name} \\- {about}\n{}.SH \"SEE ALSO\"\n\
+         blockhaul(1), blockhaul\\-copy(1), blockhaul\\-serve(1)\n",
+        env!("CARGO_PKG_VERSION"),
+        manual::sections(text)
+    )
 }
 
 /// A page, for a command.
@@ -69,6 +90,8 @@ impl Page {
             .bin_name(self.typed.clone())
             .version(env!("CARGO_PKG_VERSION"))
             .after_long_help(clap::builder::Resettable::Reset)
+            // Only the program itself has --version.
+            .disable_version_flag(self.above.is_some())
             .disable_help_subcommand(true);
         let mut bytes = Vec::new();
         clap_mangen::Man::new(command)
@@ -86,6 +109,7 @@ impl Page {
         let below = all.iter().filter(|page| page.above.as_ref() == Some(&self.name));
         let names = above.chain(below.map(|page| page.name.clone()));
         let mut names: Vec<_> = names.map(|name| format!("{name}(1)")).collect();
+        names.extend(["blockhaul-devices(7)", "blockhaul-layers(7)"].map(str::to_string));
         let related = RELATED.iter().find(|(name, _)| *name == self.name);
         names.extend(related.iter().flat_map(|(_, names)| names.iter().map(ToString::to_string)));
         let names: Vec<_> = names.iter().map(|name| name.replace('-', "\\-")).collect();
@@ -136,6 +160,9 @@ mod tests {
         let pages: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(Result::unwrap).collect();
         assert!(pages.len() > 20, "{pages:?}");
         for page in pages {
+            if page.path().extension().is_some_and(|section| section == "7") {
+                continue;
+            }
             let text = std::fs::read_to_string(page.path()).unwrap();
             for section in ["SYNOPSIS", "OPTIONS", "EXIT STATUS", "EXAMPLES", "SEE ALSO"] {
                 let heading = text.lines().filter(|line| {
@@ -146,17 +173,23 @@ mod tests {
             // Pages that it refers to exist.
             let also = text.rsplit_once("SEE ALSO\"\n").unwrap().1.replace("\\-", "-");
             for name in also.trim().split(", ").filter(|name| name.starts_with("blockhaul")) {
-                let file = name.trim_end_matches("(1)");
-                assert!(dir.path().join(format!("{file}.1")).exists(), "{name} in {page:?}");
+                let file = name.replace('(', ".").replace(')', "");
+                assert!(dir.path().join(file).exists(), "{name} in {page:?}");
             }
         }
         for (name, _) in RELATED {
             assert!(dir.path().join(format!("{name}.1")).exists(), "{name}");
         }
-        assert!(!dir.path().join("blockhaul-man.1").exists());
         // Its own sections, and no page that does not exist.
+        let text = std::fs::read_to_string(dir.path().join("blockhaul-devices.7")).unwrap();
+        assert!(text.contains("\n.SH \"DEVICES\"\n") && text.contains("memory:SIZE"), "{text}");
+        let text = std::fs::read_to_string(dir.path().join("blockhaul-layers.7")).unwrap();
+        assert!(text.contains("\n.SH \"LAYERS\"\n") && text.contains("readonly"), "{text}");
         let text = std::fs::read_to_string(dir.path().join("blockhaul.1")).unwrap();
-        assert!(text.contains("\n.SH \"DEVICES\"\n") && !text.contains("EXTRA"), "{text}");
+        assert!(
+            text.contains("\n.SH \"DEVICES AND LAYERS\"\n") && !text.contains("EXTRA"),
+            "{text}"
+        );
         assert!(!text.contains("help(1)"), "{text}");
         // Subcommands, too, whose names the parent's page refers to.
         let text = std::fs::read_to_string(dir.path().join("blockhaul-bench-load.1")).unwrap();

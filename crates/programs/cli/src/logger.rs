@@ -7,6 +7,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use serde_json::{Map, Value};
 
 use crate::out::one_line;
+use crate::syslog::{self, Severity};
 
 struct Stderr;
 
@@ -18,6 +19,9 @@ impl Log for Stderr {
     fn log(&self, record: &Record<'_>) {
         if !self.enabled(record.metadata()) {
             return;
+        }
+        if SYSLOG.load(Ordering::Relaxed) {
+            return to_syslog(record);
         }
         if JSON.load(Ordering::Relaxed) {
             return out_json(object(record));
@@ -37,6 +41,28 @@ impl Log for Stderr {
     }
 
     fn flush(&self) {}
+}
+
+/// Whether records go to the system's log.
+static SYSLOG: AtomicBool = AtomicBool::new(false);
+
+/// Sends later records to the system's log instead of standard error.
+pub fn use_syslog() {
+    SYSLOG.store(true, Ordering::Relaxed);
+}
+
+fn to_syslog(record: &Record<'_>) {
+    let severity = match record.level() {
+        Level::Error => Severity::Error,
+        Level::Warn => Severity::Warning,
+        Level::Info => Severity::Info,
+        Level::Debug | Level::Trace => Severity::Debug,
+    };
+    let text = match JSON.load(Ordering::Relaxed) {
+        true => Value::Object(object(record)).to_string(),
+        false => one_line(&record.args().to_string()),
+    };
+    syslog::send("blockhaul", severity, &text);
 }
 
 /// Whether records are JSON.
@@ -73,6 +99,14 @@ pub fn failure(command: &str, text: &str) {
     match JSON.load(Ordering::Relaxed) {
         true => out_json(beginning(Level::Error, text)),
         false => crate::out::error(&format!("blockhaul: {command}{}\n", one_line(text))),
+    }
+}
+
+/// Prints a message that is not a warning and does not depend on `--verbose`.
+pub fn announce(text: &str) {
+    match JSON.load(Ordering::Relaxed) {
+        true => out_json(beginning(Level::Info, text)),
+        false => crate::out::error(&format!("blockhaul: {}\n", one_line(text))),
     }
 }
 

@@ -32,6 +32,8 @@ mod ends;
 mod exit;
 mod figures;
 mod generate;
+mod help;
+mod image_format;
 mod info;
 mod jobfile;
 mod jobs;
@@ -48,12 +50,15 @@ mod ranges;
 mod serve;
 mod session;
 mod signals;
+mod syslog;
 mod tls_init;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use args::Command;
+use std::sync::Arc;
+
 use blockhaul_catalog::brackets;
 use exit::{Failure, Outcome};
 
@@ -63,6 +68,9 @@ const PLUGINS_END: Duration = Duration::from_secs(10);
 fn main() -> ExitCode {
     // Continuing after a panic could write wrong data, and this program has no other duties.
     blockhaul_io::abort_on_panic();
+    // The limit of `ulimit -f` is then an error of a write. Programs that this one starts do not
+    // inherit a handler. It can only fail for signals that cannot be handled.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
     // A cache that could not be written back at the end has lost accepted data.
@@ -101,6 +109,7 @@ fn run() -> ExitCode {
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
         Command::Bench(args) => bench::run(*args, &groups),
         Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
+        Command::Help(args) => report("help: ", help::run(&args)),
         Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
         Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
     }

@@ -12,8 +12,7 @@ use std::path::Path;
 use quick_xml::events::{BytesStart, Event};
 use serde_json::Value;
 
-use crate::check;
-use crate::exit::{self, Failure};
+use crate::exit::{self, Failure, plain};
 
 /// Maximum length of a list in bytes.
 const LIST_MAX: u64 = 512 << 20;
@@ -35,7 +34,7 @@ pub fn read(path: &Path) -> Result<Vec<(u64, u64)>, Failure> {
     } else {
         std::fs::File::open(path).and_then(|file| file.take(LIST_MAX + 1).read_to_string(&mut text))
     };
-    let len = read.map_err(|error| failed(check::unread(&error)))?;
+    let len = read.map_err(|error| failed(plain(&error)))?;
     if len as u64 > LIST_MAX {
         return Err(failed(format!("the list is longer than {LIST_MAX} bytes")));
     }

@@ -84,8 +84,14 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     let mut words = words(&["blockhaul", "serve"]);
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and error texts of clients with nbdkit's.
-    let like_nbdkit =
-        ["--any-name", "--no-extended", "--no-block-sizes", "--hangup-stops", "--no-locks"];
+    let like_nbdkit = [
+        "--any-name",
+        "--no-extended",
+        "--no-block-sizes",
+        "--hangup-stops",
+        "--no-locks",
+        "--quiet",
+    ];
     words.extend(like_nbdkit.map(OsString::from));
     // nbdkit's limit for reads and writes.
     words.push("--limit=payload=64M".into());

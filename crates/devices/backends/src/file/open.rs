@@ -383,6 +383,9 @@ impl Open<'_> {
                 "cannot open it: check the name, or create it first, for example with truncate -s 10G \
                  FILE"
             }
+            Errno::NOENT if is_host_and_port(&self.target) => {
+                "cannot open it: for an NBD server write nbd://HOST:PORT"
+            }
             Errno::NOENT => "cannot open it: check the name",
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.target_size.is_some() => {
                 "cannot open it for writing: choose another place, or change the permissions"
@@ -462,4 +465,12 @@ fn no_direct() -> Error {
 
 fn system(text: impl Into<std::borrow::Cow<'static, str>>, errno: Errno) -> Error {
     Error::system(text, errno.into())
+}
+
+/// Whether a path looks like the address of a server.
+fn is_host_and_port(target: &Target) -> bool {
+    let text = target.rest.to_string_lossy();
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_host = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);
+    !host.is_empty() && host.chars().all(is_host) && port.parse::<u16>().is_ok()
 }

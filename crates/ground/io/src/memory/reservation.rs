@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::block::{ALIGN, Block};
 use super::buf::Buf;
-use super::charge::Charge;
+use super::charge::{Charge, InUse, KeptCharge};
 use super::pool::{Hold, Pool, TooLarge, class};
 use super::route_counters::RouteCounters;
 
@@ -104,11 +103,10 @@ impl Reservation {
         if self.kept.is_none()
             && let Some(pool) = &self.pool
         {
-            let (pool, cost, in_use) = (pool.clone(), self.cost, AtomicBool::new(true));
-            self.kept = Some(InUse(Arc::new(KeptCharge { pool, cost, in_use })));
+            self.kept = Some(KeptCharge::in_use(pool.clone(), self.cost));
         }
         let (pool, memory) = (self.pool.clone(), self.memory.clone());
-        let kept = self.kept.as_ref().map(|kept| kept.0.clone());
+        let kept = self.kept.as_ref().map(InUse::charge);
         KeptReservation { pool, memory, cost: self.cost, len: self.len, park: self.park, kept }
     }
 
@@ -198,29 +196,6 @@ impl fmt::Debug for Reservation {
     }
 }
 
-/// What is charged to a pool for a request and its repetitions; given back when nobody keeps or uses it.
-pub(super) struct KeptCharge {
-    pool: Pool,
-    cost: u64,
-    /// A reservation or a buffer has it.
-    in_use: AtomicBool,
-}
-
-impl Drop for KeptCharge {
-    fn drop(&mut self) {
-        self.pool.release_all(self.cost);
-    }
-}
-
-/// The one reservation or buffer that has a charge.
-pub(super) struct InUse(Arc<KeptCharge>);
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        self.0.in_use.store(false, SeqCst);
-    }
-}
-
 /// Memory that stays reserved for a request that may be repeated ([`Reservation::keep`]).
 pub struct KeptReservation {
     pool: Option<Pool>,
@@ -235,13 +210,14 @@ impl KeptReservation {
     /// The same reservation again, after the request that had it has ended. It waits only where a buffer of
     /// that request is still in use, because the kernel or a peer is not done with it.
     pub async fn again(&self) -> Result<Reservation, TooLarge> {
-        let mut room = match (&self.pool, &self.kept) {
-            (Some(pool), Some(kept)) if !kept.in_use.swap(true, SeqCst) => {
+        let free = self.kept.as_ref().and_then(KeptCharge::take);
+        let mut room = match (&self.pool, free) {
+            (Some(pool), Some(kept)) => {
                 let mut room = Reservation::of(pool, self.cost, self.len);
-                room.kept = Some(InUse(kept.clone()));
+                room.kept = Some(kept);
                 room
             }
-            (Some(pool), _) => pool.reserve(self.len).await?,
+            (Some(pool), None) => pool.reserve(self.len).await?,
             (None, _) => Reservation::unpooled(self.len),
         };
         (room.park, room.memory) = (self.park, self.memory.clone());

@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_cannot_be_measured_is_an_error() {
         assert!(run(&["/no/such/device"]).is_err());
-        assert!(run(&["data:"]).unwrap_err().to_string().contains("empty"));
+        assert!(run(&["memory:0"]).unwrap_err().to_string().contains("empty"));
         assert!(run(&["zero:1M", "--write"]).is_err());
         assert!(run(&["zero:1M", "--time", "1ms"]).is_err());
     }

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::check::{Checksum, Compare, Reading, Verify};
-pub use self::copy::Copy;
+pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand};
 pub use self::info::{Info, Map};
 pub use self::serve::{Serve, ServeExport, ServeTls};
@@ -28,7 +28,7 @@ use crate::{brackets, devices, exit, out};
 /// Serve, copy and inspect disk images over NBD.
 ///
 /// A device is a file, a disk, memory, an export of an NBD server and more. All commands use the same
-/// notation for devices; see DEVICES below.
+/// notation for devices; see blockhaul help devices.
 #[derive(Debug, Parser)]
 #[command(name = "blockhaul", version, infer_long_args = true)]
 pub struct Cli {
@@ -44,8 +44,8 @@ pub enum Command {
     ///
     /// Serve any device to NBD clients until a signal (SIGTERM, SIGINT) stops the server. The
     /// options are those of nbdkit, except that --export names what is served. Without --unix and
-    /// --port, listen on TCP port 10809 of all addresses. The server goes to the background once it
-    /// is ready, unless --foreground or --run is given or it was started by socket activation.
+    /// --port, listen on TCP port 10809 of all addresses. The server prints what it serves when it is
+    /// ready; with --background, the command returns then.
     Serve(Box<Serve>),
     /// Copy a device to another
     ///
@@ -97,12 +97,23 @@ pub enum Command {
     Bench(Box<blockhaul_bench::Args>),
     /// Show version, abilities and thread model of a plugin
     Plugin(Plugin),
+    /// Show the help of a command, or of a topic
+    ///
+    /// Topics: devices, layers, the scheme of a device (memory), the name of a layer (rate),
+    /// exit-status, job.
+    Help(Help),
     /// Write the man pages
-    #[command(hide = true)]
     Man(Man),
     /// Write completions for a shell
-    #[command(hide = true)]
     Completions(Completions),
+}
+
+/// Options of `blockhaul help`.
+#[derive(Debug, Args)]
+pub struct Help {
+    /// A command, or a topic
+    #[arg(value_name = "COMMAND | TOPIC")]
+    pub topic: Vec<String>,
 }
 
 /// Options of `blockhaul man`.
@@ -138,13 +149,10 @@ pub struct Completions {
 
 /// The command line's definition, with help on devices and exit statuses.
 pub fn definition() -> clap::Command {
-    let statuses = || {
-        let rows = exit::TABLE.iter().map(|(status, what)| devices::entry(status, what, 10));
-        format!("EXIT STATUS\n{}", rows.collect::<String>())
-    };
-    let about_devices = devices::help();
-    let with = |examples: &str| format!("{examples}\n{about_devices}\n{}", statuses());
+    let with = |examples: &str| format!("{examples}\n{MORE}\n{}", statuses());
     let command = Cli::command()
+        .long_version(long_version())
+        .disable_help_subcommand(true)
         .after_long_help(with(EXAMPLES))
         .mut_subcommand("serve", |command| {
             command.after_long_help(with(&format!("{}\n{}", serve::EXAMPLES, serve::limits())))
@@ -163,6 +171,14 @@ pub fn definition() -> clap::Command {
     pages::complete(command, "")
 }
 
+/// Where devices and layers are described: they are the same for all commands.
+const MORE: &str = "\
+DEVICES AND LAYERS
+  blockhaul help devices    all devices and their options
+  blockhaul help layers     all layers and their options
+  blockhaul help NAME       one of them, for example blockhaul help memory
+";
+
 const EXAMPLES: &str = "\
 EXAMPLES
   Copy an export of a server to a file and verify it:
@@ -173,12 +189,65 @@ EXAMPLES
       blockhaul info --list nbd://server
 ";
 
+/// The help of a command, given by its words, as `--help` prints it; `None`: no such command.
+pub fn help_of(words: &[String]) -> Option<clap::builder::StyledStr> {
+    let mut definition = definition();
+    definition.build();
+    let mut command = &mut definition;
+    for word in words {
+        command = command.find_subcommand_mut(word)?;
+    }
+    Some(command.render_long_help())
+}
+
+/// The output of `--version`: what a report of an error needs.
+fn long_version() -> String {
+    let commit = match env!("BLOCKHAUL_COMMIT") {
+        "" => String::new(),
+        commit => format!("commit: {commit}\n"),
+    };
+    let features =
+        [("luks", cfg!(feature = "luks")), ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins"))];
+    let features: Vec<_> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let kernel = rustix::system::uname();
+    format!(
+        "{}\n{commit}features: {}\nOpenSSL: {}\nkernel: {}",
+        env!("CARGO_PKG_VERSION"),
+        features.join(" "),
+        blockhaul_tls::library_version(),
+        kernel.release().to_string_lossy()
+    )
+}
+
+/// The exit statuses, for the help.
+pub fn statuses() -> String {
+    let rows = exit::TABLE.iter().map(|(status, what)| devices::entry(status, what, 10));
+    format!("EXIT STATUS\n{}", rows.collect::<String>())
+}
+
 /// Parses the words of a command line, groups replaced.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut definition = definition();
     let parsed = definition.try_get_matches_from_mut(words);
-    let matches = parsed.map_err(|error| error.format(&mut definition))?;
+    let matches = parsed.map_err(|error| with_own_tip(error).format(&mut definition))?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
+}
+
+/// The error, without clap's advice to write an unknown option behind `--`, which is wrong for all
+/// but names of files; with the option that is meant, if it is known.
+fn with_own_tip(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    if error.kind() != clap::error::ErrorKind::UnknownArgument {
+        return error;
+    }
+    error.remove(ContextKind::Suggested);
+    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
+        && word == "--layer"
+    {
+        let tip = "use --source-layer or --target-layer: a layer is put over one side".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    }
+    error
 }
 
 /// An option of `copy` that was given, by its long name, and its values; a flag has none.

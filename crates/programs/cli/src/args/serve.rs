@@ -74,9 +74,22 @@ pub struct Serve {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
-    /// Stay in the foreground
+    /// Return when ready, and serve in the background
+    ///
+    /// Messages then go to standard error if that is a file, else to syslog.
+    #[arg(
+        long,
+        conflicts_with_all = ["foreground", "run", "single", "exit_with_parent"]
+    )]
+    pub background: bool,
+
+    /// Stay in the foreground (the default)
     #[arg(short, long, alias = "no-fork")]
     pub foreground: bool,
+
+    /// Do not print what is served, and to whom, when ready
+    #[arg(short, long)]
+    pub quiet: bool,
 
     /// Write the process ID to this file when ready
     #[arg(short = 'P', long, alias = "pid-file", value_name = "FILE")]
@@ -120,7 +133,7 @@ pub struct Serve {
     #[arg(long, value_name = "LABEL")]
     pub selinux_label: Option<String>,
 
-    /// Exit when the parent process exits; implies --foreground
+    /// Exit when the parent process exits
     #[arg(long)]
     pub exit_with_parent: bool,
 
@@ -323,8 +336,10 @@ pub struct ServeTls {
 
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
-  Serve an image on this machine only, in the foreground:
-      blockhaul serve -f -i localhost disk.raw
+  Serve an image on this machine only:
+      blockhaul serve -i localhost disk.raw
+  Serve in the background, until the process with the ID in the file is stopped:
+      blockhaul serve --background -P /run/disk.pid -U /run/disk.sock disk.raw
   Serve for the duration of a copy:
       blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
   Serve only to clients that have a key:

@@ -1,16 +1,10 @@
 //! The log of a server in nbdkit's place: standard error, the system's log, or none.
 
-use std::os::unix::net::UnixDatagram;
-
 use blockhaul_command_lines::nbdkit::{Line, Log};
 use log::{Level, Metadata, Record};
 
 use crate::out::{self, one_line};
-
-/// The socket of the system's log (syslog(3)).
-const SYSLOG: &str = "/dev/log";
-/// Facility daemon, severity error.
-const DAEMON_ERROR: u8 = 3 << 3 | 3;
+use crate::syslog::{self, Severity};
 
 /// Reports an error before there is a server.
 pub fn error(text: &str) {
@@ -46,7 +40,8 @@ impl log::Log for Logger {
         let text = one_line(&record.args().to_string());
         match self.to {
             Log::Null => {}
-            Log::Syslog => syslog(&format!("{level}: {text}")),
+            // nbdkit sends everything with this severity.
+            Log::Syslog => syslog::send("nbdkit", Severity::Error, &format!("{level}: {text}")),
             Log::Usual | Log::Stderr => {
                 out::error(&format!("nbdkit: {level}: {text}\n"));
             }
@@ -79,13 +74,6 @@ fn escaped(bytes: &[u8]) -> String {
         }
     }
     text
-}
-
-fn syslog(text: &str) {
-    let Ok(socket) = UnixDatagram::unbound() else { return };
-    let message = format!("<{DAEMON_ERROR}>nbdkit[{}]: {text}", std::process::id());
-    // Without a system log, the message is lost.
-    let _ = socket.send_to(message.as_bytes(), SYSLOG);
 }
 
 /// Starts logging before the server does, which then only sets the level.

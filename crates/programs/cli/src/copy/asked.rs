@@ -1,5 +1,6 @@
 //! The options of one copy on the command line, and checks for invalid combinations.
 
+use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 
 use blockhaul_catalog::Spec;
@@ -8,6 +9,7 @@ use blockhaul_engine::{ByKernel, Options};
 use crate::args;
 use crate::ends::{self, full, same};
 use crate::exit::{self, Failure, plain};
+use crate::image_format::{self, Use};
 
 /// The engine's options for a command line.
 pub(super) fn options(args: &args::Copy) -> Options {
@@ -42,11 +44,32 @@ pub(super) fn options(args: &args::Copy) -> Options {
     }
 }
 
+/// Warns where the bytes of an image in a format are copied or overwritten, and not the disk in it.
+pub(super) fn warn_of_formats(args: &args::Copy, source: &Spec, target: &Spec) {
+    let ends = [
+        (source, !args.source_layer.is_empty(), Use::Source),
+        (target, !args.target_layer.is_empty(), Use::Target),
+    ];
+    if image_format::same_extension(source, target) {
+        return;
+    }
+    for (spec, layered, used) in ends {
+        if let Some(text) = image_format::warning(spec, layered, used) {
+            log::warn!("{text}");
+        }
+    }
+}
+
 /// Refuses invalid combinations, before anything is opened.
 pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
     let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
     if pipes == [true, true] {
         return Err(Failure::usage("copies from - to -: one of them must be a device"));
+    }
+    if pipes[1] && std::io::stdout().is_terminal() {
+        let text =
+            "standard output is a terminal: redirect it to a file, or to a program that reads it";
+        return Err(Failure::usage(text));
     }
     if args.journal.is_some() && pipes != [false, false] {
         let text =

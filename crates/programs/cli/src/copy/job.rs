@@ -120,6 +120,7 @@ impl Job {
         let [source_through, target_through] = seen_through;
         let seen_through = [source_through?, target_through?];
         asked::check_ends(args, &source, &target)?;
+        asked::warn_of_formats(args, &source, &target);
         let part = Part::new(args, &source, &target)?;
         let mut options = asked::options(args);
         part.set(&mut options);
@@ -298,6 +299,15 @@ impl Job {
                 "{} does not exist, but the journal records a copy to it: use --restart to copy everything \
                  again",
                 self.target
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        let is_empty = source.device().facts().size == 0 && !self.part.is_some();
+        if is_empty && let Some(lost) = path_of(&self.target).and_then(|path| len_of(&path)) {
+            let text = format!(
+                "the source {} is empty: {lost} bytes of {} would be lost; remove the target first if \
+                 that is intended",
+                self.source, self.target
             );
             return Err(Failure::new(exit::OPEN, text));
         }
@@ -677,6 +687,12 @@ fn standard(fd: std::io::Result<OwnedFd>) -> Result<OwnedFd, Failure> {
 /// The file or block device of a standard stream, if it is one.
 fn files_of(fd: impl AsFd) -> Vec<FileId> {
     blockhaul_backends::identity_of(fd).into_iter().collect()
+}
+
+/// The length of a regular file that is not empty.
+fn len_of(path: &Path) -> Option<u64> {
+    let data = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    (data.len() > 0).then_some(data.len())
 }
 
 fn is_absent(path: &Path) -> bool {

@@ -9,11 +9,12 @@ use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
+use rustix::fs::FileType;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::stdio;
 use crate::exit::{FAILED, Failure, Outcome, plain};
-use crate::out;
+use crate::{logger, out};
 
 /// Ends the child's output, and signals that it is ready.
 const READY: u8 = 0;
@@ -30,7 +31,8 @@ pub fn start() -> Outcome {
 /// ready.
 pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcome {
     let cannot = |error: std::io::Error| {
-        let text = format!("cannot go to the background: {}; try --foreground", plain(&error));
+        let text =
+            format!("cannot go to the background: {}; serve without --background", plain(&error));
         Failure::new(FAILED, text)
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;
@@ -85,8 +87,9 @@ impl Background {
         Ok(Background { entered: true })
     }
 
-    /// Prints `text`, signals that the server is ready, and detaches from the terminal: only a
-    /// verbose server keeps standard error.
+    /// Prints `text`, signals that the server is ready, and detaches from the terminal. Standard
+    /// error is kept if the server is verbose or it is a file; a terminal or a pipe would be kept
+    /// busy, so messages go to the system's log instead.
     pub fn ready(&self, text: &str, verbose: bool) -> Result<(), Failure> {
         if !self.entered {
             return stdio::print(text.as_bytes());
@@ -100,7 +103,10 @@ impl Background {
         stdio::print(&message)?;
         rustix::stdio::dup2_stdin(null.as_fd()).map_err(|error| cannot(error.into()))?;
         rustix::stdio::dup2_stdout(null.as_fd()).map_err(|error| cannot(error.into()))?;
-        if !verbose {
+        let is_file = rustix::fs::fstat(std::io::stderr())
+            .is_ok_and(|data| FileType::from_raw_mode(data.st_mode) == FileType::RegularFile);
+        if !verbose && !is_file {
+            logger::use_syslog();
             rustix::stdio::dup2_stderr(null.as_fd()).map_err(|error| cannot(error.into()))?;
         }
         // So that no file system is kept busy.

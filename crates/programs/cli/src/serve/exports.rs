@@ -18,6 +18,7 @@ use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups};
 use crate::devices;
 use crate::exit::Failure;
+use crate::image_format::{self, Use};
 
 /// The requested exports.
 pub struct Wanted {
@@ -116,6 +117,12 @@ impl Wanted {
         let (per_client, trace) = (args.per_client, args.trace);
         let wanted = Wanted { registry, exports, layers, any_name, per_client, trace };
         wanted.check()?;
+        for one in &wanted.exports {
+            let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
+            if let Some(text) = image_format::warning(&one.spec, layered, Use::Served) {
+                log::warn!("{text}");
+            }
+        }
         Ok(wanted)
     }
 
@@ -159,6 +166,11 @@ impl Wanted {
     pub fn shown(&self) -> String {
         let all: Vec<_> = self.exports.iter().map(|one| one.spec.to_string()).collect();
         all.join(", ")
+    }
+
+    /// Whether clients may write to any of them, if the storage can be written.
+    pub fn may_write(&self) -> bool {
+        self.exports.iter().any(|one| one.intent.write)
     }
 
     fn has_several(&self) -> bool {

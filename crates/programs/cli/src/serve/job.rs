@@ -1,6 +1,8 @@
 //! The workers' part of a server: opens devices and sockets, changes the user, signals readiness,
 //! and stops.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ use super::tls::Secured;
 use super::{command, figures, stdio, system};
 use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{self, Address};
-use crate::{out, signals};
+use crate::{logger, out, signals};
 
 /// Time for clients to read their last replies; waited twice at most, so that they delay a stop by
 /// less than a second.
@@ -49,6 +51,8 @@ pub struct Job {
     pub pidfile: Option<std::path::PathBuf>,
     pub run: Option<String>,
     pub verbose: bool,
+    /// What is served, and to whom, is printed.
+    pub announced: bool,
 }
 
 impl Job {
@@ -86,6 +90,12 @@ impl Job {
         }
         let metrics = self.metrics.take().map(|address| serve_figures(&address, &server));
         let metrics = metrics.transpose()?;
+        if self.announced {
+            let wanted = self.table.wanted();
+            let write = if wanted.may_write() { "read-write" } else { "read-only" };
+            let audience = addresses.audience(&self.secured);
+            logger::announce(&format!("serving {} ({write}) at {uri} {audience}", wanted.shown()));
+        }
         self.change_user()?;
         self.background.ready(&say, self.verbose)?;
         let operations = Arc::new(Operations {
@@ -217,12 +227,33 @@ fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
     Failure::new(crate::exit::OPEN, text)
 }
 
-/// The output of `--print-uri`, like nbdkit's.
+/// The output of `--print-uri`, in the form of nbdkit's.
 fn for_people(uri: &str) -> String {
     let quoted = command::quoted(uri);
     format!(
-        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  nbdinfo {quoted}\n"
+        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  blockhaul info {quoted}\n"
     )
+}
+
+/// Refuses a file that is something else than a process id.
+pub(super) fn check_pidfile(path: &Path) -> Result<(), Failure> {
+    // Longer than any number.
+    const LONGEST: u64 = 32;
+    if !std::fs::metadata(path).is_ok_and(|data| data.is_file()) {
+        return Ok(());
+    }
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LONGEST).read_to_end(&mut text));
+    let is_number = text.trim_ascii().iter().all(u8::is_ascii_digit);
+    // A file that cannot be read is reported when it is written.
+    if read.is_ok() && (!is_number || text.len() as u64 == LONGEST) {
+        let text = format!(
+            "--pidfile {}: the file exists and holds no process id: choose another name, or remove it",
+            path.display()
+        );
+        return Err(Failure::usage(text));
+    }
+    Ok(())
 }
 
 fn write_pid(path: &Path) -> Result<(), Failure> {

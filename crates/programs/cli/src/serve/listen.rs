@@ -316,6 +316,24 @@ impl Listening {
 }
 
 impl Addresses {
+    /// Who may connect, and with what, for the line that a server prints when it is ready.
+    pub fn audience(&self, tls: &Secured) -> String {
+        let secured = tls.audience();
+        let is_local = |host: &str| {
+            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        };
+        match &self.tcp {
+            Some((host, _)) if is_local(host) => format!("to this machine, {secured}"),
+            Some(_) if tls.is_required() => format!("to every host that reaches it, {secured}"),
+            Some(_) => format!(
+                "to every host that reaches it, {secured}; limit that with -i ADDRESS, -U SOCKET or \
+                 --tls-psk FILE"
+            ),
+            None if self.vsock.is_some() => format!("to virtual machines, {secured}"),
+            None => format!("to users with access to the socket, {secured}"),
+        }
+    }
+
     /// Variables for `--run`, as nbdkit names them.
     pub fn variables(&self, export: &str, uri: &str) -> Vec<(&'static str, String)> {
         let socket = self.unix.as_ref().map(|path| path.display().to_string());
@@ -386,15 +404,13 @@ impl Cleanup {
         Ok(dir)
     }
 
-    /// Gives private directories and their sockets to the user that the server will run as: it
+    /// Gives its sockets and private directories to the user that the server will run as: it
     /// removes them, and its command connects.
     pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
         let give =
             |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
         self.with(|made| {
-            let private = |path: &Path| made.dirs.iter().any(|dir| path.starts_with(dir));
-            let sockets = made.sockets.iter().map(|(path, ..)| path.as_path());
-            sockets.filter(|path| private(path)).try_for_each(give)?;
+            made.sockets.iter().try_for_each(|(path, ..)| give(path))?;
             made.dirs.iter().try_for_each(|dir| give(dir))
         })
     }

@@ -69,7 +69,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         blockhaul_backends::disable_locks();
     }
     let asked = Asked::check(args, groups)?;
-    if !asked.stays_in_foreground(args) && !args.in_background {
+    if asked.goes_to_background(args) {
         return background::start();
     }
     let (background, single) = enter(args)?;
@@ -107,17 +107,17 @@ impl Asked {
         let metrics = args.metrics.clone().map(Address::absolute).transpose();
         let metrics =
             metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
+        if let Some(path) = &args.pidfile {
+            job::check_pidfile(path)?;
+        }
         let inherited = listen::activation()?;
         fit_together(args, &tls, !inherited.is_empty())?;
         Ok(Asked { wanted, limits, secured, tls, identity, metrics, inherited })
     }
 
-    fn stays_in_foreground(&self, args: &args::Serve) -> bool {
-        args.foreground
-            || args.run.is_some()
-            || args.exit_with_parent
-            || args.single
-            || !self.inherited.is_empty()
+    /// A server whose sockets are from the service manager stays where that started it.
+    fn goes_to_background(&self, args: &args::Serve) -> bool {
+        args.background && !args.in_background && self.inherited.is_empty()
     }
 }
 
@@ -180,6 +180,7 @@ fn serve(
         pidfile: args.pidfile.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
+        announced: !args.quiet && !args.single && args.run.is_none() && !is_activated(),
     };
     let (sender, served) = mpsc::channel();
     let serving = caught.until_dropped();

@@ -41,6 +41,15 @@ impl Secured {
         })
     }
 
+    /// Whether clients use TLS, in words.
+    pub fn audience(&self) -> &'static str {
+        match self.mode {
+            TlsMode::Off => "without TLS",
+            TlsMode::On => "with or without TLS",
+            TlsMode::Require => "with TLS",
+        }
+    }
+
     /// Reads keys and certificates.
     pub fn open(&self) -> Result<Tls, Failure> {
         if self.mode == TlsMode::Off {

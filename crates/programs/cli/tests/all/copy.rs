@@ -582,14 +582,14 @@ fn stopped_while_it_is_verified_it_says_that_all_is_copied() {
 #[test]
 fn words_that_cannot_be_understood() {
     assert_fails(&["tape:1", "null:"], 2, &["tape", "known are"]);
-    assert_fails(&["patern:1M", "null:"], 2, &["is pattern meant?", "known are"]);
+    assert_fails(&["patern:1M", "null:"], 2, &["did you mean pattern?"]);
     assert_fails(&["python:x.py", "null:"], 2, &["'nbdkit:python?script=x.py'"]);
     assert_fails(&["https://h/x", "null:"], 2, &["'nbdkit:curl?url=https://h/x'"]);
     assert_fails(&["qcow2:x.img", "null:"], 2, &["[ qemu-nbd -f qcow2 x.img ]"]);
     assert_fails(&["rate:1M", "null:"], 2, &["rate is a layer"]);
     assert_fails(&["memory", "null:"], 2, &["for the device write memory:SIZE"]);
     assert_fails(&["/dev/null?lock=off", "null:"], 2, &["write file:/dev/null?lock=off"]);
-    assert_fails(&["--source-layer=rat?rate=1", "null:1", "null:"], 2, &["is rate meant?"]);
+    assert_fails(&["--source-layer=rat?rate=1", "null:1", "null:"], 2, &["did you mean rate?"]);
     assert_fails(&["", "null:"], 2, &["empty"]);
     assert_fails(&["sample:1M?dta=3", "null:"], 2, &["dta", "known are"]);
     assert_fails(&["file:%zz", "null:"], 2, &["%"]);

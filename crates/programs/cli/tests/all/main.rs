@@ -8,6 +8,8 @@ mod compat;
 mod copy;
 mod escapes;
 mod examples;
+mod help;
+mod images;
 mod info;
 mod jobs;
 mod killed;

@@ -8,7 +8,8 @@ fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
     let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
-    let output = blockhaul(&["serve", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
+    let output =
+        blockhaul(&["serve", "--background", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "67108864\n");
     let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
@@ -25,7 +26,7 @@ fn in_the_background_a_failure_is_told_before_it_returns() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
     assert_fails(
-        &["serve", "-U", socket.to_str().unwrap(), "/no/such/file"],
+        &["serve", "--background", "-U", socket.to_str().unwrap(), "/no/such/file"],
         3,
         &["/no/such/file"],
     );
@@ -36,7 +37,7 @@ fn in_the_background_a_failure_is_told_before_it_returns() {
 fn in_the_background_a_failure_to_print_leaves_no_server() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
-    let script = "exec \"$0\" serve -U \"$1\" --print-uri memory:1M >/dev/full";
+    let script = "exec \"$0\" serve --background -U \"$1\" --print-uri memory:1M >/dev/full";
     let mut command = Command::new("sh");
     let output = tools::output(command.args(["-c", script, OURS]).arg(&socket), LIMIT).unwrap();
     let said = text(&output.stderr);
@@ -306,4 +307,99 @@ fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
     std::io::Read::read_to_string(&mut server.stderr.take().unwrap(), &mut said).unwrap();
     let lines = said.lines().filter(|line| line.contains("cannot accept")).count();
     assert!((1..=6).contains(&lines), "{said}");
+}
+
+#[test]
+fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let s = socket.to_str().unwrap();
+    for (more, wanted) in [
+        (
+            &["-U", s, "-r"][..],
+            format!(
+                "serving memory:1M (read-only) at nbd+unix://?socket={s} to users with access to the \
+                 socket, without TLS"
+            ),
+        ),
+        (
+            &["-i", "127.0.0.1", "-p", "0", "--tls", "off"],
+            "serving memory:1M (read-write) at nbd://127.0.0.1".to_string(),
+        ),
+        (&["-p", "0"], "to every host that reaches it, without TLS; limit that with".to_string()),
+    ] {
+        let mut command = Command::new(OURS);
+        command.arg("serve").args(more).arg("memory:1M");
+        let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("blockhaul: ") && line.contains(&wanted), "{line}");
+        assert!(server.try_wait().unwrap().is_none(), "it has ended");
+        kill_process(pid(server.id()), Signal::TERM).unwrap();
+        assert!(server.wait().unwrap().success());
+    }
+    // A command of its own is not disturbed.
+    let output = blockhaul(&["serve", "--run", "true", "memory:1M"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    let output = blockhaul(&["serve", "--background", "--run", "true", "memory:1M"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+}
+
+#[test]
+fn in_the_background_messages_go_to_a_file_that_standard_error_leads_to() {
+    let scratch = Scratch::new().unwrap();
+    let (socket, pidfile, log) = (scratch.socket("s"), scratch.file("pid"), scratch.file("log"));
+    let mut command = Command::new(OURS);
+    command.args(["serve", "--background", "--layer", "error?error=EIO&read=100%", "memory:1M"]);
+    command.arg("-U").arg(&socket).arg("-P").arg(&pidfile);
+    let status = command.stderr(std::fs::File::create(&log).unwrap()).status().unwrap();
+    assert!(status.success());
+    let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let copied = blockhaul(&["copy", "--retries", "0", &uri, "null:"]);
+    kill_process(server, Signal::TERM).unwrap();
+    assert_eq!(copied.status.code(), Some(4), "{}", text(&copied.stderr));
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(said.contains("serving memory:1M") && said.contains("EIO"), "{said}");
+}
+
+#[test]
+fn a_file_that_is_no_pid_file_is_not_overwritten() {
+    let scratch = Scratch::new().unwrap();
+    let (socket, pidfile) = (scratch.socket("s"), scratch.file("a.raw"));
+    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    for content in [&b"data"[..], &[b'1'; 100]] {
+        std::fs::write(&pidfile, content).unwrap();
+        assert_fails(&["serve", "-U", s, "-P", p, "memory:1M"], 2, &["--pidfile", p]);
+        assert_eq!(std::fs::read(&pidfile).unwrap(), content);
+    }
+    for content in ["", "4711\n"] {
+        std::fs::write(&pidfile, content).unwrap();
+        let output = blockhaul(&["serve", "-P", p, "--run", "true", "memory:1M"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn a_socket_belongs_to_the_user_of_the_server() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root changes the user");
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let script = format!("stat -c %u {0}; {OURS} info --size \"$uri\"", socket.display());
+    let path = std::path::PathBuf::from(socket.parent().unwrap());
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = blockhaul(&[
+        "serve",
+        "-U",
+        socket.to_str().unwrap(),
+        "--user",
+        "nobody",
+        "--run",
+        &script,
+        "memory:1M",
+    ]);
+    assert_eq!(text(&output.stdout), "65534\n1048576\n", "{}", text(&output.stderr));
 }

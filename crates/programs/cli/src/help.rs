@@ -1,0 +1,44 @@
+//! `blockhaul help`: commands and topics.
+
+use std::io::IsTerminal as _;
+
+use crate::exit::{Failure, Outcome};
+use crate::{args, devices, out};
+
+/// Runs `blockhaul help`.
+pub fn run(args: &args::Help) -> Outcome {
+    if let Some(help) = args::help_of(&args.topic) {
+        let text = match std::io::stdout().is_terminal() {
+            true => help.ansi().to_string(),
+            false => help.to_string(),
+        };
+        out::print(text.as_bytes())?;
+        return Ok(0);
+    }
+    let text = match &args.topic[..] {
+        [topic] => topic_text(topic),
+        _ => None,
+    };
+    let Some(text) = text else { return Err(unknown(&args.topic.join(" "))) };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+fn topic_text(topic: &str) -> Option<String> {
+    match topic {
+        "devices" | "device" => Some(devices::devices_help()),
+        "layers" | "layer" => Some(devices::layers_help()),
+        "exit-status" => Some(args::statuses()),
+        "job" => Some(args::JOB_FILES.to_string()),
+        _ => devices::topic(topic),
+    }
+}
+
+fn unknown(topic: &str) -> Failure {
+    let near = blockhaul_catalog::nearest(topic, devices::topics().into_iter());
+    let near = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+    Failure::usage(format!(
+        "there is no command or topic {topic:?}; {near}topics are devices, layers, the scheme of a \
+         device, the name of a layer, exit-status and job"
+    ))
+}

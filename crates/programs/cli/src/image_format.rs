@@ -1,0 +1,173 @@
+//! Files that hold a disk in a format of their own: a copy of their bytes is not a copy of the disk.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use blockhaul_catalog::Spec;
+
+/// A format, by bytes at a fixed offset.
+#[derive(Debug, PartialEq, Eq)]
+struct Format {
+    /// The name, as users write it.
+    name: &'static str,
+    at: usize,
+    magic: &'static [u8],
+    shown_by: ShownBy,
+}
+
+/// What shows the disk in it.
+#[derive(Debug, PartialEq, Eq)]
+enum ShownBy {
+    /// qemu-nbd, by this name of the format.
+    QemuNbd(&'static str),
+    /// A layer.
+    Layer(&'static str),
+    /// No command of ours; what to do first.
+    Other(&'static str),
+}
+
+use ShownBy::{Layer, Other, QemuNbd};
+
+/// Bytes to read.
+const HEAD: usize = 512;
+
+/// Sources: QEMU's docs/interop/qcow2.txt ("Header"); VMware's "Virtual Disk Format 5.0" (sparse
+/// extent header, descriptor); Microsoft's [MS-VHDX] 2.2.1 and its VHD specification (a dynamic disk
+/// begins with a copy of its footer); VirtualBox's VDI header; the LUKS1 and LUKS2 specifications;
+/// RFC 1952 2.3; the .xz file format 2.1.1.1.
+const FORMATS: &[Format] = &[
+    Format { name: "qcow2", at: 0, magic: b"QFI\xfb", shown_by: QemuNbd("qcow2") },
+    Format { name: "VMDK", at: 0, magic: b"KDMV", shown_by: QemuNbd("vmdk") },
+    Format { name: "VMDK", at: 0, magic: b"# Disk DescriptorFile", shown_by: QemuNbd("vmdk") },
+    Format { name: "VHDX", at: 0, magic: b"vhdxfile", shown_by: QemuNbd("vhdx") },
+    Format { name: "VHD", at: 0, magic: b"conectix", shown_by: QemuNbd("vpc") },
+    Format { name: "VDI", at: 64, magic: &[0x7f, 0x10, 0xda, 0xbe], shown_by: QemuNbd("vdi") },
+    Format { name: "LUKS1", at: 0, magic: b"LUKS\xba\xbe\0\x01", shown_by: Layer(LUKS) },
+    Format { name: "LUKS2", at: 0, magic: b"LUKS\xba\xbe\0\x02", shown_by: Other(LUKS2) },
+    Format { name: "gzip", at: 0, magic: &[0x1f, 0x8b, 8], shown_by: Layer("gz") },
+    Format { name: "xz", at: 0, magic: &[0xfd, b'7', b'z', b'X', b'Z', 0], shown_by: Layer("xz") },
+];
+
+const LUKS: &str = "luks?passphrase=+FILE";
+const LUKS2: &str = "open it with cryptsetup, and use its /dev/mapper device";
+
+/// What a file is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Its bytes are copied.
+    Source,
+    /// It is overwritten with raw bytes.
+    Target,
+    /// Its bytes are served.
+    Served,
+}
+
+/// A warning that the bytes of a file in a format are used as they are, with the command that uses
+/// the disk in it; none if the description says otherwise (`file:PATH`, layers, another device).
+pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
+    let Spec::Path(path) = spec else { return None };
+    let format = of(path).filter(|_| !layered)?;
+    // A compressed file that is overwritten has no disk of its own to be mistaken for.
+    if used == Use::Target && matches!(format.shown_by, Layer("gz" | "xz")) {
+        return None;
+    }
+    Some(format.warning(path, used))
+}
+
+/// Whether two paths have the same extension: then an image is copied as it is on purpose.
+pub fn same_extension(one: &Spec, other: &Spec) -> bool {
+    let (Spec::Path(one), Spec::Path(other)) = (one, other) else { return false };
+    one.extension().is_some() && one.extension() == other.extension()
+}
+
+fn of(path: &Path) -> Option<&'static Format> {
+    use std::os::unix::fs::FileTypeExt as _;
+    let kind = std::fs::metadata(path).ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return None;
+    }
+    let mut head = Vec::new();
+    File::open(path).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
+    FORMATS
+        .iter()
+        .find(|format| head.get(format.at..).is_some_and(|bytes| bytes.starts_with(format.magic)))
+}
+
+impl Format {
+    fn warning(&self, path: &Path, used: Use) -> String {
+        let (name, path) = (self.name, path.display());
+        let done = match used {
+            Use::Source => "and is copied as it is",
+            Use::Target => "and is overwritten with raw bytes",
+            Use::Served => "and its bytes are served as they are",
+        };
+        let instead = match (&self.shown_by, used) {
+            (QemuNbd(format), Use::Source) => {
+                format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
+            }
+            (QemuNbd(format), Use::Target) => {
+                format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
+            }
+            (QemuNbd(format), Use::Served) => {
+                format!("blockhaul serve [ qemu-nbd -f {format} {path} ]")
+            }
+            (Layer(layer), Use::Source) => {
+                format!("blockhaul copy --source-layer '{layer}' {path} TARGET")
+            }
+            (Layer(layer), Use::Target) => {
+                format!("blockhaul copy --target-layer '{layer}' SOURCE {path}")
+            }
+            (Layer(layer), Use::Served) => format!("blockhaul serve --layer '{layer}' {path}"),
+            (Other(first), _) => (*first).to_string(),
+        };
+        format!(
+            "{path} is a {name} image {done}; for the disk in it: {instead} (file:{path}: no warning)"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn images_are_recognized_by_their_first_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        for format in FORMATS {
+            let mut bytes = vec![0; format.at];
+            bytes.extend_from_slice(format.magic);
+            let path = folder.path().join("disk");
+            std::fs::write(&path, &bytes).unwrap();
+            assert_eq!(of(&path), Some(format));
+            let spec = Spec::parse(path.as_os_str()).unwrap();
+            for used in [Use::Source, Use::Served] {
+                let text = warning(&spec, false, used).unwrap();
+                assert!(text.contains(format.name), "{text}");
+            }
+            assert_eq!(warning(&spec, true, Use::Source), None, "a layer shows what is in it");
+            let mut file = OsStr::new("file:").to_owned();
+            file.push(&path);
+            assert_eq!(warning(&Spec::parse(&file).unwrap(), false, Use::Source), None);
+            std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+            assert_eq!(of(&path), None, "{}", format.name);
+        }
+        assert_eq!(of(folder.path()), None);
+    }
+
+    #[test]
+    fn the_warning_shows_the_command() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vm.qcow2");
+        std::fs::write(&path, b"QFI\xfb").unwrap();
+        let spec = Spec::parse(path.as_os_str()).unwrap();
+        let wanted = format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display());
+        assert!(warning(&spec, false, Use::Target).unwrap().contains(&wanted));
+        let other = |name: &str| Spec::parse(OsStr::new(name)).unwrap();
+        assert!(same_extension(&spec, &other("/backup/vm.qcow2")));
+        assert!(!same_extension(&spec, &other("/backup/vm.raw")));
+        assert!(!same_extension(&spec, &other("null:")));
+    }
+}

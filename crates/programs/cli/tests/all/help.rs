@@ -1,0 +1,62 @@
+//! `blockhaul help`, and advice in errors of the command line.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use blockhaul_testkit::tools::{self, text};
+
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+fn blockhaul(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).args(args), Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn topics_are_what_commands_do_not_repeat() {
+    for (topic, wanted) in [
+        ("devices", "memory:SIZE"),
+        ("layers", "extents-cache"),
+        ("memory", "memory:SIZE"),
+        ("rate", "Bytes per second"),
+        ("exit-status", "EXIT STATUS"),
+        ("job", "JOB FILES"),
+        ("copy", "Usage: blockhaul copy"),
+    ] {
+        let output = blockhaul(&["help", topic]);
+        assert!(output.status.success(), "{topic}: {}", text(&output.stderr));
+        assert!(text(&output.stdout).contains(wanted), "{topic}: {}", text(&output.stdout));
+    }
+    assert_eq!(blockhaul(&["help"]).stdout, blockhaul(&["--help"]).stdout);
+    let inner = blockhaul(&["help", "ctl", "clients"]);
+    assert_eq!(inner.stdout, blockhaul(&["ctl", "clients", "--help"]).stdout);
+    let wrong = blockhaul(&["help", "memroy"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("did you mean memory?"), "{}", text(&wrong.stderr));
+    for command in ["copy", "serve", "info", "map", "compare", "verify", "checksum", "ctl"] {
+        let lines = text(&blockhaul(&[command, "--help"]).stdout).lines().count();
+        assert!((60..=400).contains(&lines), "{command}: {lines} lines");
+    }
+}
+
+#[test]
+fn a_wrong_option_gets_advice_that_fits() {
+    let output = blockhaul(&["copy", "--layer", "cow", "memory:1M", "null:"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("--source-layer or --target-layer") && !said.contains("-- --"), "{said}");
+    let said = text(&blockhaul(&["map", "-R", "memory:1M"]).stderr);
+    assert!(said.contains("'-R'") && !said.contains("-- -R"), "{said}");
+    let said = text(&blockhaul(&["info", "127.0.0.1:10809"]).stderr);
+    assert!(said.contains("nbd://HOST:PORT"), "{said}");
+    let said = text(&blockhaul(&["copy", "--source-layer", "gzip", "memory:1M", "null:"]).stderr);
+    assert!(said.contains("did you mean gz?"), "{said}");
+}
+
+#[test]
+fn the_version_has_what_a_report_of_an_error_needs() {
+    let said = text(&blockhaul(&["--version"]).stdout);
+    assert!(said.starts_with("blockhaul "), "{said}");
+    for word in ["features: ", "OpenSSL: OpenSSL ", "kernel: "] {
+        assert!(said.contains(word), "{said}");
+    }
+    assert_eq!(text(&blockhaul(&["-V"]).stdout).lines().count(), 1);
+}
