@@ -264,7 +264,7 @@ fn answers_that_do_not_fit_are_errors() {
             let device = fence(Arc::new(Answers(Arc::new(Model::all_facts(4096)), reply)));
             let error = device.submit(request()).await.unwrap_err();
             assert_eq!(error.kind(), Kind::Io);
-            assert!(error.to_string().contains("does not fit"), "{error}");
+            assert!(error.to_string().contains("wrong kind or length"), "{error}");
         }
         let right = fence(Arc::new(Answers(Arc::new(Model::all_facts(4096)), hole)));
         assert!(matches!(right.submit(read()).await, Ok(Reply::Hole)));

@@ -112,7 +112,7 @@ impl Copied {
         assert_eq!(self.warnings.len(), 1, "{:?}", self.warnings);
         let warning = &self.warnings[0];
         assert!(
-            warning.contains("going on with fewer connections") && warning.contains(why),
+            warning.contains("continuing with fewer connections") && warning.contains(why),
             "{warning}"
         );
     }
@@ -157,7 +157,7 @@ fn a_source_with_a_disk_for_each_connection() {
     let script = "if mkdir \"$base/one\"; then cp \"$base/image\" \"$disk\"; \
                   else head -c \"$size\" /dev/urandom > \"$disk\"; fi";
     let from = tmpdisk(&nbdkit, &scratch, script);
-    copy(&[], &from.uri(""), text(&target)).used_one("shows each connection a disk of its own");
+    copy(&[], &from.uri(""), text(&target)).used_one("serves a different disk on each connection");
     assert_same(&image, &target, "from tmpdisk");
 }
 
@@ -170,7 +170,7 @@ fn a_target_with_a_disk_for_each_connection() {
                   if mkdir \"$base/one\"; then ln \"$disk\" \"$base/kept\"; fi";
     let to = tmpdisk(&nbdkit, &scratch, script);
     let copied = copy(&["--flush"], text(&image), &to.uri(""));
-    copied.used_one("shows each connection a disk of its own");
+    copied.used_one("serves a different disk on each connection");
     assert_same(&image, &scratch.file("kept"), "to tmpdisk");
 }
 
@@ -233,7 +233,7 @@ fn nbd_server_with_one_disk_and_with_copies_on_write() {
     let to = NbdServer::start(&nbd_server, &disk, "copyonwrite = true");
     // What it keeps of this is gone with the connection.
     let copied = copy(&["--flush"], text(&image), &to.uri);
-    copied.used_one("shows each connection a disk of its own");
+    copied.used_one("serves a different disk on each connection");
     drop(to);
     let to = NbdServer::start(&nbd_server, &disk, "copyonwrite = false");
     copy(&["--flush"], text(&image), &to.uri).used_several();

@@ -252,7 +252,7 @@ fn it_drains_and_stops() {
     let scratch = Scratch::new().unwrap();
     let served = Served::start(&scratch, &["memory:1M"]);
     let mut client = served.connected("");
-    assert_eq!(served.ctl(&["drain"]), "no more clients are accepted; 1 is there\n");
+    assert_eq!(served.ctl(&["drain"]), "no more clients are accepted; 1 client is connected\n");
     soon("it accepts", || UnixStream::connect(served.server.socket()).is_err());
     assert_eq!(client.read(0, 4).unwrap(), [0; 4], "who is there is served");
     let mut waits = blockhaul(&["ctl", text(&served.control), "drain", "--wait"]);

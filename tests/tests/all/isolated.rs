@@ -120,7 +120,7 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
     let answer = client.receive_answer(&request).unwrap();
     assert_eq!(answer.error, 5, "{}", answer.text);
     assert!(answer.text.contains("ended with signal: 9 (SIGKILL)"), "{}", answer.text);
-    assert!(answer.text.contains("connects again"), "{}", answer.text);
+    assert!(answer.text.contains("reconnects"), "{}", answer.text);
     // Its end is reported once.
     let told = isolated.record("ended with signal: 9");
     assert_eq!((&told["level"], &told["plugin"]), (&"error".into(), &Value::Null), "{told}");
@@ -132,7 +132,7 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
     let second = isolated.process();
     assert_ne!(first, second);
     assert_eq!(isolated.state(), format!("process {second}, started 2 times"));
-    let told = isolated.record("it was started again");
+    let told = isolated.record("restarted as process");
     assert_eq!((&told["level"], &told["process"]), (&"warn".into(), &second.into()), "{told}");
     // Those from before are not brought over: what they wrote may be gone.
     for client in [&mut client, &mut idle] {
@@ -155,7 +155,7 @@ fn who_has_written_hears_that_it_is_gone() {
     let mut client = isolated.client();
     assert_eq!(client.write(0, &[7; 512]).unwrap(), 0);
     kill(first);
-    isolated.record("it is started again for the next client");
+    isolated.record("it will be restarted for the next client");
     // Another client may read what is there now; this one may not believe that its write is.
     let mut next = isolated.client();
     assert_eq!(next.read(0, 512).unwrap(), [0; 512]);
@@ -177,7 +177,7 @@ fn a_death_that_no_client_sees_is_logged() {
     let isolated = Isolated::start(&scratch, "--isolate", &plugin, "none");
     let first = isolated.process();
     kill(first);
-    isolated.record("it is started again for the next client");
+    isolated.record("it will be restarted for the next client");
     assert_eq!(isolated.state(), "ended with signal: 9 (SIGKILL)");
     // One that cannot be started: the client gets the reason, and the server continues.
     fs::rename(&plugin, scratch.file("away.so")).unwrap();
@@ -203,14 +203,14 @@ fn one_that_always_dies_is_refused_and_not_started_all_the_time() {
         let output = run(&["copy", "--retries", "0", &uri, "null:"]);
         let said = lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("ended with signal: 6"), "{said}");
-        refused += usize::from(said.contains("it may be started again in"));
+        refused += usize::from(said.contains("it can be restarted in"));
     }
-    isolated.record("it was started again");
+    isolated.record("restarted as process");
     let most = 1 + (begun.elapsed().as_secs_f64() / PAUSE) as usize;
-    let starts = isolated.times("it was started again");
+    let starts = isolated.times("restarted as process");
     assert!(starts >= 1 && starts <= most, "{starts} starts where {most} are right");
     assert!(refused >= 10 - 1 - most, "{refused} refused");
-    isolated.server.says("of them have ended soon").unwrap();
+    isolated.server.says("processes ended early").unwrap();
     isolated.ends(&[]);
 }
 
@@ -257,7 +257,7 @@ fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
     let server = Server::start(command, &socket).unwrap();
     // Its connection is among what is closed.
     let _ = Conversation::connect(&socket).unwrap().open("", Replies::Simple);
-    server.says("something in this process has closed descriptors that are not its own").unwrap();
+    server.says("something in this process, possibly a plugin, has closed descriptors that it does not own").unwrap();
     assert!(!server.said().contains("panicked"), "{}", server.said());
 }
 
@@ -268,17 +268,17 @@ fn where_it_is_wanted_once_it_stays_down() {
     let isolated = Isolated::start(&scratch, "--isolate=once", &plugin, "none");
     let first = isolated.process();
     kill(first);
-    isolated.record("it is not started again, and its clients get errors");
+    isolated.record("it is not restarted, and its clients get errors");
     for _ in 0..2 {
         let output = run(&["info", &isolated.server.uri("")]);
         let said = lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("ended with signal: 9"), "{said}");
     }
-    assert_eq!(isolated.times("started again,"), 1, "{}", isolated.server.said());
+    assert_eq!(isolated.times("restarted as process"), 1, "{}", isolated.server.said());
     isolated.ends(&[first]);
     let output = run(&["serve", "--isolate=never", "memory:1M"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(lossy(&output.stderr).contains("neither again nor once"), "{output:?}");
+    assert!(lossy(&output.stderr).contains("not one of again, once"), "{output:?}");
 }
 
 /// An export in a process of its own takes no other down with it.
@@ -312,8 +312,8 @@ fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
         assert!(said.contains(&crash), "{said}");
         let report = said.lines().find(|line| line.contains(&end)).unwrap_or_default();
         let named = report.contains("misbehaving.so: ");
-        assert!(named && report.contains("it is started again for the next client"), "{said}");
-        assert_eq!(said.matches("it was started again").count(), 1, "{said}");
+        assert!(named && report.contains("it will be restarted for the next client"), "{said}");
+        assert_eq!(said.matches("restarted as process").count(), 1, "{said}");
         assert!(!said.contains("mode="), "parameters may be secret: {said}");
     }
 }

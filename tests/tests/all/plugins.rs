@@ -340,7 +340,7 @@ with_plugin!(bad_parameters_are_the_plugins_own_error, "file", |scratch| {
         ("file", "file"),
         ("ssh?host=127.0.0.1&port=1&path=/x", ""),
         ("none-such", "there is no plugin none-such"),
-        ("null?1M&2M&a%20b=1", "is no name"),
+        ("null?1M&2M&a%20b=1", "is not a valid name"),
     ] {
         let output = serve_and_run(plugin, &[], "nbdinfo \"$uri\"");
         let said = lossy(&output.stderr);

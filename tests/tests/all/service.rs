@@ -241,7 +241,7 @@ fn keys_are_read_again_and_sessions_stay() {
     soon("it does not come", tls);
     assert!(server.ctl(&["clients"]).contains("alice"));
     fs::copy(&later, &keys).unwrap();
-    assert_eq!(server.ctl(&["reload"]), "keys and certificates were read again\n");
+    assert_eq!(server.ctl(&["reload"]), "keys and certificates reloaded\n");
     succeed(&["info", "--size", &bob]);
     assert!(!run(&["info", "--size", &alice]).status.success(), "her key is gone");
     server.ctl(&["set", "", "pause", "paused=off"]);

@@ -434,7 +434,10 @@ fn a_certificate_that_nbdkit_does_not_accept_is_thought_of() {
     let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &args).unwrap();
     let with = |dir: &Path| uri("", server.socket(), &format!("tls-certificates={}", text(dir)));
     succeed(&["info", &with(&kit.pki)]);
-    info_fails(&with(&other), "; the server may not accept this client's certificate or key: see");
+    info_fails(
+        &with(&other),
+        "; the server may refuse the certificate or key of this client: check",
+    );
 }
 
 /// Otherwise an attacker would need no key, but any certificate.
@@ -531,7 +534,7 @@ fn plaintext_goes_where_it_is_allowed() {
     // Keys in a URI whose scheme is without TLS do not make it secret, and it is said.
     let meant = run(&["info", &secure.replace("nbds+unix", "nbd+unix")]);
     assert!(lossy(&meant.stdout).contains("without TLS"), "{meant:?}");
-    assert!(lossy(&meant.stderr).contains("begin it with nbds"), "{meant:?}");
+    assert!(lossy(&meant.stderr).contains("use nbds instead of nbd"), "{meant:?}");
     drop(server);
     // And never where it is not: the server offers none.
     let server = serve(&scratch, "t", &["--tls", "off", "memory:1M"]);

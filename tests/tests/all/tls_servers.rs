@@ -205,7 +205,7 @@ fn where_tls_cannot_be_had_it_is_told_what_to_do() {
     info(&keyed, "alice@", &psk(&pki), &["choose the file in it"]);
     info(&keyed, "carol@", &psk(&keys), &["\"carol\" has no key in it; check the name"]);
     // The client gives the reason, the server what that is about.
-    info(&certified, "", &certificates(&other), &["certificate is not accepted", "; name its"]);
+    info(&certified, "", &certificates(&other), &["certificate is not accepted", "; set its"]);
     certified.says("gave up: unknown ca; the client does not accept this server's").unwrap();
 
     let in_vain = |words: &[&str]| {

@@ -54,21 +54,21 @@ Shows what NBD servers export.
 
     nbdinfo [OPTIONS] NBD-URI | [ CMD ARG... ]
 
-This is blockhaul in the place of libnbd's nbdinfo.
+This is blockhaul, with the command line of libnbd's nbdinfo.
 
     --json                  print JSON
-    -L, --list              all exports of the server
-    --size                  only the size in bytes
-    --uri                   only the canonical URI
-    --map[=CONTEXT]         which parts hold data, or what another context tells
-    --totals                with --map: how much there is of each
+    -L, --list              list all exports of the server
+    --size                  print only the size in bytes
+    --uri                   print only the canonical URI
+    --map[=CONTEXT]         show which parts hold data, or another metadata context
+    --totals                with --map: print a summary by type
     --can X, --is X, --has X, --cannot X, --isnt X, ...
-                            answer by the exit status: 0 for yes, 2 for no
-    --content, --no-content guess what the export holds, or do not
-    --color, --no-color     use colours, or none
-    -V, --version           the version of nbdinfo that this one follows
+                            exit with 0 for yes, 2 for no
+    --content, --no-content detect the content of the export, or do not
+    --color, --no-color     use colours, or do not
+    -V, --version           print the version of nbdinfo that this implements
 
-`blockhaul info --help` tells more.
+See `blockhaul info --help` for details.
 ";
 
 /// Query options; only one at a time is allowed.

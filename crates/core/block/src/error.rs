@@ -95,7 +95,11 @@ impl Error {
 
     /// A device has violated the contract: a reply of the wrong kind or length.
     pub fn misfit() -> Error {
-        Error::new(Kind::Io, "the device gave an answer that does not fit")
+        Error::new(
+            Kind::Io,
+            "the device returned a reply of the wrong kind or length (a bug in the device \
+                              or plugin)",
+        )
     }
 
     /// A failed system call; the kind is derived from the error number.

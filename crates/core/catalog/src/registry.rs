@@ -76,7 +76,7 @@ impl Registry {
         }
         if self.layers_and_gates().iter().any(|kind| kind.name() == scheme) {
             return format!(
-                "{scheme} is a layer, which is put over a device by an option of its own"
+                "{scheme} is a layer: use --layer (serve), or --source-layer or --target-layer (copy)"
             );
         }
         let schemes = || self.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
@@ -97,7 +97,8 @@ impl Registry {
             AnyLayer::Layer(layer) => Ok(layer),
             AnyLayer::Gate(_) => {
                 let name = text.split_once('?').map_or(text, |(name, _)| name);
-                let text = format!("{name} decides about clients, and is put over no device");
+                let text =
+                    format!("{name} decides about clients, and cannot be put over a device here");
                 Err(Error::new(Kind::Usage, text))
             }
         }

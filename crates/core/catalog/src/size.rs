@@ -131,7 +131,7 @@ pub fn parse_switch(text: &str) -> Result<bool> {
     match text.to_ascii_lowercase().as_str() {
         "on" | "yes" | "y" | "true" | "t" | "1" => Ok(true),
         "off" | "no" | "n" | "false" | "f" | "0" => Ok(false),
-        _ => Err(Error::new(Kind::Usage, format!("{text:?} is neither on nor off"))),
+        _ => Err(Error::new(Kind::Usage, format!("{text:?} is not on or off"))),
     }
 }
 

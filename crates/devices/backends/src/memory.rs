@@ -40,7 +40,7 @@ impl Backend for Memory {
     }
 
     fn summary(&self) -> &'static str {
-        "sparse memory, gone when the program ends; as a copy target SIZE may be left out"
+        "sparse memory, lost when the program exits; as a copy target, SIZE may be omitted"
     }
 
     fn example(&self) -> &'static str {
@@ -121,7 +121,7 @@ impl Device for MemoryDevice {
             Op::Write(data) => self.write(at, data),
             // Memory that must stay allocated has to be filled, which is writing.
             Op::Zero if flags.contains(Flags::FAST | Flags::NO_HOLE) => {
-                let text = "keeping memory allocated is no faster than writing it";
+                let text = "zeroing allocated memory is not faster than writing";
                 Error::new(Kind::Unsupported, text).into()
             }
             Op::Zero => self.zero(at, len, flags.contains(Flags::NO_HOLE)),
@@ -389,7 +389,7 @@ fn new_page(start: usize, bytes: &[u8]) -> Result<Box<[u8]>, TryReserveError> {
 }
 
 fn no_memory(error: TryReserveError) -> Error {
-    Error::new(Kind::NoMemory, "cannot store more").because(error)
+    Error::new(Kind::NoMemory, "out of memory").because(error)
 }
 
 /// Pages are plain bytes: a panic elsewhere cannot leave one in an invalid state.

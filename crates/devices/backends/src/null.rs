@@ -22,7 +22,7 @@ impl Backend for Null {
     }
 
     fn summary(&self) -> &'static str {
-        "forgets what is written and reads as zeroes; as a copy target as large as the source"
+        "discards what is written and reads as zeroes; as a copy target, it has the size of the source"
     }
 
     fn example(&self) -> &'static str {

@@ -24,7 +24,7 @@ impl Backend for Pattern {
     }
 
     fn summary(&self) -> &'static str {
-        "each 8 bytes hold their own offset, big-endian; read-only"
+        "each 8 bytes contain their own offset, big-endian; read-only"
     }
 
     fn example(&self) -> &'static str {
@@ -40,7 +40,7 @@ blockhaul serve 'pattern:1G?data=1M&hole=3M' --run 'blockhaul map --totals "$uri
                     name: "data",
                     kind: ParamKind::Size,
                     default: Some("0"),
-                    doc: "Bytes between two holes; 0 for no holes.",
+                    doc: "Bytes of data between two holes; 0: no holes.",
                 },
                 Param {
                     name: "hole",
@@ -62,8 +62,8 @@ fn open(target: &Target) -> Result<Opened> {
     let size = operand::size(target)?;
     let [data, hole] = ["data", "hole"].map(|name| target.args.size(name).unwrap_or(0));
     if (data == 0) != (hole == 0) || data.checked_add(hole).is_none() {
-        let text = "pattern: data= and hole= go together: the lengths of what is between holes, and of \
-                    holes";
+        let text =
+            "pattern: data= and hole= require each other: they are the lengths of data and holes";
         return Err(Error::new(Kind::Usage, text));
     }
     let facts = Facts {

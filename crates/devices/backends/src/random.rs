@@ -19,7 +19,7 @@ impl Backend for Random {
     }
 
     fn summary(&self) -> &'static str {
-        "bytes that cannot be compressed, the same for the same seed; read-only"
+        "incompressible bytes, the same for the same seed; read-only"
     }
 
     fn example(&self) -> &'static str {
@@ -34,7 +34,7 @@ blockhaul serve 'random:64M?seed=3' --run 'blockhaul checksum "$uri"'
                 name: "seed",
                 kind: ParamKind::Number,
                 default: Some("1"),
-                doc: "Decides which bytes they are.",
+                doc: "Seed of the random numbers.",
             }]
         }
     }

@@ -48,7 +48,8 @@ impl Backend for Sample {
     }
 
     fn summary(&self) -> &'static str {
-        "what a disk looks like: data, zeroes and holes in mixed lengths, always the same; read-only"
+        "a simulated disk: data, zeroes and holes of various lengths, the same for the same parameters; \
+         read-only"
     }
 
     fn example(&self) -> &'static str {
@@ -63,13 +64,13 @@ blockhaul copy 'sample:1G?data=10%&seed=7' disk.raw && blockhaul map --totals di
                 name: "data",
                 kind: ParamKind::Share,
                 default: Some("30%"),
-                doc: "How much of the disk is data.",
+                doc: "Share of the disk that is data.",
             },
             Param {
                 name: "seed",
                 kind: ParamKind::Number,
                 default: Some("1"),
-                doc: "Another number, another disk.",
+                doc: "Seed of the content.",
             },
         ]
     }

@@ -33,8 +33,8 @@ impl Backend for Split {
     }
 
     fn summary(&self) -> &'static str {
-        "files or other devices one behind the other, as one: paths, or descriptions as on the command \
-         line, in which %2c is a comma and %25 a percent sign"
+        "several files or other devices, concatenated: paths, or devices in the notation of the command \
+         line, where %2c is a comma and %25 a percent sign"
     }
 
     fn example(&self) -> &'static str {
@@ -57,7 +57,7 @@ blockhaul copy 'split:1.raw,zero:1M,data:0x55*512?size=1M' longer.raw
 async fn open(target: &Target) -> Result<Opened> {
     let text = target.text()?;
     if target.intent.target_size.is_some() {
-        let text = "split: cannot be made to fit a copy: copy to a file, or serve it";
+        let text = "split: cannot be resized for a copy: copy to a file, or serve it";
         return Err(Error::new(Kind::Usage, text));
     }
     let mut parts = Vec::new();
@@ -71,7 +71,7 @@ async fn open(target: &Target) -> Result<Opened> {
         parts.push(part("split", parts.len() + 1, &description, target).await?);
     }
     if parts.is_empty() {
-        return Err(Error::new(Kind::Usage, "split: needs files: split:FILE,FILE"));
+        return Err(Error::new(Kind::Usage, "split: requires files: split:FILE,FILE"));
     }
     let what = if all_paths { "files" } else { "devices" };
     join("split", format!("split of {} {what}", parts.len()), parts)
@@ -181,7 +181,7 @@ impl Device for SplitDevice {
         }
         let first = shared.parts.partition_point(|part| part.end <= at);
         let Some(part) = shared.parts.get(first) else {
-            return Error::new(Kind::Invalid, "behind the end").into();
+            return Error::new(Kind::Invalid, "beyond the end").into();
         };
         let inside = part.end - at;
         match op {

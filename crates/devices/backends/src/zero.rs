@@ -36,7 +36,7 @@ blockhaul map 'zero:1G?runs=256M'
                 name: "runs",
                 kind: ParamKind::Size,
                 default: Some("0"),
-                doc: "Length of its extents, every other of which is no hole; 0 for one hole.",
+                doc: "Length of its extents, alternately holes and allocated; 0: one hole.",
             }]
         }
     }

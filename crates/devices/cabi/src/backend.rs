@@ -29,10 +29,10 @@ impl Backend for Nbdkit {
 
     fn summary(&self) -> &'static str {
         "an nbdkit plugin (C interface 1 and 2, or blockhaul-plugin.h), by name or path, with its own \
-         parameters; @threads=N, @timeout=TIME and @watchdog=TIME are the host's: threads for callbacks in \
-         parallel (default 16), when a callback of a connection that does not return has failed, and \
-         when it ends the process (default never); @filter=NAME puts one of nbdkit's filters over it \
-         (1.42 only; repeated, the first is outermost)"
+         parameters; parameters of the host: @threads=N: threads for parallel callbacks [default: 16]; \
+         @timeout=TIME: a callback of a connection that does not return in this time fails; @watchdog=TIME: \
+         a callback that does not return in this time ends the process [default: never]; @filter=NAME: put \
+         a filter of nbdkit over the plugin (1.42 only; may be repeated, the first is the outermost)"
     }
 
     fn example(&self) -> &'static str {
@@ -152,8 +152,7 @@ fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
             None => return wrong(format!("{value:?} is not NAME.FLAG=N")),
         },
         _ => {
-            let known =
-                "unknown; the host's own are @threads, @timeout, @watchdog, @filter and @debug";
+            let known = "unknown; parameters of the host are @threads, @timeout, @watchdog, @filter and @debug";
             return wrong(known.into());
         }
     }

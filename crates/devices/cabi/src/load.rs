@@ -86,7 +86,7 @@ fn locate(name: &str) -> Result<PathBuf> {
         return Ok(Path::new(".").join(name));
     }
     if !is_name(name) {
-        let text = format!("{name:?} is no name of a plugin, and a path has a / or a . in it");
+        let text = format!("{name:?} is not the name of a plugin; a path must contain a / or a .");
         return Err(Error::new(Kind::Usage, text));
     }
     let folders = folders();
@@ -106,8 +106,8 @@ fn locate(name: &str) -> Result<PathBuf> {
             folder.display()
         ),
         None => format!(
-            "there is no plugin {name}: no folder of nbdkit's plugins exists; install nbdkit's \
-             plugins, give a path, or name a folder in {PATH_VARIABLE}"
+            "there is no plugin {name}: no directory of nbdkit's plugins exists; install nbdkit's plugins, \
+             give a path, or set {PATH_VARIABLE} to a directory"
         ),
     };
     Err(Error::new(Kind::NotFound, text))
@@ -177,8 +177,8 @@ pub(crate) fn load(path: &Path) -> Result<Described> {
         let mut loaded = LOADED.lock().expect("no panic under this lock");
         if loaded.contains(&identity) {
             let text = format!(
-                "plugin {shown} was loaded before, and a process holds each only once: give each a \
-                 process of its own (serve --isolate), or the other one ([ blockhaul serve nbdkit:… ])"
+                "plugin {shown} was loaded before, and a process can load a plugin only once: use serve \
+                 --isolate, or another process for one of them ([ blockhaul serve nbdkit:… ])"
             );
             return Err(Error::new(Kind::Usage, text));
         }
@@ -216,7 +216,7 @@ fn loader_error() -> String {
     // SAFETY: returns null or a C string that is valid until the next call on this thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
-        return "the loader gives no reason".into();
+        return "the loader reported no reason".into();
     }
     // SAFETY: not null, and copied at once.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
@@ -282,7 +282,7 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
     // SAFETY: not null; every version of the struct begins with its size and version.
     let size = unsafe { pointer.cast::<u64>().read_unaligned() };
     if !(abi::OLDEST_SIZE..=1 << 16).contains(&size) {
-        return Err(wrong(format!("its description of {size} bytes is of no known version")));
+        return Err(wrong(format!("its description of {size} bytes has an unknown version")));
     }
     let len = size_of::<abi::Plugin>().min(usize::try_from(size).unwrap_or(usize::MAX));
     let mut plugin = std::mem::MaybeUninit::<abi::Plugin>::zeroed();
@@ -310,7 +310,7 @@ fn check(plugin: &abi::Plugin, asynchronous: Option<&AsyncPlugin>) -> Result<(),
     let name = unsafe { crate::api::text(plugin.name) }.unwrap_or_default();
     let letters = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if name.is_empty() || name.starts_with('-') || !letters {
-        return Err(format!("{name:?} is no name for a plugin"));
+        return Err(format!("{name:?} is not a valid name of a plugin"));
     }
     let reads = match version {
         2 => plugin.pread.is_some(),

@@ -153,8 +153,8 @@ impl Plugin {
             Stage::Begun | Stage::Over => String::new(),
         };
         log::error!(
-            "plugin {name}: {kind} of {len} bytes at offset {at} has not been answered for {limit} s\
-             {place}; its buffer stays lent"
+            "plugin {name}: {kind} of {len} bytes at offset {at} has not completed for {limit} s\
+             {place}; its buffer cannot be reused"
         );
         Error::new(Kind::TimedOut, format!("plugin {name} has not answered {kind} for {limit} s"))
     }
@@ -257,7 +257,7 @@ impl Plugin {
         let fine = letters.next().is_some_and(|byte| byte.is_ascii_alphabetic())
             && letters.all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if !fine {
-            return Err(wrong(format!("{key:?} is no name for a parameter")));
+            return Err(wrong(format!("{key:?} is not a valid name of a parameter")));
         }
         let Some(config) = self.abi.config else {
             return Err(wrong(format!("it takes no parameters, but {key}= is given")));

@@ -53,11 +53,12 @@ impl Backend for NbdUri {
     }
 
     fn summary(&self) -> &'static str {
-        "an export of an NBD server, by its URI. The schemes with nbds demand TLS: with keys \
-         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR, else libnbd's \
-         places, else the system's authorities; tls-hostname=NAME, tls-verify-peer=0). nbd+http and nbd+https: \
-         an HTTP server that goes on with NBD after a request to upgrade (Incus, LXD), with the path and \
-         the query of the URI; socket=PATH, export=NAME and method=GET|POST (default POST) stay here"
+        "an export of an NBD server, by its URI. The nbds schemes require TLS: with keys \
+         (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR [default: the \
+         directories of libnbd, else the authorities of the system]; tls-hostname=NAME, tls-verify-peer=0). \
+         nbd+http and nbd+https connect to an HTTP server that starts NBD after an upgrade request (Incus, \
+         LXD), with the path and query of the URI; socket=PATH, export=NAME and method=GET|POST [default: \
+         POST] are not sent"
     }
 
     fn example(&self) -> &'static str {
@@ -108,16 +109,15 @@ impl Backend for NbdCommand {
     }
 
     fn summary(&self) -> &'static str {
-        "written [ CMD ARG… ]: an NBD server that is started for this run, by socket activation, and \
-         ended with it"
+        "written [ CMD ARG… ]: an NBD server that is started for this run by socket activation, and \
+         stopped at its end"
     }
 
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         let format = QEMU_FORMATS.iter().find(|(name, _)| *name == scheme)?.1;
         let file = if rest.is_empty() { "FILE" } else { rest };
         Some(format!(
-            "formats of images are QEMU's: write [ qemu-nbd -f {format} {file} ], where the words of a \
-             command stand"
+            "image formats need QEMU: write [ qemu-nbd -f {format} {file} ], as separate words"
         ))
     }
 
@@ -180,8 +180,8 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
                 let schemes =
                     if is_http { "nbd+https instead of nbd+http" } else { "nbds instead of nbd" };
                 log::warn!(
-                    "{uri}: what it says of TLS has no effect, everything goes in plain text: \
-                     begin it with {schemes}"
+                    "{uri}: the TLS parameters have no effect, the connection is not encrypted: use \
+                     {schemes}"
                 );
             }
             None
@@ -211,7 +211,8 @@ fn demands(
 ) -> Result<blockhaul_tls::Demands> {
     let credentials = match (given.kind, given.psk_file, given.certificates) {
         (Some(TlsType::Psk), None, _) => {
-            let text = format!("{uri}: tls-type=psk needs a file of keys: add tls-psk-file=FILE");
+            let text =
+                format!("{uri}: tls-type=psk requires a file of keys: add tls-psk-file=FILE");
             return Err(Error::new(Kind::Usage, text));
         }
         (None | Some(TlsType::Psk), Some(file), _) => blockhaul_tls::Credentials::Keys(file.into()),

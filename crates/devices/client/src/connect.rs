@@ -310,7 +310,7 @@ async fn negotiate(
             }
             Step::StartTls => {
                 let Some(connector) = &options.tls else {
-                    return Err(Error::new(Kind::Io, "TLS was started although nobody asked"));
+                    return Err(Error::new(Kind::Io, "the server started TLS without a request"));
                 };
                 awaited.0.set("answer in the handshake of TLS");
                 link.secure(connector).await?;

@@ -55,7 +55,7 @@ pub(crate) fn open(
 ) -> Result<Arc<dyn Device>> {
     let info = &negotiated.info;
     if i64::try_from(info.size).is_err() {
-        let text = format!("the server says that the export has {} bytes", info.size);
+        let text = format!("the server reported an export of {} bytes", info.size);
         return Err(Error::new(Kind::TooLarge, text));
     }
     let mut facts = Facts::new(name, info.size);

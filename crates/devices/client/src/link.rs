@@ -59,7 +59,7 @@ impl Link {
             return error;
         }
         let text = format!(
-            "{}; the server may not accept this client's certificate or key: see its messages",
+            "{}; the server may refuse the certificate or key of this client: check its messages",
             error.text()
         );
         Error::new(error.kind(), text)

@@ -172,7 +172,7 @@ impl OptionSession {
             Event::Refused { option, reason, text } => {
                 refused(&blockhaul_wire::Error::Refused { what: option.to_string(), reason, text })
             }
-            _ => Error::new(Kind::Io, "the server's answer does not fit the question"),
+            _ => Error::new(Kind::Io, "the server's reply does not match the option"),
         };
         at(&self.place.name, &self.place.address, error)
     }

@@ -314,7 +314,7 @@ fn a_reply_without_end_is_cut() {
         let outcome =
             with(&server, options(), |device| async move { read(&*device, 0, 512).await });
         let error = outcome.unwrap().unwrap_err();
-        assert!(error.to_string().contains("more pieces"), "{error}");
+        assert!(error.to_string().contains("too many chunks"), "{error}");
     }
 }
 

@@ -159,7 +159,7 @@ impl Fate {
         self.past().starts += 1;
         log::warn!(
             device = name, process;
-            "{name}: it was started again, as process {process}; what it kept in memory is gone"
+            "{name}: restarted as process {process}; its data in memory is lost"
         );
     }
 
@@ -173,12 +173,12 @@ impl Fate {
         let (name, young) = (&self.name, past.young);
         drop(past);
         let next = match self.again {
-            Again::Never => "it is not started again, and its clients get errors".to_string(),
+            Again::Never => "it is not restarted, and its clients get errors".to_string(),
             Again::ForClients if pause.is_zero() => {
-                "it is started again for the next client".to_string()
+                "it will be restarted for the next client".to_string()
             }
             Again::ForClients => format!(
-                "{young} of them have ended soon, so the next one is not started within {} s",
+                "{young} processes ended early, so the next one is started after {} s at the earliest",
                 pause.as_secs_f32()
             ),
         };
@@ -196,7 +196,7 @@ impl Fate {
         match left {
             Some(left) if !left.is_zero() => {
                 let left = left.as_secs_f32();
-                let text = format!("{name}: {last}; it may be started again in {left:.1} s");
+                let text = format!("{name}: {last}; it can be restarted in {left:.1} s");
                 Err(Error::new(Kind::Io, text))
             }
             _ => Ok(()),
@@ -295,7 +295,7 @@ impl Apart {
                 self.report(how);
                 let again = match self.fate.again {
                     Again::Never => "",
-                    Again::ForClients => "; a client that connects again has a new one",
+                    Again::ForClients => "; a client that reconnects gets a new one",
                 };
                 Error::new(Kind::Io, format!("{}: {}{again}", self.fate.name, ended_with(how)))
             }

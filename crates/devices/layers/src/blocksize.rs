@@ -37,22 +37,31 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
     writes_below: true,
     transparent: true,
     params: &[
-        param("minimum", ParamKind::Size, "Smallest block to advertise; a power of two, 1 to 64k."),
+        param(
+            "minimum",
+            ParamKind::Size,
+            "Minimum block size to advertise; a power of two, 1 to 64k.",
+        ),
         param(
             "preferred",
             ParamKind::Size,
-            "Preferred block to advertise; a power of two, 512 to 32M.",
+            "Preferred block size to advertise; a power of two, 512 to 32M.",
         ),
-        param("maximum", ParamKind::Size, "Longest read or write to advertise."),
+        param("maximum", ParamKind::Size, "Maximum size of reads and writes to advertise."),
         param_or(
             "error-policy",
             ParamKind::Choice(&["allow", "error"]),
             "allow",
-            "What to do with requests that break the advertised sizes.",
+            "What to do with requests that violate the advertised sizes.",
         ),
-        param("minblock", ParamKind::Size, "Smallest block for the device; a power of two to 64k."),
-        param("maxdata", ParamKind::Size, "Longest read or write for the device."),
-        param("maxlen", ParamKind::Size, "Longest other request for the device."),
+        param(
+            "minblock",
+            ParamKind::Size,
+            "Minimum block size of requests to the device; a power of two \
+                                            to 64k.",
+        ),
+        param("maxdata", ParamKind::Size, "Maximum size of reads and writes to the device."),
+        param("maxlen", ParamKind::Size, "Maximum size of other requests to the device."),
     ],
     changeable: &[],
     configure: |args| configure(args),

@@ -19,7 +19,7 @@ use crate::out::Out;
 /// The layer `log`.
 pub static LOG: LayerKind = LayerKind {
     name: "log",
-    summary: "reports every request when it begins and when it ends",
+    summary: "logs each request when it begins and when it ends",
     manual: "One line when a request begins and one when it ends, with its offset, length and flags, its \
 result and its duration in microseconds. The number at the start of a line counts requests \
 over all connections.",

@@ -10,7 +10,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
 /// The layer `offset`.
 pub static OFFSET: LayerKind = LayerKind {
     name: "offset",
-    summary: "shows a part of the device, for example a partition",
+    summary: "serves a part of the device, for example a partition",
     manual: "Offset 0 for clients is `offset` on the device, and the part ends after `range` bytes. A part \
 that exceeds the device is refused when it is opened. `partition` finds the place of a \
 partition.",
@@ -25,13 +25,13 @@ blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
             name: "offset",
             kind: ParamKind::Size,
             default: Some("0"),
-            doc: "Where the part starts.",
+            doc: "Offset of the part.",
         },
         Param {
             name: "range",
             kind: ParamKind::Size,
             default: None,
-            doc: "Length of the part; without it, up to the end of the device.",
+            doc: "Length of the part [default: up to the end of the device].",
         },
     ],
     changeable: &[],
@@ -62,7 +62,7 @@ impl Layer for Window {
         let mut facts = Facts::over(&below).keeping(&below, kept);
         let Some(left) = facts.size.checked_sub(self.offset) else {
             let text = format!(
-                "offset: {} lies behind the end of {}, which has {} bytes",
+                "offset: {} is beyond the end of {}, which has {} bytes",
                 self.offset, facts.name, facts.size
             );
             return Err(Error::new(Kind::Usage, text));
@@ -70,7 +70,7 @@ impl Layer for Window {
         let size = self.range.unwrap_or(left);
         if size > left {
             let text = format!(
-                "offset: range={size} from {} on ends behind the {} bytes of {}",
+                "offset: range={size} from {} on exceeds the {} bytes of {}",
                 self.offset, facts.size, facts.name
             );
             return Err(Error::new(Kind::Usage, text));
@@ -78,7 +78,7 @@ impl Layer for Window {
         let minimum = facts.block.minimum;
         if !self.offset.is_multiple_of(u64::from(minimum)) {
             let text = format!(
-                "offset: {} is no multiple of the {minimum} bytes that {} takes at least",
+                "offset: {} is not a multiple of {minimum} bytes, the minimum block size of {}",
                 self.offset, facts.name
             );
             return Err(Error::new(Kind::Usage, text));

@@ -19,7 +19,7 @@ impl Out {
         name: "file",
         kind: ParamKind::Text,
         default: None,
-        doc: "Append to this file; without it, standard error.",
+        doc: "Append to this file [default: standard error].",
     };
 
     /// Opens the file of `file=` for appending; default: standard error.

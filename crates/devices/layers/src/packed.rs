@@ -137,7 +137,7 @@ impl<F: Unpack> Device for Unpacked<F> {
 /// Reads from a compressed file: at once if the range is in one cached part.
 fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
     let Op::Read(room) = request.op else {
-        return Error::new(Kind::Invalid, format!("{} is only read", file.what())).into();
+        return Error::new(Kind::Invalid, format!("{} is read-only", file.what())).into();
     };
     let at = request.at;
     if let Some(part) = file.part_at(at)

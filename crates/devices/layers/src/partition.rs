@@ -11,7 +11,7 @@ use crate::offset::Window;
 /// The layer `partition`.
 pub static PARTITION: LayerKind = LayerKind {
     name: "partition",
-    summary: "shows one partition of the disk, by its number",
+    summary: "serves one partition of the disk, by its number",
     manual: "The disk's partition table is read when it is opened: GPT if there is one, else MBR with \
 primary partitions 1 to 4 and logical ones from 5 on. The numbers are those of Linux. A \
 partition that exceeds the disk is refused, and so is an extended one, which only contains \
@@ -25,18 +25,18 @@ blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.r
     writes_below: true,
     transparent: false,
     params: &[
-        param("partition", ParamKind::Number, "The partition's number, from 1 on."),
+        param("partition", ParamKind::Number, "Number of the partition, from 1 on."),
         param_or(
             "partition-sectorsize",
             ParamKind::Choice(&["512", "4k", "4096"]),
             "512",
-            "Bytes of a sector.",
+            "Sector size.",
         ),
     ],
     changeable: &[],
     configure: |args| {
         let Some(number) = args.number("partition").filter(|&number| number > 0) else {
-            return Err(usage("partition: needs a number from 1 on, for example partition=1"));
+            return Err(usage("partition: requires a number from 1 on, for example partition=1"));
         };
         let sector = if args.text("partition-sectorsize") == Some("512") { 512 } else { 4096 };
         Ok(Arc::new(Partition { number, sector }))
@@ -88,7 +88,7 @@ impl Partition {
         };
         let Some((start, sectors)) = found else {
             return Err(wrong(format!(
-                "there is no partition {}: choose one of the disk's table",
+                "there is no partition {}: choose one of the partition table",
                 self.number
             )));
         };
@@ -100,7 +100,7 @@ impl Partition {
                 Ok((offset, len))
             }
             _ => Err(wrong(format!(
-                "partition {}, {sectors} sectors from sector {start} on, is not inside the disk",
+                "partition {}, {sectors} sectors from sector {start} on, exceeds the disk",
                 self.number
             ))),
         }
@@ -152,14 +152,15 @@ impl Partition {
             let entry = &entries[self.number as usize - 1];
             let why = match entry.kind {
                 _ if entry.is_extended() => {
-                    "it is extended, and holds those from 5 on: choose one of them".to_string()
+                    "it is extended, and contains partitions 5 and up: choose one of them"
+                        .to_string()
                 }
                 // Covers the whole disk, or what fits in its number of sectors.
                 GPT if entry.is_used() => {
                     let other = if self.sector == 512 { "4k" } else { "512" };
                     format!(
-                        "it stands for a GPT, and there is none for sectors of {} bytes: choose \
-                         partition-sectorsize={other}",
+                        "it is the protective entry of a GPT, and there is no GPT for sectors of {} bytes: \
+                         choose partition-sectorsize={other}",
                         self.sector
                     )
                 }

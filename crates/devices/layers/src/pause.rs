@@ -14,7 +14,7 @@ use crate::declared::{param, param_or};
 /// The layer `pause`.
 pub static PAUSE: LayerKind = LayerKind {
     name: "pause",
-    summary: "holds new requests back while it is paused",
+    summary: "holds back new requests while it is paused",
     manual:
         "While `paused=on`, new requests wait. `blockhaul ctl SOCKET set EXPORT pause paused=on` \
 returns when requests in flight are complete: from then on the device below does not change \
@@ -31,8 +31,8 @@ blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
     writes_below: true,
     transparent: true,
     params: &[
-        param_or("paused", ParamKind::Switch, "off", "Requests are held back."),
-        param("pause-control", ParamKind::Text, "Path of a control socket of its own."),
+        param_or("paused", ParamKind::Switch, "off", "Hold back new requests."),
+        param("pause-control", ParamKind::Text, "Path of another control socket."),
     ],
     changeable: &["paused"],
     configure: |args| configure(args),

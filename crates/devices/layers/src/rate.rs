@@ -13,7 +13,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The layer `rate`.
 pub static RATE: LayerKind = LayerKind {
     name: "rate",
-    summary: "limits the bytes per second of reads and writes together",
+    summary: "limits the rate of reads and writes together, in bytes per second",
     manual: "All connections together read and write at most this many bytes per second; requests pass in \
 the order in which they arrive. Zero and trim requests are not counted.",
     example: r#"
@@ -28,7 +28,7 @@ blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
             name: "burst",
             kind: ParamKind::Size,
             default: None,
-            doc: "Bytes that may pass at once after a pause; without it, those of 100 ms.",
+            doc: "Bytes that may pass at once after a pause [default: those of 100 ms].",
         },
     ],
     changeable: &["rate", "burst"],
@@ -43,7 +43,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 /// Rate and burst.
 fn limits(args: &Args) -> Result<(u64, u64)> {
     let Some(rate) = args.rate("rate").filter(|&rate| rate > 0) else {
-        let text = "rate: needs a rate above 0, for example rate=100M";
+        let text = "rate: requires a rate above 0, for example rate=100M";
         return Err(Error::new(Kind::Usage, text));
     };
     Ok((rate, args.size("burst").unwrap_or(rate / 10)))

@@ -10,7 +10,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind};
 /// The layer `readonly`.
 pub static READONLY: LayerKind = LayerKind {
     name: "readonly",
-    summary: "refuses everything that would change the device",
+    summary: "makes the device read-only",
     manual: "Clients see a read-only device, and every request that would change it is refused (EPERM).",
     example: r#"
 blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only "$uri"'

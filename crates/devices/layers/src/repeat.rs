@@ -44,7 +44,7 @@ impl Repeat {
             What::Read(kept) => {
                 let room = kept.again().await;
                 Op::Read(room.map_err(|error| {
-                    Error::new(Kind::NoMemory, "no memory to try again").because(error)
+                    Error::new(Kind::NoMemory, "no memory to retry").because(error)
                 })?)
             }
             What::Write(data) => Op::Write(data.clone()),

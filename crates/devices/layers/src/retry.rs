@@ -17,12 +17,12 @@ use crate::repeat::{ALL_CLASSES, Repeat, classes};
 /// Maximum delay between two attempts.
 const DELAY_MAX: Duration = Duration::from_secs(3600);
 /// Why flushes fail with `unflushed=fail`.
-const REOPENED: &str = "the device had to be opened again";
+const REOPENED: &str = "the device had to be reopened";
 
 /// The layer `retry`.
 pub static RETRY: LayerKind = LayerKind {
     name: "retry",
-    summary: "opens the device again when a request fails, and tries again",
+    summary: "reopens the device when a request fails, and retries the request",
     manual: "When a request fails, the layer waits `retry-delay` (twice as long each time with \
 `retry-exponential=on`), opens the device below again (which makes a new connection) and \
 repeats the request, up to `retries` times; then the error is passed on. Requests that fail at \
@@ -49,17 +49,22 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
     writes_below: true,
     transparent: true,
     params: &[
-        param_or("retries", ParamKind::Number, "5", "How often a request is tried again."),
-        param_or("retry-delay", ParamKind::Duration, "2s", "Time before the first new try."),
-        param_or("retry-exponential", ParamKind::Switch, "on", "Wait twice as long each time."),
-        param_or("retry-readonly", ParamKind::Switch, "off", "Refuse changes after a failure."),
+        param_or("retries", ParamKind::Number, "5", "Maximum retries of a request."),
+        param_or("retry-delay", ParamKind::Duration, "2s", "Delay before the first retry."),
+        param_or("retry-exponential", ParamKind::Switch, "on", "Double the delay each time."),
+        param_or(
+            "retry-readonly",
+            ParamKind::Switch,
+            "off",
+            "Refuse writes once the device was reopened.",
+        ),
         param_or(
             "unflushed",
             ParamKind::Choice(&["trust", "fail"]),
             "trust",
-            "What becomes of writes that were not flushed when the device failed.",
+            "How to treat writes that were not flushed when the device failed.",
         ),
-        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to retry after."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -191,7 +196,7 @@ impl Shared {
         }
         let now = self.lock();
         if self.plan.readonly && now.generation > 0 && asked.kind.changes() {
-            let text = "the device had to be opened again and is read-only since";
+            let text = "the device had to be reopened and is now read-only";
             return Err(Error::new(Kind::ReadOnly, text));
         }
         Ok((now.device.clone(), now.generation))
@@ -315,7 +320,7 @@ impl Shared {
             true => Ok(device),
             false => Err(Error::new(
                 Kind::Io,
-                "the device was opened again and is another one: its size or abilities differ",
+                "the reopened device is another one: its size or abilities differ",
             )),
         }
     }

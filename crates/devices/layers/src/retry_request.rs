@@ -14,7 +14,7 @@ use crate::repeat::{ALL_CLASSES, Repeat, classes};
 /// The layer `retry-request`.
 pub static RETRY_REQUEST: LayerKind = LayerKind {
     name: "retry-request",
-    summary: "tries a failed request again, a few times",
+    summary: "retries failed requests a few times",
     manual: "For sources that fail temporarily but stay connected. Each request is repeated up to `retries` \
 times, `delay` apart; then its error is passed on. Errors that would recur (invalid requests, \
 a full disk, a read-only one) are passed on at once, and so are kinds of errors that `errors` \
@@ -31,9 +31,9 @@ blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=10
     writes_below: true,
     transparent: true,
     params: &[
-        param_or("retries", ParamKind::Number, "2", "How often a request is tried again."),
-        param_or("delay", ParamKind::Duration, "2s", "Time between tries."),
-        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to try again after."),
+        param_or("retries", ParamKind::Number, "2", "Maximum retries of a request."),
+        param_or("delay", ParamKind::Duration, "2s", "Delay between retries."),
+        param_or("errors", ParamKind::Text, ALL_CLASSES, "Kinds of errors to retry after."),
     ],
     changeable: &[],
     configure: |args| configure(args),

@@ -13,7 +13,7 @@ use crate::out::Out;
 /// The layer `stats`.
 pub static STATS: LayerKind = LayerKind {
     name: "stats",
-    summary: "counts requests, bytes, errors and time, and prints them at the end",
+    summary: "counts requests, bytes, errors and time, and prints them on exit",
     manual: "When the device is closed, a table shows for each kind of request their number, how many \
 failed, how many bytes they moved, and their average and longest duration.",
     example: r#"

@@ -12,7 +12,7 @@ use crate::per_disk::PerDisk;
 /// The layer `tar`.
 pub static TAR: LayerKind = LayerKind {
     name: "tar",
-    summary: "shows a file inside a tar file (an OVA, for example)",
+    summary: "serves a file inside a tar file (for example an OVA)",
     manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is located once, when the \
 device is first opened, and served in place: reads and writes go directly to the tar file. \
 Writes change the tar file, but not checksums of this member that other members contain. Names \
@@ -30,12 +30,12 @@ blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.
     transparent: false,
     params: &[
         param("tar-entry", ParamKind::Text, "Name of the member."),
-        param_or("tar-limit", ParamKind::Size, "0", "How far to look for it; 0: to the end."),
+        param_or("tar-limit", ParamKind::Size, "0", "How far to search for it; 0: to the end."),
     ],
     changeable: &[],
     configure: |args| {
         let Some(entry) = args.text("tar-entry").filter(|entry| !entry.is_empty()) else {
-            return Err(usage("tar: needs the name of a member: tar-entry=NAME"));
+            return Err(usage("tar: requires the name of a member: tar-entry=NAME"));
         };
         let limit = args.size("tar-limit").filter(|&limit| limit > 0).unwrap_or(u64::MAX);
         let tar = Tar { entry: entry.to_string(), limit, found: PerDisk::default() };
@@ -141,10 +141,7 @@ impl Tar {
                 return Err(wrong(Kind::NotFound, text));
             };
             let Some(header) = Header::parse(&header) else {
-                return Err(wrong(
-                    Kind::Invalid,
-                    format!("no header of a tar file at offset {at}"),
-                ));
+                return Err(wrong(Kind::Invalid, format!("no tar header at offset {at}")));
             };
             let start = at + BLOCK;
             match header.kind {
@@ -170,15 +167,18 @@ impl Tar {
                     if name.as_deref().unwrap_or(&header.name) == self.entry.as_bytes() {
                         let regular = matches!(header.kind, b'0' | 0 | b'7');
                         if sparse || header.kind == b'S' {
-                            let text = format!("{:?} is kept sparse, not as it is", self.entry);
+                            let text = format!(
+                                "{:?} is a sparse member, which is not supported",
+                                self.entry
+                            );
                             return Err(wrong(Kind::Unsupported, text));
                         }
                         if !regular {
-                            let text = format!("{:?} is no regular file", self.entry);
+                            let text = format!("{:?} is not a regular file", self.entry);
                             return Err(wrong(Kind::Unsupported, text));
                         }
                         if start.checked_add(len).is_none_or(|end| end > reader.size) {
-                            let text = format!("{:?} ends behind the end of the file", self.entry);
+                            let text = format!("{:?} exceeds the file", self.entry);
                             return Err(wrong(Kind::Invalid, text));
                         }
                         return Ok((start, len));

@@ -25,7 +25,7 @@ pub(crate) fn file(layer: &str, dir: Option<&str>) -> Result<blockhaul_io::File>
             // Left behind by a program that was killed between the two steps.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(error) => {
-                let text = format!("{layer}: cannot make a temporary file in {}", dir.display());
+                let text = format!("{layer}: cannot create a temporary file in {}", dir.display());
                 return Err(Error::system(text, error));
             }
         }

@@ -101,7 +101,7 @@ pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
     let shown = script.display();
     match broken {
         Broken::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            let text = format!("cannot run {shown}: check that it may be executed (chmod +x)");
+            let text = format!("cannot run {shown}: check that it is executable (chmod +x)");
             Error::system(text, error)
         }
         Broken::System(error) => Error::system(format!("cannot run {shown} {method}"), error),
@@ -112,7 +112,7 @@ pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
             Error::new(Kind::TimedOut, text)
         }
         Broken::TooMuch => {
-            let text = format!("{shown}: {method} printed without end, and was killed");
+            let text = format!("{shown}: {method} printed too much and was killed");
             Error::new(Kind::Io, text)
         }
     }

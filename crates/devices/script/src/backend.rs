@@ -23,9 +23,10 @@ impl Backend for Sh {
     }
 
     fn summary(&self) -> &'static str {
-        "a script or program in nbdkit's protocol for scripts, started anew for each request, with its \
-         own parameters; - is a script on standard input; @threads=N is how many run at a time if it \
-         takes requests in parallel (default 16), @timeout=TIME kills a run (default never)"
+        "a script or program in nbdkit's protocol for scripts, started for each request, with its own \
+         parameters; - reads the script from standard input; @threads=N: maximum parallel runs, if the \
+         script allows parallel requests [default: 16]; @timeout=TIME: kill a run after this time [default: \
+         never]"
     }
 
     fn example(&self) -> &'static str {
@@ -62,8 +63,8 @@ impl Backend for Eval {
     }
 
     fn summary(&self) -> &'static str {
-        "the same protocol, with the shell's commands for each method in place: get_size=…, pread=…; \
-         write %26 for & and %25 for %; other keys go to config=…; @threads=N, @timeout=TIME"
+        "the same protocol, with shell commands for each method as parameters: get_size=…, pread=…; write \
+         %26 for & and %25 for %; other keys are passed to config=…; @threads=N, @timeout=TIME as for sh:"
     }
 
     fn example(&self) -> &'static str {

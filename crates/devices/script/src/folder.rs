@@ -18,7 +18,7 @@ pub(crate) struct Folder(PathBuf);
 
 impl Folder {
     pub(crate) fn new() -> Result<Folder> {
-        let cannot = |error| Error::system(format!("cannot make a folder in {PLACE}"), error);
+        let cannot = |error| Error::system(format!("cannot create a directory in {PLACE}"), error);
         for _ in 0..ATTEMPTS {
             let mut salt = [0; 8];
             rustix::rand::getrandom(&mut salt[..], rustix::rand::GetRandomFlags::empty())

@@ -122,7 +122,7 @@ impl Source {
     pub(crate) fn add(&mut self, method: &str, commands: &str, folder: &Folder) -> Result<()> {
         let Source::Eval { scripts } = self else { return Ok(()) };
         if scripts.contains_key(method) {
-            let text = format!("eval: method {method} is there more than once");
+            let text = format!("eval: method {method} is given more than once");
             return Err(Error::new(Kind::Usage, text));
         }
         let path = folder.path().join(method);

@@ -26,11 +26,11 @@ pub fn circumstances(report: &Report) -> String {
         && noise > 5.0
     {
         text.push_str(&format!(
-            " NOISY: something else used {noise:.0} % of the processors during the runs."
+            " NOISY: other processes used {noise:.0} % of the processors during the runs."
         ));
     }
     if report.interrupted {
-        text.push_str(" STOPPED before the end: what was measured until then.");
+        text.push_str(" STOPPED early: only the measurements until then.");
     }
     text
 }
@@ -56,7 +56,7 @@ pub fn notes(report: &Report) -> Vec<String> {
             failure.why
         );
         if cell.good == 0 && count >= FAILURES_MAX as usize {
-            note.push_str(" It was not tried again.");
+            note.push_str(" It was not repeated.");
         }
         if !failure.stderr.is_empty() {
             note.push_str(&format!(" It printed: {}", failure.stderr.replace('\n', " / ")));
@@ -72,7 +72,7 @@ pub fn notes(report: &Report) -> Vec<String> {
     for metric in report.show.iter().filter(|metric| measured && !report.has(**metric)) {
         let why = match metric {
             Metric::ServersCalls => "that takes perf(1), the permission to use it, and --warmup 1",
-            _ => "the kernel does not tell it here",
+            _ => "the kernel does not report it here",
         };
         notes.push(format!("Not measured: {}: {why}.", metric.title(report)));
     }

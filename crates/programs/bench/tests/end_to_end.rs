@@ -207,6 +207,6 @@ fn a_cell_that_only_fails_is_given_up() {
     let report = run(COPIERS, &["--column", "idle", "--row", "fresh", "--runs", "50"]);
     assert_eq!(report.runs.len(), 3);
     let text = table::text(&report);
-    assert!(text.contains("It was not tried again."), "{text}");
+    assert!(text.contains("It was not repeated."), "{text}");
     assert!(text.contains("FAILED"), "{text}");
 }

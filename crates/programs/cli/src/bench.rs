@@ -45,8 +45,8 @@ fn become_other(args: &Args) -> Failure {
         return Failure::usage(format!("cannot start {}: {}", program.display(), plain(&error)));
     }
     Failure::usage(
-        "the program blockhaul-bench is not installed, which does all of blockhaul bench but bench \
-         device: install it beside blockhaul (from its source: cargo install --locked --path \
+        "the program blockhaul-bench is not installed, which does all of blockhaul bench but bench device: \
+         install it next to blockhaul (from its source: cargo install --locked --path \
          crates/programs/bench)",
     )
 }

@@ -41,13 +41,13 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     })?;
     let (one, other) = found.sizes;
     let (text, status) = match found.differs_at {
-        Some(at) => (format!("different, first at offset {at}\n"), DIFFERENT),
+        Some(at) => (format!("different: first difference at offset {at}\n"), DIFFERENT),
         None if args.strict && one != other => {
             (format!("different sizes: {one} and {other} bytes\n"), DIFFERENT)
         }
         None if one == other => (format!("identical: {one} bytes\n"), 0),
         None => {
-            let text = "identical up to the end of the shorter one, zeroes behind it";
+            let text = "identical up to the end of the shorter one, then zeroes";
             (format!("{text}: {one} and {other} bytes\n"), 0)
         }
     };
@@ -61,9 +61,11 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
 pub fn unread(error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::NotFound => {
-            format!("{}: name what --manifest wrote", plain(error))
+            format!("{}: give a file that --manifest wrote", plain(error))
         }
-        std::io::ErrorKind::InvalidData => "it is no manifest: name what --manifest wrote".into(),
+        std::io::ErrorKind::InvalidData => {
+            "it is not a manifest: give a file that --manifest wrote".into()
+        }
         _ => plain(error),
     }
 }
@@ -90,7 +92,7 @@ pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
         out::print(format!("different: {len} bytes at offset {at}\n").as_bytes())?;
     }
     if differences.is_empty() && kept.size() == found.size() {
-        out::print(format!("as in the manifest: {} bytes\n", found.size()).as_bytes())?;
+        out::print(format!("same as in the manifest: {} bytes\n", found.size()).as_bytes())?;
         return Ok(0);
     }
     Ok(exit::DIFFERENT)

@@ -33,8 +33,10 @@ pub fn run(args: &args::Ctl) -> Outcome {
         CtlCommand::Disconnect { number } => {
             let answer = server.ask(&json!({ "command": "disconnect", "number": number }))?;
             tell(&answer, json, |answer| match answer["done"].as_str() {
-                Some("cut") => format!("client {number} is cut\n"),
-                _ => format!("client {number} ends when its requests are answered\n"),
+                Some("cut") => format!("client {number} is disconnected\n"),
+                _ => {
+                    format!("client {number} will be disconnected when its requests are answered\n")
+                }
             })
         }
         CtlCommand::Set { export, layer, setting } => {
@@ -88,9 +90,9 @@ pub fn run(args: &args::Ctl) -> Outcome {
             let answer = server.ask(&json!({ "command": "drain" }))?;
             tell(&answer, json, |answer| {
                 let there = match number(&answer["clients"]) {
-                    0 => "none is there".to_string(),
-                    1 => "1 is there".to_string(),
-                    more => format!("{more} are there"),
+                    0 => "no client is connected".to_string(),
+                    1 => "1 client is connected".to_string(),
+                    more => format!("{more} clients are connected"),
                 };
                 format!("no more clients are accepted; {there}\n")
             })?;
@@ -114,7 +116,7 @@ fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) ->
 fn added(export: &OsStr) -> Result<(String, Value), Failure> {
     let split = export.to_str().and_then(|text| text.split_once('='));
     let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
-        return Err(Failure::usage("write the name and the device: NAME=DEVICE"));
+        return Err(Failure::usage("give a name and a device: NAME=DEVICE"));
     };
     let name = percent_decode(name)?;
     let device = match Spec::parse(OsStr::new(device))? {
@@ -150,11 +152,14 @@ impl<'a> Connection<'a> {
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                     ": start the server with --control and this path"
                 }
-                ErrorKind::PermissionDenied => ": use the user that runs the server",
+                ErrorKind::PermissionDenied => ": run this as the user that runs the server",
                 _ => "",
             };
             let path = path.display();
-            Failure::new(OPEN, format!("cannot reach a server at {path}: {}{next}", plain(&error)))
+            Failure::new(
+                OPEN,
+                format!("cannot connect to a server at {path}: {}{next}", plain(&error)),
+            )
         };
         let stream = UnixStream::connect(path).map_err(cannot)?;
         let patience = (!timeout.is_zero()).then_some(timeout);
@@ -166,12 +171,12 @@ impl<'a> Connection<'a> {
     /// The reply to a request.
     fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
         let lost = |why: &str| {
-            let text = format!("no answer from the server at {}: {why}", self.path.display());
+            let text = format!("no reply from the server at {}: {why}", self.path.display());
             Failure::new(LOST, text)
         };
         let io = |error: std::io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                lost("it takes too long; wait longer with --timeout, or see its messages")
+                lost("timeout; use a longer --timeout, or check the messages of the server")
             }
             _ => lost(&plain(&error)),
         };
@@ -180,10 +185,10 @@ impl<'a> Connection<'a> {
         let mut line = Vec::new();
         self.stream.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut line).map_err(io)?;
         if !line.ends_with(b"\n") {
-            return Err(lost("it has closed the connection; see its messages"));
+            return Err(lost("it has closed the connection; check its messages"));
         }
         let answer: Value = serde_json::from_slice(&line)
-            .map_err(|_| lost("what came is no JSON: is this the control socket of a server?"))?;
+            .map_err(|_| lost("the reply is not JSON: is this the control socket of a server?"))?;
         if answer["ok"] == Value::Bool(true) {
             return Ok(answer);
         }
@@ -192,7 +197,10 @@ impl<'a> Connection<'a> {
             Some("absent") => OPEN,
             _ => FAILED,
         };
-        Err(Failure::new(status, answer["error"].as_str().unwrap_or("the server refuses")))
+        Err(Failure::new(
+            status,
+            answer["error"].as_str().unwrap_or("the server refused the command"),
+        ))
     }
 
     /// Waits until the server has ended, if requested.

@@ -117,12 +117,13 @@ pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjus
 pub fn devices_help() -> String {
     let registry = registry(Duration::ZERO);
     let mut text = String::from("DEVICES\n");
-    text += &entry("PATH", "a file or block device; the path is literal, without options", 26);
+    text +=
+        &entry("PATH", "a file or block device; the path is used as it is, without options", 26);
     text += &entry("-", "standard input or output, for copy only", 26);
     text += &entry(
         "[ CMD ARG… ]",
-        "an NBD server that is started for this run, by systemd socket activation; blockhaul as CMD \
-         is this program itself",
+        "an NBD server, started for this run by systemd socket activation; if CMD is blockhaul, this \
+         program is used",
         26,
     );
     for backend in &registry.backends {
@@ -197,8 +198,8 @@ fn params(text: &mut String, params: &[Param]) {
         let head = format!("  {}={}", param.name, param.kind.placeholder());
         let default = match param.default {
             None => String::new(),
-            Some("") => " (default empty)".to_string(),
-            Some(value) => format!(" (default {value})"),
+            Some("") => " [default: empty]".to_string(),
+            Some(value) => format!(" [default: {value}]"),
         };
         *text += &entry(&head, &format!("{}{default}", param.doc.trim_end_matches('.')), 26);
     }

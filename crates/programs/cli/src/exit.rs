@@ -34,41 +34,41 @@ pub const HELD: u8 = 9;
 /// The statuses, for help and manual.
 pub const TABLE: &[(&str, &str)] = &[
     ("0", "success"),
-    ("1", "another failure than those below"),
+    ("1", "a failure other than those below"),
     (
         "2",
-        "the command line cannot be understood, or names what is of no use there: a folder, for instance",
+        "the command line is invalid, or an argument has the wrong type (for example, a directory)",
     ),
     (
         "3",
-        "a device cannot be opened: not found, refused, in use, no NBD server, read-only, or the target is \
-         smaller than the source; nothing was written, and no target was resized or emptied",
+        "a device cannot be opened: not found, refused, in use, not an NBD server, read-only, or the target \
+         is smaller than the source; nothing was written, and no target was resized or emptied",
     ),
-    ("4", "the source failed while it was read"),
-    ("5", "the target failed while it was written"),
+    ("4", "reading the source failed"),
+    ("5", "writing the target failed"),
     ("6", "the target is full"),
-    ("7", "a connection was lost, or nothing came in time"),
-    ("8", "verification found source and target, or device and manifest, different"),
+    ("7", "a connection was lost or timed out"),
+    ("8", "verification found that source and target, or device and manifest, differ"),
     (
         "128+N",
-        "stopped by signal N: 130 for Ctrl-C, 143 for SIGTERM, 141 if standard output was closed before \
-         the end of a copy; a shell says 137 of SIGKILL: what the journal of a copy had recorded counts",
+        "terminated by signal N: 130 for Ctrl-C, 143 for SIGTERM, 141 if standard output was closed before \
+         the end of a copy. A shell reports 137 after SIGKILL; a copy with a journal can then be resumed",
     ),
     (
         "compare",
-        "as qemu-img: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
+        "as qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
     ),
-    ("info", "as nbdinfo: 0 success or true, 2 the answer to --can, --is is no, 1 any failure"),
+    ("info", "as nbdinfo: 0 success or true, 2 the answer to --can or --is is no, 1 any failure"),
     (
         "ctl",
-        "0 done; 1 the server cannot do it; 2 it does not understand, or a value is wrong; 3 no server \
-         answers there, or it has no such client, export or layer; 7 no answer in time",
+        "0 done; 1 the server failed; 2 unknown command, or invalid value; 3 no server listens on the \
+         socket, or it has no such client, export or layer; 7 no reply in time",
     ),
     (
         "serve",
-        "0 after an orderly stop; 5 if a layer could not write back data that it had accepted (cache); 9 if \
-         devices still held requests after --drain-timeout, or plugins or scripts had not ended; with --run \
-         the status of the command, 128+N if signal N ended it",
+        "0 after a normal exit; 5 if a layer could not write back data that it had accepted (cache); 9 if \
+         devices still held requests after --drain-timeout, or plugins or scripts had not ended; with --run, \
+         the status of the command, or 128+N if signal N terminated it",
     ),
 ];
 
@@ -152,6 +152,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         "choose ",
         "check ",
         "make ",
+        "create its directory",
         "copy to ",
         "is this an NBD",
         "known are",
@@ -165,14 +166,14 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     let nbd = text.contains("connect to ");
     match kind {
         Kind::NotFound if nbd => {
-            "; check that the server runs, and the export's name with blockhaul info --list"
+            "; check that the server runs, and the name of the export with blockhaul info --list"
         }
         Kind::NotFound => "; check the name",
         Kind::Refused if nbd && text.contains("TLS is required") => {
             "; use an nbds URI, with a key or certificates"
         }
         Kind::Refused | Kind::Unsupported if nbd && text.contains("refused STARTTLS") => {
-            "; give the server keys or certificates, or use an nbd URI where nobody listens in"
+            "; give the server keys or certificates, or use an nbd URI if the network is trusted"
         }
         Kind::Refused if nbd && text.contains("has expired") => {
             "; the server needs a new certificate"
@@ -181,18 +182,18 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
             "; the server needs another certificate"
         }
         Kind::Refused if nbd && text.contains("certificate is not accepted") => {
-            "; name its authority with tls-certificates=DIR, or what it is for with tls-hostname=NAME"
+            "; set its authority with tls-certificates=DIR, or its host name with tls-hostname=NAME"
         }
-        Kind::Refused if nbd => "; see what the server demands, and use what it asks for",
-        Kind::Refused => "; use another user, or mend the permissions",
-        Kind::ReadOnly if opening => "; open it read-only, or mend its permissions",
+        Kind::Refused if nbd => "; check what the server requires",
+        Kind::Refused => "; use another user, or change the permissions",
+        Kind::ReadOnly if opening => "; open it read-only, or change its permissions",
         Kind::ReadOnly => "; choose another target, or serve it for writing",
-        Kind::NoSpace => "; make room, then run it again",
-        Kind::NoMemory => "; ask for less at once (--request-size, --queue-size)",
+        Kind::NoSpace => "; free some space, then run it again",
+        Kind::NoMemory => "; use less memory (--request-size, --queue-size)",
         Kind::TimedOut => "; check that the server is alive, or wait longer with --timeout",
-        Kind::Disconnected if opening => "; see the messages of the server",
-        Kind::Disconnected => "; see the server's messages, then run it again",
-        Kind::ShuttingDown => "; connect to another server, or later",
+        Kind::Disconnected if opening => "; check the messages of the server",
+        Kind::Disconnected => "; check the messages of the server, then run it again",
+        Kind::ShuttingDown => "; connect to another server, or try again later",
         Kind::Io if opening && nbd => "; check that an NBD server listens there",
         // It has printed why, on standard error.
         Kind::Io if text.contains("its process has ended with") => "; see its messages",

@@ -103,7 +103,7 @@ impl Making<'_> {
             for (side, latency) in SIDES.into_iter().zip(disk.meters.latency) {
                 self.figures.histogram(
                     "blockhaul_copy_request_seconds",
-                    "Time until a read of the source, or what changes the target, was answered.",
+                    "Duration of reads of the source, and of requests that change the target.",
                     &disk.labels(Some(("side", side))),
                     (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
                 );
@@ -126,7 +126,7 @@ fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
     let mut page = Making { figures: Figures::default(), disks };
     page.by(
         "bytes_total",
-        "Bytes of the source that are done: written as data, zeroed on the target, zero there already, \
+        "Bytes of the source that are complete: written as data, zeroed on the target, zero there already, \
          copied by an earlier run.",
         "kind",
         |disk| {
@@ -139,29 +139,29 @@ fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
             ]
         },
     );
-    page.each("size_bytes", "Bytes of the source; 0 while it is not known.", |disk| disk.now.total);
-    let help = "Bytes that were read again to verify or digest them.";
+    page.each("size_bytes", "Bytes of the source; 0 while unknown.", |disk| disk.now.total);
+    let help = "Bytes read again to verify or digest them.";
     page.each("verified_bytes_total", help, |disk| disk.now.verified);
     let rate = pace.lock().expect("no panic under this lock").note(done);
-    let help = "Bytes a second of all disks since this page was read last.";
+    let help = "Bytes per second of all disks since the last scrape.";
     page.one("bytes_per_second", help, rate);
     let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
-    let help = "Limit on bytes a second; 0 for none.";
+    let help = "Limit of bytes per second; 0 for none.";
     page.one("limit_bytes_per_second", help, bytes as f64);
-    let help = "Limit on requests a second; 0 for none.";
+    let help = "Limit of requests per second; 0 for none.";
     page.one("limit_requests_per_second", help, requests as f64);
     page.each("requests_in_flight", "Requests in flight.", |disk| disk.meters.in_flight as u64);
-    let help = "Requests that may be in flight, as far as is found to pay.";
+    let help = "Current limit of requests in flight (adaptive).";
     page.each("requests_window", help, |disk| disk.now.requests as u64);
-    page.each("request_size_bytes", "Bytes of a request.", |disk| disk.now.request_size);
-    let help = "Connections in use to each side.";
+    page.each("request_size_bytes", "Request size in bytes.", |disk| disk.now.request_size);
+    let help = "Connections in use, to each side.";
     page.each("connections", help, |disk| disk.now.connections as u64);
     let sides = |[source, target]: [u64; 2]| [(SIDES[0], source), (SIDES[1], target)];
-    let help = "Requests that were repeated.";
+    let help = "Requests that were retried.";
     page.by("retries_total", help, "side", |disk| sides(disk.meters.retried));
-    let help = "Connections that were made again.";
+    let help = "Connections that were reestablished.";
     page.by("reconnects_total", help, "side", |disk| sides(disk.meters.reconnected));
-    let help = "Bytes by the way they went.";
+    let help = "Bytes by route.";
     page.by("route_bytes_total", help, "route", |disk| disk.routes.named());
     page.latencies();
     page.figures.finish()

@@ -14,7 +14,7 @@ pub fn man(dir: Option<&Path>) -> Outcome {
     };
     std::fs::create_dir_all(dir).map_err(|error| {
         let why = exit::plain(&error);
-        Failure::new(FAILED, format!("cannot make the folder {}: {why}", dir.display()))
+        Failure::new(FAILED, format!("cannot create the directory {}: {why}", dir.display()))
     })?;
     for page in pages(&definition) {
         write(&dir.join(format!("{}.1", page.name)), &page.text()?)?;

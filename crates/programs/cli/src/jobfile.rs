@@ -88,7 +88,9 @@ fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
         }
     }
     let Some((_, list)) = disks.filter(|(_, list)| !list.is_empty()) else {
-        return Err(reader.wrong(0, "it lists no disk: write [[disk]], source = … and target = …"));
+        return Err(
+            reader.wrong(0, "it lists no disk: add [[disk]] with source = … and target = …")
+        );
     };
     if list.len() > DISKS_MAX {
         return Err(reader.wrong(0, format!("it lists more than {DISKS_MAX} disks")));
@@ -115,7 +117,7 @@ fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
     for (number, disk) in (1_usize..).zip(list.iter()) {
         let disk = reader.disk(number, disk, &defaults, &given)?;
         if !names.insert(disk.name.clone()) {
-            let text = format!("{}: another disk has the name {:?}, too", disk.place, disk.name);
+            let text = format!("{}: another disk also has the name {:?}", disk.place, disk.name);
             return Err(Failure::usage(text));
         }
         made.push(disk);
@@ -190,9 +192,9 @@ impl Reader<'_> {
             .and_then(|copy| copy.get_arguments().find(|option| option.get_long() == Some(name)));
         let Some(option) = option.filter(|_| !SPOKEN.contains(&name)) else {
             let text = match SPOKEN.contains(&name) {
-                true => format!("key {name}: give it on the command line"),
+                true => format!("key {name}: only allowed on the command line"),
                 false => {
-                    format!("there is no key {name}; keys are the long options of blockhaul copy")
+                    format!("unknown key {name}; keys are the long options of blockhaul copy")
                 }
             };
             return Err(self.wrong(at, text));
@@ -200,13 +202,13 @@ impl Reader<'_> {
         match (common, COMMON.contains(&name)) {
             (true, false) => {
                 let text = format!(
-                    "key {name} is for a disk: write it under its [[disk]], or under [defaults]"
+                    "key {name} applies to a disk: write it under its [[disk]], or under [defaults]"
                 );
                 return Err(self.wrong(at, text));
             }
             (false, true) => {
                 let text = format!(
-                    "key {name} is for all disks together: write it before the first table"
+                    "key {name} applies to all disks together: write it before the first table"
                 );
                 return Err(self.wrong(at, text));
             }
@@ -216,7 +218,7 @@ impl Reader<'_> {
         let (values, off) = match (value.get_ref(), takes_values) {
             (DeValue::Boolean(on), false) => (Vec::new(), !on),
             (_, false) => {
-                return Err(self.wrong(at, format!("key {name} is true or false")));
+                return Err(self.wrong(at, format!("key {name} must be true or false")));
             }
             (DeValue::Array(list), true) => {
                 let values: Option<Vec<_>> =
@@ -226,7 +228,7 @@ impl Reader<'_> {
             (value, true) => (word(value).into_iter().collect(), false),
         };
         if takes_values && values.is_empty() {
-            return Err(self.wrong(at, format!("key {name} takes a text or a number")));
+            return Err(self.wrong(at, format!("key {name} must be a string or a number")));
         }
         Ok(Keyed { given: Given { name: name.to_string(), values }, at, off })
     }
@@ -248,7 +250,7 @@ impl Reader<'_> {
             None => number.to_string(),
             Some((key, value)) => {
                 let name = value.get_ref().as_str().filter(|name| !name.is_empty());
-                let wrong = || self.wrong(key.span().start, "key name takes a text");
+                let wrong = || self.wrong(key.span().start, "key name must be a string");
                 name.ok_or_else(wrong)?.to_string()
             }
         };
@@ -268,12 +270,12 @@ impl Reader<'_> {
             };
             let wrong = || {
                 let text =
-                    format!("key {role} takes a device, or a list of words that start a server");
+                    format!("key {role} must be a device, or a list of words that start a server");
                 self.wrong(key.span().start, text)
             };
             match value.get_ref() {
                 DeValue::String(device) if device == "-" => {
-                    let text = format!("key {role}: disks of a job are no pipes");
+                    let text = format!("key {role}: a job cannot use pipes");
                     return Err(self.wrong(key.span().start, text));
                 }
                 DeValue::String(device) => words.push(device.as_ref().into()),
@@ -303,7 +305,7 @@ impl Reader<'_> {
             brackets::take(words).map_err(|why| self.wrong(at, format!("{whose}{why}")))?;
         let error = match args::parse(words) {
             Ok(args::Cli { command: args::Command::Copy(copy) }) => return Ok((*copy, groups)),
-            Ok(_) => return Err(self.wrong(at, format!("{whose}this is no copy"))),
+            Ok(_) => return Err(self.wrong(at, format!("{whose}not a copy"))),
             Err(error) => error,
         };
         let about = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
@@ -400,9 +402,9 @@ source-layer = ['readonly', 'log']
             ("disk = 5", "f.toml:1: write it as [[disk]]"),
             ("disk = [5]", "f.toml:1: write it as [[disk]]"),
             ("defaults = 5", "write it as [defaults]"),
-            ("what = 1\n", "f.toml:1: there is no key what"),
+            ("what = 1\n", "f.toml:1: unknown key what"),
             ("verify = true\n", "f.toml:1: key verify is for a disk"),
-            ("progress = 'json'\n", "key progress: give it on the command line"),
+            ("progress = 'json'\n", "key progress: only allowed on the command line"),
             (
                 "parallel = 0\n[[disk]]\nsource='a'\ntarget='b'",
                 "f.toml:1: key parallel: invalid value",
@@ -410,19 +412,22 @@ source-layer = ['readonly', 'log']
             ("rate = 'x'\n[[disk]]\nsource='a'\ntarget='b'", "f.toml:1: key rate: invalid value"),
             ("[[disk]]\ntarget='b'", "f.toml:2: disk 1 has no source"),
             ("[[disk]]\nsource='a'\nname='n'", "f.toml:2: disk n has no target"),
-            (
-                "[[disk]]\nsource='-'\ntarget='b'",
-                "f.toml:2: key source: disks of a job are no pipes",
-            ),
+            ("[[disk]]\nsource='-'\ntarget='b'", "f.toml:2: key source: a job cannot use pipes"),
             ("[[disk]]\nsource=5\ntarget='b'", "f.toml:2: key source takes a device"),
             ("[[disk]]\nsource=[]\ntarget='b'", "no command between [ and ]"),
             (&format!("{disk}retries = 'x'"), "f.toml:4: disk 1: key retries: invalid value 'x'"),
-            (&format!("{disk}verify = 'x'"), "f.toml:4: key verify is true or false"),
-            (&format!("{disk}retries = true"), "f.toml:4: key retries takes a text or a number"),
-            (&format!("{disk}rate = '1M'"), "f.toml:4: key rate is for all disks together"),
+            (&format!("{disk}verify = 'x'"), "f.toml:4: key verify must be true or false"),
+            (
+                &format!("{disk}retries = true"),
+                "f.toml:4: key retries must be a string or a number",
+            ),
+            (&format!("{disk}rate = '1M'"), "f.toml:4: key rate applies to all disks together"),
             (&format!("{disk}restart = true"), "disk 1: "),
-            (&format!("{disk}name = 'x'\n{disk}name = 'x'"), "another disk has the name \"x\""),
-            (&format!("{disk}name = ''"), "f.toml:4: key name takes a text"),
+            (
+                &format!("{disk}name = 'x'\n{disk}name = 'x'"),
+                "another disk also has the name \"x\"",
+            ),
+            (&format!("{disk}name = ''"), "f.toml:4: key name must be a string"),
             (&format!("[defaults]\nretries = -1\n{disk}"), "f.toml:2: disk 1: key retries"),
         ] {
             let failure =

@@ -102,7 +102,7 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
         for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
             if let Some((_, other)) = files.insert(full(file), (file, disk)) {
                 let (place, name, file) = (&disk.place, &disk.name, file.display());
-                let text = format!("{place}: disk {name}: disk {} writes {file}, too", other.name);
+                let text = format!("{place}: disk {name}: disk {} also writes {file}", other.name);
                 return Err(Failure::usage(text));
             }
         }
@@ -116,7 +116,7 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
         if let Some(other) = disks.iter().find(taken) {
             let (place, name, file) = (&disk.place, &disk.name, file.display());
             let text = format!(
-                "{place}: disk {name}: {file} is a side of disk {}: choose another name",
+                "{place}: disk {name}: {file} is the source or target of disk {}: choose another name",
                 other.name
             );
             return Err(Failure::usage(text));
@@ -217,9 +217,9 @@ fn are_apart(disks: &mut [Running]) -> bool {
                     Shared::Same => true,
                 };
             let what = if other_index != index && meets(0, source) {
-                "its source has storage in common with the target"
+                "its source overlaps the target"
             } else if other_index < index && meets(1, target) {
-                "its target has storage in common with the target"
+                "its target overlaps the target"
             } else {
                 continue;
             };
@@ -292,15 +292,15 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
     let complete = disks.len() - failed.len();
     let counts = format!("{complete} of {} disks are complete", disks.len());
     let next = match disks.iter().all(|disk| disk.journal.is_some()) {
-        true => "run it again to go on where it was",
-        false => "run it again; disks with a journal go on where they were",
+        true => "run it again to resume",
+        false => "run it again; disks with a journal resume",
     };
     if signal != 0 {
         let text = format!("stopped by a signal: {counts}: {next}");
         return Err(Failure::new(signals::status(signal), text));
     }
     let Some((disk, failure)) = first else {
-        return Err(Failure::new(exit::FAILED, format!("disk {} has not begun", any.name)));
+        return Err(Failure::new(exit::FAILED, format!("disk {} was not started", any.name)));
     };
     let others: Vec<_> = failed
         .iter()
@@ -309,7 +309,7 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
         .collect();
     let others = match others.is_empty() {
         true => String::new(),
-        false => format!("; failed, too: {}", others.join(", ")),
+        false => format!("; also failed: {}", others.join(", ")),
     };
     let begun = disks.iter().any(|disk| disk.watched.progress.snapshot().done() > 0);
     let counts = if begun { counts } else { "nothing was copied".to_string() };

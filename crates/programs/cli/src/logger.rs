@@ -84,7 +84,7 @@ impl std::str::FromStr for Format {
         match text {
             "text" => Ok(Format::Text),
             "json" => Ok(Format::Json),
-            _ => Err(format!("{text:?} is neither text nor json")),
+            _ => Err(format!("{text:?} is not one of text, json")),
         }
     }
 }

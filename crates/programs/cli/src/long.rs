@@ -117,7 +117,7 @@ pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
     (ours && !pipe).then(|| {
         let journal = quoted(&default_name(target));
         let words = words.join(" ");
-        format!("; to be able to go on next time: blockhaul copy --journal {journal} {words}")
+        format!("; to be able to resume next time: blockhaul copy --journal {journal} {words}")
     })
 }
 
@@ -163,7 +163,7 @@ pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
         let watching = std::thread::Builder::new().name("rate".into());
         let started = watching.spawn(move || watch(&watched, &limit, now, iops));
         started.map_err(|error| {
-            Failure::new(exit::FAILED, format!("cannot watch the rate: {}", plain(&error)))
+            Failure::new(exit::FAILED, format!("cannot reload the rate: {}", plain(&error)))
         })?;
     }
     Ok(Some(rate))
@@ -220,7 +220,7 @@ fn minute_of_day() -> Result<u16, String> {
         Err(_) if std::env::var_os("TZ").is_none_or(|name| name.is_empty()) => {
             jiff::tz::TimeZone::UTC
         }
-        Err(error) => return Err(format!("rates by time need the local time: {error}")),
+        Err(error) => return Err(format!("rates by time of day need the local time: {error}")),
     };
     let now = jiff::Timestamp::now().to_zoned(zone);
     Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
@@ -234,7 +234,7 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
         let now = limit.now().map(|(bytes, requests)| (bytes, requests.unwrap_or(iops)));
         match now {
             Ok(now) if now != limits => {
-                log::info!("from now on {}", told(now));
+                log::info!("rate changed: {}", told(now));
                 limits = now;
                 rate.set(now.0, now.1);
             }
@@ -252,11 +252,11 @@ fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
 /// Limits in words.
 fn told((bytes, requests): (u64, u64)) -> String {
     match (bytes, requests) {
-        (0, 0) => "there is no limit".to_string(),
-        (0, requests) => format!("the limit is {requests} requests a second"),
-        (bytes, 0) => format!("the limit is {bytes} bytes a second"),
+        (0, 0) => "no limit".to_string(),
+        (0, requests) => format!("limit: {requests} requests per second"),
+        (bytes, 0) => format!("limit: {bytes} bytes per second"),
         (bytes, requests) => {
-            format!("the limits are {bytes} bytes and {requests} requests a second")
+            format!("limits: {bytes} bytes and {requests} requests per second")
         }
     }
 }
@@ -278,8 +278,7 @@ fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
         match line.strip_prefix("iops=") {
             None => rates.push(line),
             Some(number) => {
-                let wrong =
-                    |_| format!("{line:?}: a number of requests a second has to follow iops=");
+                let wrong = |_| format!("{line:?}: iops= requires a number of requests per second");
                 requests = Some(number.parse().map_err(wrong)?);
             }
         }
@@ -287,7 +286,9 @@ fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
     let rate = match rates[..] {
         [] => "0",
         [rate] => rate,
-        [_, second, ..] => return Err(format!("{second:?}: one line has the rate, or all rules")),
+        [_, second, ..] => {
+            return Err(format!("{second:?}: write the rate, or all rules, in one line"));
+        }
     };
     Ok((Schedule::parse(rate).map_err(|error| error.text())?, requests))
 }
@@ -318,10 +319,10 @@ mod tests {
 
     #[test]
     fn no_limit_is_told_as_none() {
-        assert_eq!(told((0, 0)), "there is no limit");
-        assert_eq!(told((10, 0)), "the limit is 10 bytes a second");
-        assert_eq!(told((0, 7)), "the limit is 7 requests a second");
-        assert_eq!(told((10, 7)), "the limits are 10 bytes and 7 requests a second");
+        assert_eq!(told((0, 0)), "no limit");
+        assert_eq!(told((10, 0)), "limit: 10 bytes per second");
+        assert_eq!(told((0, 7)), "limit: 7 requests per second");
+        assert_eq!(told((10, 7)), "limits: 10 bytes and 7 requests per second");
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path {
-                "" => Err("unix: needs a path behind it".to_string()),
+                "" => Err("unix: requires a path, as unix:PATH".to_string()),
                 path => Ok(Address::Unix(path.into())),
             };
         }
@@ -43,8 +43,8 @@ impl FromStr for Address {
         found.into_iter().find(|address| address.ip().is_loopback()).map(Address::Tcp).ok_or_else(
             || {
                 format!(
-                    "{text:?} is no address of this machine alone (127.0.0.1, ::1, localhost): let a \
-                     proxy hand the page on to others"
+                    "{text:?} is not a loopback address (127.0.0.1, ::1, localhost): use a proxy to serve \
+                     the metrics to other machines"
                 )
             },
         )

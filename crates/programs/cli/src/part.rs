@@ -29,19 +29,18 @@ impl Part {
         let pipe = [source, target].contains(&&Spec::Pipe);
         let increment = args.bitmap.is_some() || args.since.is_some();
         if args.range.is_some() && *source == Spec::Pipe {
-            let text = "--range: a pipe has no offsets: read from a device";
+            let text = "--range: the source is a pipe: use a device";
             return Err(Failure::usage(text));
         }
         if increment && pipe {
             let option = if args.bitmap.is_some() { "--bitmap" } else { "--since" };
             let text = format!(
-                "{option}: a pipe has no gaps, so that what is left out cannot be told through it: \
-                 neither side can be one"
+                "{option}: ranges cannot be left out in a pipe: use a device on both sides"
             );
             return Err(Failure::usage(text));
         }
         if args.ranges.is_some() && pipe {
-            let text = "--ranges: a pipe has no gaps: neither side can be one";
+            let text = "--ranges: ranges cannot be left out in a pipe: use a device on both sides";
             return Err(Failure::usage(text));
         }
         if increment && args.destination_is_zero {
@@ -50,11 +49,11 @@ impl Part {
         }
         if args.bitmap.as_deref() == Some(blockhaul_block::BASE_ALLOCATION) {
             let text =
-                format!("--bitmap: {} is no bitmap of changes", blockhaul_block::BASE_ALLOCATION);
+                format!("--bitmap: {} is not a dirty bitmap", blockhaul_block::BASE_ALLOCATION);
             return Err(Failure::usage(text));
         }
         if args.digest.is_some() && (increment || args.range.is_some() || args.ranges.is_some()) {
-            let text = "--digest is that of a whole disk: use --verify, or --manifest";
+            let text = "--digest covers a whole disk: use --verify, or --manifest";
             return Err(Failure::usage(text));
         }
         let bitmap = args.bitmap.as_ref().map(|context| Bitmap {

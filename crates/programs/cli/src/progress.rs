@@ -31,7 +31,7 @@ impl FromStr for Style {
     fn from_str(text: &str) -> Result<Style, String> {
         let descriptor = |text: &str| match text.parse() {
             Ok(fd @ 0..) => Ok(fd),
-            _ => Err(format!("{text:?} is neither a descriptor's number nor json nor json:FD")),
+            _ => Err(format!("{text:?} is not a descriptor number, json or json:FD")),
         };
         match text {
             "bar" => Ok(Style::Bar),
@@ -84,7 +84,7 @@ impl Reporter {
             Failure::usage(format!("--progress: {}", plain(&std::io::Error::from(errno))))
         })?;
         if flags & OFlags::RWMODE == OFlags::RDONLY {
-            let text = format!("--progress: descriptor {fd} is open for reading only");
+            let text = format!("--progress: descriptor {fd} is only open for reading");
             return Err(Failure::usage(text));
         }
         Ok(Some(Sink { style, file: File::from(owned), last: None }))

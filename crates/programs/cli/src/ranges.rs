@@ -77,7 +77,7 @@ fn json(text: &str) -> Result<Vec<(u64, u64)>, String> {
         collect(&value, true, &mut found).map_err(|why| format!("line {}: {why}", line()))?;
     }
     if found.is_empty() && text.trim().is_empty() {
-        return Err("it is empty: an empty list is written as []".to_string());
+        return Err("the file is empty: write an empty list as []".to_string());
     }
     Ok(found)
 }
@@ -144,11 +144,11 @@ fn xml(text: &str) -> Result<Vec<(u64, u64)>, String> {
                 // In sectors.
                 let sectors = attribute(&tag, "data_block_size").map_err(failed)?;
                 let bytes = sectors.checked_mul(512).filter(|&bytes| bytes > 0);
-                block = Some(bytes.ok_or_else(|| failed("a wrong data_block_size".to_string()))?);
+                block = Some(bytes.ok_or_else(|| failed("invalid data_block_size".to_string()))?);
             }
             "diff" => inside = true,
             "different" | "left_only" | "right_only" => {
-                let block = block.ok_or_else(|| failed("no superblock before it".to_string()))?;
+                let block = block.ok_or_else(|| failed("no superblock before".to_string()))?;
                 let (begin, length) = attribute(&tag, "begin")
                     .and_then(|begin| Ok((begin, attribute(&tag, "length")?)))
                     .map_err(failed)?;
@@ -159,11 +159,13 @@ fn xml(text: &str) -> Result<Vec<(u64, u64)>, String> {
             }
             "same" | "range" => {}
             other => {
-                return Err(failed(format!("<{other}> is not of thin_delta")));
+                return Err(failed(format!(
+                    "unknown element <{other}> in the output of thin_delta"
+                )));
             }
         }
     }
-    if inside { Ok(found) } else { Err("it has no <diff>, as thin_delta prints".to_string()) }
+    if inside { Ok(found) } else { Err("no <diff>, which thin_delta prints".to_string()) }
 }
 
 fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<u64, String> {
@@ -213,7 +215,7 @@ mod tests {
     #[test]
     fn wrong_lists_are_refused_with_the_line() {
         for (text, said) in [
-            ("", "it is empty"),
+            ("", "the file is empty"),
             ("disk.raw", "neither JSON nor XML"),
             ("{\"offset\": 1, \"length\": 1}\n{\"offset\": 1}", "line 2: not a range"),
             ("[1, 2]", "not a range"),
@@ -221,7 +223,7 @@ mod tests {
             (r#"{"offset": 9223372036854775807, "length": 1}"#, "beyond 2^63"),
             (r#"{"block_metadata": 5}"#, "not a list"),
             (r#"{"block_metadata": [[]]}"#, "not a range"),
-            ("<html></html>", "<html> is not of thin_delta"),
+            ("<html></html>", "unknown element <html>"),
             ("<superblock data_block_size=\"8\"/>", "no <diff>"),
             ("<superblock data_block_size=\"x\"/>", "no number data_block_size"),
             ("<diff><different begin=\"1\" length=\"1\"/></diff>", "no superblock"),

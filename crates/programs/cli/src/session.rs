@@ -33,7 +33,7 @@ impl Session {
             caught.store(number, Ordering::Relaxed);
             cancelled.iter().for_each(|disk| disk.progress.cancel());
             out::error(
-                "\nblockhaul: copy: stopping: waiting for requests under way; again to end at once\n",
+                "\nblockhaul: copy: stopping: waiting for requests in flight; repeat to stop at once\n",
             );
         };
         signals::on_stop(on_signal, || {})?;

@@ -171,8 +171,8 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     fn deaf(&mut self, error: &std::io::Error) -> ! {
         let why = plain(error);
         out::error(&format!(
-            "blockhaul: cannot wait for signals any more: {why}: something in this process has closed \
-             descriptors that are not its own, as a plugin may; the program ends\n"
+            "blockhaul: cannot wait for signals any more: {why}: something in this process, possibly a \
+             plugin, has closed descriptors that it does not own; exiting\n"
         ));
         if let Some(at_once) = self.at_once.take() {
             at_once();

@@ -141,7 +141,7 @@ impl Engine {
         }));
         // Report it before the journal is relied on.
         if shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
-            let text = "the target cannot be flushed: the journal is safe if this program is killed, \
+            let text = "the target cannot be flushed: the journal is valid if this program is killed, but \
                         not if the target's machine loses power";
             shared.warn(text.to_string());
         }
@@ -536,8 +536,8 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
     let name = target.facts().name.clone();
     let Some(at) = crate::sample::first_content(target, range).await? else { return Ok(()) };
     let text = format!(
-        "it is said to read as zeroes, but there is something else at offset {at}: leave out \
-         --destination-is-zero, or give --trust if that may stay"
+        "it does not read as zeroes: there is data at offset {at}: leave out --destination-is-zero, or use \
+         --trust to keep that data"
     );
     Err(Error::new(Kind::Invalid, text).on(&name))
 }
@@ -606,8 +606,8 @@ async fn look_at_edge(
     shared.signals.end_work();
     let check = shared.retries.rewritten.load(Ordering::Relaxed) > 0;
     if check {
-        let text = "the target does not hold what the journal recorded last: everything that it \
-                    recorded is compared";
+        let text = "the target does not contain what the journal recorded last: comparing everything that \
+                    it recorded";
         shared.warn(text.to_string());
     }
     Earlier { recorded, check }

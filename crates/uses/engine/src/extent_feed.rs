@@ -374,8 +374,8 @@ impl ExtentFeed {
         self.failures += 1;
         let lost = error.kind() == Kind::Disconnected || self.failures >= FAILURES_MAX;
         match (self.failures, lost) {
-            (_, true) => log::warn!("{error}; going on without asking where data is"),
-            (1, false) => log::warn!("{error}; what it was about is treated as data"),
+            (_, true) => log::warn!("{error}; continuing without extents"),
+            (1, false) => log::warn!("{error}; the range is treated as data"),
             _ => log::info!("{error}"),
         }
         if lost {

@@ -78,7 +78,7 @@ async fn make(
         Ok(None) => Extra::NotMade,
         Err(why) => {
             let first = shared.learned.tuner.no_more_lanes();
-            let text = format!("going on with fewer connections: {why}");
+            let text = format!("continuing with fewer connections: {why}");
             // One message is enough for all of them.
             if first && index < shared.resolved.connections {
                 shared.warn(text);

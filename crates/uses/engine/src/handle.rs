@@ -135,7 +135,7 @@ impl Retries {
             return Err(error.clone());
         }
         *attempts += 1;
-        log::info!("trying again ({attempts} of {}): {error}", self.limit);
+        log::info!("retrying ({attempts} of {}): {error}", self.limit);
         self.requests[side as usize].fetch_add(1, Ordering::Relaxed);
         self.progress.meter.retried(side);
         Ok(())
@@ -346,7 +346,7 @@ impl Handle {
             let failure = match blockhaul_io::timeout(DIAL_MAX, connected).await {
                 Ok(Ok((handle, None))) => return Ok(handle),
                 Ok(Ok((_, Some(why)))) => {
-                    let text = format!("after connecting again: {why}");
+                    let text = format!("after reconnecting: {why}");
                     return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
                 }
                 Ok(Err(failure)) => failure,
@@ -355,12 +355,12 @@ impl Handle {
                     Error::new(Kind::TimedOut, text)
                 }
             };
-            log::info!("cannot connect again: {failure}");
+            log::info!("cannot reconnect: {failure}");
             last = Some(failure);
         }
         let last = last.map(|last| last.to_string()).unwrap_or_default();
         let tries = self.retries.limit.saturating_add(1);
-        let text = format!("{}; {tries} attempts to connect again failed: {last}", error.text());
+        let text = format!("{}; {tries} attempts to reconnect failed: {last}", error.text());
         let named = Error::new(Kind::Disconnected, text).on(&self.facts().name);
         Err(match error.request() {
             Some((kind, at, len)) => named.during(kind, at, len),
@@ -381,7 +381,7 @@ impl Handle {
         };
         Ok((!proof.is_on(&**handle).await?).then(|| {
             let at = proof.at();
-            format!("the source does not hold what it held before (at offset {at}): another disk?")
+            format!("the content of the source has changed (at offset {at}): is it another disk?")
         }))
     }
 }

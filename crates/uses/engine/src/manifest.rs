@@ -133,7 +133,7 @@ impl FromStr for Manifest {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Manifest> {
-        let wrong = |why: &str| Error::new(Kind::Invalid, format!("not a whole manifest: {why}"));
+        let wrong = |why: &str| Error::new(Kind::Invalid, format!("incomplete manifest: {why}"));
         let mut lines = text.lines();
         if lines.next() != Some(TITLE) {
             return Err(wrong(&format!("its first line is not {TITLE:?}")));
@@ -141,18 +141,18 @@ impl FromStr for Manifest {
         let mut field = |name: &str| {
             let line = lines.next().ok_or_else(|| wrong("it ends early"))?;
             let value = line.strip_prefix(name).and_then(|rest| rest.strip_prefix(' '));
-            value.ok_or_else(|| wrong(&format!("no line {name:?} where it should be")))
+            value.ok_or_else(|| wrong(&format!("expected a line {name:?}")))
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| wrong("a bad number"));
         let size = number(field("size")?)?;
         let unit = number(field("unit")?)?;
         if !unit.is_power_of_two() || !(UNIT_MIN..=SEGMENT).contains(&unit) {
-            return Err(wrong("units of this length are not known"));
+            return Err(wrong("this unit length is not supported"));
         }
         let (at, len) = field("range")?.split_once(' ').ok_or_else(|| wrong("a bad range"))?;
         let (at, len) = (number(at)?, number(len)?);
         let range = at.checked_add(len).filter(|&end| end <= size).map(|end| (at, end));
-        let range = range.ok_or_else(|| wrong("its range ends behind its size"))?;
+        let range = range.ok_or_else(|| wrong("its range ends beyond its size"))?;
         let mut units: Vec<(u64, Digest)> = Vec::new();
         let mut told = None;
         for line in lines {
@@ -178,7 +178,7 @@ impl FromStr for Manifest {
         match told {
             None => Err(wrong("it ends early")),
             Some(told) if told == manifest.digest() => Ok(manifest),
-            Some(_) => Err(wrong("its digest does not fit: it was changed or damaged")),
+            Some(_) => Err(wrong("its digest is wrong: it was changed or damaged")),
         }
     }
 }

@@ -298,7 +298,7 @@ impl fmt::Display for Retried {
             (0, 0) => Ok(()),
             (checked, rewritten) => {
                 let between = if self.is_trouble() { "; " } else { "" };
-                write!(f, "{between}read back {checked} bytes, wrote {rewritten} again")
+                write!(f, "{between}read back {checked} bytes, rewrote {rewritten}")
             }
         }
     }
@@ -310,7 +310,7 @@ impl fmt::Display for Summary {
         let done = self.data + self.zeroed + self.skipped;
         write!(
             f,
-            "{} bytes: {} data, {} zeroed, {} skipped, {} lanes, {} requests of {} bytes, {:.3} s, \
+            "{} bytes: {} data, {} zeroed, {} skipped, {} connections, {} requests of {} bytes, {:.3} s, \
              {:.1} MiB/s",
             self.size,
             self.data,

@@ -123,13 +123,12 @@ impl Schedule {
         }
         let mut rules = Vec::new();
         for part in text.split(',') {
-            let (span, value) = part.split_once('=').ok_or_else(|| wrong(part, "no = in it"))?;
+            let (span, value) = part.split_once('=').ok_or_else(|| wrong(part, "without ="))?;
             let span = match span.trim() {
                 "*" => None,
                 span => {
-                    let (from, to) = span
-                        .split_once('-')
-                        .ok_or_else(|| wrong(part, "neither * nor a span of time"))?;
+                    let (from, to) =
+                        span.split_once('-').ok_or_else(|| wrong(part, "not * or a time span"))?;
                     let times = (minute(from), minute(to));
                     let (Some(from), Some(to)) = times else {
                         return Err(wrong(part, "times are HH:MM, up to 24:00"));

@@ -16,7 +16,7 @@ const SEGMENT_MIN: u64 = 64 << 10;
 /// Checks that a target can hold `size` bytes.
 pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
     if !target.can.contains(Can::WRITE) {
-        let text = "the target is read-only: choose another, or serve it for writing";
+        let text = "the target is read-only: choose another target, or serve it for writing";
         return Err(Error::new(Kind::ReadOnly, text).on(&target.name));
     }
     if target.size < size {
@@ -27,7 +27,7 @@ pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
         return Err(Error::new(Kind::NoSpace, text).on(&target.name));
     }
     match size > reached(target) {
-        true => Err(beyond(target, "written", "make it larger by a block")),
+        true => Err(beyond(target, "written", "make it one block larger")),
         false => Ok(()),
     }
 }
@@ -78,8 +78,8 @@ fn reached(facts: &Facts) -> u64 {
 
 fn beyond(facts: &Facts, done: &str, advice: &str) -> Error {
     let text = format!(
-        "the last {} of {} bytes cannot be {done}, as the size is no multiple of the smallest block \
-         that it takes: {advice}",
+        "the last {} of {} bytes cannot be {done}, as the size is not a multiple of its minimum block \
+         size: {advice}",
         facts.unreachable, facts.size
     );
     Error::new(Kind::Invalid, text).on(&facts.name)

@@ -161,7 +161,7 @@ async fn read(source: Rc<Handle>, at: u64, len: u64) -> Result<[u8; 32]> {
         match source.device().submit(request).await {
             Ok(Reply::Data(data)) => return Ok(blake3::hash(data.bytes()).into()),
             Ok(Reply::Hole) => return Ok(blake3::hash(&vec![0; len as usize]).into()),
-            Ok(_) => return Err(Error::new(Kind::Io, "the device gave no data for a read")),
+            Ok(_) => return Err(Error::new(Kind::Io, "the device returned no data for a read")),
             Err(error) => source.recover(error, generation, &mut attempts).await?,
         }
     }

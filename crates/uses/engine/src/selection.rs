@@ -53,7 +53,7 @@ impl Selection {
                 let Some(end) = end else {
                     let size = source.size;
                     let text = format!(
-                        "the range of {len} bytes at offset {at} ends behind its {size} bytes"
+                        "the range of {len} bytes at offset {at} ends beyond its {size} bytes"
                     );
                     return Err(Error::new(Kind::Invalid, text).on(&source.name));
                 };
@@ -159,7 +159,7 @@ impl Selection {
             Some((ExtentFeed::strict(source.clone(), context, from, to), bitmap.mask))
         });
         if self.bitmap.is_some() && feed.is_none() {
-            let text = "the bitmap is not there any more";
+            let text = "the bitmap no longer exists";
             return Err(Error::new(Kind::NotFound, text).on(&source.facts().name));
         }
         Ok(Choice { feed, minimum: self.minimum })

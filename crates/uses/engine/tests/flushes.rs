@@ -363,7 +363,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
                 let storage = Storage::new(facts, Some(disk), &mut rng);
                 let summary = run(&source, &storage.open().await, &options).await.unwrap();
                 assert!(storage.state().disk == bytes, "recorded, but missing; {told}");
-                let differs = |text: &String| text.contains("does not hold");
+                let differs = |text: &String| text.contains("does not contain what the journal");
                 assert!(!summary.warnings.iter().any(differs), "recorded, but lost; {told}");
                 resumed += u64::from(summary.resumed > 0);
             }

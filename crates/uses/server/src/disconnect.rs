@@ -29,10 +29,11 @@ impl fmt::Display for Disconnect {
         f.write_str(match self {
             Disconnect::Client(why) | Disconnect::Refused(why) => why,
             Disconnect::Crowded => {
-                "cut: too many connections, and this one has not finished its handshake for longest"
+                "disconnected: too many connections, and this one was in its handshake for the longest \
+                 time"
             }
-            Disconnect::Stopping => "cut in its handshake: the server stops",
-            Disconnect::Operator => "disconnected in its handshake by whoever runs the server",
+            Disconnect::Stopping => "disconnected in its handshake: the server stops",
+            Disconnect::Operator => "disconnected in its handshake by request through the control socket",
         })
     }
 }

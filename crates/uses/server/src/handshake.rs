@@ -190,7 +190,7 @@ impl Greeting<'_, '_> {
             }
             Event::Transmission(negotiated) => {
                 let Ok(export) = self.lookup.find(&negotiated.export).await else {
-                    return Err("the export has gone".to_string().into());
+                    return Err("the export was removed".to_string().into());
                 };
                 self.settle(&export)?;
                 talk.mouth.say(&mut talk.out).await?;
@@ -227,7 +227,7 @@ impl Greeting<'_, '_> {
     async fn oldstyle(&mut self) -> Result<Chosen, Disconnect> {
         let config = &self.server.config;
         if matches!(config.tls, Tls::Require(_)) {
-            let why = "TLS is required, which oldstyle clients cannot have";
+            let why = "TLS is required, which oldstyle clients do not support";
             return Err(Disconnect::Refused(why.into()));
         }
         let refused =
@@ -342,7 +342,7 @@ async fn secure(
     let accepted = acceptor.accept(stream).await;
     let session = accepted.map_err(|error| Disconnect::Refused(error.to_string()))?;
     let about = &session.about;
-    let who = about.peer.as_deref().unwrap_or("nobody in particular");
+    let who = about.peer.as_deref().unwrap_or("an unnamed client");
     lookup.secured(about);
     connection.secured(about);
     let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
@@ -354,7 +354,7 @@ async fn secure(
 /// TLS is reported to the operator.
 fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
     if handshake.lacks_tls() {
-        let why = "TLS is required, and the client has not started it";
+        let why = "TLS is required, but the client did not start it";
         return Err(Disconnect::Refused(why.into()));
     }
     Ok(None)

@@ -134,34 +134,34 @@ impl Limits {
     pub const TABLE: &[Limit] = &[
         Limit {
             name: "connections",
-            what: "clients at a time; above, those that have not finished their handshake go first",
+            what: "connections at a time; above this, clients in their handshake are disconnected first",
             value: Value::Count(1, 1 << 20, |limits| Place::Usize(&mut limits.connections)),
         },
         Limit {
             name: "handshakes",
-            what: "handshakes at a time; above, the oldest is cut once it had a second",
+            what: "handshakes at a time; above this, the oldest is disconnected after a second",
             value: Value::Count(1, 1 << 20, |limits| Place::Usize(&mut limits.handshakes)),
         },
         Limit {
             name: "handshake-time",
-            what: "time for a handshake, TLS included (--timeout); 0 for any",
+            what: "time for a handshake, including TLS (--timeout); 0 for no limit",
             value: Value::Time(|limits| &mut limits.handshake),
         },
         Limit {
             name: "options",
-            what: "options in a handshake; 8 more for each export that was listed",
+            what: "options in a handshake; 8 more for each export listed",
             value: Value::Count(1, 1 << 20, |limits| Place::U32(&mut limits.options)),
         },
         Limit {
             name: "queries",
-            what: "metadata contexts that one option may ask for",
+            what: "metadata contexts requested in one option",
             value: Value::Count(0, blockhaul_wire::limits::QUERIES as u64, |limits| {
                 Place::Usize(&mut limits.queries)
             }),
         },
         Limit {
             name: "name",
-            what: "bytes of an export's name",
+            what: "bytes of an export name",
             value: Value::Count(0, blockhaul_wire::limits::STRING as u64, |limits| {
                 Place::Usize(&mut limits.name)
             }),
@@ -173,27 +173,27 @@ impl Limits {
         },
         Limit {
             name: "requests",
-            what: "requests of a client in progress (--threads)",
+            what: "requests in progress of one connection (--threads)",
             value: Value::Count(1, 1 << 16, |limits| Place::Usize(&mut limits.requests)),
         },
         Limit {
             name: "requests-all",
-            what: "requests of all clients in progress; above, each client has one at a time",
+            what: "requests in progress of all connections; above this, one per connection",
             value: Value::Count(1, 1 << 24, |limits| Place::Usize(&mut limits.requests_all)),
         },
         Limit {
             name: "bytes",
-            what: "bytes of a client's requests in progress and of replies it has not read",
+            what: "bytes of the requests in progress of one connection and of its unread replies",
             value: Value::Size(1 << 20, 1 << 40, |limits| Place::U64(&mut limits.client_bytes)),
         },
         Limit {
             name: "bytes-all",
-            what: "the same of all clients (--memory)",
+            what: "the same for all connections (--memory)",
             value: Value::Size(64 << 20, 1 << 40, |limits| Place::U64(&mut limits.all_bytes)),
         },
         Limit {
             name: "payload",
-            what: "longest read or write",
+            what: "largest read or write",
             value: Value::Size(
                 PAYLOAD_LEAST as u64,
                 blockhaul_wire::limits::PAYLOAD_HARD as u64,
@@ -209,8 +209,8 @@ impl Limits {
         },
         Limit {
             name: "stalled",
-            what: "time after which a client that reads or sends too slowly is cut, where others need its \
-                   memory; 0 for never",
+            what: "time after which a client that reads or sends too slowly is disconnected, if others \
+                   need its memory; 0 for never",
             value: Value::Time(|limits| &mut limits.stalled),
         },
     ];
@@ -236,7 +236,7 @@ impl Limits {
             }
             Value::Count(least, most, place) => {
                 let number =
-                    value.parse().map_err(|_| wrong(&format!("{value:?} is no number")))?;
+                    value.parse().map_err(|_| wrong(&format!("{value:?} is not a number")))?;
                 (number, least, most, place)
             }
             Value::Size(least, most, place) => {
@@ -255,7 +255,7 @@ impl Limits {
             Place::U32(place) => u32::try_from(number).map(|number| *place = number).is_ok(),
             Place::Usize(place) => usize::try_from(number).map(|number| *place = number).is_ok(),
         };
-        fits.then_some(()).ok_or_else(|| wrong(&format!("{value} is too much")))
+        fits.then_some(()).ok_or_else(|| wrong(&format!("{value} is too large")))
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
             ("connections", "NAME=VALUE"),
             ("conections=1", "known are connections,"),
             ("connections=0", "between 1 and"),
-            ("connections=-1", "no number"),
+            ("connections=-1", "not a number"),
             ("name=4097", "between 0 and 4096"),
             ("payload=1", "between 65536 and"),
             ("payload=65M", "between"),

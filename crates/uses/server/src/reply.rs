@@ -89,7 +89,7 @@ fn extents(
 ) -> Result<(), Error> {
     let one = asked.header.flags.contains(CommandFlags::REQ_ONE);
     if lists.is_empty() || lists.len() != asked.ids.len() {
-        return Err(Error::new(Kind::Io, "the device did not answer each context"));
+        return Err(Error::new(Kind::Io, "the device did not reply to each context"));
     }
     let room = asked.room.take();
     let wanted = Wanted { length: asked.len, one, max_extents };
@@ -128,7 +128,7 @@ fn extents(
 }
 
 fn misfit(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::new(Kind::Io, "the answer cannot be put into a reply").because(error)
+    Error::new(Kind::Io, "the result does not fit into a reply").because(error)
 }
 
 /// The number for a failed request. The document allows ENOTSUP only for FAST_ZERO and EOVERFLOW

@@ -323,7 +323,10 @@ impl Session {
             _ => CommandFlags::FUA,
         };
         if !allowed.contains(header.flags) {
-            return Some(format!("flags {:#x} are not for this command", header.flags.bits()));
+            return Some(format!(
+                "flags {:#x} are not allowed for this command",
+                header.flags.bits()
+            ));
         }
         let payload = matches!(header.command, Command::Read | Command::Write);
         if payload && header.length > u64::from(self.limits.payload) {

@@ -145,7 +145,7 @@ fn a_server_that_stops_answering_is_given_up_after_the_timeout() {
 /// Without the warning about a second connection, which may be on its way when the server goes.
 fn but_for_dials(mut output: Output) -> Output {
     let said = lossy(&output.stderr);
-    let dial = "blockhaul: warning: going on with fewer connections: ";
+    let dial = "blockhaul: warning: continuing with fewer connections: ";
     let rest = said.lines().filter(|line| !line.starts_with(dial));
     output.stderr = rest.map(|line| format!("{line}\n")).collect::<String>().into_bytes();
     output

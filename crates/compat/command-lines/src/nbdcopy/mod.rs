@@ -20,28 +20,28 @@ Copies from and to NBD servers and files.
 
     nbdcopy [OPTIONS] SOURCE DESTINATION
 
-This is blockhaul in the place of libnbd's nbdcopy.
+This is blockhaul, with the command line of libnbd's nbdcopy.
 
     SOURCE, DESTINATION     - (a pipe), a file, a block device, an NBD URI, [ CMD ARG... ]
     DESTINATION             also null:
 
-    --allocated             make no holes
+    --allocated             do not create holes
     -C, --connections=N     connections to each side (4)
     --destination-is-zero, --target-is-zero
-                            the destination reads as zeroes already
-    --flush                 make the destination durable before ending
-    --no-extents            do not ask the source where its holes are
+                            assume that the destination reads as zeroes
+    --flush                 flush the destination before exiting
+    --no-extents            do not ask the source for its extents
     -p, --progress[=FD]     show a bar, or print N/100 to a descriptor
     --queue-size=SIZE       bytes in flight on each connection (16M)
     --request-size=SIZE     bytes of a request (256K)
-    -R, --requests=N        requests in flight on each connection, at most (64)
-    -S, --sparse=SIZE       zeroes from this length on become holes; 0 to not look (4K)
+    -R, --requests=N        maximum requests in flight on each connection (64)
+    -S, --sparse=SIZE       turn zeroes of this length into holes; 0: off (4K)
     --synchronous           one request at a time, in order
-    -T, --threads=N         threads, and connections at most; 0 for one per core
-    -v, --verbose           say what is going on
-    -V, --version           the version of nbdcopy that this one follows
+    -T, --threads=N         threads, and maximum connections; 0: one per core
+    -v, --verbose           print more detail
+    -V, --version           print the version of nbdcopy that this implements
 
-`blockhaul copy --help` tells of what else can be done.
+See `blockhaul copy --help` for further options.
 ";
 
 /// A copy that nbdcopy's command line asks for.

@@ -26,41 +26,41 @@ Serves a block device made by a plugin to NBD clients.
     nbdkit --dump-config
     nbdkit PLUGIN --dump-plugin
 
-This is blockhaul in the place of nbdkit.
+This is blockhaul, with the command line of nbdkit.
 
     -4, --ipv4-only; -6, --ipv6-only
                             listen on addresses of one family
     -D, --debug=NAME.FLAG=N set a global variable of a plugin or filter
-    -e, --exportname=NAME   the name in $uri and --print-uri
-    --exit-with-parent      end when the process that started this one ends
+    -e, --exportname=NAME   export name for $uri and --print-uri
+    --exit-with-parent      exit when the parent process exits
     --filter=FILTER         put a filter over the plugin; the first is outermost
     -f, --foreground        stay in the foreground
     -g, --group=GROUP; -u, --user=USER
-                            change to this group and user when listening
+                            change to this group and user once listening
     -i, --ipaddr=ADDR; -p, --port=PORT
                             listen on TCP
     --log=stderr|syslog|null
-                            where errors go
+                            where to write errors
     --mask-handshake=MASK, --no-mc, --no-sr
-                            offer less, for tests of clients
-    -n, --newstyle          greet clients as is usual (default)
-    -o, --oldstyle          greet clients that know no negotiation
-    -P, --pidfile=FILE      write the process id when ready
+                            offer fewer features, for tests of clients
+    -n, --newstyle          use the newstyle handshake (default)
+    -o, --oldstyle          use the oldstyle handshake
+    -P, --pidfile=FILE      write the process ID when ready
     --print-uri             print the URI for clients
-    -r, --readonly          let nobody change anything
-    --run=COMMAND           run a command while serving; it sees $uri, $unixsocket, $port, $exportname
-    --selinux-label=LABEL   label of the sockets that are listened on
-    -s, --single            serve the client at standard input and output
-    --swap                  keep all memory
-    -t, --threads=N         calls of a plugin at the same time
-    --timeout=TIME          what a client has for the handshake
+    -r, --readonly          serve read-only
+    --run=COMMAND           run a command while serving; it gets $uri, $unixsocket, $port, $exportname
+    --selinux-label=LABEL   SELinux label of the sockets
+    -s, --single            serve one client on standard input and output
+    --swap                  lock all memory
+    -t, --threads=N         parallel calls of a plugin
+    --timeout=TIME          time limit for the handshake
     --tls=off|on|require, --tls-certificates=DIR, --tls-psk=FILE, --tls-verify-peer
-    -U, --unix=SOCKET       listen on a Unix socket; - for a private one
-    -v, --verbose           say what is going on
-    -V, --version           the version of nbdkit that this one follows
+    -U, --unix=SOCKET       listen on a Unix socket; -: a private one
+    -v, --verbose           print more detail
+    -V, --version           print the version of nbdkit that this implements
     --vsock                 listen for virtual machines, on --port
 
-`blockhaul serve --help` tells of what else can be done.
+See `blockhaul serve --help` for further options.
 ";
 
 /// What the translation needs to know about the program that runs the words.

@@ -20,7 +20,7 @@ impl Backend for Full {
     }
 
     fn summary(&self) -> &'static str {
-        "zeroes; every write fails for lack of space, to test what clients do then"
+        "zeroes; every write fails with ENOSPC, to test clients"
     }
 
     fn example(&self) -> &'static str {

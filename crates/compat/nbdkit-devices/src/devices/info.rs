@@ -28,10 +28,10 @@ impl Backend for Info {
     }
 
     fn summary(&self) -> &'static str {
-        "for serve: tells each client the name that it asked for (exportname, without a MODE), the \
-         bytes in it (base64exportname), its address (address), the time (time), for how long the \
-         server has run (uptime) or the client has been there (conntime), as big-endian seconds in 8 \
-         and microseconds in 4 bytes; read-only"
+        "for serve: information about the connection, read-only. MODE is exportname (the name that the \
+         client asked for; the default), base64exportname (the same name, decoded from base64), address (of \
+         the client), or time, uptime (of the server) or conntime (of the connection), as big-endian \
+         seconds in 8 and microseconds in 4 bytes"
     }
 
     fn example(&self) -> &'static str {

@@ -22,12 +22,12 @@ impl Backend for Iso {
     }
 
     fn operand(&self) -> &'static str {
-        "FOLDER,FOLDER…"
+        "DIR,DIR…"
     }
 
     fn summary(&self) -> &'static str {
-        "a CD with what is in folders, as xorriso, genisoimage or mkisofs makes it in $TMPDIR or \
-         /var/tmp; a folder whose name has a comma is given as dir=NAME, which can be repeated; \
+        "a CD with the files of directories, created by xorriso, genisoimage or mkisofs in $TMPDIR or \
+         /var/tmp; use dir=NAME, which can be repeated, for a directory with a comma in its name; \
          read-only"
     }
 
@@ -45,14 +45,14 @@ blockhaul copy 'iso:files?params=-JrT' files.iso
                     name: "params",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "Options for the program, as a shell reads them: '-JrT -V \"My disk\"' keeps \
-                          long names.",
+                    doc: "Options for the program, in shell syntax: '-JrT -V \"My disk\"' keeps long \
+                          names.",
                 },
                 Param {
                     name: "prog",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "The program; without it the first of the three that there is.",
+                    doc: "The program [default: the first of the three that is installed].",
                 },
             ]
         }
@@ -69,7 +69,8 @@ blockhaul copy 'iso:files?params=-JrT' files.iso
             let made = blockhaul_io::offload(move || make(&target)).await;
             let folder = made.map_err(|_| Error::new(Kind::Io, "iso: was not made"))??;
             let disk = folder.disk();
-            let file = disk.to_str().ok_or_else(|| wrong("the temporary folder is not UTF-8"))?;
+            let file =
+                disk.to_str().ok_or_else(|| wrong("the temporary directory is not UTF-8"))?;
             // The file stays while it is open; the directory is removed.
             split::join("iso", name, vec![split::file(file, Intent::READ).await?])
         })
@@ -93,18 +94,18 @@ fn make(target: &Target) -> Result<Folder> {
         }
     }
     if folders.is_empty() {
-        return Err(wrong("has no folder: write iso:FOLDER"));
+        return Err(wrong("has no directory: write iso:DIR"));
     }
     let program = match target.args.text("prog") {
         Some(program) => program,
         None => PROGRAMS.into_iter().find(|program| made::have(program)).ok_or_else(|| {
             let text = format!("none of {} is installed", PROGRAMS.join(", "));
-            Error::new(Kind::NotFound, format!("iso: {text}: install one, or name it with prog="))
+            Error::new(Kind::NotFound, format!("iso: {text}: install one, or set prog="))
         })?,
     };
     let folder = Folder::new()?;
     let out = File::create_new(folder.disk());
-    let out = out.map_err(|error| Error::system("cannot make the file of the CD", error))?;
+    let out = out.map_err(|error| Error::system("cannot create the file of the CD", error))?;
     let mut command = Command::new("/bin/sh");
     let params = target.args.text("params").unwrap_or_default();
     // Makes xorriso parse its command line as the others do.
@@ -116,8 +117,8 @@ fn make(target: &Target) -> Result<Folder> {
     for name in folders {
         // An absolute path cannot be mistaken for an option.
         let path = std::fs::canonicalize(name);
-        let path =
-            path.map_err(|error| Error::system(format!("cannot open the folder {name}"), error))?;
+        let path = path
+            .map_err(|error| Error::system(format!("cannot open the directory {name}"), error))?;
         command.arg(path);
     }
     made::run(command.stdout(out), program)?;

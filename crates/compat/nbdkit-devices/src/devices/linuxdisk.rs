@@ -32,12 +32,12 @@ impl Backend for Linuxdisk {
     }
 
     fn operand(&self) -> &'static str {
-        "FOLDER"
+        "DIR"
     }
 
     fn summary(&self) -> &'static str {
-        "a disk with a GPT and a file system that holds what is in a folder, as mke2fs makes it in \
-         $TMPDIR or /var/tmp; read-only, with the layer cow writable for one client"
+        "a disk with a GPT and a file system that contains the files of a directory, created by mke2fs in \
+         $TMPDIR or /var/tmp; read-only, writable for one client with the layer cow"
     }
 
     fn example(&self) -> &'static str {
@@ -61,7 +61,7 @@ blockhaul copy 'linuxdisk:files?type=ext4&size=%2b16M' disk.raw
                     name: "size",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "Size of the file system; +SIZE is that much more than its files need.",
+                    doc: "Size of the file system; +SIZE adds this to the space that its files need.",
                 },
             ]
         }
@@ -74,7 +74,8 @@ blockhaul copy 'linuxdisk:files?type=ext4&size=%2b16M' disk.raw
             let made = blockhaul_io::offload(move || make(&target)).await;
             let folder = made.map_err(|_| Error::new(Kind::Io, "linuxdisk: was not made"))??;
             let disk = folder.disk();
-            let file = disk.to_str().ok_or_else(|| wrong("the temporary folder is not UTF-8"))?;
+            let file =
+                disk.to_str().ok_or_else(|| wrong("the temporary directory is not UTF-8"))?;
             // The file stays while it is open; the directory is removed.
             let file = split::file(file, Intent::READ).await?;
             split::join("linuxdisk", name, partitioning::alone(file)?)
@@ -89,7 +90,7 @@ fn wrong(text: impl std::fmt::Display) -> Error {
 fn make(target: &Target) -> Result<Folder> {
     let path = target.path();
     if path.as_os_str().is_empty() {
-        return Err(wrong("has no folder: write linuxdisk:FOLDER"));
+        return Err(wrong("has no directory: write linuxdisk:DIR"));
     }
     let args = &target.args;
     let kind = args.text("type").unwrap_or("ext2");
@@ -108,7 +109,7 @@ fn make(target: &Target) -> Result<Folder> {
     let size = size.ok_or_else(|| wrong("is larger than 2^63 - 1 bytes"))?;
     let folder = Folder::new()?;
     let file = File::create_new(folder.disk()).and_then(|file| file.set_len(size));
-    file.map_err(|error| Error::system(format!("cannot make a disk of {size} bytes"), error))?;
+    file.map_err(|error| Error::system(format!("cannot create a disk of {size} bytes"), error))?;
     let mut command = Command::new("mke2fs");
     command.args(["-q", "-F", "-t", kind]);
     if let Some(label) = args.text("label").filter(|label| !label.is_empty()) {
@@ -122,7 +123,7 @@ fn make(target: &Target) -> Result<Folder> {
 /// Size in bytes of a file system for a directory: its current usage and a fifth more.
 fn estimate(folder: &Path, kind: &str) -> Result<u64> {
     let cannot = |path: &Path, error| {
-        Error::system(format!("linuxdisk: cannot look at {}", path.display()), error)
+        Error::system(format!("linuxdisk: cannot get the status of {}", path.display()), error)
     };
     let mut bytes = 0_u64;
     let mut seen = HashSet::new();

@@ -21,7 +21,7 @@ pub(crate) const SIZE: Param = Param {
     name: "size",
     kind: ParamKind::Size,
     default: None,
-    doc: "Size of a disk; passed to command= if that is given.",
+    doc: "Size of a disk; also passed to command=.",
 };
 pub(crate) const TYPE: Param = Param {
     name: "type",
@@ -30,13 +30,13 @@ pub(crate) const TYPE: Param = Param {
     doc: "Type of the file system, as for mkfs -t.",
 };
 pub(crate) const LABEL: Param =
-    Param { name: "label", kind: ParamKind::Text, default: None, doc: "Its label." };
+    Param { name: "label", kind: ParamKind::Text, default: None, doc: "Label of the file system." };
 pub(crate) const COMMAND: Param = Param {
     name: "command",
     kind: ParamKind::Text,
     default: None,
-    doc: "For /bin/sh: makes the disk instead of mkfs; it sees $disk, where the disk is to be, $size, \
-          $type, $label, and options of other names.",
+    doc: "Shell command (/bin/sh) that creates the disk, instead of mkfs. It gets the variables $disk \
+          (path of the disk to create), $size, $type, $label, and all other options.",
 };
 
 /// How disks are made.
@@ -65,7 +65,7 @@ impl Maker {
             }
             if args.text("command").is_none() {
                 let text =
-                    format!("{scheme}: unknown option {name:?}: only command= has use for it");
+                    format!("{scheme}: unknown option {name:?}: other options require command=");
                 return Err(Error::new(Kind::Usage, text));
             }
         }
@@ -100,7 +100,7 @@ impl Maker {
     fn mkfs(&self, disk: &Path) -> Result<Command> {
         let made = File::create_new(disk).and_then(|file| file.set_len(self.size));
         made.map_err(|error| {
-            Error::system(format!("cannot make a disk of {} bytes", self.size), error)
+            Error::system(format!("cannot create a disk of {} bytes", self.size), error)
         })?;
         let kind = self.kind.as_str();
         let mut command = Command::new("mkfs");
@@ -132,12 +132,13 @@ impl Maker {
 pub(crate) fn run(command: &mut Command, what: &str) -> Result<()> {
     // Standard input and output may belong to a client.
     let status = command.env("PATH", search_path()).stdin(Stdio::null()).status();
-    let status = status
-        .map_err(|error| Error::system(format!("cannot make a disk: cannot run {what}"), error))?;
+    let status = status.map_err(|error| {
+        Error::system(format!("cannot create a disk: cannot run {what}"), error)
+    })?;
     match status.success() {
         true => Ok(()),
         false => {
-            let text = format!("cannot make a disk: {what} failed: {status}");
+            let text = format!("cannot create a disk: {what} failed: {status}");
             Err(Error::new(Kind::Io, text))
         }
     }
@@ -166,7 +167,10 @@ impl Folder {
         let place = std::env::var_os("TMPDIR").filter(|place| !place.is_empty());
         let place = place.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
         let cannot = |error| {
-            Error::system(format!("cannot make a folder for a disk in {}", place.display()), error)
+            Error::system(
+                format!("cannot create a directory for a disk in {}", place.display()),
+                error,
+            )
         };
         loop {
             let mut random = [0; 8];
@@ -210,7 +214,7 @@ pub(crate) async fn device(
 ) -> Result<Arc<dyn Device>> {
     let name = path.to_str();
     let name =
-        name.ok_or_else(|| Error::new(Kind::Usage, "the name of the folder is not UTF-8"))?;
+        name.ok_or_else(|| Error::new(Kind::Usage, "the name of the directory is not UTF-8"))?;
     let intent = Intent { write, ..Intent::READ };
     let inner = split::file(name, intent).await?;
     let mut facts = Facts::clone(&inner.facts());

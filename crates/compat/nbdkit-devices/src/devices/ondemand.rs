@@ -34,13 +34,13 @@ impl Backend for Ondemand {
     }
 
     fn operand(&self) -> &'static str {
-        "FOLDER"
+        "DIR"
     }
 
     fn summary(&self) -> &'static str {
-        "for serve: disks by their names, kept in a folder and made by mkfs when a client first asks \
-         for one; names do not begin with a dot, and the empty one stands for default. One client at a \
-         time has a disk. Only for clients that are trusted: each name takes space"
+        "for serve: one disk for each export name, created by mkfs in a directory when a client first asks \
+         for it; names cannot begin with a dot; the empty name selects the disk default. Each disk serves \
+         one client at a time. Only for trusted clients: each name takes disk space"
     }
 
     fn example(&self) -> &'static str {
@@ -61,13 +61,13 @@ blockhaul serve 'ondemand:disks?size=64M' --uri-export alice --run 'blockhaul in
                     name: "wait",
                     kind: ParamKind::Switch,
                     default: Some("off"),
-                    doc: "Let a client wait for a disk that another one has, instead of sending it away.",
+                    doc: "Let a client wait for a disk that is in use, instead of refusing the client.",
                 },
                 Param {
                     name: "share",
                     kind: ParamKind::Switch,
                     default: Some("off"),
-                    doc: "Let several clients have a disk, which most file systems do not stand.",
+                    doc: "Let several clients use one disk at once; this corrupts most file systems.",
                 },
             ]
         }
@@ -78,7 +78,7 @@ blockhaul serve 'ondemand:disks?size=64M' --uri-export alice --run 'blockhaul in
     }
 
     fn open(&self, _target: Target) -> Opening<Opened> {
-        let text = "ondemand: is many devices: serve it";
+        let text = "ondemand: holds several devices: use it with serve";
         Box::pin(std::future::ready(Err(Error::new(Kind::Usage, text))))
     }
 
@@ -108,13 +108,13 @@ impl Disks {
         let wrong = |text: &str| Error::new(Kind::Usage, format!("ondemand: {text}"));
         let path = target.path();
         if path.as_os_str().is_empty() {
-            return Err(wrong("has no folder: write ondemand:FOLDER?size=1G"));
+            return Err(wrong("has no directory: write ondemand:DIR?size=1G"));
         }
         let size = target.args.size("size");
-        let size = size.ok_or_else(|| wrong("has no size: write ondemand:FOLDER?size=1G"))?;
+        let size = size.ok_or_else(|| wrong("has no size: write ondemand:DIR?size=1G"))?;
         // A background server has another working directory.
         let folder = std::fs::canonicalize(&path).map_err(|error| {
-            Error::system(format!("cannot open the folder {}", path.display()), error)
+            Error::system(format!("cannot open the directory {}", path.display()), error)
         })?;
         Ok(Disks {
             folder,
@@ -155,7 +155,7 @@ impl Disks {
                 Ok(()) => return Ok(file),
                 Err(rustix::io::Errno::WOULDBLOCK) if self.wait => blockhaul_io::sleep(LOOK).await,
                 Err(rustix::io::Errno::WOULDBLOCK) => {
-                    let text = "another client has this disk; try later";
+                    let text = "another client uses this disk; try again later";
                     return Err(Error::new(Kind::Invalid, text));
                 }
                 Err(error) => return Err(Error::system("cannot lock the disk", error.into())),
@@ -176,7 +176,7 @@ fn open_or_make(disk: &Path, maker: &Maker) -> Result<File> {
         if let Err(left) = std::fs::remove_file(disk)
             && left.kind() != ErrorKind::NotFound
         {
-            log::warn!("cannot remove {}, which is not complete: {left}", disk.display());
+            log::warn!("cannot remove {}, which is incomplete: {left}", disk.display());
         }
         return Err(error);
     }
@@ -193,7 +193,7 @@ fn is_name(name: &str) -> bool {
 /// The disks of the directory, the default one first, whether it exists or not.
 fn list(folder: &Path) -> Result<Vec<Listed>> {
     let cannot =
-        |error| Error::system(format!("cannot read the folder {}", folder.display()), error);
+        |error| Error::system(format!("cannot read the directory {}", folder.display()), error);
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(cannot)?.take(ENTRIES_MAX) {
         let name = entry.map_err(cannot)?.file_name();
@@ -212,7 +212,7 @@ async fn offload<T: Send + 'static>(
 ) -> Result<T> {
     blockhaul_io::offload(work)
         .await
-        .map_err(|lost| Error::new(Kind::Io, "opening the disk was given up").because(lost))?
+        .map_err(|lost| Error::new(Kind::Io, "opening the disk was cancelled").because(lost))?
 }
 
 struct OndemandExports(Arc<Disks>);

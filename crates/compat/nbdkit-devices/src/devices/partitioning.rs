@@ -37,10 +37,11 @@ impl Backend for Partitioning {
     }
 
     fn summary(&self) -> &'static str {
-        "a disk with a partition for each file or other device: paths, or descriptions as on the command \
-         line, in which %3f is a question mark. One that has a comma is given as file=DEVICE, which can be \
-         repeated, with %26 for &; %25 is a percent sign. Options that differ between partitions take a list: \
-         mbr-id=0x83,0x82, whose last value counts for all that follow. The tables cannot be changed"
+        "a disk with a partition for each file or other device: paths, or devices in the notation of the \
+         command line, where %3f is a question mark. Use file=DEVICE, which can be repeated, for a device \
+         with a comma, where %26 is &; %25 is a percent sign. Options can be lists with a value for each \
+         partition, for example mbr-id=0x83,0x82; the last value applies to all further partitions. The \
+         partition tables cannot be changed"
     }
 
     fn example(&self) -> &'static str {
@@ -58,26 +59,26 @@ blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' th
                     name: "partition-type",
                     kind: ParamKind::Choice(&["mbr", "dos", "gpt"]),
                     default: None,
-                    doc: "Kind of partition table; without it GPT for more than four files or 2 TiB, \
-                          and else MBR.",
+                    doc: "Type of partition table [default: GPT for more than four files or 2 TiB, else \
+                          MBR].",
                 },
                 Param {
                     name: "alignment",
                     kind: ParamKind::Text,
                     default: Some("1M"),
-                    doc: "Partitions start at multiples of this, 512 to 1M.",
+                    doc: "Alignment of partitions, 512 to 1M.",
                 },
                 Param {
                     name: "mbr-id",
                     kind: ParamKind::Text,
                     default: Some("default"),
-                    doc: "Type of a partition in an MBR; default is 0x83, Linux.",
+                    doc: "Type of a partition in an MBR; \"default\" is 0x83, Linux.",
                 },
                 Param {
                     name: "type-guid",
                     kind: ParamKind::Text,
                     default: Some("default"),
-                    doc: "Type of a partition in a GPT; default is that of Linux filesystem data.",
+                    doc: "Type of a partition in a GPT; \"default\" is Linux filesystem data.",
                 },
             ]
         }
@@ -108,7 +109,7 @@ fn wrong(text: impl Into<String>) -> Error {
 
 async fn open(target: &Target) -> Result<Opened> {
     if target.intent.target_size.is_some() {
-        return Err(wrong("cannot be made to fit a copy: copy to a file, or serve it"));
+        return Err(wrong("cannot be resized for a copy: copy to a file, or serve it"));
     }
     let mut names: Vec<&str> = target.text()?.split(',').filter(|name| !name.is_empty()).collect();
     for (key, value) in target.args.others() {
@@ -123,7 +124,7 @@ async fn open(target: &Target) -> Result<Opened> {
         }
     }
     if names.is_empty() {
-        return Err(wrong("needs files: partitioning:FILE,FILE"));
+        return Err(wrong("requires files: partitioning:FILE,FILE"));
     }
     if names.len() > FILES_MAX {
         return Err(wrong(format!("more than {FILES_MAX} files")));
@@ -136,7 +137,7 @@ async fn open(target: &Target) -> Result<Opened> {
         let device = split::part("partitioning", index + 1, name, target).await?;
         let size = device.facts().size;
         if size == 0 {
-            return Err(wrong(format!("{name} is empty, and a partition cannot be")));
+            return Err(wrong(format!("{name} is empty, but a partition cannot be empty")));
         }
         files.push(File {
             name: name.to_string(),

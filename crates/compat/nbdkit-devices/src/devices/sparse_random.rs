@@ -38,8 +38,8 @@ impl Backend for SparseRandom {
     }
 
     fn summary(&self) -> &'static str {
-        "runs of data and holes, the same as from nbdkit's plugin with the same seed; only what is \
-         there already can be written"
+        "runs of random data and holes, the same as those of nbdkit's plugin with the same seed; writes \
+         succeed only if they do not change the content"
     }
 
     fn example(&self) -> &'static str {
@@ -55,7 +55,7 @@ blockhaul serve 'sparse-random:1G?seed=5&percent=5' --run 'blockhaul copy "$uri"
                     name: "seed",
                     kind: ParamKind::Number,
                     default: Some("1"),
-                    doc: "Another number, another disk; below 2^32.",
+                    doc: "Seed of the content, below 2^32.",
                 },
                 Param {
                     name: "percent",
@@ -67,13 +67,13 @@ blockhaul serve 'sparse-random:1G?seed=5&percent=5' --run 'blockhaul copy "$uri"
                     name: "runlength",
                     kind: ParamKind::Size,
                     default: Some("16M"),
-                    doc: "Length of a run of data, on the average.",
+                    doc: "Average length of a run of data.",
                 },
                 Param {
                     name: "random-content",
                     kind: ParamKind::Switch,
                     default: Some("off"),
-                    doc: "All bytes of data are random; off: those of a block are the same.",
+                    doc: "All bytes of data are random; off: all bytes of a block are the same.",
                 },
             ]
         }
@@ -219,7 +219,7 @@ impl Device for SparseRandomDevice {
         let Request { op, at, len, flags } = request;
         let done = |fits: bool| match fits {
             true => Pending::ready(Ok(Reply::Done)),
-            false => Error::new(Kind::Io, "only what is there already can be written").into(),
+            false => Error::new(Kind::Io, "writes cannot change the content").into(),
         };
         match op {
             Op::Read(room) if self.disk.runs(at, at + len).all(|(data, _)| !data) => {

@@ -25,8 +25,9 @@ impl Backend for Tmpdisk {
     }
 
     fn summary(&self) -> &'static str {
-        "for serve: a fresh disk with a file system for each client, made by mkfs in $TMPDIR or \
-         /var/tmp, and gone with the client; bound clients with the layer limit, as each takes space"
+        "for serve: a new disk with a file system for each client, created by mkfs in $TMPDIR or /var/tmp \
+         and removed when the client disconnects; each client takes disk space: cap them with --layer \
+         limit"
     }
 
     fn example(&self) -> &'static str {
@@ -78,7 +79,8 @@ impl Disks {
             maker.make(&folder.disk())?;
             Ok::<_, Error>(folder)
         });
-        let folder = folder.await.map_err(|_| Error::new(Kind::Io, "the disk was not made"))??;
+        let folder =
+            folder.await.map_err(|_| Error::new(Kind::Io, "the disk was not created"))??;
         // Open files outlive their names, and the directory is removed here.
         made::device(&folder.disk(), self.write, true, None).await
     }

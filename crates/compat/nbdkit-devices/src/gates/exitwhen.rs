@@ -20,7 +20,7 @@ const SCRIPT_SAYS_SO: i32 = 88;
 /// The gate `exitwhen`.
 pub static EXITWHEN: GateKind = GateKind {
     name: "exitwhen",
-    summary: "ends the server when something happens and the clients have left",
+    summary: "ends the server after an event, when the clients have left",
     manual: "After one of the events, new clients are refused, and the server stops, as on SIGTERM, when no \
 client is connected. It checks for events every `exit-when-poll` and whenever a client \
 connects. Each event may be a list separated by commas: a file exists, a file no longer \
@@ -33,12 +33,30 @@ touch stop
 while test -e until.sock; do sleep 0.1; done
 "#,
     params: &[
-        param("exit-when-file-created", ParamKind::Text, "Paths of files that are awaited."),
-        param("exit-when-file-deleted", ParamKind::Text, "Paths of files that must stay."),
-        param("exit-when-pipe-closed", ParamKind::Text, "Descriptors of pipes."),
-        param("exit-when-process-exits", ParamKind::Text, "Numbers of processes."),
-        param("exit-when-script", ParamKind::Text, "A shell command."),
-        param_or("exit-when-poll", ParamKind::Duration, "60s", "How often to look."),
+        param("exit-when-file-created", ParamKind::Text, "Paths of files: exit once one exists."),
+        param(
+            "exit-when-file-deleted",
+            ParamKind::Text,
+            "Paths of files: exit once one no longer exists.",
+        ),
+        param(
+            "exit-when-pipe-closed",
+            ParamKind::Text,
+            "Descriptors of inherited pipes: exit once the \
+                                                         other end of one is closed.",
+        ),
+        param(
+            "exit-when-process-exits",
+            ParamKind::Text,
+            "Process IDs: exit once one of the processes has \
+                                                           ended.",
+        ),
+        param(
+            "exit-when-script",
+            ParamKind::Text,
+            "Shell command: exit once its exit status is 88.",
+        ),
+        param_or("exit-when-poll", ParamKind::Duration, "60s", "Interval of the checks."),
     ],
     configure,
 };
@@ -59,7 +77,7 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
         })?));
     }
     for text in list("exit-when-process-exits") {
-        let wrong = || usage(format!("exitwhen: {text:?} is not the number of a process"));
+        let wrong = || usage(format!("exitwhen: {text:?} is not a process ID"));
         let pid: i32 = parse_number(&text).map_err(|_| wrong())?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or_else(wrong)?;
         // A pidfd refers to the same process, even if its number is reused.
@@ -71,7 +89,7 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
     }
     events.extend(args.text("exit-when-script").map(|text| Event::Script(text.to_string())));
     if events.is_empty() {
-        return Err(usage("exitwhen: needs an event, for example exit-when-file-created=PATH"));
+        return Err(usage("exitwhen: requires an event, for example exit-when-file-created=PATH"));
     }
     let every = args.duration("exit-when-poll").unwrap_or(Duration::from_secs(60));
     gate(Arc::new(When {
@@ -151,7 +169,7 @@ struct When {
 
 impl When {
     fn end(&self) {
-        self.shutdown.request("exitwhen: the event has happened, and no client is there");
+        self.shutdown.request("exitwhen: the event has occurred, and no client is connected");
     }
 
     fn look(&self) -> bool {

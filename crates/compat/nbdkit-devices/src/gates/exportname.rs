@@ -11,7 +11,7 @@ use blockhaul_layers::support::{param, param_or, usage};
 /// The gate `exportname`.
 pub static EXPORTNAME: GateKind = GateKind {
     name: "exportname",
-    summary: "sets which export names clients see and may ask for",
+    summary: "sets the export names that clients see and may ask for",
     manual: "Clients that request the empty name get `default-export`. `exportname` is a list of names, \
 separated by commas. With `exportname-strict=on`, clients may request only these names, and \
 the empty one if it leads to one of them. `exportname-list` selects the list that clients see: \
@@ -27,16 +27,18 @@ blockhaul serve -e disk memory:1G \
   --run 'blockhaul info --list nbd+unix:///?socket=$unixsocket'
 "#,
     params: &[
-        param_or("default-export", ParamKind::Text, "", "The name that the empty one stands for."),
+        param_or("default-export", ParamKind::Text, "", "The export for clients that ask for the empty \
+                                                         name."),
         param_or(
             "exportname-list",
             ParamKind::Choice(&["keep", "error", "empty", "defaultonly", "explicit"]),
             "keep",
-            "What a list shows.",
+            "What clients see in a list of exports.",
         ),
-        param_or("exportname-strict", ParamKind::Switch, "off", "Only the names of exportname."),
-        param("exportname", ParamKind::Text, "Names, separated by commas."),
-        param_or("exportdesc", ParamKind::Text, "keep", "keep, none or fixed:TEXT."),
+        param_or("exportname-strict", ParamKind::Switch, "off", "Refuse names that are not in exportname."),
+        param("exportname", ParamKind::Text, "Export names, separated by commas."),
+        param_or("exportdesc", ParamKind::Text, "keep", "Descriptions of exports: keep, none or \
+                                                         fixed:TEXT."),
     ],
     configure: |args, _| configure(args),
 };

@@ -14,7 +14,7 @@ use blockhaul_layers::support::{param, usage};
 /// The gate `ip`.
 pub static IP: GateKind = GateKind {
     name: "ip",
-    summary: "lets clients in or keeps them out by their address",
+    summary: "accepts or refuses clients by address",
     manual: "A client that matches `allow` is accepted; otherwise one that matches `deny` is disconnected \
 before the handshake; otherwise it is accepted. So `deny=all` accepts only clients that match \
 `allow`. Both are lists, separated by commas, of: an address (`192.168.0.1`, `::1`), a network \
@@ -26,8 +26,8 @@ blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample
   --run 'blockhaul info "nbd://localhost:$port"'
 "#,
     params: &[
-        param("allow", ParamKind::Text, "Clients to let in."),
-        param("deny", ParamKind::Text, "Clients to keep out unless they are allowed."),
+        param("allow", ParamKind::Text, "Clients to accept."),
+        param("deny", ParamKind::Text, "Clients to refuse, unless they match allow."),
     ],
     configure: |args, _| configure(args),
 };
@@ -64,7 +64,7 @@ impl Match {
     fn parse(param: &str, word: &str) -> Result<Match> {
         let wrong = || {
             usage(format!(
-                "ip: {param}: {word:?} is neither an address, nor a network, nor any, anyipv4, anyipv6, \
+                "ip: {param}: {word:?} is not an address, a network, any, anyipv4, anyipv6, \
                  anyunix, anyvsock, pid:N, uid:N or gid:N"
             ))
         };

@@ -12,13 +12,18 @@ use blockhaul_layers::support::param_or;
 /// The gate `limit`.
 pub static LIMIT: GateKind = GateKind {
     name: "limit",
-    summary: "bounds how many clients are connected at a time",
+    summary: "limits the number of connected clients",
     manual: "Clients beyond `limit` are disconnected before the handshake. Each connection of a client \
 counts. 0 is no limit.",
     example: r#"
 blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
 "#,
-    params: &[param_or("limit", ParamKind::Number, "1", "Most connections at a time.")],
+    params: &[param_or(
+        "limit",
+        ParamKind::Number,
+        "1",
+        "Maximum number of connections; 0: no limit.",
+    )],
     configure: |args, _| {
         let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);
         gate(Arc::new(Limit { most, inside: AtomicU64::new(0) }))

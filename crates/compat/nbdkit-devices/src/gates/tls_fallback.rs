@@ -11,7 +11,7 @@ use blockhaul_layers::support::param_or;
 /// The gate `tls-fallback`.
 pub static TLS_FALLBACK: GateKind = GateKind {
     name: "tls-fallback",
-    summary: "shows clients without TLS a message instead of the device",
+    summary: "serves clients without TLS a message instead of the device",
     manual: "For servers with `--tls on`, where TLS is offered and not required: a client that does not use \
 it sees one read-only export of 512 bytes that contains `tlsreadme`, whatever name it \
 requests. So no data is sent without encryption, and the user learns the reason.",
@@ -24,7 +24,7 @@ blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
         "tlsreadme",
         ParamKind::Text,
         "This NBD server requires TLS authentication before it will serve useful data.\n",
-        "The message; at most 512 bytes are shown.",
+        "The message, of which at most 512 bytes are served.",
     )],
     configure: |args, _| configure(args),
 };
@@ -81,7 +81,7 @@ impl Device for Message {
 
     fn submit(&self, request: Request) -> Pending {
         let Op::Read(room) = request.op else {
-            return Error::new(Kind::Invalid, "only reads are possible here").into();
+            return Error::new(Kind::Invalid, "this export is read-only").into();
         };
         // The fence has checked the range.
         let start = usize::try_from(request.at).unwrap_or(SIZE).min(SIZE);

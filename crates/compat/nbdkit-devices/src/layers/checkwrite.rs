@@ -13,7 +13,7 @@ use blockhaul_layers::support::layer;
 /// The layer `checkwrite`.
 pub static CHECKWRITE: LayerKind = LayerKind {
     name: "checkwrite",
-    summary: "compares what is written with what is there, and changes nothing",
+    summary: "compares written data with the device, and changes nothing",
     manual: "A write succeeds if the device contains the same bytes already, a zero or trim request if it \
 contains zeroes; otherwise the request fails (EIO). Nothing is changed, so the device below \
 may be read-only. A copy to this layer is a comparison over the network.",
@@ -75,7 +75,7 @@ impl Device for CheckDevice {
         Pending::start(async move {
             match scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
                 true => Ok(Reply::Done),
-                false => Err(Error::new(Kind::Io, "the device holds other bytes")),
+                false => Err(Error::new(Kind::Io, "the data differs from the device")),
             }
         })
     }

@@ -16,7 +16,7 @@ use blockhaul_io::Completer;
 /// The layer `delay`.
 pub static DELAY: LayerKind = LayerKind {
     name: "delay",
-    summary: "lets requests wait before they reach the device",
+    summary: "delays requests before they reach the device",
     manual: "Every request waits this long before it is passed to the device; requests wait in parallel. \
 With `exclusive=on`, all other requests wait while a request for extents is in progress, as \
 with sources that hold one lock for both.",
@@ -27,18 +27,18 @@ blockhaul copy --source-layer 'delay?read=20ms&extents=20ms' sample:64M null:
     writes_below: true,
     transparent: true,
     params: &[
-        time("read", "How long a read waits."),
-        time("write", "How long a write waits."),
-        time("zero", "How long a zeroing waits."),
-        time("trim", "How long a trim waits."),
-        time("flush", "How long a flush waits."),
-        time("cache", "How long a cache hint waits."),
-        time("extents", "How long a request for extents waits."),
+        time("read", "Delay of reads."),
+        time("write", "Delay of writes."),
+        time("zero", "Delay of zero requests."),
+        time("trim", "Delay of trim requests."),
+        time("flush", "Delay of flushes."),
+        time("cache", "Delay of cache hints."),
+        time("extents", "Delay of requests for extents."),
         Param {
             name: "exclusive",
             kind: ParamKind::Switch,
             default: Some("off"),
-            doc: "While a request for extents runs, all others are held back.",
+            doc: "Hold back all other requests while a request for extents is in progress.",
         },
     ],
     changeable: &["read", "write", "zero", "trim", "flush", "cache", "extents"],

@@ -15,7 +15,7 @@ use blockhaul_layers::support::{layer, param, param_or, usage};
 /// The layer `evil`.
 pub static EVIL: LayerKind = LayerKind {
     name: "evil",
-    summary: "reads some bits wrong, to try what notices",
+    summary: "flips some bits of data that is read, to test error detection",
     manual: "Written data is stored correctly; data that is read has wrong bits. `evil=stuck-bits`: some \
 bits of the device are stuck, high or low, always the same ones. `evil=cosmic-rays`: each bit \
 may be flipped whenever it is read. `evil=stuck-wires`: bits at certain places of every reply \
@@ -39,15 +39,16 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
             "evil",
             ParamKind::Choice(&["stuck-bits", "cosmic-rays", "stuck-wires"]),
             "stuck-bits",
-            "What goes wrong.",
+            "Kind of the errors.",
         ),
         param(
             "evil-probability",
             ParamKind::Text,
-            "Chance of each bit; without it 1e-8, for stuck-wires 1e-6.",
+            "Probability for each bit [default: 1e-8, for stuck-wires 1e-6].",
         ),
-        param_or("evil-stuck-probability", ParamKind::Text, "1", "Chance that a stuck bit shows."),
-        param("evil-seed", ParamKind::Number, "Chooses the bits."),
+        param_or("evil-stuck-probability", ParamKind::Text, "1", "Probability that a stuck bit is read as \
+                                                                  stuck."),
+        param("evil-seed", ParamKind::Number, "Seed that selects the bits."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -111,7 +112,7 @@ fn chance(name: &str, text: &str) -> Result<f64> {
     match value {
         Some(value) if (0.0..=1.0).contains(&value) => Ok(value),
         _ => Err(usage(format!(
-            "evil: {name}={text} is no probability: give 0.001, 1e-6, 1%, 1:1000 or 1/1000"
+            "evil: {name}={text} is not a probability: give 0.001, 1e-6, 1%, 1:1000 or 1/1000"
         ))),
     }
 }

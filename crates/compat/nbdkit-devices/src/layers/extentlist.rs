@@ -27,7 +27,7 @@ blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \
     needs_content: false,
     writes_below: true,
     transparent: false,
-    params: &[param("extentlist", ParamKind::Text, "The file.")],
+    params: &[param("extentlist", ParamKind::Text, "Path of the list.")],
     changeable: &[],
     configure: |args| configure(args),
 };
@@ -44,7 +44,7 @@ type List = Vec<(u64, u64, u64)>;
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let Some(path) = args.text("extentlist") else {
-        return Err(usage("extentlist: needs a file, extentlist=FILE"));
+        return Err(usage("extentlist: requires a file, extentlist=FILE"));
     };
     let text = std::fs::read_to_string(path).map_err(|error| {
         blockhaul_block::Error::system(format!("extentlist: cannot read {path}"), error)
@@ -72,13 +72,13 @@ fn parse(text: &str) -> Result<List> {
         };
         // The user may name another file, with lines of any length.
         if line.len() > LINE_MAX {
-            return Err(wrong("is longer than any line of a list".into()));
+            return Err(wrong("the line is too long".into()));
         }
         let words: Vec<_> = line.split_whitespace().collect();
         let (at, len, kind) = match words[..] {
             [at, len] => (at, len, ""),
             [at, len, kind] => (at, len, kind),
-            _ => return Err(wrong(format!("{line:?} is not understood"))),
+            _ => return Err(wrong(format!("cannot parse {line:?}"))),
         };
         let size = |text: &str| parse_size(text).map_err(|error| wrong(error.text()));
         let (at, len) = (size(at)?, size(len)?);
@@ -92,7 +92,7 @@ fn parse(text: &str) -> Result<List> {
                 "1" => HOLE,
                 "2" => ZERO,
                 "3" => HOLE | ZERO,
-                _ => return Err(wrong(format!("{word:?} is neither hole nor zero"))),
+                _ => return Err(wrong(format!("{word:?} is not hole or zero"))),
             };
         }
         if len > 0 {

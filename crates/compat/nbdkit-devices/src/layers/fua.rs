@@ -15,7 +15,7 @@ use blockhaul_layers::support::{opened, param_or, usage};
 /// The layer `fua`.
 pub static FUA: LayerKind = LayerKind {
     name: "fua",
-    summary: "says how writes are made durable one by one",
+    summary: "sets how requests with FUA are made durable",
     manual: "`fuamode=none` does not advertise FUA: clients must flush. `emulate` flushes the device after \
 each FUA request, even if the device supports FUA. `native` passes FUA to the device and fails \
 at the start if the device does not support it. `pass` passes it to the device in any case. \
@@ -35,7 +35,7 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
         "fuamode",
         ParamKind::Choice(&["none", "emulate", "native", "force", "pass", "discard"]),
         "none",
-        "What becomes of the flag.",
+        "How to handle FUA.",
     )],
     changeable: &[],
     configure: |args| configure(args),

@@ -16,7 +16,7 @@ use blockhaul_layers::support::{opened, param_or};
 /// The layer `multi-conn`.
 pub static MULTI_CONN: LayerKind = LayerKind {
     name: "multi-conn",
-    summary: "says whether a flush on one connection covers the others, or makes it so",
+    summary: "sets whether a flush on one connection covers all connections, or ensures it",
     manual: "Clients use several connections for one export only if a flush on one covers the writes of the \
 others. `mode=auto` ensures that if the device does not; `emulate` ensures it always. A flush \
 then flushes every handle that has changed something since its last flush (`track-dirty=on`), \
@@ -38,9 +38,9 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
             "mode",
             ParamKind::Choice(&["auto", "emulate", "plugin", "disable", "unsafe"]),
             "auto",
-            "How it is done.",
+            "How to handle multi-conn.",
         ),
-        param_or("track-dirty", ParamKind::Switch, "on", "Flush only what has changed something."),
+        param_or("track-dirty", ParamKind::Switch, "on", "Flush only handles that have changed something."),
     ],
     changeable: &[],
     configure: |args| configure(args),

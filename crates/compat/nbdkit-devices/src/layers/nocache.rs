@@ -12,7 +12,7 @@ use blockhaul_layers::support::{layer, param_or};
 /// The layer `nocache`.
 pub static NOCACHE: LayerKind = LayerKind {
     name: "nocache",
-    summary: "hides or replaces hints that a range will be read soon",
+    summary: "hides or emulates cache hints (ranges that will be read soon)",
     manual: "`cachemode=none` does not advertise hints. `emulate` reads the range from the device and \
 discards it, so that a cache below is filled. `nop` accepts hints and does nothing.",
     example: r#"
@@ -25,7 +25,7 @@ blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache 
         "cachemode",
         ParamKind::Choice(&["none", "emulate", "nop"]),
         "none",
-        "What becomes of hints.",
+        "How to handle cache hints.",
     )],
     changeable: &[],
     configure: |args| configure(args),

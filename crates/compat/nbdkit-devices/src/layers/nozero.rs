@@ -10,7 +10,7 @@ use blockhaul_layers::support::{layer, param_or};
 /// The layer `nozero`.
 pub static NOZERO: LayerKind = LayerKind {
     name: "nozero",
-    summary: "hides or replaces the ability to zero without a payload",
+    summary: "hides or emulates zero requests",
     manual: "`zeromode=none` does not advertise zero requests: clients must write zeroes. `emulate` accepts \
 them and writes zeroes to the device below. `notrim` asks the device to keep zeroed ranges \
 allocated. `plugin` passes zero requests to the device; use it with `fastzeromode`.
@@ -29,13 +29,13 @@ blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri
             "zeromode",
             ParamKind::Choice(&["none", "emulate", "notrim", "plugin"]),
             "none",
-            "What becomes of zeroing.",
+            "How to handle zero requests.",
         ),
         param_or(
             "fastzeromode",
             ParamKind::Choice(&["none", "slow", "ignore", "default"]),
             "default",
-            "What becomes of the wish that it be fast.",
+            "How to handle zero requests that must be fast.",
         ),
     ],
     changeable: &[],
@@ -86,7 +86,7 @@ impl Device for NozeroDevice {
     fn submit(&self, mut request: Request) -> Pending {
         if matches!(request.op, Op::Zero) {
             if request.flags.contains(Flags::FAST) && self.slow {
-                let text = "zeroing is said to be slow here";
+                let text = "fast zeroing is disabled";
                 return blockhaul_block::Error::new(blockhaul_block::Kind::Unsupported, text)
                     .into();
             }

@@ -14,7 +14,7 @@ use blockhaul_layers::support::{layer, param, usage};
 /// The layer `protect`.
 pub static PROTECT: LayerKind = LayerKind {
     name: "protect",
-    summary: "keeps ranges of the device from being changed",
+    summary: "protects ranges of the device from changes",
     manual: "Writes and zero requests that touch a protected range succeed if they would change nothing \
 there: the range is read and compared. Otherwise they fail (EPERM), and nothing of the request \
 is written. Trim requests that touch a protected range fail. `protect=START-END` includes both \
@@ -27,14 +27,14 @@ blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
     needs_content: true,
     writes_below: true,
     transparent: false,
-    params: &[param("protect", ParamKind::Text, "START-END[,START-END …]: the ranges.")],
+    params: &[param("protect", ParamKind::Text, "The ranges: START-END[,START-END …].")],
     changeable: &[],
     configure: |args| configure(args),
 };
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let Some(text) = args.text("protect") else {
-        return Err(usage("protect: needs a range, for example protect=0-511"));
+        return Err(usage("protect: requires a range, for example protect=0-511"));
     };
     let ranges = Arc::new(Ranges::parse("protect", text)?);
     layer(move |inner| {

@@ -24,7 +24,7 @@ impl Ranges {
                 Some(range) => (true, range),
                 None => (false, word),
             };
-            let (start, end) = range.split_once('-').ok_or_else(|| wrong("there is no -"))?;
+            let (start, end) = range.split_once('-').ok_or_else(|| wrong("no -"))?;
             let size = |text: &str, missing| match text {
                 "" => Ok(missing),
                 // As the filter: C's numbers. In addition, sizes.

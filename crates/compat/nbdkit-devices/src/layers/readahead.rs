@@ -14,7 +14,7 @@ const WINDOW_MIN: u64 = 64 << 10;
 /// The layer `readahead`.
 pub static READAHEAD: LayerKind = LayerKind {
     name: "readahead",
-    summary: "hints at what a sequential reader will read next",
+    summary: "sends cache hints ahead of sequential reads",
     manual: "When reads are sequential, the device below gets cache hints for the following range: first 64 \
 KiB, then twice as much each time, up to `window`. The device below must act on hints, as a \
 file does; one without hints is refused (`nocache?cachemode=emulate` turns hints into reads, \
@@ -27,7 +27,7 @@ blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum
     needs_content: false,
     writes_below: true,
     transparent: true,
-    params: &[param_or("window", ParamKind::Size, "4M", "Most bytes to hint at ahead.")],
+    params: &[param_or("window", ParamKind::Size, "4M", "Maximum bytes to hint ahead.")],
     changeable: &[],
     configure: |args| configure(args),
 };
@@ -38,7 +38,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let facts = inner.facts();
         if !facts.can.contains(Can::CACHE) {
             return Err(usage(format!(
-                "readahead: {} does nothing about hints: put nocache?cachemode=emulate below",
+                "readahead: {} ignores cache hints: put nocache?cachemode=emulate below",
                 facts.name
             )));
         }

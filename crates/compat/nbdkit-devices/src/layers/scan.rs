@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The layer `scan`.
 pub static SCAN: LayerKind = LayerKind {
     name: "scan",
-    summary: "warms up caches below by hinting at the whole device in the background",
+    summary: "fills caches below by sending cache hints for the whole device in the background",
     manual: "While a client is connected, the device below gets cache hints from its start to its end, one \
 after the other, `scan-size` at a time. With `scan-ahead=on`, parts that a client has already \
 read past are skipped. A scan continues where the last client left, or starts again with \
@@ -35,11 +35,16 @@ blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "
             "scan-size",
             ParamKind::Size,
             "2M",
-            "Bytes of a hint; a power of two, 512 to 32M.",
+            "Size of each hint; a power of two, 512 to 32M.",
         ),
-        param_or("scan-ahead", ParamKind::Switch, "on", "Skip what clients have read already."),
-        param_or("scan-clock", ParamKind::Switch, "on", "Go on where the last round was left."),
-        param_or("scan-forever", ParamKind::Switch, "off", "Begin again at the end."),
+        param_or(
+            "scan-ahead",
+            ParamKind::Switch,
+            "on",
+            "Skip ranges that clients have already read.",
+        ),
+        param_or("scan-clock", ParamKind::Switch, "on", "Continue where the last scan stopped."),
+        param_or("scan-forever", ParamKind::Switch, "off", "Start again when the end is reached."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -58,7 +63,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let facts = inner.facts();
         if !facts.can.contains(Can::CACHE) {
             return Err(usage(format!(
-                "scan: {} does nothing about hints: put nocache?cachemode=emulate below",
+                "scan: {} ignores cache hints: put nocache?cachemode=emulate below",
                 facts.name
             )));
         }

@@ -28,7 +28,7 @@ printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
         "swab-bits",
         ParamKind::Choice(&["8", "16", "32", "64"]),
         "16",
-        "Bits of a word.",
+        "Word size in bits.",
     )],
     changeable: &[],
     configure: |args| configure(args),

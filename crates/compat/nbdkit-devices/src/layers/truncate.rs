@@ -15,7 +15,7 @@ use blockhaul_layers::support::{layer, param, usage};
 /// The layer `truncate`.
 pub static TRUNCATE: LayerKind = LayerKind {
     name: "truncate",
-    summary: "cuts the device, or makes it larger with zeroes that cannot be written",
+    summary: "truncates the device, or extends it with a range of zeroes",
     manual: "First `truncate` sets the size, then `round-up` or `round-down` makes it a multiple. The range \
 beyond the end of the device below reads as zeroes and is a hole; zeroes may be written there, \
 other bytes are refused (ENOSPC). With `round-up=512`, a file of any size can be served to \
@@ -28,9 +28,9 @@ blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
     writes_below: true,
     transparent: false,
     params: &[
-        param("truncate", ParamKind::Size, "The new size; without it, that of the device below."),
-        param("round-up", ParamKind::Size, "Make the size the next multiple of this."),
-        param("round-down", ParamKind::Size, "Make the size the last multiple of this."),
+        param("truncate", ParamKind::Size, "New size [default: that of the device below]."),
+        param("round-up", ParamKind::Size, "Round the size up to a multiple of this."),
+        param("round-down", ParamKind::Size, "Round the size down to a multiple of this."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -129,7 +129,7 @@ impl TruncateDevice {
             return Error::system("cannot read what is to be written", error).into();
         }
         if !is_zero(&data.bytes()[inside..]) {
-            let text = format!("only zeroes can be written behind the {} bytes below", self.real);
+            let text = format!("only zeroes can be written beyond the {} bytes below", self.real);
             return Error::new(Kind::NoSpace, text).into();
         }
         match inside {

@@ -111,7 +111,7 @@ fn every_client_has_a_disk_of_its_own_and_nothing_stays() {
         assert!(error.to_string().contains("exit status: 3"), "{error}");
         for (bad, part) in [
             ("tmpdisk:", "tmpdisk:SIZE"),
-            ("tmpdisk:1M?x=y", "only command="),
+            ("tmpdisk:1M?x=y", "require command="),
             ("tmpdisk:1M?command=true&disk=y", "name of a variable"),
             ("tmpdisk:1M?command=true&a-b=y", "name of a variable"),
         ] {
@@ -167,7 +167,7 @@ fn disks_are_made_when_they_are_asked_for() {
         assert!(visit(&failing).await.open("b", false).await.is_err());
         assert!(!folder.join("b").exists());
         for (bad, part) in [
-            ("ondemand:?size=1M".to_string(), "no folder"),
+            ("ondemand:?size=1M".to_string(), "no directory"),
             (format!("ondemand:{}", folder.display()), "no size"),
             ("ondemand:/no/such?size=1M".to_string(), "/no/such"),
         ] {

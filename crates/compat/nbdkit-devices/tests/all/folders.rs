@@ -268,7 +268,7 @@ fn a_floppy_of_nothing_is_one_and_mistakes_are_told() {
     check(&scratch, &disk);
     assert!(Fat::open(&disk).all().is_empty());
     let cases = [
-        ("floppy:".to_string(), "no folder", Kind::Usage),
+        ("floppy:".to_string(), "no directory", Kind::Usage),
         ("floppy:/no/such".to_string(), "/no/such", Kind::NotFound),
         (format!("floppy:{path}?size=1M"), "is too small", Kind::Usage),
         (format!("floppy:{path}?label=twelve chars"), "11 ASCII", Kind::Usage),
@@ -314,7 +314,7 @@ fn a_linux_disk_holds_what_is_in_a_folder() {
     }
     let path = folder.display();
     let cases = [
-        ("linuxdisk:".to_string(), "no folder"),
+        ("linuxdisk:".to_string(), "no directory"),
         (format!("linuxdisk:{path}?size=+x"), "not a size"),
         (format!("linuxdisk:{path}?size=64k"), "mke2fs failed"),
         (format!("linuxdisk:{path}?type=xfs"), "not one of ext2"),
@@ -356,7 +356,7 @@ fn a_cd_holds_what_is_in_folders() {
         assert!(disk.windows(part.len()).any(|window| window == part), "{part:?}");
     }
     let cases = [
-        ("iso:".to_string(), "no folder"),
+        ("iso:".to_string(), "no directory"),
         (format!("iso:{}?prog=/no/such", folder.display()), "failed"),
         (format!("iso:{}?what=x", folder.display()), "unknown option"),
         ("iso:/no/such?prog=true".to_string(), "/no/such"),

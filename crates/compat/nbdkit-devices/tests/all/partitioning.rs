@@ -210,7 +210,7 @@ fn mistakes_are_told() {
     let scratch = Scratch::new().unwrap();
     files(scratch.path(), &[1, 0]);
     let cases = [
-        ("partitioning:", "needs files"),
+        ("partitioning:", "requires files"),
         ("partitioning:{}/b", "is empty"),
         ("partitioning:{}/a?alignment=100", "multiple of 512"),
         ("partitioning:{}/a?alignment=2M", "multiple of 512"),

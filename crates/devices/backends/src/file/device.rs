@@ -29,7 +29,7 @@ impl FileDevice {
     /// Identifies an open file: device and inode.
     pub(super) fn identity(&self) -> Result<(u64, u64)> {
         let stat = fstat(&self.inner.storage.file)
-            .map_err(|errno| Error::system("cannot look at the file", errno.into()))?;
+            .map_err(|errno| Error::system("cannot get the status of the file", errno.into()))?;
         Ok((stat.st_dev, stat.st_ino))
     }
 

@@ -28,8 +28,8 @@ const LINKS: Param = Param {
     name: "links",
     kind: ParamKind::Switch,
     default: Some("off"),
-    doc: "Follow links wherever they lead, and serve block devices, too: for folders in which only those \
-          make links who may read and write what these lead to.",
+    doc: "Follow symbolic links wherever they lead, and also serve block devices. Use it only if everyone \
+          who can create links in the directory may read and write the files that they lead to.",
 };
 
 /// The backend `dir:PATH`.
@@ -45,8 +45,8 @@ impl Backend for Dir {
     }
 
     fn summary(&self) -> &'static str {
-        "for serve: each regular file of a folder, as an export of its name; opened when a client asks \
-         for it, read-only where it cannot be written; links are not followed"
+        "for serve: each regular file of a directory, as an export of its name; opened when a client asks \
+         for it, read-only if it cannot be written; symbolic links are not followed"
     }
 
     fn example(&self) -> &'static str {
@@ -62,7 +62,7 @@ blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
                 name: "default",
                 kind: ParamKind::Text,
                 default: None,
-                doc: "The file for clients that ask for no name. Without it they are refused.",
+                doc: "The file for clients that ask for the empty name. If not given, they are refused.",
             },
             LINKS,
             DIRECT,
@@ -72,7 +72,7 @@ blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
     }
 
     fn open(&self, _target: Target) -> Opening<Opened> {
-        let text = "dir: is many devices: name a file in it, or serve it";
+        let text = "dir: holds several devices: name one file, or use it with serve";
         Box::pin(std::future::ready(Err(Error::new(Kind::Usage, text))))
     }
 
@@ -99,11 +99,12 @@ impl Folder {
         let fd = match Handed::find(&target, DIRFD.name)? {
             Some(handed) => folder_of(&handed)?,
             None if path.as_os_str().is_empty() => {
-                let text = "dir: has no path: write dir:PATH, or dir:?dirfd=N for what is open";
+                let text =
+                    "dir: has no path: write dir:PATH, or dir:?dirfd=N for an open directory";
                 return Err(Error::new(Kind::Usage, text));
             }
             None => rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| {
-                let text = format!("cannot open the folder {}", path.display());
+                let text = format!("cannot open the directory {}", path.display());
                 Error::system(text, errno.into())
             })?,
         };
@@ -117,14 +118,14 @@ impl Folder {
     /// The regular files, by name.
     fn list(&self) -> Result<Vec<Listed>> {
         let cannot =
-            |errno: rustix::io::Errno| Error::system("cannot read the folder", errno.into());
+            |errno: rustix::io::Errno| Error::system("cannot read the directory", errno.into());
         let mut listed = Vec::new();
         let mut seen = 0;
         for entry in rustix::fs::Dir::read_from(&self.fd).map_err(cannot)? {
             let entry = entry.map_err(cannot)?;
             seen += 1;
             if seen > ENTRIES_MAX {
-                log::warn!("only {ENTRIES_MAX} entries of the folder are listed");
+                log::warn!("only {ENTRIES_MAX} entries of the directory are listed");
                 break;
             }
             // A name that is not valid text cannot be an export name.
@@ -196,7 +197,7 @@ fn folder_of(handed: &Handed) -> Result<OwnedFd> {
     };
     let stat = fstat(handed.fd()).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        let text = format!("dirfd={number} is no folder: write file:?fd={number} for a file");
+        let text = format!("dirfd={number} is not a directory: write file:?fd={number} for a file");
         return Err(Error::new(Kind::Usage, text));
     }
     fcntl_dupfd_cloexec(handed.fd(), 3).map_err(failed)
@@ -211,7 +212,7 @@ fn check(name: &str) -> Result<()> {
         || name.contains(['/', '\0']);
     match wrong {
         false => Ok(()),
-        true => Err(Error::new(Kind::NotFound, "is not the name of a file in this folder")),
+        true => Err(Error::new(Kind::NotFound, "is not the name of a file in this directory")),
     }
 }
 
@@ -251,7 +252,7 @@ async fn offload<T: Send + 'static>(
 ) -> Result<T> {
     blockhaul_io::offload(work)
         .await
-        .map_err(|lost| Error::new(Kind::Io, "opening the file was given up").because(lost))?
+        .map_err(|lost| Error::new(Kind::Io, "opening the file was cancelled").because(lost))?
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
     });
     Pending::start(async move {
         let (mut found, rest) = scan.await.map_err(|lost| {
-            Error::new(blockhaul_block::Kind::Io, "looking for holes was given up").because(lost)
+            Error::new(blockhaul_block::Kind::Io, "querying extents was cancelled").because(lost)
         })??;
         rest.runs().iter().for_each(|run| found.push(run.len, run.state));
         reply(found)
@@ -68,7 +68,7 @@ impl Inner {
                 self.seeks.store(false, Ordering::Relaxed);
                 Ok(Extents::one(end - at, 0))
             }
-            Err(errno) => Err(Error::system("cannot find out where its holes are", errno.into())),
+            Err(errno) => Err(Error::system("cannot query its extents", errno.into())),
         }
     }
 

@@ -19,15 +19,15 @@ pub(super) const FD: Param = Param {
     name: "fd",
     kind: ParamKind::Number,
     default: None,
-    doc: "Instead of PATH: the number, 3 or more, of an open file or block device that the program was \
-          started with. Read-only if it is open for reading only.",
+    doc: "Instead of PATH: number of an inherited descriptor, 3 or more, of a file or block device. \
+          Read-only if it is only open for reading.",
 };
 
 pub(super) const DIRFD: Param = Param {
     name: "dirfd",
     kind: ParamKind::Number,
     default: None,
-    doc: "Instead of PATH: the number, 3 or more, of an open folder that the program was started with.",
+    doc: "Instead of PATH: number of an inherited descriptor, 3 or more, of a directory.",
 };
 
 /// Descriptors taken so far, by number: each can be taken once, but opened for each client. They
@@ -47,7 +47,7 @@ impl Handed {
     pub(super) fn find(target: &Target, key: &str) -> Result<Option<Handed>> {
         let Some(typed) = target.args.number(key) else { return Ok(None) };
         if !target.rest.is_empty() {
-            let text = format!("has a path and {key}={typed}: leave one of them out");
+            let text = format!("has a path and {key}={typed}: leave out one of them");
             return Err(Error::new(Kind::Usage, text));
         }
         if typed <= 2 {
@@ -59,8 +59,8 @@ impl Handed {
             Some((number, fd)) => Ok(Some(Handed { number, fd })),
             None => {
                 let text = format!(
-                    "{key}={typed}: the program was not started with such a descriptor: open it \
-                     first, in a shell with {typed}<>FILE or {typed}<FILE behind the command"
+                    "{key}={typed}: there is no such inherited descriptor: in a shell, open it with \
+                     {typed}<>FILE or {typed}<FILE after the command"
                 );
                 Err(Error::new(Kind::NotFound, text))
             }
@@ -241,10 +241,10 @@ mod tests {
             let own = std::os::fd::AsRawFd::as_raw_fd(&own);
             let cases = [
                 ("", "fd=2".into(), Kind::Usage, "use 3 or more"),
-                ("", "fd=999999".into(), Kind::NotFound, "not started with"),
-                ("", "fd=99999999999".into(), Kind::NotFound, "not started with"),
+                ("", "fd=999999".into(), Kind::NotFound, "no such inherited descriptor"),
+                ("", "fd=99999999999".into(), Kind::NotFound, "no such inherited descriptor"),
                 // Other open descriptors must not be accessible to users.
-                ("", format!("fd={own}"), Kind::NotFound, "not started with"),
+                ("", format!("fd={own}"), Kind::NotFound, "no such inherited descriptor"),
                 ("", format!("fd={}", hand_over(&pipe)), Kind::Usage, "is a pipe"),
                 (
                     "",
@@ -252,7 +252,7 @@ mod tests {
                     Kind::Usage,
                     "dir",
                 ),
-                ("disk", "fd=3".into(), Kind::Usage, "leave one of them out"),
+                ("disk", "fd=3".into(), Kind::Usage, "leave out one of them"),
             ];
             for (rest, query, kind, part) in cases {
                 let error = open::open(&target(rest, &query, Intent::READ)).err().unwrap();
@@ -288,7 +288,7 @@ mod tests {
             }
             let file = hand_over(fs::File::open(dir.path().join("moved/a")).unwrap());
             let error = folder(file).await.err().unwrap();
-            assert!(error.to_string().contains("is no folder"), "{error}");
+            assert!(error.to_string().contains("is not a directory"), "{error}");
         });
     }
 

@@ -21,11 +21,11 @@ pub(super) fn error(device: u64) -> Error {
     let mut users: Vec<_> = mounts.chain(swap).chain(holders).collect();
     users.dedup();
     let text = match &users[..] {
-        [] => "the block device is in use: another program has it open exclusively: end that program, \
-               or choose another target"
+        [] => "the block device is in use: another program has opened it exclusively: end that program, or \
+               choose another target"
             .to_string(),
         users => format!(
-            "the block device is in use ({}): unmount it or stop what uses it, or choose another target",
+            "the block device is in use ({}): unmount it or stop its user, or choose another target",
             users.join(", ")
         ),
     };

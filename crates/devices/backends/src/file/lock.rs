@@ -115,7 +115,7 @@ fn held() -> MutexGuard<'static, Option<HashMap<Key, Held>>> {
 }
 
 fn in_use() -> Error {
-    let text = "another program uses it and lets nobody write to it: choose another file, end that \
-                program first, or write file:PATH?lock=off if the two keep apart";
+    let text = "another program has locked it against writing: choose another file, end that program \
+                first, or use file:PATH?lock=off if both may write to it";
     Error::new(Kind::Refused, text)
 }

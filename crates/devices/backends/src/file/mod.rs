@@ -48,7 +48,8 @@ impl Backend for File {
     }
 
     fn summary(&self) -> &'static str {
-        "a file or block device; as a copy target it is created if absent, and emptied or written over if not"
+        "a file or block device; as a copy target, it is created if it does not exist, otherwise emptied \
+         or overwritten"
     }
 
     fn example(&self) -> &'static str {
@@ -88,24 +89,24 @@ blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
 }
 
 fn given_up<E: std::error::Error + Send + Sync + 'static>(lost: E) -> Error {
-    Error::new(Kind::Io, "opening the file was given up").because(lost)
+    Error::new(Kind::Io, "opening the file was cancelled").because(lost)
 }
 
 const DIRECT: Param = Param {
     name: "direct",
     kind: ParamKind::Switch,
     default: None,
-    doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the storage's \
-          block size. Off, if the command does not choose.",
+    doc: "Bypass the page cache (O_DIRECT); offsets and lengths are then multiples of the block size of \
+          the storage. If not given, the command decides, or it is off.",
 };
 
 const LOCK: Param = Param {
     name: "lock",
     kind: ParamKind::Switch,
     default: Some("on"),
-    doc: "Where it is written: refuse a file that another program writes to, and have others refused, \
-          QEMU too (byte locks, which bind only programs that look at them). As the target of a copy: \
-          refuse a block device that is mounted or in use.",
+    doc: "When writing: lock the file against other writers, QEMU included, and refuse a file that is \
+          locked (byte locks, which only bind programs that check them). As a copy target: refuse a block \
+          device that is mounted or in use.",
 };
 
 /// The path that a `file:` description names, from the path before the `?` and the options after

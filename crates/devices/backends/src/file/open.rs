@@ -42,7 +42,7 @@ pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
             }
         }
         None if path.as_os_str().is_empty() => {
-            let text = "file: has no path: write file:PATH, or file:?fd=N for what is open";
+            let text = "file: has no path: write file:PATH, or file:?fd=N for an open file";
             return Err(Error::new(Kind::Usage, text));
         }
         None => {}
@@ -84,7 +84,7 @@ impl Resize {
     pub(super) fn run(mut self) -> Result<()> {
         self.resize().map_err(|errno| {
             let text = match self.size {
-                Some(size) => format!("cannot make it {size} bytes large"),
+                Some(size) => format!("cannot resize it to {size} bytes"),
                 None => "cannot empty it".to_string(),
             };
             system(text, errno).on(&self.name.as_str().into())
@@ -134,7 +134,10 @@ impl Drop for Created {
             stat.st_size == 0 && super::identity(&self.path) == Some(super::identity::of(&stat))
         });
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
-            log::warn!("cannot remove {}, which was not copied to: {error}", self.path.display());
+            log::warn!(
+                "cannot remove {}, to which nothing was copied: {error}",
+                self.path.display()
+            );
         }
     }
 }
@@ -169,7 +172,8 @@ impl Open<'_> {
             && self.target.intent.write
             && handed.is_readonly()
         {
-            let text = "is open for reading only: open it for both, in a shell with N<>FILE";
+            let text = "is only open for reading: open it for reading and writing, in a shell with \
+                        N<>FILE";
             return Err(Error::new(Kind::ReadOnly, text));
         }
         let wanted = match self.target.args.text("direct") {
@@ -183,7 +187,8 @@ impl Open<'_> {
             There::Nothing => Created::new(&file),
             There::File | There::Disk(_) => None,
         };
-        let stat = fstat(&file).map_err(|errno| system("cannot look at the file", errno))?;
+        let stat =
+            fstat(&file).map_err(|errno| system("cannot get the status of the file", errno))?;
         let is_disk = check_type(&stat)?;
         if self.stays() {
             // It may have been replaced since the check.
@@ -211,7 +216,7 @@ impl Open<'_> {
                 size
             }
             None => seek(&file, SeekFrom::End(0))
-                .map_err(|errno| system("cannot find out its size", errno))?,
+                .map_err(|errno| system("cannot determine its size", errno))?,
         };
         let disk = if is_disk { stat.st_rdev } else { stat.st_dev };
 
@@ -364,31 +369,31 @@ impl Open<'_> {
         let intent = self.target.intent;
         let text = match errno {
             Errno::ACCESS | Errno::PERM | Errno::ROFS if self.handed.is_some() && intent.write => {
-                "cannot open the descriptor again for writing: get the permission, or have it opened \
-                 for both, without O_APPEND and O_DIRECT"
+                "cannot reopen the descriptor for writing: check the permissions, or open it for reading \
+                 and writing, without O_APPEND and O_DIRECT"
             }
             _ if self.handed.is_some() => {
-                "cannot open the descriptor again: have it opened for reading as well, or get the \
-                 permission to read the file"
+                "cannot reopen the descriptor: open it for reading as well, or check the permissions of \
+                 the file"
             }
             Errno::NOENT if intent.target_size.is_some() => {
-                "cannot create it: make the folder that it is to lie in first"
+                "cannot create it: create its directory first"
             }
             Errno::NOENT if intent.write => {
-                "cannot open it: check the name, or make it first, for example with \
-                 truncate -s 10G FILE"
+                "cannot open it: check the name, or create it first, for example with truncate -s 10G \
+                 FILE"
             }
             Errno::NOENT if is_host_and_port(&self.target) => {
                 "cannot open it: for an NBD server write nbd://HOST:PORT"
             }
             Errno::NOENT => "cannot open it: check the name",
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.target_size.is_some() => {
-                "cannot open it for writing: choose another place, or get the permission"
+                "cannot open it for writing: choose another place, or change the permissions"
             }
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.write => {
-                "cannot open it for writing: open it read-only, or get the permission"
+                "cannot open it for writing: open it read-only, or change the permissions"
             }
-            Errno::ACCESS | Errno::PERM => "cannot open it: get the permission to read it",
+            Errno::ACCESS | Errno::PERM => "cannot open it: check its read permission",
             Errno::TXTBSY | Errno::BUSY => "cannot open it: end the program that uses it first",
             _ => "cannot open it",
         };
@@ -410,9 +415,9 @@ fn check_size(file: &blockhaul_io::File, size: u64) -> Result<()> {
     match seek(file, SeekFrom::Start(size)) {
         Ok(_) => Ok(()),
         Err(Errno::INVAL | Errno::OVERFLOW) => {
-            Err(system(format!("cannot make it {size} bytes large"), Errno::FBIG))
+            Err(system(format!("cannot resize it to {size} bytes"), Errno::FBIG))
         }
-        Err(errno) => Err(system("cannot find out how large it can be", errno)),
+        Err(errno) => Err(system("cannot determine its maximum size", errno)),
     }
 }
 
@@ -422,14 +427,12 @@ fn check_type(stat: &Stat) -> Result<bool> {
         FileType::RegularFile => return Ok(false),
         FileType::BlockDevice => return Ok(true),
         FileType::Directory => {
-            "is a directory: name a disk image in it, or serve all that it has with dir:PATH"
+            "is a directory: name a disk image in it, or serve all its files with dir:PATH"
         }
-        FileType::Fifo => {
-            "is a pipe, which cannot be read out of order: use - to copy from or to it"
-        }
+        FileType::Fifo => "is a pipe, without random access: use - to copy from or to it",
         FileType::Socket => "is a socket: for an NBD server write nbd+unix:///?socket=PATH",
         FileType::CharacterDevice => {
-            "is a character device: name a block device or a file, or use null: or zero:"
+            "is a character device: use a block device or a file, or null: or zero:"
         }
         _ => "is neither a file nor a block device",
     };
@@ -440,7 +443,10 @@ fn check_type(stat: &Stat) -> Result<bool> {
 fn only_regular(stat: &Stat) -> Result<()> {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(()),
-        _ => Err(Error::new(Kind::NotFound, "is no regular file, and links are not followed")),
+        _ => Err(Error::new(
+            Kind::NotFound,
+            "is not a regular file, and symbolic links are not followed",
+        )),
     }
 }
 
@@ -453,7 +459,7 @@ fn has_blocks(stat: &Stat, size: u64) -> bool {
 }
 
 fn no_direct() -> Error {
-    let text = "its file system has no direct I/O: leave direct=on out";
+    let text = "its file system does not support direct I/O: leave out direct=on";
     Error::new(Kind::Unsupported, text)
 }
 

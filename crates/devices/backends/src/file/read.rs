@@ -181,8 +181,7 @@ impl Inner {
         match (now, error) {
             (Some(now), _) if !self.storage.is_disk && now < self.size => {
                 let text = format!(
-                    "the file is {now} bytes long now and was {} when it was opened: do not shrink \
-                     it while it is in use",
+                    "the file was shrunk while in use: it has {now} bytes, and had {} when it was opened",
                     self.size
                 );
                 Error::new(Kind::Io, text)

@@ -55,7 +55,7 @@ impl Past {
             .iter()
             .any(|&number| error.raw_os_error() == Some(number));
         if refused {
-            log::debug!("direct I/O is not used any more: {error}");
+            log::debug!("direct I/O is no longer used: {error}");
             self.works.store(false, Ordering::Relaxed);
         }
         refused
@@ -175,7 +175,7 @@ impl Inner {
         }
         let sync = || async {
             let synced = self.storage.file.sync().await;
-            synced.map_err(|error| Error::system("cannot make what was written durable", error))
+            synced.map_err(|error| Error::system("cannot flush to stable storage", error))
         };
         self.syncs.run(sync).await
     }

@@ -407,7 +407,7 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
         (at("absent"), Intent::READ, Kind::NotFound, "check the name"),
         (at("absent"), Intent::WRITE, Kind::NotFound, "truncate"),
         (at("dangling"), Intent::READ, Kind::NotFound, "check the name"),
-        (at("no/folder"), Intent::target(1), Kind::NotFound, "make the folder"),
+        (at("no/folder"), Intent::target(1), Kind::NotFound, "create its directory"),
         (dir.path().into(), Intent::READ, Kind::Usage, "is a directory"),
         (pipe, Intent::READ, Kind::Usage, "is a pipe"),
         (at("socket"), Intent::WRITE, Kind::Usage, "nbd+unix"),

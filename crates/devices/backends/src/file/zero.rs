@@ -25,7 +25,7 @@ impl Inner {
             }
         }
         if flags.contains(Flags::FAST) {
-            let text = "zeroing is no faster than writing here";
+            let text = "zeroing is not faster than writing here";
             return Err(Error::new(Kind::Unsupported, text));
         }
         self.write_zeroes(at, len).await
@@ -49,7 +49,7 @@ impl Inner {
                 }
                 Err(error) => {
                     self.zero.discard.store(false, Ordering::Relaxed);
-                    log::debug!("the disk takes no discard: {error}");
+                    log::debug!("the disk does not support discard: {error}");
                 }
             }
         }
@@ -63,7 +63,7 @@ impl Inner {
                 Ok(()) => {}
                 Err(error) if refused_for_good(&error) => {
                     self.zero.flag(how).store(false, Ordering::Relaxed);
-                    log::debug!("the file has no {how:?}: {error}");
+                    log::debug!("the file does not support {how:?}: {error}");
                     return Ok(false);
                 }
                 // A disk accepts whole blocks only; the next request may be aligned.

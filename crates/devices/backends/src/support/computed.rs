@@ -41,7 +41,7 @@ impl<F: Fn(u64, &mut [u8]) + Clone + Send + Sync + 'static> Device for Computed<
                 Pending::ready(Ok(Reply::Extents(lists)))
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
-                Error::new(Kind::ReadOnly, "computed bytes cannot be written").into()
+                Error::new(Kind::ReadOnly, "this device is generated and cannot be written").into()
             }
             Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
         }

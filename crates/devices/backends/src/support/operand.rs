@@ -52,7 +52,7 @@ pub fn source_only(target: &Target) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{}: computes its bytes and cannot be written: copy to a file, memory: or null: instead",
+        "{}: is generated and cannot be written: copy to a file, memory: or null: instead",
         target.scheme
     );
     Err(Error::new(Kind::ReadOnly, text))

@@ -65,7 +65,7 @@ fn mistakes_are_told() {
         ("sample:1M?size=3", "known are data, seed"),
         ("null:x", "not a size"),
         ("data:1 zebra", "data: at character 3"),
-        ("file:x?direct=maybe", "neither on nor off"),
+        ("file:x?direct=maybe", "not on or off"),
         ("memory:1M?direct=on", "takes none"),
     ];
     for (spec, part) in cases {

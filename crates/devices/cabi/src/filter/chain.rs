@@ -93,14 +93,13 @@ fn open(name: &str) -> Result<(Backend, Library)> {
         false => load::filter_folder().join(format!("nbdkit-{name}-filter.so")),
     };
     if !name.contains(['/', '.']) && !load::is_name(name) {
-        let why = format!("{name:?} is no name of a filter, and a path has a / or a . in it");
+        let why = format!("{name:?} is not the name of a filter; a path must contain a / or a .");
         return Err(Error::new(Kind::Usage, why));
     }
     if !path.exists() {
         let text = format!(
             "cannot open filter \"{}\": there is no such file; it may be in a package called \
-             nbdkit-filter-{name}, see nbdkit(1); blockhaul's own layers are told by `blockhaul serve \
-             --help`",
+             nbdkit-filter-{name}, see nbdkit(1); for blockhaul's own layers see `blockhaul serve --help`",
             path.display()
         );
         return Err(Error::new(Kind::NotFound, text));

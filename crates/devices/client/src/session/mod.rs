@@ -367,8 +367,8 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         {
             warned = Some(now);
             log::warn!(
-                "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although \
-                 bytes move; {moved} bytes were moved before; --min-rate gives up on such a server",
+                "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although bytes \
+                 are transferred ({moved} bytes so far); use --min-rate to drop such a connection",
                 unanswered.as_secs_f64()
             );
         }

@@ -93,7 +93,7 @@ impl Session {
         let mut request = self.take(chunk.cookie)?;
         request.expected.chunks += 1;
         let result = match request.expected.chunks > CHUNKS_MAX {
-            true => Err(violation("a reply in more pieces than there can be")),
+            true => Err(violation("a reply in too many chunks")),
             false => self.chunk_payload(window, &chunk, &mut request.expected).await,
         };
         if result.is_err() || !chunk.is_done() {
@@ -131,7 +131,7 @@ impl Session {
                     self.lock().partial += 1;
                 }
                 let Some(mut buf) = reading.take_buf() else {
-                    return Err(violation("data after all of it has come"));
+                    return Err(violation("data after the complete reply"));
                 };
                 // Inside the buffer, which has the request's length.
                 let part = &mut buf[start as usize..(start + len) as usize];

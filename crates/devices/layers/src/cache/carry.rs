@@ -150,7 +150,7 @@ impl Handle {
                 }
             }
             if let Err(error) = flights.land().await {
-                log::warn!("cache: no room can be made: {error}");
+                log::warn!("cache: cannot evict blocks: {error}");
                 return;
             }
             let now = store.blocks().kept();

@@ -79,28 +79,28 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
             "cache-on-read",
             ParamKind::Text,
             "false",
-            "Keep what is read: true, false, or an absolute path: while it exists.",
+            "Also cache data that is read: true, false, or the absolute path of a file: while it exists.",
         ),
         param_or(
             "cache-min-block-size",
             ParamKind::Size,
             "64k",
-            "Bytes of a block; a power of two, 4k to 16M, at least a block of the file system.",
+            "Block size; a power of two, 4k to 16M, at least the block size of the file system.",
         ),
-        param("cache-max-size", ParamKind::Size, "Most bytes to keep; without it, all."),
+        param("cache-max-size", ParamKind::Size, "Maximum size of the cache [default: no limit]."),
         param_or(
             "cache-high-threshold",
             ParamKind::Number,
             "95",
-            "Percent of cache-max-size at which room is made.",
+            "Percentage of cache-max-size at which eviction starts.",
         ),
         param_or(
             "cache-low-threshold",
             ParamKind::Number,
             "80",
-            "Percent of cache-max-size at which that ends.",
+            "Percentage of cache-max-size at which eviction ends.",
         ),
-        param("dir", ParamKind::Text, "Folder for the temporary file."),
+        param("dir", ParamKind::Text, "Directory for the temporary file."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -115,8 +115,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         // Once a flush below has failed, data written back may be lost: no later flush succeeds.
         let inner = store.flushes.guard(below.device);
         if facts.size != store.size {
-            let text =
-                format!("cache: {} has not the size of the device that is cached", facts.name);
+            let text = format!("cache: {} does not have the size of the cached device", facts.name);
             return Err(usage(text));
         }
         let base = facts.context(BASE_ALLOCATION);
@@ -237,7 +236,7 @@ impl Drop for Handle {
                 Ok(_) => {}
                 Err(error) => {
                     lost_data::lose_data();
-                    log::error!("cache: what was written is lost: {error}");
+                    log::error!("cache: written data is lost: {error}");
                 }
             }
             closing.0 = None;
@@ -257,7 +256,7 @@ impl Drop for Closing {
     fn drop(&mut self) {
         if self.0.as_ref().is_some_and(|store| store.is_behind()) {
             lost_data::lose_data();
-            log::error!("cache: the program ended before what was written had gone below");
+            log::error!("cache: the program ended before all data was written back");
         }
     }
 }

@@ -30,9 +30,8 @@ impl OnRead {
             Ok(false) => OnRead::Never,
             Err(_) if text.starts_with('/') => OnRead::While(text.into()),
             Err(_) => {
-                let text = format!(
-                    "cache: cache-on-read={text} is neither true, false, nor an absolute path"
-                );
+                let text =
+                    format!("cache: cache-on-read={text} is not true, false or an absolute path");
                 return Err(usage(text));
             }
         })

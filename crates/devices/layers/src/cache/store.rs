@@ -72,13 +72,13 @@ impl Store {
             true => block.max(granularity),
             false => block,
         };
-        ftruncate(&file, facts.size).map_err(|errno| failed("make room in", errno))?;
+        ftruncate(&file, facts.size).map_err(|errno| failed("free space in", errno))?;
         if facts.size > 0 {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(&file, hole, 0, block).map_err(|errno| {
                 Error::system(
-                    "cache: the file system of the temporary file cannot free parts of it: name \
-                     another folder with dir=",
+                    "cache: the file system of the temporary file cannot free parts of it: use another \
+                     directory with dir=",
                     errno.into(),
                 )
             })?;
@@ -180,7 +180,7 @@ impl Store {
         }
         let (at, end) = self.bytes(first, last);
         if let Err(error) = self.make_hole(at, end - at).await {
-            log::warn!("cache: nothing more is kept: {error}");
+            log::warn!("cache: no more data is cached: {error}");
             self.broken.store(true, Ordering::Relaxed);
         }
     }

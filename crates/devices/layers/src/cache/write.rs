@@ -181,7 +181,10 @@ impl Handle {
         if flags.contains(Flags::FAST) {
             let can = self.inner.facts().can.contains(Can::FAST_ZERO);
             if first == last || (below && !can) {
-                return Err(Error::new(Kind::Unsupported, "it would be no faster than writing"));
+                return Err(Error::new(
+                    Kind::Unsupported,
+                    "zeroing is not faster than writing here",
+                ));
             }
         }
         if store.mode == Mode::Writethrough {

@@ -29,7 +29,7 @@ const ZEROES: u64 = Data::ZEROES_MAX as u64;
 /// The layer `cow`.
 pub static COW: LayerKind = LayerKind {
     name: "cow",
-    summary: "keeps changes in an overlay; the device below stays as it is",
+    summary: "keeps changes in an overlay; the device below does not change",
     manual: "Written data goes to a temporary file without a name, in blocks of `cow-block-size`, and is \
 lost when the device is closed. All connections see the same changes. The device below may be \
 read-only. Zero and trim requests for whole blocks take no space and make holes; extents of \
@@ -53,9 +53,9 @@ blockhaul compare sample:64M disk.raw
             "cow-block-size",
             ParamKind::Size,
             "64k",
-            "Bytes of a block; a power of two, 4k to 16M.",
+            "Block size; a power of two, 4k to 16M.",
         ),
-        param("dir", ParamKind::Text, "Folder for the overlay."),
+        param("dir", ParamKind::Text, "Directory for the overlay."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -84,7 +84,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
         let mut facts = Facts::over(&below).keeping(&below, kept);
         if facts.size != overlay.size {
-            let text = format!("cow: {} has not the size of the overlay's disk", facts.name);
+            let text = format!("cow: {} does not have the size of the overlay's disk", facts.name);
             return Err(usage(text));
         }
         let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
@@ -206,7 +206,7 @@ impl Device for CowDevice {
             },
             Op::Write(data) => Pending::start(async move { cow.write(at, data).await }),
             Op::Zero if flags.contains(Flags::NO_HOLE | Flags::FAST) => {
-                let text = "zeroes that take space are no faster than writing";
+                let text = "zeroing allocated space is not faster than writing";
                 Error::new(Kind::Unsupported, text).into()
             }
             Op::Zero => {

@@ -54,8 +54,8 @@ blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache 
 };
 
 const PARAMS: &[Param] = &[
-    param_or("memory", ParamKind::Size, "64M", "Most memory for what is remembered."),
-    param("bulk", ParamKind::Size, "Longest range to ask for at once; without it, up to the end."),
+    param_or("memory", ParamKind::Size, "64M", "Maximum memory for the cached extents."),
+    param("bulk", ParamKind::Size, "Maximum range of one query [default: up to the end]."),
 ];
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
@@ -134,8 +134,7 @@ impl Known {
         }
         if state.maps.len() != facts.contexts.len() || state.size != facts.size {
             return Err(usage(format!(
-                "extents-cache: {} is another device than the one that is remembered: give each \
-                 device a layer of its own",
+                "extents-cache: {} is not the cached device: give each device a layer of its own",
                 facts.name
             )));
         }
@@ -237,7 +236,7 @@ struct OnItsWay {
 
 impl Drop for OnItsWay {
     fn drop(&mut self) {
-        let lost = Err(Error::new(Kind::Disconnected, "the question for extents got lost"));
+        let lost = Err(Error::new(Kind::Disconnected, "the query for extents got lost"));
         self.known.learn(self.id, self.contexts, &lost);
     }
 }

@@ -84,7 +84,7 @@ impl Inflater {
                             len - before
                         }
                         None if before + more > HEADER_MAX => {
-                            return Err("a header that does not end".into());
+                            return Err("a header without an end".into());
                         }
                         None => more,
                     }
@@ -164,12 +164,12 @@ fn is_member(known: &[u8]) -> bool {
 /// The length of a member's header; `None`: not all of it is known.
 fn header_len(known: &[u8]) -> Result<Option<usize>, String> {
     if !is_member(known) {
-        return Err("this is no gzip file".into());
+        return Err("not a gzip file".into());
     }
     let Some(fixed) = known.get(..10) else { return Ok(None) };
     let flags = fixed[3];
     if fixed[2] != 8 || flags & 0xe0 != 0 {
-        return Err("a way of packing that is not known".into());
+        return Err("unknown compression method".into());
     }
     let mut len = 10;
     if flags & 4 != 0 {

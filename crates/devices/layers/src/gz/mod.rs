@@ -19,7 +19,7 @@ use inflate::Inflater;
 /// The layer `gz`.
 pub static GZ: LayerKind = LayerKind {
     name: "gz",
-    summary: "shows what a gzip file holds, at random",
+    summary: "decompresses a gzip file, with random access",
     manual: "The device below is a gzip file of one or more members; its content is served read-only. The \
 file is read once when it is first opened: this determines the length of the content, checks \
 it, and makes an index of places from which decompression can start, without a copy of the \
@@ -37,7 +37,7 @@ blockhaul copy --verify --source-layer gz disk.raw.gz disk.raw
     needs_content: true,
     writes_below: false,
     transparent: false,
-    params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; 1M at least.")],
+    params: &[param_or("gz-memory", ParamKind::Size, "16M", "Memory for index and content; at least 1M.")],
     changeable: &[],
     configure: |args| configure(args),
 };
@@ -283,10 +283,7 @@ impl Unpack for File {
                 return Ok(data);
             }
             if cursor.inflater.taken == self.reader.packed {
-                return Err(Error::new(
-                    Kind::Io,
-                    "the gzip file is not as it was when it was opened",
-                ));
+                return Err(Error::new(Kind::Io, "the gzip file has changed since it was opened"));
             }
             let until = (part.start + part.len).min(cursor.inflater.made + STEP);
             cursor = self.reader.step(cursor, until).await?;

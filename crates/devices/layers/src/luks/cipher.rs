@@ -43,7 +43,7 @@ impl Suite {
     pub(super) fn parse(name: &str, mode: &str) -> Result<Suite, String> {
         let unknown = || {
             let suite = format!("{name}-{mode}");
-            format!("the cipher {suite:?} is not known: AES in xts, cbc or ecb is")
+            format!("the cipher {suite:?} is not supported: only AES in mode xts, cbc or ecb")
         };
         if name != "aes" {
             return Err(unknown());
@@ -116,7 +116,7 @@ impl Essiv {
             16 => Cipher::aes_128_ecb(),
             24 => Cipher::aes_192_ecb(),
             32 => Cipher::aes_256_ecb(),
-            len => return Err(format!("a digest of {len} bytes is no key of AES")),
+            len => return Err(format!("a digest of {len} bytes is not a key for AES")),
         };
         Ok(Essiv { cipher, key: key.to_vec() })
     }

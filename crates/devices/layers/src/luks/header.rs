@@ -47,18 +47,18 @@ impl Header {
         let invalid = |why: &str| (Kind::Invalid, why.to_string());
         let unsupported = |why| (Kind::Unsupported, why);
         if !bytes.starts_with(b"LUKS\xba\xbe") {
-            return Err(invalid("this is no LUKS container"));
+            return Err(invalid("not a LUKS container"));
         }
         match be16(bytes, 6) {
             1 => {}
             2 => {
                 return Err(unsupported(
-                    "LUKS of version 2 is not known; cryptsetup convert --type luks1 makes version 1 \
-                     of some containers"
+                    "LUKS version 2 is not supported; cryptsetup convert --type luks1 converts some \
+                     containers to version 1"
                         .to_string(),
                 ));
             }
-            version => return Err(unsupported(format!("LUKS of version {version} is not known"))),
+            version => return Err(unsupported(format!("LUKS version {version} is not supported"))),
         }
         let text = |at: usize| {
             let field = &bytes[at..at + 32];
@@ -68,7 +68,7 @@ impl Header {
         let suite = Suite::parse(&text(8), &text(40)).map_err(unsupported)?;
         let name = text(72);
         let digest = digest(&name)
-            .ok_or_else(|| unsupported(format!("the digest {name:?} is not known")))?;
+            .ok_or_else(|| unsupported(format!("the digest {name:?} is not supported")))?;
         let key_len = be32(bytes, 108) as usize;
         if !matches!(key_len, 16 | 24 | 32 | 64) {
             return Err(invalid(&format!("a key of {key_len} bytes")));
@@ -78,17 +78,17 @@ impl Header {
         let rounds = be32(bytes, 164);
         let all = slots.iter().filter(|slot| slot.active);
         if rounds == 0 || !all.clone().all(|slot| slot.fits()) {
-            return Err(invalid("a key slot with numbers that cannot be"));
+            return Err(invalid("a key slot with invalid numbers"));
         }
         let longest = all.clone().map(|slot| slot.rounds).max().unwrap_or(0).max(rounds);
         if u64::from(longest) > iterations {
             return Err(invalid(&format!(
-                "a key takes {longest} iterations, and max-iterations is {iterations}: raise it if the \
-                 container comes from somebody whom you trust"
+                "a key takes {longest} iterations, and max-iterations is {iterations}: raise it if you \
+                 trust the container"
             )));
         }
         if all.count() == 0 {
-            return Err(invalid("it has no key slot in use and can never be opened"));
+            return Err(invalid("it has no key slot in use and cannot be opened"));
         }
         Ok(Header {
             suite,

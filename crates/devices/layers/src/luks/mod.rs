@@ -31,7 +31,7 @@ const INLINE_MAX: usize = 512 << 10;
 /// The layer `luks`.
 pub static LUKS: LayerKind = LayerKind {
     name: "luks",
-    summary: "reads and writes what a LUKS1 container holds",
+    summary: "decrypts and encrypts a LUKS1 container",
     manual: "The device below is a LUKS container of version 1, as cryptsetup (`--type luks1`) and QEMU \
 (`-f luks`) make them, with AES in mode xts or cbc (plain, plain64, essiv:sha256) or ecb; its \
 content is served. Version 2 is refused.
@@ -57,20 +57,21 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
         param(
             "passphrase",
             ParamKind::Text,
-            "The passphrase, +FILE, -FD, or - to be asked for it.",
+            "The passphrase, +FILE, -FD, or - to prompt for it.",
         ),
         param_or(
             "max-iterations",
             ParamKind::Number,
             "32000000",
-            "Most iterations that a key of the container may take; 10 s each, about.",
+            "Maximum iterations for a key of the container; the default takes about 10 s for each key \
+             slot.",
         ),
     ],
     changeable: &[],
     configure: |args| {
         let Some(text) = args.text("passphrase") else {
             return Err(usage(
-                "luks: needs a passphrase: passphrase=+FILE, passphrase=-FD, or - to be asked",
+                "luks: requires a passphrase: passphrase=+FILE, passphrase=-FD, or - to be prompted",
             ));
         };
         let iterations = args.number("max-iterations").unwrap_or(32_000_000);
@@ -123,14 +124,14 @@ async fn open(
         Header::parse(header.bytes(), iterations).map_err(|(kind, why)| wrong(kind, why))?;
     let offset = header.payload * SECTOR;
     let Some(size) = below.size.checked_sub(offset) else {
-        return Err(wrong(Kind::Invalid, "what it holds begins behind its end".into()));
+        return Err(wrong(Kind::Invalid, "its payload begins beyond its end".into()));
     };
     let mut slots = Vec::new();
     for slot in header.slots.iter().filter(|slot| slot.active) {
         let len = header.material_len(slot);
         let at = slot.at * SECTOR;
         if at.checked_add(len).is_none_or(|end| end > below.size) {
-            return Err(wrong(Kind::Invalid, "a key slot lies behind its end".into()));
+            return Err(wrong(Kind::Invalid, "a key slot is beyond its end".into()));
         }
         slots.push((slot.clone(), inner.read(at, len as usize).await?.bytes().to_vec()));
     }
@@ -141,7 +142,7 @@ async fn open(
     drop(turn);
     let sectors = sectors.map_err(|why| wrong(Kind::Unsupported, why))?;
     let Some(sectors) = sectors else {
-        let text = format!("the passphrase is wrong: it opens none of {tried} key slots");
+        let text = format!("wrong passphrase: it opens none of {tried} key slots");
         return Err(wrong(Kind::Refused, text));
     };
     // Zeroes below are not zeroes above, and all data is processed.

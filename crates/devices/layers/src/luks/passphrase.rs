@@ -28,13 +28,13 @@ impl Source {
     /// Parses SECRET, `+FILE`, `-FD` or `-`.
     pub(super) fn parse(text: &str) -> Result<Source> {
         let place = match (text.strip_prefix('+'), text.strip_prefix('-')) {
-            (Some(""), _) => return Err(usage("luks: passphrase=+ needs the name of a file")),
+            (Some(""), _) => return Err(usage("luks: passphrase=+ requires the name of a file")),
             (Some(path), _) => Place::File(path.into()),
             (_, Some("")) => Place::Asked,
             (_, Some(number)) => {
                 let number = number.parse().ok().filter(|&number: &i32| number >= 0);
                 let number = number.ok_or_else(|| {
-                    usage("luks: passphrase=-FD needs the number of a descriptor")
+                    usage("luks: passphrase=-FD requires the number of a descriptor")
                 })?;
                 Place::Descriptor(number)
             }
@@ -91,7 +91,7 @@ fn read_line(file: std::io::Result<File>, what: String) -> Result<Vec<u8>> {
 
 /// Asks the user, without echo; reads standard input if it is not a terminal.
 fn ask() -> Result<Vec<u8>> {
-    let failed = |error| Error::system("luks: cannot ask for the passphrase", error);
+    let failed = |error| Error::system("luks: cannot prompt for the passphrase", error);
     let input = std::io::stdin();
     let mut line = Vec::new();
     let hidden = input.is_terminal().then(|| Hidden::new(&input)).flatten();

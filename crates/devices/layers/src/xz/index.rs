@@ -58,29 +58,29 @@ impl Index {
         let facts = file.facts();
         let wrong = |why: &str| Error::new(Kind::Invalid, format!("xz: {}: {why}", facts.name));
         if facts.size == 0 {
-            return Err(wrong("this is no xz file: it is empty"));
+            return Err(wrong("not an xz file: it is empty"));
         }
         let mut streams = Vec::new();
         let mut end = facts.size;
         while end > 0 {
             end = without_padding(file, end).await?;
             if end < 2 * ENDS || !end.is_multiple_of(4) || streams.len() == STREAMS_MAX {
-                return Err(wrong("this is no xz file"));
+                return Err(wrong("not an xz file"));
             }
             let footer = file.read(end - ENDS, ENDS as usize).await?;
             let footer = footer.bytes();
             if &footer[10..] != b"YZ" || crc32(&footer[4..10]) != le32(footer, 0) {
-                return Err(wrong("this is no xz file, or its end is missing"));
+                return Err(wrong("not an xz file, or its end is missing"));
             }
             let len = (u64::from(le32(footer, 4)) + 1) * 4;
             let Some(at) = end.checked_sub(ENDS + len).filter(|_| len <= INDEX_MAX) else {
-                return Err(wrong("an index that is too long"));
+                return Err(wrong("the index is too long"));
             };
             let index = file.read(at, len as usize).await?;
             let check = footer[9];
             let Some(blocks) = parse(index.bytes(), check).filter(|_| footer[8] == 0 && check < 16)
             else {
-                return Err(wrong("an index that is damaged"));
+                return Err(wrong("the index is damaged"));
             };
             // Packed lengths are padded to a multiple of four.
             let packed = blocks.iter().try_fold(0_u64, |total, block| {
@@ -88,11 +88,11 @@ impl Index {
             });
             let Some(start) = packed.and_then(|packed| at.checked_sub(packed.checked_add(ENDS)?))
             else {
-                return Err(wrong("an index of more than there is"));
+                return Err(wrong("the index describes more than the file contains"));
             };
             let header = file.read(start, ENDS as usize).await?;
             if header.bytes()[..8] != [0xfd, b'7', b'z', b'X', b'Z', 0, footer[8], footer[9]] {
-                return Err(wrong("a stream whose beginning does not fit its end"));
+                return Err(wrong("header and footer of a stream differ"));
             }
             streams.push((start + ENDS, blocks));
             end = start;
@@ -107,7 +107,7 @@ impl Index {
                 }
                 at += block.packed.next_multiple_of(4);
                 let size = all.size.checked_add(block.len).filter(|&size| size <= i64::MAX as u64);
-                all.size = size.ok_or_else(|| wrong("more content than can be"))?;
+                all.size = size.ok_or_else(|| wrong("the content is too large"))?;
             }
         }
         all.blocks.shrink_to_fit();

@@ -21,7 +21,7 @@ use index::{Block, Index};
 /// The layer `xz`.
 pub static XZ: LayerKind = LayerKind {
     name: "xz",
-    summary: "shows what an xz file holds, at random",
+    summary: "decompresses an xz file, with random access",
     manual:
         "The device below is an xz file; its content is served read-only. Blocks of the file are \
 located by its index, decompressed separately, and checked; the last `xz-max-depth` are cached \
@@ -40,8 +40,8 @@ blockhaul copy --verify --source-layer xz disk.raw.xz disk.raw
     writes_below: false,
     transparent: false,
     params: &[
-        param_or("xz-max-block", ParamKind::Size, "512M", "Longest block that is taken."),
-        param_or("xz-max-depth", ParamKind::Number, "8", "Most decoded blocks that are kept."),
+        param_or("xz-max-block", ParamKind::Size, "512M", "Maximum size of a block."),
+        param_or("xz-max-depth", ParamKind::Number, "8", "Number of decompressed blocks to cache."),
     ],
     changeable: &[],
     configure: |args| configure(args),
@@ -88,8 +88,8 @@ impl Layer for Xz {
                         return Err(Error::new(
                             Kind::TooLarge,
                             format!(
-                                "xz: {} has a block of {} bytes, and xz-max-block is {}: make it \
-                                 with xz --block-size",
+                                "xz: {} has a block of {} bytes, but xz-max-block is {}: compress it with \
+                                 xz --block-size",
                                 facts.name, index.longest, self.most
                             ),
                         ));
@@ -213,7 +213,10 @@ fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
         }
     }
     if status != Status::StreamEnd || made < buf.len() {
-        return Err(format!("it holds {made} bytes, not {}, or others than it says", block.len));
+        return Err(format!(
+            "it contains {made} bytes, not {}, or its checksum is wrong",
+            block.len
+        ));
     }
     Ok(buf.into())
 }

@@ -349,7 +349,7 @@ fn partitions_of_an_mbr_are_found() {
         // Beyond the end of the disk.
         let small = disk(&bytes, sector(100));
         let error = open("partition?partition=1", small).await.err().unwrap();
-        assert!(error.to_string().contains("not inside the disk"), "{error}");
+        assert!(error.to_string().contains("exceeds the disk"), "{error}");
         for size in [0, 1, 511, 512, 513, 1024] {
             assert!(open("partition?partition=1", disk(&[], size)).await.is_err());
         }

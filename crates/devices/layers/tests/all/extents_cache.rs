@@ -68,6 +68,6 @@ fn it_is_for_one_device() {
     let cache = layer("extents-cache").unwrap();
     let _first = cache.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
     let error = cache.wrap(blockhaul_backends::memory(2 << 20)).err().unwrap();
-    assert!(error.to_string().contains("another device"), "{error}");
+    assert!(error.to_string().contains("not the cached device"), "{error}");
     assert!(layer("extents-cache?bulk=0").is_err());
 }

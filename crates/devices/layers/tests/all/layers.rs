@@ -75,8 +75,8 @@ fn offset_shows_a_part() {
         let rest = layer("offset?offset=1048575").unwrap().wrap(memory.clone()).unwrap();
         assert_eq!(rest.facts().size, 1);
         for (text, part) in [
-            ("offset?offset=2M", "behind the end"),
-            ("offset?offset=512k&range=513k", "ends behind"),
+            ("offset?offset=2M", "beyond the end"),
+            ("offset?offset=512k&range=513k", "exceeds the"),
         ] {
             let error = layer(text).unwrap().wrap(memory.clone()).err().unwrap();
             assert!(error.to_string().contains(part), "{error}");

@@ -94,7 +94,7 @@ fn what_is_wrong_is_refused(path: PathBuf) {
         let refused = async |layer: &str| open(&path, &[layer], Intent::READ).await.err().unwrap();
         let wrong = refused("luks?passphrase=sesame").await;
         assert_eq!(wrong.kind(), Kind::Refused);
-        assert!(wrong.to_string().contains("passphrase is wrong"), "{wrong}");
+        assert!(wrong.to_string().contains("wrong passphrase"), "{wrong}");
         let absent = refused("luks?passphrase=+/nonexistent").await;
         assert!(absent.to_string().contains("/nonexistent"), "{absent}");
         let mut bytes = fs::read(&path).unwrap();

@@ -17,22 +17,25 @@ impl Uri {
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme))
         else {
             return Err(Error(format!(
-                "\"{}\" is no NBD URI, it does not start with a scheme; to connect to a local \
-                 socket write \"nbd+unix:///?socket=PATH\"",
+                "\"{}\" is not an NBD URI, it does not start with a scheme; to connect to a local socket \
+                 write \"nbd+unix:///?socket=PATH\"",
                 shown(text)
             )));
         };
         let (secure, kind) = scheme_of(scheme)?;
         let Some(rest) = rest.strip_prefix("//") else {
             return Err(Error(format!(
-                "\"{}\" lacks the slashes behind its scheme: write \"{}://...\"",
+                "\"{}\" lacks the slashes after its scheme: write \"{}://...\"",
                 shown(text),
                 shown(scheme)
             )));
         };
         // A fragment names a part of a document; an export has none.
         if rest.contains('#') {
-            return Err(Error(format!("\"{}\" holds a \"#\": write it as \"%23\"", shown(text))));
+            return Err(Error(format!(
+                "\"{}\" contains a \"#\": write it as \"%23\"",
+                shown(text)
+            )));
         }
         let (place, query) = match rest.split_once('?') {
             Some((place, query)) => (place, Some(query)),
@@ -116,10 +119,10 @@ fn transport(
 ) -> Result<Transport, Error> {
     match (kind, socket) {
         (Kind::Unix, None) => Err(Error(format!(
-            "\"{scheme}:\" needs a socket: write \"{scheme}:///EXPORT?socket=PATH\""
+            "\"{scheme}:\" requires a socket: write \"{scheme}:///EXPORT?socket=PATH\""
         ))),
         (Kind::Unix, Some(_)) if !authority.is_empty() => Err(Error(format!(
-            "\"{scheme}:\" has no host, but \"{}\" stands before the export: write \
+            "\"{scheme}:\" takes no host, but \"{}\" precedes the export: write \
              \"{scheme}:///EXPORT?socket=PATH\", with three slashes",
             shown(authority)
         ))),
@@ -127,13 +130,13 @@ fn transport(
             Err(Error("the parameter \"socket\" is empty".to_owned()))
         }
         (Kind::Unix, Some(socket)) if socket[1..].contains(&0) => {
-            Err(Error("the parameter \"socket\" holds a NUL behind its start".to_owned()))
+            Err(Error("the parameter \"socket\" contains a NUL after its start".to_owned()))
         }
         (Kind::Unix, Some(socket)) => Ok(Transport::Unix { socket }),
         (_, Some(_)) => {
             let secure = if scheme[3..].starts_with(['s', 'S']) { "s" } else { "" };
             Err(Error(format!(
-                "the parameter \"socket\" does not go with \"{scheme}:\": write \
+                "the parameter \"socket\" is not allowed with \"{scheme}:\": write \
                  \"nbd{secure}+unix:///EXPORT?socket=PATH\""
             )))
         }
@@ -157,7 +160,7 @@ pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
             // The resolver handles a zone (fe80::1%eth0, "%25" in a URI).
             let numeric = address.split_once('%').map_or(address.as_str(), |(numeric, _)| numeric);
             if numeric.parse::<Ipv6Addr>().is_err() {
-                return Err(Error(format!("\"{}\" is no IPv6 address", shown(&address))));
+                return Err(Error(format!("\"{}\" is not an IPv6 address", shown(&address))));
             }
             match port {
                 "" => (address, ""),
@@ -165,7 +168,7 @@ pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
                     Some(port) => (address, port),
                     None => {
                         return Err(Error(format!(
-                            "\"{}\" stands behind the address, where only a port may",
+                            "\"{}\" follows the address, where only a port is allowed",
                             shown(port)
                         )));
                     }
@@ -188,11 +191,11 @@ pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
     if let Some(c) =
         host.chars().find(|c| c.is_control() || c.is_whitespace() || "/[]".contains(*c))
     {
-        return Err(Error(format!("a host name cannot hold {c:?}")));
+        return Err(Error(format!("a host name cannot contain {c:?}")));
     }
     // In brackets only addresses are accepted, so a colon here came from an escape.
     if !authority.starts_with('[') && host.contains(':') {
-        return Err(Error("a host name cannot hold ':'".to_owned()));
+        return Err(Error("a host name cannot contain ':'".to_owned()));
     }
     let host = if host.is_empty() { "localhost".to_owned() } else { host };
     let port = match port {
@@ -209,12 +212,14 @@ fn vsock(authority: &str) -> Result<Transport, Error> {
     let cid = match cid {
         "" => VSOCK_HOST,
         _ => number(cid).ok_or_else(|| {
-            Error(format!("\"{}\" is no vsock context id, which is a number", shown(cid)))
+            Error(format!("\"{}\" is not a vsock context ID (a number)", shown(cid)))
         })?,
     };
     let port = match port {
         "" => magic::PORT.into(),
-        _ => number(port).ok_or_else(|| Error(format!("\"{}\" is no vsock port", shown(port))))?,
+        _ => {
+            number(port).ok_or_else(|| Error(format!("\"{}\" is not a vsock port", shown(port))))?
+        }
     };
     Ok(Transport::Vsock { cid, port })
 }
@@ -244,7 +249,7 @@ impl Parameters {
                 )));
             };
             if again {
-                return Err(Error(format!("the parameter \"{name}\" stands twice")));
+                return Err(Error(format!("the parameter \"{name}\" is given twice")));
             }
         }
         Ok(parameters)
@@ -275,11 +280,11 @@ fn tls_type(value: &str) -> Result<TlsType, Error> {
         "x509" => Ok(TlsType::X509),
         "psk" => Ok(TlsType::Psk),
         "anon" => Err(Error(
-            "\"tls-type=anon\" is not supported, for it lets anybody stand between: use x509 or psk"
+            "\"tls-type=anon\" is not supported, as it does not authenticate the server: use x509 or psk"
                 .to_owned(),
         )),
         _ => Err(Error(format!(
-            "the parameter \"tls-type\" is \"{}\", it may be x509 or psk",
+            "the parameter \"tls-type\" is \"{}\", but must be x509 or psk",
             shown(value)
         ))),
     }
@@ -290,7 +295,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, Error> {
         "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
         "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
         _ => Err(Error(format!(
-            "the parameter \"{name}\" is \"{}\", it may be true or false",
+            "the parameter \"{name}\" is \"{}\", but must be true or false",
             shown(value)
         ))),
     }
@@ -308,8 +313,8 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
         let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
         let (Some(high), Some(low)) = (digit(), digit()) else {
             return Err(Error(format!(
-                "a \"%\" without two hexadecimal digits behind it in {what} \"{}\": write \"%25\" \
-                 for a percent sign",
+                "a \"%\" without two hexadecimal digits after it in {what} \"{}\": write \"%25\" for a \
+                 percent sign",
                 shown(text)
             )));
         };
@@ -324,7 +329,7 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
 pub(super) fn decode_text(what: &str, text: &str) -> Result<String, Error> {
     match String::from_utf8(decode(what, text)?) {
         Ok(decoded) if decoded.contains('\0') => {
-            Err(Error(format!("{what} \"{}\" holds a NUL", shown(text))))
+            Err(Error(format!("{what} \"{}\" contains a NUL", shown(text))))
         }
         Ok(decoded) => Ok(decoded),
         Err(_) => Err(Error(format!("{what} \"{}\" is not UTF-8 when decoded", shown(text)))),

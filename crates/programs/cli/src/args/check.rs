@@ -13,20 +13,21 @@ use super::value::{algorithm, duration};
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Compare {
-    /// The one; see DEVICES
+    /// First device; see DEVICES
     #[arg(value_name = "A")]
     pub one: OsString,
 
-    /// The other
+    /// Second device; see DEVICES
     #[arg(value_name = "B")]
     pub other: OsString,
 
-    /// Different sizes are a difference, too, and then nothing is read. Where space is allocated is not
-    /// compared
+    /// Treat different sizes as a difference
+    ///
+    /// If the sizes differ, nothing is read. The allocation of space is not compared.
     #[arg(short, long)]
     pub strict: bool,
 
-    /// Tell by the exit status only
+    /// Print nothing; report the result by the exit status only
     #[arg(short, long)]
     pub quiet: bool,
 
@@ -38,11 +39,11 @@ pub struct Compare {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Verify {
-    /// What to check; see DEVICES
+    /// Device to check; see DEVICES
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
-    /// What copy --manifest wrote
+    /// Manifest written by copy --manifest
     #[arg(value_name = "MANIFEST")]
     pub manifest: PathBuf,
 
@@ -54,11 +55,13 @@ pub struct Verify {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Checksum {
-    /// What to read; see DEVICES
+    /// Device to read; see DEVICES
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
-    /// The digest: blake3 (as b3sum), sha256 (as sha256sum) or blksum (as the program of that name)
+    /// Digest to compute: blake3, sha256 or blksum
+    ///
+    /// The output is that of b3sum, sha256sum or blksum.
     #[arg(long, value_name = "NAME", default_value = "blake3", value_parser = algorithm)]
     pub digest: blockhaul_engine::Algorithm,
 
@@ -74,21 +77,22 @@ pub struct Reading {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub connections: u16,
 
-    /// Do not ask where holes are
+    /// Do not ask for extents (data and holes)
     #[arg(long)]
     pub no_extents: bool,
 
-    /// How often a failed request is repeated, and a lost connection made again; 0 for never
+    /// How often to retry a request or reconnect (0: never)
     #[arg(long, value_name = "N", default_value = "5",
           value_parser = clap::value_parser!(u32).range(0..=1000))]
     pub retries: u32,
 
-    /// Give up on a connection after this time without a byte while requests are in flight; 0 for
-    /// never
+    /// Drop a connection if no byte has moved for this long (0: never)
+    ///
+    /// This applies while requests are in flight.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
-    /// Say what is going on
+    /// Print more detail
     #[arg(short, long)]
     pub verbose: bool,
 
@@ -98,21 +102,21 @@ pub struct Reading {
 
 pub(super) const COMPARE_EXAMPLES: &str = "\
 EXAMPLES
-  See whether a copy is one:
+  Check a copy:
       blockhaul compare nbd://old/disk nbd://new/disk
 ";
 
 pub(super) const VERIFY_EXAMPLES: &str = "\
 EXAMPLES
-  Keep digests of a backup, and check it a year later:
+  Write digests of a backup, and check it later:
       blockhaul copy --manifest disk.manifest nbd://server/disk disk.raw
       blockhaul verify disk.raw disk.manifest
 ";
 
 pub(super) const CHECKSUM_EXAMPLES: &str = "\
 EXAMPLES
-  The digest that b3sum prints for the same bytes in a file:
+  Print the digest that b3sum prints for the same bytes in a file:
       blockhaul checksum nbd://server/disk
-  The digest that blksum prints, which passes over holes:
+  Print the digest that blksum prints, which skips holes:
       blockhaul checksum --digest blksum disk.raw
 ";

@@ -12,7 +12,7 @@ use super::value::{duration, setting};
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Ctl {
-    /// The server's socket, as it was given to serve --control
+    /// Socket of the server, as given to serve --control
     #[arg(value_name = "SOCKET")]
     pub socket: PathBuf,
 
@@ -20,11 +20,11 @@ pub struct Ctl {
     #[command(subcommand)]
     pub command: CtlCommand,
 
-    /// Print JSON: the server's answer, one object in a line
+    /// Print the reply of the server as JSON, one object per line
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// Time to wait for an answer; 0 for any
+    /// Time to wait for a reply (0: no limit)
     #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 }
@@ -32,91 +32,113 @@ pub struct Ctl {
 /// The commands of `blockhaul ctl`.
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
-    /// Show who is connected: address, export, TLS identity, requests in flight, bytes, requests, age
+    /// List the clients
+    ///
+    /// For each client: address, export, TLS identity, requests in flight, bytes, requests and age.
     Clients,
-    /// Show what is served, with its layers and their parameters
+    /// List the exports, with their layers and the parameters of these
     Exports,
-    /// End a client: no more of its requests are read, those in progress are answered. The second
-    /// time its connection is cut
+    /// Disconnect a client
+    ///
+    /// No more requests of the client are read; its requests in progress are answered. If repeated,
+    /// the connection is closed at once.
     Disconnect {
-        /// Its number, as clients shows it
+        /// Number of the client, as clients shows it
         #[arg(value_name = "N")]
         number: u64,
     },
-    /// Change parameters of a layer, for requests that come and those that wait
+    /// Change parameters of a layer
+    ///
+    /// The change applies to new requests and to those that wait in the layer.
     Set {
-        /// The export's name; '' for the one without a name
+        /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
         export: String,
-        /// The layer's name; NAME:N for the nth of that name from the storage on
+        /// Name of the layer; NAME:N for the nth of this name, counted from the device
         #[arg(value_name = "LAYER")]
         layer: String,
-        /// What to change; exports shows what there is
+        /// Parameter and new value; exports lists the parameters
         #[arg(value_name = "NAME=VALUE", required = true, value_parser = setting)]
         setting: Vec<(String, String)>,
     },
-    /// Serve another device, for clients that connect from now on
+    /// Add an export, for clients that connect from now on
     ExportAdd {
-        /// The name, and the device as serve takes it; a path is looked up here, not where the server is
+        /// Name, and device in the notation of serve
+        ///
+        /// A relative path is relative to the current directory, not to that of the server.
         #[arg(value_name = "NAME=DEVICE")]
         export: OsString,
-        /// Clients may only read it
+        /// Serve read-only
         #[arg(short, long)]
         readonly: bool,
-        /// Text for people, in lists of exports
+        /// Description of the export, shown to clients
         #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
         description: String,
-        /// A layer over it, below those of all exports; may be repeated
+        /// Put a layer over the device, below those of all exports; may be repeated
         #[arg(long, value_name = "LAYER")]
         layer: Vec<String>,
     },
-    /// Serve an export no more, and close its device
+    /// Remove an export, and close its device
     ExportRemove {
-        /// The export's name; '' for the one without a name
+        /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
         export: String,
-        /// Also while clients use it: what they send from now on is answered ESHUTDOWN
+        /// Remove the export even if clients use it
+        ///
+        /// Further requests of these clients fail with ESHUTDOWN.
         #[arg(long)]
         force: bool,
     },
-    /// Put a layer over an export while clients use it, next to the clients
+    /// Put a layer over an export in use
+    ///
+    /// The new layer is the outermost, next to the clients.
     LayerAdd {
-        /// The export's name; '' for the one without a name
+        /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
         export: String,
-        /// A layer that shows the same disk: rate, delay, log, stats, readonly, cache and others
+        /// Layer to add: rate, delay, log, stats, readonly, cache and others
+        ///
+        /// The layer must show the same disk.
         #[arg(value_name = "LAYER")]
         layer: String,
-        /// How long requests in flight may take to end; after that the layers stay as they are
+        /// Time that requests in flight may take to complete
+        ///
+        /// After that the layers stay as they are.
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
     },
-    /// Take a layer away from an export while clients use it
+    /// Remove a layer from an export in use
     LayerRemove {
-        /// The export's name; '' for the one without a name
+        /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
         export: String,
-        /// The layer's name; NAME:N for the nth of that name from the storage on
+        /// Name of the layer; NAME:N for the nth of this name, counted from the device
         #[arg(value_name = "LAYER")]
         layer: String,
-        /// How long requests in flight may take to end; after that the layers stay as they are
+        /// Time that requests in flight may take to complete
+        ///
+        /// After that the layers stay as they are.
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
     },
-    /// Read certificates, keys, revocations and pre-shared keys again, as after SIGHUP. Clients that are
-    /// connected stay; if something is wrong, the old ones stay in use
+    /// Read certificates, keys, revocations and pre-shared keys again
+    ///
+    /// Same as SIGHUP. Connected clients stay connected. If something is wrong, the server keeps
+    /// the old ones.
     Reload,
-    /// Print figures, as serve --metrics shows them to Prometheus
+    /// Print metrics, in the format of serve --metrics
     Metrics,
-    /// Accept no more clients, and end when the last one has left
+    /// Accept no more clients, and exit when the last one has left
     Drain {
-        /// Wait until the server has ended
+        /// Wait until the server has exited
         #[arg(long)]
         wait: bool,
     },
-    /// End as after SIGTERM: requests in progress are finished and answered
+    /// Exit as after SIGTERM
+    ///
+    /// Requests in progress are finished and answered.
     Stop {
-        /// Wait until the server has ended
+        /// Wait until the server has exited
         #[arg(long)]
         wait: bool,
     },
@@ -124,17 +146,17 @@ pub enum CtlCommand {
 
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
-  A server that can be looked after; who is there, and an end to the third of them:
+  Start a server with a control socket, list its clients, disconnect the third:
       blockhaul serve --control /run/disks.ctl --export a=a.raw --layer 'rate?rate=10M'
       blockhaul ctl /run/disks.ctl clients
       blockhaul ctl /run/disks.ctl disconnect 3
-  Faster at night:
+  Raise a rate limit:
       blockhaul ctl /run/disks.ctl set a rate rate=100M
-  Another disk, and later none; a layer while clients are at work:
+  Add a disk, add and remove a layer while clients are connected, remove the disk:
       blockhaul ctl /run/disks.ctl export-add b=b.raw
       blockhaul ctl /run/disks.ctl layer-add b 'delay?read=5ms'
       blockhaul ctl /run/disks.ctl layer-remove b delay
       blockhaul ctl /run/disks.ctl export-remove b
-  An end without haste:
+  Let the clients finish, then exit:
       blockhaul ctl /run/disks.ctl drain --wait
 ";

@@ -5,13 +5,15 @@ use clap::Args;
 /// How work is carried out: for every command that moves much.
 #[derive(Debug, Args)]
 pub struct Engine {
-    /// How to talk to the kernel: uring, threads (epoll and threads), or auto, which takes io_uring
-    /// where it is allowed
+    /// How to perform I/O: uring, threads or auto
+    ///
+    /// uring is io_uring; threads is epoll and threads. auto uses io_uring if it is allowed.
     #[arg(long, value_name = "NAME", default_value = "auto", help_heading = "Tuning")]
     pub engine: blockhaul_io::Engine,
 
-    /// Move every byte through memory: no splice, no reflink, no copying by the kernel. For comparing,
-    /// and should a kernel do it wrong
+    /// Move every byte through memory: no splice, reflink or copy by the kernel
+    ///
+    /// For comparisons, and for kernels in which these are faulty.
     #[arg(long, help_heading = "Tuning")]
     pub no_zero_copy: bool,
 }

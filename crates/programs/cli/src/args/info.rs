@@ -15,7 +15,7 @@ use super::value::duration;
     group = ArgGroup::new("question").args(["list", "size", "uri", "map", "can", "cannot"])
 )]
 pub struct Info {
-    /// What to ask about; see DEVICES
+    /// Device to inspect; see DEVICES
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
@@ -23,30 +23,31 @@ pub struct Info {
     #[arg(long)]
     pub json: bool,
 
-    /// All exports of the server
+    /// List all exports of the server
     #[arg(short = 'L', long)]
     pub list: bool,
 
-    /// Only the size in bytes
+    /// Print only the size in bytes
     #[arg(long)]
     pub size: bool,
 
-    /// Only the canonical URI
+    /// Print only the canonical URI
     #[arg(long)]
     pub uri: bool,
 
-    /// Which parts hold data, or what another context tells
+    /// Show which parts hold data, or the extents of another metadata context
     #[arg(long, value_name = "CONTEXT", num_args = 0..=1, require_equals = true,
           default_missing_value = blockhaul_block::BASE_ALLOCATION)]
     pub map: Option<String>,
 
-    /// With --map: how much there is of each
+    /// With --map: print a summary by type
     #[arg(long, alias = "total", requires = "map")]
     pub totals: bool,
 
-    /// Tell by the exit status whether the device can do something, 0 for yes and 2 for no: connect,
-    /// read, write, tls, structured-reply, extended-header, read-only, rotational,
-    /// block-status-payload, cache, df, fast-zero, flush, fua, multi-conn, trim, zero
+    /// Exit with 0 if the device supports X, 2 if not
+    ///
+    /// X is one of connect, read, write, tls, structured-reply, extended-header, read-only,
+    /// rotational, block-status-payload, cache, df, fast-zero, flush, fua, multi-conn, trim, zero.
     #[arg(long, value_name = "X", visible_aliases = ["is", "has"], alias = "have")]
     pub can: Option<String>,
 
@@ -57,16 +58,20 @@ pub struct Info {
     ])]
     pub cannot: Option<String>,
 
-    /// Read the beginning and guess what it is (needs the file program); default except with --list
+    /// Read the beginning and report what it contains
+    ///
+    /// This needs the program file. It is the default except with --list.
     #[arg(long, overrides_with = "no_content")]
     pub content: bool,
 
-    /// Do not guess what the device holds
+    /// Do not examine the content
     #[arg(long)]
     pub no_content: bool,
 
-    /// Give up on a server after this time without a byte while something was asked; 0 for never. On
-    /// connecting and the handshake after 30 s at the latest
+    /// Drop a connection if no byte has moved for this long (0: never)
+    ///
+    /// This applies while a reply is pending. Connecting and the handshake time out after 30 s at
+    /// most.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
@@ -78,7 +83,7 @@ pub struct Info {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Map {
-    /// What to ask about; see DEVICES
+    /// Device to inspect; see DEVICES
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
@@ -86,16 +91,18 @@ pub struct Map {
     #[arg(long)]
     pub json: bool,
 
-    /// How much there is of each
+    /// Print a summary by type
     #[arg(long, alias = "total")]
     pub totals: bool,
 
-    /// The context to ask for
+    /// Metadata context to show
     #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
     pub context: String,
 
-    /// Give up on a server after this time without a byte while something was asked; 0 for never. On
-    /// connecting and the handshake after 30 s at the latest
+    /// Drop a connection if no byte has moved for this long (0: never)
+    ///
+    /// This applies while a reply is pending. Connecting and the handshake time out after 30 s at
+    /// most.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
@@ -106,11 +113,11 @@ pub struct Map {
 /// Whether what is printed has colours.
 #[derive(Debug, Args)]
 pub struct Colors {
-    /// Use colours; default on a terminal
+    /// Use colours [default: on a terminal]
     #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
     pub color: bool,
 
-    /// Use no colours
+    /// Do not use colours
     #[arg(long, aliases = ["no-colour", "no-colors", "no-colours"])]
     pub no_color: bool,
 }

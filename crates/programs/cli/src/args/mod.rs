@@ -27,8 +27,8 @@ use crate::{brackets, devices, exit, out};
 
 /// Serve, copy and inspect disk images over NBD.
 ///
-/// Everything is a device: a file, memory, an export of an NBD server far away. Each command takes
-/// devices, written the same way everywhere; see DEVICES below.
+/// A device is a file, a disk, memory, an export of an NBD server and more. All commands use the same
+/// notation for devices; see blockhaul help devices.
 #[derive(Debug, Parser)]
 #[command(name = "blockhaul", version, infer_long_args = true)]
 pub struct Cli {
@@ -42,57 +42,60 @@ pub struct Cli {
 pub enum Command {
     /// Serve a device over NBD
     ///
-    /// Serves any device to NBD clients until it is asked to stop (SIGTERM, SIGINT). Options are
-    /// nbdkit's, except that --export names what is served. Without --unix and --port it listens on
-    /// TCP port 10809 of all addresses. It prints what it serves when it is
-    /// ready; --background returns then.
+    /// Serve any device to NBD clients until a signal (SIGTERM, SIGINT) stops the server. The
+    /// options are those of nbdkit, except that --export names what is served. Without --unix and
+    /// --port, listen on TCP port 10809 of all addresses. The server prints what it serves when it is
+    /// ready; with --background, the command returns then.
     Serve(Box<Serve>),
     /// Copy a device to another
     ///
-    /// Copies all of SOURCE to TARGET over many connections and with many requests in flight. Holes
-    /// and zeroes are not transferred. Options are nbdcopy's. TARGET must be at least as large as
-    /// SOURCE; a file is made as large, whatever was in it is gone.
+    /// Copy all of SOURCE to TARGET, over several connections and with many requests in flight.
+    /// Holes and zeroes are not transferred. The options are those of nbdcopy. TARGET must be at
+    /// least as large as SOURCE. A file as TARGET is resized to the size of SOURCE, and its old
+    /// content is lost.
     Copy(Box<Copy>),
-    /// Show what a device is and can
+    /// Show size and properties of a device
     ///
-    /// Prints what nbdinfo prints, to the byte, for exports of NBD servers; the same facts for all
-    /// other devices.
+    /// For exports of NBD servers, print what nbdinfo prints, byte for byte. For all other devices,
+    /// print the same properties.
     Info(Box<Info>),
     /// Show which parts of a device hold data
     ///
-    /// The same as blockhaul info --map.
+    /// Same as blockhaul info --map.
     Map(Map),
     /// Compare two devices
     ///
-    /// Tells whether two devices hold the same, and where they first differ. What both call zero is
-    /// not read. Where one is longer, zeroes at its end are no difference. The exit status is that of
-    /// qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read.
+    /// Report whether two devices have the same content, and the first difference. Ranges that both
+    /// devices report as zero are not read. If one device is longer, zeroes at its end are not a
+    /// difference. The exit status is that of qemu-img compare: 0 the same, 1 different, 2 cannot
+    /// open, 3 cannot get extents, 4 cannot read.
     Compare(Box<Compare>),
     /// Check a device against a manifest
     ///
-    /// Reads a device and compares it with what copy --manifest wrote down: tells the ranges that are
-    /// different, and ends with status 8 if there are any.
+    /// Read a device and compare it with a manifest that copy --manifest has written. Print the
+    /// ranges that differ, and exit with status 8 if there are any.
     Verify(Box<Verify>),
-    /// Print the digest of what a device holds
+    /// Print the digest of the content of a device
     ///
-    /// Prints what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes are
-    /// not read.
+    /// Print what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes
+    /// are not read.
     Checksum(Box<Checksum>),
-    /// Look after a running server
+    /// Manage a running server
     ///
-    /// Asks a server that was started with --control PATH: who is connected and does how much, what is
-    /// served; ends one connection or all, changes parameters of layers while clients are at work.
+    /// Send a command to a server that was started with --control PATH: list clients and exports,
+    /// disconnect a client, change parameters of layers, add and remove exports and layers while
+    /// clients are connected, stop the server.
     Ctl(Box<Ctl>),
-    /// Make keys and certificates for TLS
+    /// Create keys and certificates for TLS
     ///
-    /// What serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
+    /// Create what serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
     Tls(Tls),
-    /// Measure programs side by side
+    /// Benchmark programs side by side
     ///
-    /// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
-    /// with the results checked; prints medians and ratios and keeps the raw figures.
+    /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
+    /// results are checked. Print medians and ratios, and keep the raw measurements.
     Bench(Box<blockhaul_bench::Args>),
-    /// Show what a plugin says about itself: its version, abilities and thread model
+    /// Show version, abilities and thread model of a plugin
     Plugin(Plugin),
     /// Show the help of a command, or of a topic
     ///
@@ -116,7 +119,7 @@ pub struct Help {
 /// Options of `blockhaul man`.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Directory to write all pages to; without it, the main page is printed
+    /// Directory for all pages [default: print the main page]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
@@ -124,10 +127,14 @@ pub struct Man {
 /// Options of `blockhaul plugin`.
 #[derive(Debug, Args)]
 pub struct Plugin {
-    /// The plugin, by nbdkit's short name (curl) or by path, or as a device (nbdkit:NAME?KEY=VALUE)
+    /// The plugin, by name, path or as a device
+    ///
+    /// The name is nbdkit's short name, for example curl; a device is nbdkit:NAME?KEY=VALUE.
     #[arg(value_name = "PLUGIN")]
     pub plugin: String,
-    /// Its parameters, as nbdkit takes them; some plugins need one before they can tell
+    /// Parameters of the plugin, as for nbdkit
+    ///
+    /// Some plugins need a parameter before they report anything.
     #[arg(value_name = "KEY=VALUE")]
     pub config: Vec<String>,
 }
@@ -167,8 +174,8 @@ pub fn definition() -> clap::Command {
 /// Where devices and layers are described: they are the same for all commands.
 const MORE: &str = "\
 DEVICES AND LAYERS
-  blockhaul help devices    what a device can be, and its options
-  blockhaul help layers     what can be put over a device
+  blockhaul help devices    all devices and their options
+  blockhaul help layers     all layers and their options
   blockhaul help NAME       one of them, for example blockhaul help memory
 ";
 
@@ -178,7 +185,7 @@ EXAMPLES
       blockhaul copy --verify nbd://server/disk disk.raw
   Serve an image on a Unix socket:
       blockhaul serve -U /run/disk.sock disk.raw
-  See what a server exports:
+  List the exports of a server:
       blockhaul info --list nbd://server
 ";
 

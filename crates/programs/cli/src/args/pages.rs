@@ -45,7 +45,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "plugin",
         "\
-  What nbdkit's plugin for curl can do, and one that is given by its file:
+  Show a plugin by the name that nbdkit uses, and one by its path:
       blockhaul plugin curl
       blockhaul plugin ./my-plugin.so size=1G
 ",
@@ -53,7 +53,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl clients",
         "\
-  Who is there, for people and for scripts:
+  List the clients, as text and as JSON:
       blockhaul ctl /run/disks.ctl clients
       blockhaul ctl /run/disks.ctl clients --json
 ",
@@ -61,21 +61,21 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl exports",
         "\
-  What is served, and the parameters of its layers:
+  List the exports, and the parameters of their layers:
       blockhaul ctl /run/disks.ctl exports
 ",
     ),
     (
         "ctl disconnect",
         "\
-  The third client leaves once its requests are answered, or at once if it is told twice:
+  Disconnect client 3 once its requests are answered; repeat to disconnect it at once:
       blockhaul ctl /run/disks.ctl disconnect 3
 ",
     ),
     (
         "ctl set",
         "\
-  Faster, and the second of two layers of one name slower:
+  Raise a rate; change the second of two layers of the same name:
       blockhaul ctl /run/disks.ctl set a rate rate=100M
       blockhaul ctl /run/disks.ctl set a delay:2 read=10ms
 ",
@@ -83,7 +83,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl export-add",
         "\
-  Another disk; one that clients may only read, at most 10 MiB a second:
+  Add a disk, and a read-only one that is limited to 10 MiB per second:
       blockhaul ctl /run/disks.ctl export-add b=b.raw
       blockhaul ctl /run/disks.ctl export-add c=c.raw --readonly --layer 'rate?rate=10M'
 ",
@@ -91,7 +91,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl export-remove",
         "\
-  An export that nobody uses, and one whose clients get errors from now on:
+  Remove an export that is not in use, and one whose clients then get errors:
       blockhaul ctl /run/disks.ctl export-remove b
       blockhaul ctl /run/disks.ctl export-remove c --force
 ",
@@ -99,7 +99,7 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl layer-add",
         "\
-  A limit for the time of a backup:
+  Limit the rate for the time of a backup:
       blockhaul ctl /run/disks.ctl layer-add a 'rate?rate=50M'
       blockhaul ctl /run/disks.ctl layer-remove a rate
 ",
@@ -107,35 +107,35 @@ const EXAMPLES: [(&str, &str); 15] = [
     (
         "ctl layer-remove",
         "\
-  The second rate from the storage on, once its requests have ended:
+  Remove the second rate layer, counted from the device, once its requests are complete:
       blockhaul ctl /run/disks.ctl layer-remove a rate:2 --within 5m
 ",
     ),
     (
         "ctl reload",
         "\
-  After a certificate was renewed:
+  Use a renewed certificate:
       blockhaul ctl /run/disks.ctl reload
 ",
     ),
     (
         "ctl metrics",
         "\
-  What Prometheus would see:
+  Print the metrics:
       blockhaul ctl /run/disks.ctl metrics
 ",
     ),
     (
         "ctl drain",
         "\
-  Go on when the last client has left and the server has ended:
+  Wait until the last client has left and the server has exited:
       blockhaul ctl /run/disks.ctl drain --wait
 ",
     ),
     (
         "ctl stop",
         "\
-  Stop, and go on when the server has ended, for five minutes at most:
+  Stop the server, and wait until it has exited, for five minutes at most:
       blockhaul ctl /run/disks.ctl stop --wait --timeout 5m
 ",
     ),

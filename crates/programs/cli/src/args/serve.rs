@@ -14,40 +14,47 @@ use crate::devices;
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Serve {
-    /// What to serve; see DEVICES
+    /// Device to serve; see DEVICES
     #[arg(value_name = "DEVICE", required_unless_present = "export")]
     pub device: Option<OsString>,
 
-    /// Listen on this Unix socket; - for a private one, which is removed in the end; may be repeated
+    /// Listen on this Unix socket; may be repeated
+    ///
+    /// - creates a private socket, which is removed on exit.
     #[arg(short = 'U', long, value_name = "SOCKET")]
     pub unix: Vec<PathBuf>,
 
-    /// Listen on this TCP port; 0 takes a free one and prints it; may be repeated
+    /// Listen on this TCP port (0: a free port, printed); may be repeated
     #[arg(short, long, value_parser = port)]
     pub port: Vec<u16>,
 
-    /// Listen on this address or host name only (with TCP); may be repeated: each port is opened on
-    /// each of them
+    /// Listen only on this address or host name (TCP); may be repeated
+    ///
+    /// Each port is opened on each address.
     #[arg(short, long = "ip-addr", alias = "ipaddr", value_name = "ADDR")]
     pub ip_addr: Vec<String>,
 
-    /// Listen on this port for virtual machines, or in one for its host; with a context id before it,
-    /// on that only; may be repeated
+    /// Listen on this vsock port, for virtual machines; may be repeated
+    ///
+    /// On a host, virtual machines can connect; in a virtual machine, its host can. With a context
+    /// ID (CID), listen on that one only.
     #[arg(long, value_name = "[CID:]PORT", value_parser = VsockPlace::from_str)]
     pub vsock: Vec<VsockPlace>,
 
-    /// Serve the client at standard input and output, and stop when it leaves
+    /// Serve one client on standard input and output, then exit
     #[arg(short, long, conflicts_with = "run")]
     pub single: bool,
 
-    /// Serve it read-only
+    /// Serve read-only
     #[arg(short, long, alias = "read-only")]
     pub readonly: bool,
 
-    /// Name of DEVICE for clients. With a device behind it, a further export; may be repeated. In
-    /// brackets, as separate words, the device has options of its own: --layer, --readonly,
-    /// --description. Clients that ask for no name get the export without one, or else the first.
-    /// In NAME=, %XX is a byte
+    /// Name of DEVICE for clients, or a further export; may be repeated
+    ///
+    /// NAME names DEVICE. NAME=DEVICE is a further export. NAME=[ DEVICE OPTION… ], as separate
+    /// words, gives the device its own --layer, --readonly and --description. In NAME=, %XX is a
+    /// byte. If a client asks for the empty name, it gets the unnamed export or, without one, the
+    /// first.
     #[arg(
         short,
         long,
@@ -56,25 +63,27 @@ pub struct Serve {
     )]
     pub export: Vec<OsString>,
 
-    /// Text that tells people what the export is
+    /// Description of the export, shown to clients
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub description: String,
 
-    /// Put a layer over the device, or over each of several exports; repeated, the last is outermost;
-    /// see LAYERS
+    /// Put a layer over the device; see LAYERS
+    ///
+    /// May be repeated; the last layer is the outermost. With several exports, the layer is put
+    /// over each of them.
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
     /// Return when ready, and serve in the background
     ///
-    /// Messages then go to where standard error leads if that is a file, else to syslog.
+    /// Messages then go to standard error if that is a file, else to syslog.
     #[arg(
         long,
         conflicts_with_all = ["foreground", "run", "single", "exit_with_parent"]
     )]
     pub background: bool,
 
-    /// Stay in the foreground, which is the default
+    /// Stay in the foreground (the default)
     #[arg(short, long, alias = "no-fork")]
     pub foreground: bool,
 
@@ -82,13 +91,14 @@ pub struct Serve {
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Write the process id to this file when ready
+    /// Write the process ID to this file when ready
     #[arg(short = 'P', long, alias = "pid-file", value_name = "FILE")]
     pub pidfile: Option<PathBuf>,
 
-    /// Run this shell command while serving, then stop with its exit status. The command sees
-    /// $uri (also $nbd), $unixsocket, $port and $exportname. Without --unix and --port it is served
-    /// on a private Unix socket
+    /// Run this shell command while serving, then exit with its status
+    ///
+    /// The command gets the variables $uri (also $nbd), $unixsocket, $port and $exportname. Without
+    /// --unix and --port, listen on a private Unix socket.
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
 
@@ -96,85 +106,108 @@ pub struct Serve {
     #[arg(long, aliases = ["print-url", "show-uri", "show-url"])]
     pub print_uri: bool,
 
-    /// Open the device anew for each client, who gets it as it is then: a file may have another size.
-    /// What is written by one client is seen by the others as the storage has it
+    /// Open the device again for each client
+    ///
+    /// A client gets the device as it is at that time: a file may have another size. Whether one
+    /// client sees what another writes depends on the storage.
     #[arg(long)]
     pub per_client: bool,
 
-    /// Clients get the device whatever name they ask for
+    /// Serve the device whatever export name clients ask for
     #[arg(long)]
     pub any_name: bool,
 
-    /// The name in $uri and $exportname, for devices that have exports of their own
+    /// Export name for $uri and $exportname
+    ///
+    /// For devices that have exports of their own.
     #[arg(long, value_name = "NAME")]
     pub uri_export: Option<String>,
 
-    /// Keep all memory from being swapped out, for a device that is swap space on this machine
+    /// Lock all memory, so that none of it is swapped out
+    ///
+    /// For a device that is swap space of this machine.
     #[arg(long)]
     pub swap: bool,
 
-    /// Label of the sockets that are listened on (SELinux)
+    /// SELinux label of the listening sockets
     #[arg(long, value_name = "LABEL")]
     pub selinux_label: Option<String>,
 
-    /// End when the process that started this one ends
+    /// Exit when the parent process exits
     #[arg(long)]
     pub exit_with_parent: bool,
 
-    /// Requests of one connection in progress at a time, at most. By default their bytes are
-    /// bounded instead
+    /// Maximum requests in progress per connection
+    ///
+    /// By default the bytes of these requests are limited instead.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub threads: Option<u32>,
 
-    /// Time that a client has for the handshake; 0 for no limit
+    /// Time that a client has for the handshake (0: no limit)
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub timeout: Duration,
 
-    /// Time that a stop waits for requests which devices hold, and for plugins and scripts to end. What
-    /// takes longer is named in the log and given up, its requests are answered with an error, and the
-    /// exit status is 9. Clients delay a stop by less than a second; a second signal stops at once
+    /// Time to wait on exit for requests, plugins and scripts
+    ///
+    /// On exit the server waits this long for requests that devices hold, and for plugins and
+    /// scripts to end. It then logs what it still waits for, answers these requests with an error,
+    /// and exits with status 9. Clients delay the exit by less than a second. A second signal ends
+    /// the server at once.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 
-    /// Be looked after through this Unix socket, with blockhaul ctl. It is for the user that runs the
-    /// server alone, and removed in the end
+    /// Listen for blockhaul ctl on this Unix socket
+    ///
+    /// Only the user that runs the server can use the socket. It is removed on exit.
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 
-    /// Serve figures for Prometheus, on a loopback address as localhost:9100 (port 0 takes a free one and
-    /// says which) or on unix:PATH: GET /metrics. Without a password, for whoever reaches it
+    /// Serve metrics for Prometheus on a loopback address or a Unix socket
+    ///
+    /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0
+    /// selects a free port and prints it. The server answers GET /metrics. There is no password:
+    /// whoever reaches the address can read the metrics.
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<crate::metrics::Address>,
 
-    /// Once everything is open and listens, run as this user, by name or number, and in its groups
+    /// Change to this user (name or number) once everything is open
+    ///
+    /// The server opens its devices and sockets first, then changes to the user and to the user's
+    /// groups.
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
 
-    /// The group to run in with --user, in place of the user's own; or the only thing that changes
+    /// Change to this group once everything is open
+    ///
+    /// With --user, the group takes the place of the user's own groups. Without --user, only the
+    /// group changes.
     #[arg(short, long, value_name = "GROUP")]
     pub group: Option<String>,
 
-    /// Change what clients may cost; may be repeated; see LIMITS
+    /// Change a limit on what clients can use; may be repeated; see LIMITS
     #[arg(long, value_name = "NAME=VALUE", value_parser = limit)]
     pub limit: Vec<String>,
 
-    /// Say what is going on
+    /// Print more detail
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// Say each request at each layer and at the device; implies --verbose
+    /// Log each request at each layer and at the device; implies --verbose
     #[arg(long)]
     pub trace: bool,
 
-    /// How messages on standard error are written: text, or json, one object a line with time, level and
-    /// message and, where they apply, connection (its number), client, user, export, request, offset,
-    /// length, error
+    /// Format of messages on standard error: text or json
+    ///
+    /// json is one object per line with time, level and message and, where they apply, connection
+    /// (its number), client, user, export, request, offset, length and error.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: crate::logger::Format,
 
-    /// Run plugins (nbdkit:…) in processes of their own: the crash of one breaks the sessions that it
-    /// has, not the server, which starts it again for the next client; with =once it stays down, for
-    /// plugins whose memory is the disk. One that hangs ends by its parameter @watchdog=TIME
+    /// Run each plugin (nbdkit:…) in a process of its own
+    ///
+    /// If a plugin crashes, its sessions fail, but the server continues and starts the plugin again
+    /// for the next client. With =once it does not start it again: use that for plugins that keep
+    /// the disk in memory. The plugin's parameter @watchdog=TIME ends a plugin that hangs.
     #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
           default_missing_value = "again", value_parser = isolate)]
     pub isolate: Option<blockhaul_isolated::Again>,
@@ -194,36 +227,40 @@ pub struct Serve {
     #[arg(long, aliases = ["no-mc", "no-meta-contexts"], help_heading = "Protocol")]
     pub no_contexts: bool,
 
-    /// Tell block sizes as the device has them, and none where it has none (for tests of clients)
+    /// Report the device's own block sizes, or none (for tests of clients)
     #[arg(long, help_heading = "Protocol")]
     pub no_block_sizes: bool,
 
-    /// Tell this preferred block size where the device has nothing to say about block sizes
+    /// Report this preferred block size if the device reports no block sizes
     #[arg(long, value_name = "BYTES", hide = true, requires = "no_block_sizes",
           value_parser = clap::value_parser!(u32).range(512..=32 << 20))]
     pub preferred_block: Option<u32>,
 
-    /// Leave bits out of the handshake's flags, of which the default has all: 1 fixed newstyle, 2 no zeroes
-    /// behind a chosen export (for tests of clients)
+    /// Mask of the handshake flags to offer (for tests of clients)
+    ///
+    /// 1 is fixed newstyle, 2 is no zeroes after the export information [default: all flags]
     #[arg(long, value_name = "MASK", help_heading = "Protocol", value_parser = mask)]
     pub mask_handshake: Option<u16>,
 
-    /// Greet clients in the oldest way, for those that know no other: they get the first export, and
-    /// choose nothing, TLS neither
+    /// Use the oldstyle handshake, for clients that support no other
+    ///
+    /// Clients get the first export and cannot choose an export or TLS.
     #[arg(long, alias = "old-style", help_heading = "Protocol")]
     pub oldstyle: bool,
 
-    /// Speak NBD after an HTTP/1.1 request to upgrade to it (GET or POST of any path, with Upgrade: nbd), as
-    /// Incus and LXD do; with --tls require over HTTPS. Clients write nbd+http://HOST:PORT/, or nbd+https
+    /// Start NBD after an HTTP/1.1 upgrade request
+    ///
+    /// Clients send GET or POST of any path with "Upgrade: nbd", as those of Incus and LXD do; with --tls
+    /// require over HTTPS. Their URIs are nbd+http://HOST:PORT/ or nbd+https://HOST:PORT/.
     #[arg(long, conflicts_with = "oldstyle", help_heading = "Protocol")]
     pub http_upgrade: bool,
 
-    /// Threads that serve; 0 for one per core
+    /// Threads that serve (0: one per core)
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
           value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub workers: u16,
 
-    /// Memory for requests of all clients together
+    /// Memory for the requests of all clients together
     #[arg(long, value_name = "SIZE", default_value = "512M", help_heading = "Tuning",
           value_parser = memory)]
     pub memory: u64,
@@ -231,11 +268,11 @@ pub struct Serve {
     #[command(flatten)]
     pub engine: Engine,
 
-    /// SIGHUP stops the server, as it does nbdkit.
+    /// Exit on SIGHUP, as nbdkit does.
     #[arg(long, hide = true)]
     pub hangup_stops: bool,
 
-    /// Files are opened without locks, as nbdkit does.
+    /// Open files without locks, as nbdkit does.
     #[arg(long, hide = true)]
     pub no_locks: bool,
 
@@ -248,7 +285,7 @@ fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
     match text {
         "again" => Ok(blockhaul_isolated::Again::ForClients),
         "once" => Ok(blockhaul_isolated::Again::Never),
-        _ => Err(format!("{text:?} is neither again nor once")),
+        _ => Err(format!("{text:?} is not one of again, once")),
     }
 }
 
@@ -256,19 +293,21 @@ fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
 #[derive(Debug, Parser)]
 #[command(infer_long_args = true, no_binary_name = true, disable_help_flag = true)]
 pub struct ServeExport {
-    /// What to serve; see DEVICES
+    /// Device to serve; see DEVICES
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
-    /// Serve it read-only
+    /// Serve read-only
     #[arg(short, long, alias = "read-only")]
     pub readonly: bool,
 
-    /// Text that tells people what the export is
+    /// Description of the export, shown to clients
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub description: String,
 
-    /// Put a layer over the device; repeated, the last is outermost; see LAYERS
+    /// Put a layer over the device; see LAYERS
+    ///
+    /// May be repeated; the last layer is the outermost.
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 }
@@ -276,48 +315,54 @@ pub struct ServeExport {
 /// Whether and how a server uses TLS.
 #[derive(Debug, Args)]
 pub struct ServeTls {
-    /// Whether clients may or must use TLS: off, on, or require, which refuses all else. Without this
-    /// require, where keys or certificates are given, else off
+    /// Whether clients can or must use TLS: off, on or require
+    ///
+    /// require refuses clients without TLS [default: require if certificates or keys are given,
+    /// else off]
     #[arg(long, value_name = "MODE", help_heading = "TLS")]
     pub tls: Option<TlsMode>,
 
-    /// Directory with server-cert.pem, server-key.pem and ca-cert.pem, and ca-crl.pem if certificates
-    /// were revoked. Without this nbdkit's places: ~/.pki/nbdkit, ~/.config/pki/nbdkit, or
-    /// /etc/pki/nbdkit for root. blockhaul tls init makes them
+    /// Directory with the certificates of the server
+    ///
+    /// It contains server-cert.pem, server-key.pem, ca-cert.pem and, if certificates were revoked,
+    /// ca-crl.pem; blockhaul tls init creates the first three [default: as nbdkit, ~/.pki/nbdkit or
+    /// ~/.config/pki/nbdkit; for root /etc/pki/nbdkit]
     #[arg(long, value_name = "DIR", conflicts_with = "tls_psk", help_heading = "TLS")]
     pub tls_certificates: Option<PathBuf>,
 
-    /// File of pre-shared keys, in lines USER:HEXKEY; blockhaul tls init --psk makes one
+    /// File of pre-shared keys, with lines USER:HEXKEY
+    ///
+    /// blockhaul tls init --psk creates such a file.
     #[arg(long, value_name = "FILE", help_heading = "TLS")]
     pub tls_psk: Option<PathBuf>,
 
-    /// Clients must have a certificate that the authority of ca-cert.pem has signed
+    /// Require client certificates signed by the authority in ca-cert.pem
     #[arg(long, conflicts_with = "tls_psk", help_heading = "TLS")]
     pub tls_verify_peer: bool,
 }
 
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
-  Serve an image to this machine only:
+  Serve an image on this machine only:
       blockhaul serve -i localhost disk.raw
-  In the background, until the process with the id in the file is stopped:
+  Serve in the background, until the process with the ID in the file is stopped:
       blockhaul serve --background -P /run/disk.pid -U /run/disk.sock disk.raw
-  Copy from a server that lives as long as the copy:
+  Serve for the duration of a copy:
       blockhaul serve sample:2G --run 'nbdcopy \"$uri\" disk.raw'
-  To those only who have a key:
+  Serve only to clients that have a key:
       blockhaul tls init --psk alice keys.psk
       blockhaul serve --tls-psk keys.psk disk.raw
-  Several disks, one of them read-only and slower; every file of a folder:
+  Serve several disks, one of them read-only and slower; serve every file of a directory:
       blockhaul serve --export a=a.raw --export b=[ b.raw -r --layer 'rate?rate=10M' ]
       blockhaul serve dir:/var/images
-  Serve what another server exports, slower:
+  Serve the export of another server, at a lower rate:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
 ";
 
 /// The limits of a server, for the help.
 pub(super) fn limits() -> String {
     let row = |limit: &blockhaul_server::Limit| {
-        let what = format!("{} (default {})", limit.what, limit.default());
+        let what = format!("{} [default: {}]", limit.what, limit.default());
         devices::entry(limit.name, &what, 18)
     };
     format!("LIMITS\n{}", blockhaul_server::Limits::TABLE.iter().map(row).collect::<String>())

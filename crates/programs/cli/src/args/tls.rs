@@ -15,11 +15,12 @@ pub struct Tls {
 /// The commands of `blockhaul tls`.
 #[derive(Debug, Subcommand)]
 pub enum TlsCommand {
-    /// Make an authority with certificates, or a file of keys
+    /// Create an authority with certificates, or a file of keys
     ///
-    /// Makes a directory with an authority (ca-cert.pem, ca-key.pem) and certificates of a server and
-    /// a client, or with --psk a file of pre-shared keys. Only their owner can read the files; none is
-    /// overwritten. Move ca-key.pem away: whoever has it can make more certificates.
+    /// Create a directory with an authority (ca-cert.pem, ca-key.pem) and certificates of a server
+    /// and a client, or with --psk a file of pre-shared keys. Only their owner can read the files;
+    /// existing files are not overwritten. Move ca-key.pem to a safe place: whoever has it can sign
+    /// more certificates.
     Init(TlsInit),
 }
 
@@ -31,12 +32,13 @@ pub struct TlsInit {
     #[arg(value_name = "PLACE")]
     pub place: PathBuf,
 
-    /// Make a file with a key for this user instead; may be repeated
+    /// Create a file with a key for this user instead; may be repeated
     #[arg(long, value_name = "USER", conflicts_with_all = ["host", "client", "days"])]
     pub psk: Vec<String>,
 
-    /// Name or address of the server, as clients call it; may be repeated. Without this the name of
-    /// this machine, localhost, 127.0.0.1 and ::1
+    /// Name or address of the server, as clients use it; may be repeated
+    ///
+    /// [default: the name of this machine, localhost, 127.0.0.1 and ::1]
     #[arg(long, value_name = "NAME")]
     pub host: Vec<String>,
 
@@ -44,18 +46,20 @@ pub struct TlsInit {
     #[arg(long, value_name = "NAME", default_value = "client")]
     pub client: String,
 
-    /// Days that the certificates of server and client hold; the authority holds ten years
+    /// Days for which the certificates of server and client are valid
+    ///
+    /// The certificate of the authority is valid for ten years.
     #[arg(long, value_name = "N", default_value = "730",
           value_parser = clap::value_parser!(u32).range(1..=36500))]
     pub days: u32,
 }
 
 pub(super) const EXAMPLES: &str = "\
-  Keys, the simplest way:
+  Use keys, the simplest way:
       blockhaul tls init --psk alice keys.psk
       blockhaul serve --tls-psk keys.psk disk.raw
       blockhaul copy 'nbds://alice@server/?tls-psk-file=keys.psk' disk.raw
-  Certificates; copy ca-cert.pem, client-cert.pem and client-key.pem to the client:
+  Use certificates; copy ca-cert.pem, client-cert.pem and client-key.pem to the client:
       blockhaul tls init --host server.example pki
       blockhaul serve --tls-certificates pki --tls-verify-peer disk.raw
       blockhaul copy 'nbds://server.example/?tls-certificates=pki' disk.raw

@@ -37,7 +37,7 @@ fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
 }
 
 pub fn port(text: &str) -> Result<u16, String> {
-    text.parse().map_err(|_| format!("{text:?} is no port: give a number from 0 to 65535"))
+    text.parse().map_err(|_| format!("{text:?} is not a port: use a number from 0 to 65535"))
 }
 
 pub fn request_size(text: &str) -> Result<u32, String> {
@@ -70,7 +70,7 @@ pub fn range(text: &str) -> Result<(u64, u64), String> {
     let (at, len) = text.split_once(':').ok_or_else(wrong)?;
     let (at, len) = (size(at)?, size(len)?);
     if len == 0 {
-        return Err(format!("{text} has no bytes"));
+        return Err(format!("{text} is empty"));
     }
     at.checked_add(len).map(|_| (at, len)).ok_or_else(wrong)
 }
@@ -137,7 +137,7 @@ impl FromStr for TlsMode {
             (Ok(false), _) => Ok(TlsMode::Off),
             (Ok(true), _) => Ok(TlsMode::On),
             (Err(_), "require" | "required" | "force") => Ok(TlsMode::Require),
-            _ => Err(format!("{text:?} is none of off, on, require")),
+            _ => Err(format!("{text:?} is not one of off, on, require")),
         }
     }
 }

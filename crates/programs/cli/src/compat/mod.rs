@@ -19,7 +19,7 @@ use crate::out;
 
 /// The usage of `blockhaul compat`; the names follow.
 const USE: &str = "\
-Take the command line of another program, and answer as it does
+Accept the command line of another program, and behave as it does
 
 Usage: blockhaul compat PROGRAM [ARGUMENT]...
 
@@ -61,7 +61,7 @@ fn unnamed(words: &[OsString]) -> Option<u8> {
             let printed = out::print(text.as_bytes());
             return Some(printed.map_or_else(|failure| failure.status(), |_| 0));
         }
-        Some(word) => format!("no program {word:?} is stood in for"),
+        Some(word) => format!("unknown program {word:?}"),
         None => "the name of a program is missing".to_string(),
     };
     let example = "blockhaul compat nbdinfo nbd://server/disk";

@@ -114,7 +114,7 @@ fn dump_plugin(line: &Line) -> Outcome {
         return Err(failure("--dump-plugin and -s exclude each other"));
     }
     let Some(plugin) = &line.plugin else {
-        return Err(failure("--dump-plugin needs a plugin; see nbdkit --help"));
+        return Err(failure("--dump-plugin requires a plugin; see nbdkit --help"));
     };
     let settings = plugin_host::Settings {
         plugin: plugin.clone(),

@@ -73,7 +73,8 @@ pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Res
         return Err(Failure::usage(text));
     }
     if args.journal.is_some() && pipes != [false, false] {
-        let text = "--journal: what went through a pipe is gone: neither side can be one";
+        let text =
+            "--journal: a copy from or to a pipe cannot be resumed: use a device on both sides";
         return Err(Failure::usage(text));
     }
     if args.discard_source && pipes != [false, false] {
@@ -97,16 +98,21 @@ pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Res
         return Err(Failure::usage(text));
     }
     if args.manifest.is_some() && pipes != [false, false] {
-        let text = "--manifest reads the source again: neither side can be a pipe";
+        let text = "--manifest reads the source again: use a device on both sides, not a pipe";
         return Err(Failure::usage(text));
     }
     if args.verify && pipes != [false, false] {
-        return Err(Failure::usage("--verify reads both sides again: neither can be a pipe"));
+        return Err(Failure::usage(
+            "--verify reads both sides again: use a device on both sides, not a \
+                                   pipe",
+        ));
     }
     if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
         && full(journal) == full(manifest)
     {
-        return Err(Failure::usage("--journal and --manifest are one file: choose another name"));
+        return Err(Failure::usage(
+            "--journal and --manifest are the same file: choose another name",
+        ));
     }
     if args.digest.is_some() && !pipes[1] && !ends::is_heard(std::io::stdout().as_fd()) {
         let text = "--digest: standard output, where it would be printed, is closed";

@@ -171,24 +171,22 @@ impl Job {
     pub(crate) fn stopped(&self) -> &'static str {
         match (self.progress.is_complete(), &self.journal, self.touched) {
             (true, Some(_), _) if self.verify => {
-                "stopped by a signal: all is copied, but not verified: run it again to verify it"
+                "stopped by a signal: all data is copied, but not verified: run it again to verify it"
             }
             (true, None, _) if self.verify => {
-                "stopped by a signal: all is copied, but not verified: copy it again, or compare both sides \
-                 with blockhaul compare"
+                "stopped by a signal: all data is copied, but not verified: copy it again, or compare both \
+                 sides with blockhaul compare"
             }
             (true, ..) => {
-                "stopped by a signal: all is copied, but its digest is not known: blockhaul checksum tells \
-                 it"
+                "stopped by a signal: all data is copied, but its digest is unknown: run blockhaul \
+                 checksum"
             }
-            (false, Some(_), _) => "stopped by a signal: run it again to go on where it was",
+            (false, Some(_), _) => "stopped by a signal: run it again to resume",
             (false, None, true) if self.progress.discarded().0 > 0 => {
-                "stopped by a signal; the target holds a part of the source"
+                "stopped by a signal; the target is incomplete"
             }
-            (false, None, true) => {
-                "stopped by a signal; the target holds a part of the source: copy it again"
-            }
-            (false, None, false) => "stopped by a signal; the target was not touched",
+            (false, None, true) => "stopped by a signal; the target is incomplete: copy it again",
+            (false, None, false) => "stopped by a signal; the target was not changed",
         }
     }
 
@@ -240,8 +238,8 @@ impl Job {
             (_, Spec::Pipe) => {
                 let fd = standard(std::io::stdout().as_fd().try_clone_to_owned())?;
                 if !ends::is_heard(&fd) {
-                    let text = "cannot write to standard output: it is closed, or /dev/null: nothing would \
-                                be kept; to read only, copy to null:";
+                    let text = "cannot write to standard output: it is closed, or /dev/null: the copy \
+                                would be lost; to read only, copy to null:";
                     return Err(Failure::new(exit::OPEN, text));
                 }
                 let source = self.open_source().await?;
@@ -280,7 +278,8 @@ impl Job {
             let beside = Spec::Path(path.clone());
             if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
                 let text = format!(
-                    "cannot make the journal {beside}: it is a side of the copy: choose another name"
+                    "cannot create the journal {beside}: it is the source or the target: choose another \
+                     name"
                 );
                 return Err(Failure::new(exit::FAILED, text));
             }
@@ -293,15 +292,15 @@ impl Job {
         let file_is_gone = path_of(&self.target).is_some_and(|path| is_absent(&path));
         if self.part.is_increment() && file_is_gone {
             let text = format!(
-                "{} is not there: an increment needs the earlier copy; copy all of it first",
+                "{} does not exist: an increment needs the earlier copy; copy all of the source first",
                 self.target
             );
             return Err(Failure::new(exit::OPEN, text));
         }
         if self.goes_on() && file_is_gone {
             let text = format!(
-                "{} is not there, but the journal says what was copied to it: with --restart everything \
-                 is copied anew",
+                "{} does not exist, but the journal records a copy to it: use --restart to copy everything \
+                 again",
                 self.target
             );
             return Err(Failure::new(exit::OPEN, text));
@@ -393,9 +392,7 @@ impl Job {
             Shared::Nothing => return Ok(()),
             // Layers select the part, and the parts may differ.
             Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
-            Shared::Part => format!(
-                "source {from} and target {to} overlap: one is on the other: choose another target"
-            ),
+            Shared::Part => format!("source {from} and target {to} overlap: choose another target"),
             Shared::Same => ends::same_storage(from, to),
         };
         Err(Failure::usage(text))
@@ -504,8 +501,7 @@ impl Job {
     async fn read_pipe(&mut self, pool: &Pool) -> Result<Summary, Failure> {
         let fd = standard(std::io::stdin().as_fd().try_clone_to_owned())?;
         if ends::is_put_in_place(&fd) {
-            let text =
-                "cannot read standard input: it is closed, or /dev/null: nothing would be copied";
+            let text = "cannot read standard input: it is closed, or /dev/null";
             return Err(Failure::new(exit::OPEN, text));
         }
         let grown =
@@ -590,15 +586,15 @@ impl Job {
     fn check_source(&self, from: &Facts) -> Result<(), Failure> {
         if let Some(bitmap) = self.part.missing(from) {
             let text = format!(
-                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: blockhaul info lists \
-                 its contexts, and its server has to be told to export the bitmap",
+                "cannot copy {} to {}: the source has no bitmap {bitmap:?}: list its contexts with \
+                 blockhaul info, and have its server export the bitmap",
                 self.source, self.target
             );
             return Err(Failure::new(exit::OPEN, text));
         }
         if self.part.end() > from.size {
             let text = format!(
-                "cannot copy {} to {}: the range ends behind the source's {} bytes, at {}",
+                "cannot copy {} to {}: the source has {} bytes, but the range ends at {}",
                 self.source,
                 self.target,
                 from.size,
@@ -614,8 +610,8 @@ impl Job {
         let (from, to) = (source.device().facts(), target.device().facts());
         if !to.can.contains(Can::WRITE) {
             let text = format!(
-                "cannot copy {} to {}: the target is read-only: choose another, or have its server \
-                 serve it for writing",
+                "cannot copy {} to {}: the target is read-only: choose another target, or have its server \
+                 allow writing",
                 self.source, self.target
             );
             return Err(Failure::new(exit::OPEN, text));
@@ -748,7 +744,7 @@ fn is_file_or_absent(path: &Path) -> bool {
 fn cut(path: &Path, size: u64) -> Result<(), Failure> {
     let file = std::fs::File::options().write(true).open(path);
     file.and_then(|file| file.set_len(size)).map_err(|error| {
-        let text = format!("cannot cut {} to {size} bytes: {}", path.display(), plain(&error));
+        let text = format!("cannot truncate {} to {size} bytes: {}", path.display(), plain(&error));
         Failure::new(exit::TARGET, text)
     })
 }

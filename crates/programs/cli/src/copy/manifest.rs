@@ -48,7 +48,7 @@ impl ManifestFile {
         read.map_err(|error| self.failed(error))?;
         match begins == BEGINNING {
             true => Ok(()),
-            false => Err(self.refused("it holds something else")),
+            false => Err(self.refused("it exists and is not a manifest")),
         }
     }
 
@@ -56,7 +56,7 @@ impl ManifestFile {
     pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<(), Failure> {
         let own = Spec::Path(self.path.clone());
         if sides.iter().any(|side| same_place(&own, side)) {
-            return Err(self.refused("it is a side of the copy"));
+            return Err(self.refused("it is the source or the target"));
         }
         let there = std::fs::metadata(&self.path).ok();
         if there.as_ref().is_some_and(|data| !data.is_file()) {
@@ -97,7 +97,7 @@ impl ManifestFile {
     fn failed(&self, error: std::io::Error) -> Failure {
         let (path, why) = (self.path.display(), plain(&error));
         let next = match error.kind() {
-            ErrorKind::NotFound => ": make the folder that it is to lie in first",
+            ErrorKind::NotFound => ": create its directory first",
             _ => "",
         };
         let text = format!("cannot write the manifest {path}: {why}{next}");

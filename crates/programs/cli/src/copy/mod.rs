@@ -26,7 +26,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     }
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
     if !alone {
-        let text = "--parallel, --total-memory and --total-connections are for --job";
+        let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(Failure::usage(text));
     }
     let mut job = Job::new(args, groups)?;

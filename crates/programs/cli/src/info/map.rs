@@ -48,7 +48,7 @@ pub async fn show(
         let lists = lists.map_err(|error| error.on(&device.facts().name))?;
         let covered = lists.first().map_or(0, blockhaul_block::Extents::total).min(size - at);
         if covered == 0 {
-            let text = format!("the device tells nothing about offset {at}");
+            let text = format!("the device reported no extents at offset {at}");
             return Err(Error::new(Kind::Io, text).on(&device.facts().name).into());
         }
         for (here, run) in lists.iter().take(1).flat_map(|list| list.ranges(at)) {

@@ -129,7 +129,7 @@ impl Subject {
             }
             Subject::Device { spec, .. } => spec.to_string(),
         };
-        let why = format!("{text} has no URI: --uri is for servers that have an address");
+        let why = format!("{text} has no URI: use --uri with a server that has an address");
         Err(Failure::new(crate::exit::FAILED, why))
     }
 

@@ -191,7 +191,7 @@ fn text<'a>(
     name: &str,
 ) -> Result<&'a str, Refusal> {
     let found = request.get(name).and_then(Value::as_str);
-    found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing, or no text")))
+    found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing or not a string")))
 }
 
 /// A list of texts; empty if missing, `None` if it has another type.
@@ -202,7 +202,7 @@ fn texts(value: Option<&Value>) -> Option<Vec<String>> {
 
 /// The command of a request, and the request.
 fn ask(line: &[u8]) -> Result<(String, Map<String, Value>), Refusal> {
-    let wrong = || Refusal::usage("a request is one JSON object in a line, with a \"command\"");
+    let wrong = || Refusal::usage("a request is one JSON object per line, with a \"command\"");
     let Ok(Value::Object(request)) = serde_json::from_slice(line) else { return Err(wrong()) };
     let command = request.get("command").and_then(Value::as_str).ok_or_else(wrong)?;
     Ok((command.to_string(), request))
@@ -249,19 +249,21 @@ impl Operations {
             "exports" => Ok(json!({ "exports": self.exports() })),
             "disconnect" => {
                 let number = request.get("number").and_then(Value::as_u64).ok_or_else(|| {
-                    Refusal::usage("disconnect: \"number\" is missing, or no whole number")
+                    Refusal::usage("disconnect: \"number\" is missing or not an integer")
                 })?;
                 match self.server.disconnect(number) {
                     Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
                     Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
-                    None => Err(Refusal::absent(format!("no client has the number {number}"))),
+                    None => Err(Refusal::absent(format!("there is no client {number}"))),
                 }
             }
             "drain" => {
-                log::info!("draining, as the control socket asks: no more clients are accepted");
+                log::info!(
+                    "draining on request of the control socket: no more clients are accepted"
+                );
                 let clients = self.server.drain();
                 let clients_are = if clients == 1 { "client is" } else { "clients are" };
-                self.notify.status(&format!("draining: {clients} {clients_are} still there"));
+                self.notify.status(&format!("draining: {clients} {clients_are} still connected"));
                 let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
                 drop(self.worker.spawn(move || end_when_empty(server, stopper)));
                 Ok(json!({ "clients": clients }))
@@ -269,7 +271,7 @@ impl Operations {
             "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
             "metrics" => Ok(json!({ "text": figures::text(&self.server.sums()) })),
             "stop" => {
-                log::info!("stopping, as the control socket asks");
+                log::info!("stopping on request of the control socket");
                 let clients = self.server.open();
                 self.stopper.stop(Stop::Asked);
                 Ok(json!({ "clients": clients }))
@@ -292,14 +294,14 @@ impl Operations {
     /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.
     pub fn reload(&self) -> Result<&'static str, String> {
         if self.secured.is_off() {
-            return Ok("there is nothing to read again: TLS is off");
+            return Ok("nothing to reload: TLS is off");
         }
         self.notify.reloading();
         let read = match self.secured.open() {
             Ok(tls) => {
                 self.server.set_tls(tls);
-                log::info!("TLS: keys and certificates were read again");
-                Ok("keys and certificates were read again")
+                log::info!("TLS: keys and certificates reloaded");
+                Ok("keys and certificates reloaded")
             }
             Err(failure) => {
                 let text = format!("{failure}; those from before stay in use");
@@ -307,7 +309,7 @@ impl Operations {
                 Err(text)
             }
         };
-        self.notify.ready(if read.is_ok() { "reloaded" } else { "could not reload, see the log" });
+        self.notify.ready(if read.is_ok() { "reloaded" } else { "reload failed; check the log" });
         read
     }
 
@@ -318,7 +320,9 @@ impl Operations {
         let wrong = |what| Refusal::usage(format!("export-add: {what}"));
         let description = match request.get("description") {
             None => "",
-            Some(value) => value.as_str().ok_or_else(|| wrong("\"description\" is no text"))?,
+            Some(value) => {
+                value.as_str().ok_or_else(|| wrong("\"description\" is not a string"))?
+            }
         };
         let readonly = match request.get("readonly") {
             None => false,
@@ -327,20 +331,24 @@ impl Operations {
             }
         };
         let layers = texts(request.get("layers"));
-        let layers = layers.ok_or_else(|| wrong("\"layers\" is no list of texts"))?;
+        let layers = layers.ok_or_else(|| wrong("\"layers\" is not a list of strings"))?;
         let spec = match request.get("device") {
             Some(Value::String(device)) => Spec::parse(OsStr::new(device)),
             Some(words @ Value::Array(_)) => {
                 let words = texts(Some(words)).filter(|words| !words.is_empty());
-                let words = words.ok_or_else(|| wrong("\"device\" is no list of texts"))?;
+                let words = words.ok_or_else(|| wrong("\"device\" is not a list of strings"))?;
                 Ok(Spec::Command(words.into_iter().map(OsString::from).collect()))
             }
-            _ => return Err(wrong("\"device\" is missing, or neither a text nor a list of texts")),
+            _ => {
+                return Err(wrong(
+                    "\"device\" is missing, or neither a string nor a list of strings",
+                ));
+            }
         };
         let spec = spec.map_err(|error| Refusal::usage(error.text()))?;
         let one = One::described(name, description, spec, readonly, layers);
         self.table.add(one).await.map_err(Refusal::of)?;
-        log::info!(export = name; "export {name:?} was added");
+        log::info!(export = name; "added export {name:?}");
         Ok(json!({ "done": "added" }))
     }
 
@@ -361,7 +369,7 @@ impl Operations {
         if !self.table.remove(name).await {
             return Err(self.no_export(name));
         }
-        log::info!(export = name; "export {name:?} was removed");
+        log::info!(export = name; "removed export {name:?}");
         Ok(json!({ "done": "removed", "clients": clients }))
     }
 
@@ -379,18 +387,18 @@ impl Operations {
             Some(value) => {
                 let time = value.as_f64().and_then(|time| Duration::try_from_secs_f64(time).ok());
                 time.ok_or_else(|| {
-                    Refusal::usage(format!("{command}: \"seconds\" is no time in seconds"))
+                    Refusal::usage(format!("{command}: \"seconds\" is not a time in seconds"))
                 })?
             }
         };
         let found = self.export(export)?;
         if command == "layer-add" {
             self.table.add_layer(&found, layer, within).await.map_err(Refusal::of)?;
-            log::info!(export = export; "layer {layer} was put over export {export:?}");
+            log::info!(export = export; "added layer {layer} to export {export:?}");
         } else {
             let (_, place) = self.layer(export, layer)?;
             self.table.remove_layer(&found, place, within).await.map_err(Refusal::of)?;
-            log::info!(export = export; "layer {layer} of export {export:?} was removed");
+            log::info!(export = export; "removed layer {layer} of export {export:?}");
         }
         let layers: Vec<_> = found.layers().iter().map(|layer| shown(layer)).collect();
         Ok(json!({ "layers": layers }))

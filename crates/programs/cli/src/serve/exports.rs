@@ -78,7 +78,7 @@ impl Wanted {
                 }
                 None if name.is_some() => {
                     let text =
-                        "two names for one device: write --export NAME=DEVICE for another one";
+                        "two names for one device: use --export NAME=DEVICE for a further export";
                     return Err(Failure::usage(text));
                 }
                 None => name = Some(text(word)?),
@@ -96,22 +96,21 @@ impl Wanted {
                 },
             ),
             (None, Some(name)) => {
-                let text =
-                    format!("there is no device: write it behind the name, --export {name}=DEVICE");
+                let text = format!("no device given: write --export {name}=DEVICE");
                 return Err(Failure::usage(text));
             }
             (None, None) if !args.description.is_empty() => {
-                let text = "--description is of DEVICE; in brackets, each export has its own";
+                let text = "--description applies to DEVICE; in brackets, each export has its own";
                 return Err(Failure::usage(text));
             }
             (None, None) => {}
         }
         if args.any_name && exports.len() > 1 {
-            return Err(Failure::usage("--any-name is for one export"));
+            return Err(Failure::usage("--any-name requires a single export"));
         }
         if args.per_client && exports.iter().any(|one| matches!(one.spec, Spec::Command(_))) {
             let text =
-                "--per-client: a server in brackets has clients of its own: it is started once";
+                "--per-client cannot be used with a server in brackets, which is started once";
             return Err(Failure::usage(text));
         }
         let (layers, any_name) = (args.layer.clone(), args.any_name);
@@ -152,7 +151,7 @@ impl Wanted {
         self.registry.target(&one.spec, one.intent)?;
         devices::layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
-            let text = "the name of an export is longer than 4096 bytes, or holds a NUL";
+            let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
             return Err(Failure::usage(text));
         }
         Ok(())
@@ -387,7 +386,7 @@ impl Table {
     pub async fn add(&self, one: One) -> Result<(), Failure> {
         let _change = self.changes.lock().await;
         if self.wanted.any_name || self.wanted.per_client {
-            let text = "the server has --any-name or --per-client, which are for one export";
+            let text = "the server has --any-name or --per-client: it can serve only one export";
             return Err(Failure::usage(text));
         }
         self.wanted.check_one(&one)?;
@@ -458,7 +457,8 @@ impl Table {
             return Err(not_transparent(found.name()));
         }
         if found.layer().is_some_and(|layer| layer.keeps_writes()) {
-            let text = format!("{} keeps writes that no flush carries to the device", found.name());
+            let text =
+                format!("{} keeps writes that a flush does not write to the device", found.name());
             return Err(Failure::usage(text));
         }
         let number = layers[..place].iter().filter(|layer| layer.layer().is_some()).count();
@@ -473,12 +473,10 @@ impl Table {
     fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
-            _ if self.wanted.trace => {
-                Err(Failure::usage("the layers of a server with --trace stay as they are"))
-            }
+            _ if self.wanted.trace => Err(Failure::usage("with --trace, layers cannot be changed")),
             (Some(shared), Some(stack)) => Ok((shared, stack)),
             _ => Err(Failure::usage(format!(
-                "each client of export {:?} has a device of its own, with layers of its own",
+                "each client of export {:?} has its own device and layers",
                 export.name
             ))),
         }
@@ -546,7 +544,7 @@ impl One {
             ))
         };
         let words = match groups.words(device) {
-            None if device.is_empty() => return Err(place(&"there is no device behind the =")),
+            None if device.is_empty() => return Err(place(&"no device after the =")),
             None => {
                 return Ok(One {
                     spec: Spec::parse(device)?,
@@ -556,7 +554,7 @@ impl One {
                     name,
                 });
             }
-            Some(None) => return Err(place(&"a device name holds a NUL")),
+            Some(None) => return Err(place(&"a device name contains a NUL")),
             Some(Some(words)) => words.to_vec(),
         };
         // It may contain commands in brackets.

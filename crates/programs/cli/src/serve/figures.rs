@@ -19,32 +19,32 @@ pub fn text(sums: &Sums) -> String {
     let one = |figures: &mut Figures, name: &str, kind: &str, help: &str, value: f64| {
         figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
     };
-    let help = "The version that runs, as a label.";
+    let help = "Version of the server, as a label.";
     let version = [("version", env!("CARGO_PKG_VERSION"))];
     figures.add("blockhaul_serve_info", "gauge", help, &version, 1.0);
-    let help = "Connections that are open, handshakes included.";
+    let help = "Open connections, including handshakes.";
     one(&mut figures, "connections", "gauge", help, sums.open as f64);
     let help = "Connections in their handshake.";
     one(&mut figures, "handshakes", "gauge", help, sums.handshakes as f64);
     let results = [("accepted", sums.accepted), ("refused", sums.refused)];
     for (result, count) in results {
-        let help = "Connections that were accepted, and refused because there were too many.";
+        let help = "Connections accepted, and connections refused because there were too many.";
         let name = "blockhaul_serve_connections_total";
         figures.add(name, "counter", help, &[("result", result)], count as f64);
     }
-    let help = "Handshakes that failed: broken protocol, no proof of who the client is, too late, or in \
-                the way of others.";
+    let help = "Handshakes that failed: protocol error, failed authentication, timeout, or disconnected to \
+                admit others.";
     one(&mut figures, "handshakes_failed_total", "counter", help, sums.failed as f64);
-    let help = "Memory that requests hold, of all clients together.";
+    let help = "Memory in use by requests of all clients.";
     one(&mut figures, "memory_bytes", "gauge", help, sums.memory as f64);
-    let help = "Memory that requests may hold.";
+    let help = "Memory limit for requests.";
     one(&mut figures, "memory_limit_bytes", "gauge", help, sums.memory_limit as f64);
     exports(&mut figures, sums);
     for (kind, latency) in OpKind::ALL.into_iter().zip(&sums.latency) {
         figures.histogram(
             "blockhaul_serve_request_seconds",
-            "Time of requests in devices. Of those that are answered at once one in 16 is timed, and \
-             stands for all.",
+            "Duration of requests in devices. Of requests that complete at once, one in 16 is measured and \
+             represents all.",
             &[("kind", kind.name())],
             (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
         );
@@ -56,13 +56,11 @@ pub fn text(sums: &Sums) -> String {
 fn exports(figures: &mut Figures, sums: &Sums) {
     type Value = fn(&Exported) -> u64;
     let single: [(&str, &str, &str, Value); 3] = [
-        ("clients", "gauge", "Clients that are connected.", |one| one.clients),
-        ("requests_in_flight", "gauge", "Requests that devices work on.", |one| {
+        ("clients", "gauge", "Connected clients.", |one| one.clients),
+        ("requests_in_flight", "gauge", "Requests in progress in devices.", |one| {
             one.counts.in_flight
         }),
-        ("request_errors_total", "counter", "Requests that were answered with an error.", |one| {
-            one.counts.errors
-        }),
+        ("request_errors_total", "counter", "Requests that failed.", |one| one.counts.errors),
     ];
     for (name, kind, help, value) in single {
         for (export, one) in &sums.exports {
@@ -73,7 +71,7 @@ fn exports(figures: &mut Figures, sums: &Sums) {
     }
     type ByKind = fn(&Exported) -> [u64; OpKind::ALL.len()];
     let by_kind: [(&str, &str, ByKind); 2] = [
-        ("requests_total", "Requests that were answered.", |one| one.counts.requests),
+        ("requests_total", "Requests that completed.", |one| one.counts.requests),
         ("bytes_total", "Bytes of requests that succeeded.", |one| one.counts.bytes),
     ];
     for (name, help, values) in by_kind {

@@ -121,7 +121,7 @@ impl Job {
             why => why,
         };
         let begun = Instant::now();
-        self.notify.stopping("stopping: requests in progress are finished");
+        self.notify.stopping("stopping: waiting for requests in progress");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
@@ -261,7 +261,7 @@ pub(super) fn check_pidfile(path: &Path) -> Result<(), Failure> {
 
 fn write_pid(path: &Path) -> Result<(), Failure> {
     std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
-        let text = format!("cannot write the process id to {}: {}", path.display(), plain(&error));
+        let text = format!("cannot write the process ID to {}: {}", path.display(), plain(&error));
         Failure::new(FAILED, text)
     })
 }

@@ -51,7 +51,7 @@ pub fn tie_to_parent() -> Result<(), Failure> {
     let tied = rustix::process::set_parent_process_death_signal(Some(signal));
     tied.map_err(|errno| {
         let why = plain(&std::io::Error::from(errno));
-        Failure::new(FAILED, format!("cannot tie this process to its parent: {why}"))
+        Failure::new(FAILED, format!("cannot watch the parent process: {why}"))
     })
 }
 
@@ -166,7 +166,7 @@ impl Where {
             ),
             std::io::ErrorKind::NotFound => cannot_listen(
                 &format!("Unix socket {shown}"),
-                &format!("{}: make the folder that it is to lie in first", plain(&error)),
+                &format!("{}: create its directory first", plain(&error)),
             ),
             _ => cannot_listen(&format!("Unix socket {shown}"), &plain(&error)),
         })?;
@@ -210,12 +210,11 @@ async fn bind_tcp(
             Err((address, error)) => {
                 let why = match error.kind() {
                     std::io::ErrorKind::AddrInUse => {
-                        "another program listens there: choose another port with -p, or 0 for a \
-                         free one"
+                        "another program uses this port: choose another one with -p, or 0 for a free one"
                             .to_string()
                     }
                     std::io::ErrorKind::AddrNotAvailable => {
-                        format!("{}: name an address that this machine has", plain(&error))
+                        format!("{}: use an address of this machine", plain(&error))
                     }
                     std::io::ErrorKind::PermissionDenied => {
                         format!("{}: choose a port from 1024 on, or serve as root", plain(&error))
@@ -234,11 +233,10 @@ fn why_no_vsock(error: &std::io::Error) -> String {
     let advice = match error.raw_os_error() {
         // EAFNOSUPPORT.
         Some(97) => {
-            ": this system has none; load the kernel module vhost_vsock (on the host) or \
-                     vsock_loopback"
+            ": vsock is not available; load the kernel module vhost_vsock (on the host) or vsock_loopback"
         }
         // EADDRNOTAVAIL.
-        Some(99) => ": that context id is not this machine's; leave it out",
+        Some(99) => ": this context ID is not that of this machine; leave it out",
         // EADDRINUSE.
         Some(98) => ": choose another port",
         _ => "",

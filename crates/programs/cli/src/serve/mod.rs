@@ -242,15 +242,15 @@ fn fit_together(
     activated: bool,
 ) -> Result<(), Failure> {
     let why = if args.oldstyle && matches!(tls, blockhaul_server::Tls::Require(_)) {
-        "--oldstyle: clients that are greeted so cannot have TLS, which --tls requires"
+        "--oldstyle: oldstyle clients cannot use TLS, which --tls requires"
     } else if args.http_upgrade && matches!(tls, blockhaul_server::Tls::On(_)) {
-        "--http-upgrade: TLS begins before the request, for all clients or none: use --tls require or off"
+        "--http-upgrade: TLS starts before the request, for all clients or none: use --tls require or off"
     } else if activated && args.run.is_some() {
-        "--run is of no use with sockets from the environment (LISTEN_FDS)"
+        "--run cannot be used with socket activation (LISTEN_FDS)"
     } else if !args.ip_addr.is_empty() && args.port.is_empty() && !args.unix.is_empty() {
-        "--ip-addr is of no use with --unix alone: add --port"
+        "--ip-addr has no effect with only --unix: add --port"
     } else if args.single && args.port.contains(&0) {
-        "--port 0 prints a port where --single has its client: name a port"
+        "--port 0 prints the port on standard output, which --single uses for the client: give a port"
     } else {
         return Ok(());
     };
@@ -333,7 +333,10 @@ fn limits(args: &args::Serve) -> Result<Limits, Failure> {
     if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
         let least =
             blockhaul_catalog::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
-        let text = format!("--limit bytes: the longest request needs {least}; or lower payload");
+        let text = format!(
+            "--limit bytes: the longest request needs {least}; use more, or a smaller \
+                            payload"
+        );
         return Err(Failure::usage(text));
     }
     Ok(limits)

@@ -49,7 +49,7 @@ impl Notify {
         };
         if let Err(error) = &address {
             let (place, why) = (place.display(), plain(error));
-            log::warn!("cannot tell the service manager anything at {VARIABLE}={place}: {why}");
+            log::warn!("cannot notify the service manager at {VARIABLE}={place}: {why}");
         }
         address.map_or(Notify(None), Notify::to)
     }
@@ -128,7 +128,7 @@ impl Way {
         match self.send(text, false) {
             Ok(()) => waiting.complained = false,
             Err(error) if error.kind() == ErrorKind::WouldBlock && text != ALIVE => {
-                waiting.complain("it does not read; it is told when it does");
+                waiting.complain("it does not read; the message is sent when it does");
                 waiting.texts.push_back(text.to_string());
                 let way = self.clone();
                 let thread = std::thread::Builder::new().name("notify".into());
@@ -148,7 +148,7 @@ impl Way {
             };
             drop(waiting);
             if let Err(error) = self.send(&text, true) {
-                log::warn!("cannot tell the service manager anything: {}", plain(&error));
+                log::warn!("cannot notify the service manager: {}", plain(&error));
             }
         }
     }
@@ -168,7 +168,7 @@ impl Waiting {
     /// Logs the problem, once until it works again.
     fn complain(&mut self, why: &str) {
         if !std::mem::replace(&mut self.complained, true) {
-            log::warn!("cannot tell the service manager anything: {why}");
+            log::warn!("cannot notify the service manager: {why}");
         }
     }
 }

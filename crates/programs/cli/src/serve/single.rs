@@ -32,7 +32,7 @@ impl Single {
         let duplicate =
             |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| cannot(errno.into()));
         if rustix::termios::isatty(stdin()) {
-            let text = "standard input is a terminal: --single is for inetd, ssh and programs that \
+            let text = "standard input is a terminal: --single is for use by inetd, ssh and programs that \
                         start a server";
             return Err(Failure::usage(text));
         }

@@ -20,7 +20,7 @@ static ASIDE: Mutex<Option<(OwnedFd, OwnedFd)>> = Mutex::new(None);
 pub fn guard() {
     crate::plugin_host::when_ready(|| {
         if let Err(error) = set_aside() {
-            log::warn!("plugins keep standard input and output: {error}");
+            log::warn!("plugins still use standard input and output: {error}");
         }
     });
 }

@@ -30,7 +30,7 @@ impl SocketLabel {
     pub fn set(label: Option<&str>) -> Result<SocketLabel, Failure> {
         let Some(label) = label else { return Ok(SocketLabel(false)) };
         std::fs::write(Path::new(SOCKET_LABEL), label).map_err(|error| {
-            let text = format!("--selinux-label {label}: the system refuses it: {}", plain(&error));
+            let text = format!("--selinux-label {label}: the system refused it: {}", plain(&error));
             Failure::new(FAILED, text)
         })?;
         Ok(SocketLabel(true))

@@ -33,10 +33,13 @@ fn comparisons_end_as_those_of_qemu_img() {
     std::fs::write(&other, &bytes).unwrap();
     let [a, b] = [&one, &other].map(|path| path.to_str().unwrap());
     assert_eq!(said(&["compare", a, a]), (0, "identical: 3145728 bytes\n".into()));
-    assert_eq!(said(&["compare", a, b]), (1, "different, first at offset 1234567\n".into()));
+    assert_eq!(
+        said(&["compare", a, b]),
+        (1, "different: first difference at offset 1234567\n".into())
+    );
     assert_eq!(said(&["compare", "--quiet", a, b]), (1, String::new()));
     let command = ["compare", a, "[", "blockhaul", "serve", b, "]"];
-    assert_eq!(said(&command), (1, "different, first at offset 1234567\n".into()));
+    assert_eq!(said(&command), (1, "different: first difference at offset 1234567\n".into()));
 
     // Zeroes at the end of the longer one.
     bytes[1_234_567] = 7;
@@ -49,7 +52,10 @@ fn comparisons_end_as_those_of_qemu_img() {
     assert_eq!(said(&["compare", "--strict", a, b]), (1, sizes));
     bytes[4 << 20] = 1;
     std::fs::write(&other, &bytes).unwrap();
-    assert_eq!(said(&["compare", a, b]), (1, "different, first at offset 4194304\n".into()));
+    assert_eq!(
+        said(&["compare", a, b]),
+        (1, "different: first difference at offset 4194304\n".into())
+    );
 
     assert_eq!(said(&["compare", a, "/no/such/file"]).0, 2);
     assert_eq!(said(&["compare", a]).0, 2);
@@ -103,7 +109,7 @@ fn a_manifest_is_written_and_checked_later() {
     let no_text = run(&["verify", to, to]);
     assert_eq!(no_text.status.code(), Some(3));
     let why = String::from_utf8_lossy(&no_text.stderr).into_owned();
-    assert!(why.contains("it is no manifest"), "{why}");
+    assert!(why.contains("it is not a manifest"), "{why}");
     assert_eq!(said(&["copy", "--manifest", kept, "sample:1M", "-"]).0, 2);
 }
 
@@ -122,7 +128,7 @@ fn a_manifest_takes_the_place_of_manifests_only() {
         let output = run(&["copy", "--manifest", place, from, to]);
         let why = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{why}");
-        assert!(why.contains("it holds something else: choose another name"), "{why}");
+        assert!(why.contains("it exists and is not a manifest: choose another name"), "{why}");
     }
     // An impossible one is reported before the copy.
     assert_eq!(said(&["copy", "--manifest", "/no/such/manifest", from, to]).0, 1);
@@ -132,7 +138,7 @@ fn a_manifest_takes_the_place_of_manifests_only() {
     let output = run(&["copy", "--manifest", &fresh, from, &fresh]);
     let why = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{why}");
-    assert!(why.contains("a side of the copy"), "{why}");
+    assert!(why.contains("the source or the target"), "{why}");
     // It is as it was, or complete.
     assert_eq!(said(&["copy", "--manifest", kept, from, to]).0, 0);
     let first = std::fs::read(&manifest).unwrap();

@@ -204,7 +204,7 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
         (format!("{one}{}", one.replace("a.raw", "./a.raw")), "disk 1 has the same target"),
         (
             format!("{one}{}manifest='a.raw'\n", one.replace("a.raw", "b.raw")),
-            "disk 2: a.raw is a side of disk 1",
+            "disk 2: a.raw is the source or target of disk 1",
         ),
     ] {
         let output = job(&scratch, &file, &[]);

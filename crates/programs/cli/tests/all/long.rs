@@ -151,7 +151,10 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
     let output = copy(&args);
     let said = text(&output.stderr);
     assert!(!output.status.success());
-    assert!(said.contains("the source is not the one") && said.contains("--restart"), "{said}");
+    assert!(
+        said.contains("the source is not that of the journal") && said.contains("--restart"),
+        "{said}"
+    );
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(std::fs::read(&target).unwrap() == before, "nothing was written");
 
@@ -174,7 +177,7 @@ fn what_a_restart_empties_no_journal_calls_done() {
     std::fs::rename(&target, &moved).unwrap();
     let output = copy(&[&args[..], &ends].concat());
     assert_eq!(output.status.code(), Some(3));
-    assert!(text(&output.stderr).contains("with --restart"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("use --restart"), "{}", text(&output.stderr));
     assert!(!target.exists(), "not made anew beside a journal that says what it holds");
     std::fs::rename(&moved, &target).unwrap();
     // Where the target cannot be opened nothing is emptied, and the journal says what it holds.
@@ -214,7 +217,7 @@ fn another_part_of_the_target_is_another_target() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("the target is not the one") && said.contains("through offset"),
+        said.contains("the target is not that of the journal") && said.contains("through offset"),
         "{said}"
     );
     // What only slows down or counts is no other target.
@@ -312,7 +315,10 @@ fn a_journal_that_cannot_be_made_is_not_the_target() {
     let output = copy(&["--journal", "/proc/journal", "pattern:1M", target.to_str().unwrap()]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.starts_with("blockhaul: copy: cannot make the journal /proc/journal: "), "{said}");
+    assert!(
+        said.starts_with("blockhaul: copy: cannot create the journal /proc/journal: "),
+        "{said}"
+    );
 }
 
 #[test]
@@ -324,7 +330,7 @@ fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
     let [to, letter, new] = [&target, &other, &fresh].map(|path| path.to_str().unwrap());
     let nowhere = scratch.file("no/where");
     let nowhere = nowhere.to_str().unwrap();
-    let make = "make the folder that it is to lie in first";
+    let make = "create its directory first";
     for (args, status, words) in [
         ([&format!("--journal={nowhere}"), "--flush"], 1, make),
         ([&format!("--journal={nowhere}"), "--restart"], 1, make),
@@ -334,8 +340,8 @@ fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
         ([&format!("--metrics=unix:{nowhere}"), "--flush"], 1, "--metrics"),
         ([&format!("--rate-file={}", scratch.path().display()), "--flush"], 2, "--rate-file"),
         ([&format!("--since={nowhere}"), "--flush"], 3, "--since"),
-        (["--range=1M:1M", "--flush"], 3, "ends behind"),
-        ([&format!("--journal={new}"), &format!("--manifest={new}")], 2, "one file"),
+        (["--range=1M:1M", "--flush"], 3, "but the range ends at"),
+        ([&format!("--journal={new}"), &format!("--manifest={new}")], 2, "the same file"),
     ] {
         for target in [to, new] {
             let output = copy(&[&args[..], &["pattern:1M", target]].concat());
@@ -350,7 +356,7 @@ fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
     // The target itself, which is not there yet.
     let output = copy(&["--journal", new, "pattern:1M", new]);
     let said = text(&output.stderr);
-    assert!(said.contains("a side of the copy"), "{said}");
+    assert!(said.contains("the source or the target"), "{said}");
     assert!(!fresh.exists(), "{said}");
     let left: Vec<_> = std::fs::read_dir(scratch.path()).unwrap().flatten().collect();
     assert_eq!(left.len(), 2, "nothing was left behind: {left:?}");

@@ -73,10 +73,10 @@ fn a_range_goes_where_it_was_and_nothing_else_changes() {
     let output = run(&["copy", "--range", &range, &source, "-"]);
     assert!(output.stdout == expected[at..at + len]);
 
-    fails(&["--range", "3M:1", &source, text(&disk)], 3, &["range ends behind", "3000001 bytes"]);
+    fails(&["--range", "3M:1", &source, text(&disk)], 3, &["range ends at", "3000001 bytes"]);
     std::fs::write(&fresh, "small").unwrap();
     fails(&["--range", &range, &source, text(&fresh)], 3, &["smaller than the end of the range"]);
-    fails(&["--range", "0:1", "-", text(&disk)], 2, &["a pipe has no offsets"]);
+    fails(&["--range", "0:1", "-", text(&disk)], 2, &["the source is a pipe"]);
     fails(&["--range", "0:1", "--digest", "blake3", &source, text(&disk)], 2, &["whole disk"]);
 }
 
@@ -155,7 +155,7 @@ fn what_changed_since_a_manifest() {
 
     fails(&["--since", "/no/such", from, to], 3, &["manifest /no/such", "No such file"]);
     fails(&["--since", from, from, to], 3, &["manifest"]);
-    fails(&["--since", text(&new), from, "-"], 2, &["a pipe has no gaps"]);
+    fails(&["--since", text(&new), from, "-"], 2, &["ranges cannot be left out in a pipe"]);
     let absent = scratch.file("absent");
     fails(&["--since", text(&new), from, text(&absent)], 3, &["needs the earlier copy"]);
     fails(&["--since", text(&new), "--target-is-zero", from, to], 2, &["holds the earlier copy"]);
@@ -209,7 +209,7 @@ fn a_dirty_bitmap_of_qemu() {
         3,
         &["no bitmap \"qemu:dirty-bitmap:b1\"", "blockhaul info"],
     );
-    fails(&[&bitmap[..], &[&uri, "-"]].concat(), 2, &["a pipe has no gaps"]);
+    fails(&[&bitmap[..], &[&uri, "-"]].concat(), 2, &["ranges cannot be left out in a pipe"]);
     fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["no bitmap"]);
     let absent = scratch.file("absent");
     fails(&[&bitmap[..], &[&uri, text(&absent)]].concat(), 3, &["needs the earlier copy"]);
@@ -260,8 +260,8 @@ fn the_ranges_of_a_list_and_nothing_else() {
     fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["line 2", "not a range"]);
     let beyond = format!("[{{\"offset\": {}, \"length\": 513}}]", size - 512);
     std::fs::write(&list, beyond).unwrap();
-    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["behind the source"]);
-    fails(&["--ranges", text(&list), &source, "-"], 2, &["a pipe has no gaps"]);
+    fails(&["--ranges", text(&list), &source, text(&absent)], 3, &["but the range ends at"]);
+    fails(&["--ranges", text(&list), &source, "-"], 2, &["ranges cannot be left out in a pipe"]);
     fails(&["--ranges", "/nowhere", &source, text(&absent)], 3, &["/nowhere"]);
     assert!(!absent.exists());
 }

@@ -47,7 +47,7 @@ fn too_large(scratch: &Scratch, target: &str) {
     if takes {
         return eprintln!("files can be that large here: not checked");
     }
-    refused(scratch, copy(scratch).args(["zero:8191P", target]), 6, "cannot make it");
+    refused(scratch, copy(scratch).args(["zero:8191P", target]), 6, "cannot resize it");
 }
 
 #[test]

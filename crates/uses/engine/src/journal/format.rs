@@ -77,7 +77,8 @@ impl Identity {
         if !bytes.starts_with(MAGIC) {
             return Err("it is not a journal: choose another name".into());
         }
-        let damaged = || "its header is damaged: use --restart to copy everything anew".to_string();
+        let damaged =
+            || "its header is damaged: use --restart to copy everything again".to_string();
         let header = bytes.get(..HEADER).ok_or_else(damaged)?;
         let (body, check) = header.split_at(HEADER - CHECK);
         if blake3::hash(body).as_bytes()[..CHECK] != *check {
@@ -118,21 +119,21 @@ impl Identity {
         } else if self.source != now.source || self.source_size != now.source_size {
             let _ = write!(
                 text,
-                "the source is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
+                "the source is not that of the journal: {} of {} bytes then, {} of {} bytes now",
                 self.source, self.source_size, now.source, now.source_size
             );
         } else if self.sample != now.sample {
-            text = "the content of the source has changed since it was begun".into();
+            text = "the content of the source has changed since the journal was started".into();
         } else if self.target != now.target || self.target_size != now.target_size {
             let _ = write!(
                 text,
-                "the target is not the one it was begun with: {} of {} bytes then, {} of {} bytes now",
+                "the target is not that of the journal: {} of {} bytes then, {} of {} bytes now",
                 self.target, self.target_size, now.target, now.target_size
             );
         } else if self.ranges != now.ranges {
-            text = "it was begun with other ranges".into();
+            text = "it was started with other ranges".into();
         } else if self.segment != now.segment || self.range != now.range {
-            text = "it was begun with another range or segment size".into();
+            text = "it was started with another range or segment size".into();
         }
         (!text.is_empty()).then_some(text)
     }

@@ -105,7 +105,7 @@ impl Journal {
         let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
         if let Some(why) = found.differs(wanted) {
             let next =
-                if found.discards { DISCARDED } else { "use --restart to copy everything anew" };
+                if found.discards { DISCARDED } else { "use --restart to copy everything again" };
             return Err(refused(path, &format!("{why}; {next}")));
         }
         let records = recover(&bytes, &id);
@@ -207,9 +207,7 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     let file = made.map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
             let path = path.display();
-            let text = format!(
-                "cannot make the journal {path}: make the folder that it is to lie in first"
-            );
+            let text = format!("cannot create the journal {path}: create its directory first");
             Error::system(text, error)
         }
         _ => failed("make", path, error),

@@ -97,7 +97,7 @@ impl Lane {
                 Some(at + len)
             }
             refused => {
-                log::debug!("copy_file_range is not used any more: {refused:?}");
+                log::debug!("copy_file_range is no longer used: {refused:?}");
                 self.shared.learned.kernel_copy.copy_range.leave();
                 None
             }

@@ -149,8 +149,8 @@ impl Lane {
                 if let Some(error) = self.shared.durability.flushes.error() {
                     return Err(self.not_durable(error));
                 }
-                let text = "the connection to the target was lost again and again, and what was \
-                            written over it cannot be relied on";
+                let text = "the connection to the target was lost repeatedly, and it is unknown which \
+                            writes have succeeded";
                 return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
             }
             for _ in 0..suspects {
@@ -246,8 +246,8 @@ impl Lane {
             Ok(()) => ranges,
             Err(why) => {
                 self.shared.warn(format!(
-                    "the journal cannot be written ({why}): going on without, a copy that is killed \
-                     repeats what was done since"
+                    "cannot write the journal ({why}): continuing without it; a killed copy repeats \
+                     everything since then"
                 ));
                 Vec::new()
             }

@@ -97,7 +97,7 @@ fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
                 done.push((piece.at, piece.at + to.len));
             }
             Err(error) => {
-                log::debug!("reflink is not used any more: {error}");
+                log::debug!("reflink is no longer used: {error}");
                 shared.learned.kernel_copy.reflink.store(false, Ordering::Relaxed);
             }
         }

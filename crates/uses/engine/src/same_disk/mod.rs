@@ -83,7 +83,7 @@ impl SameDisk {
                 Ok(true) => {}
                 Ok(false) => {
                     return Err(Some(format!(
-                        "{name} shows each connection a disk of its own (at offset {})",
+                        "{name} serves a different disk on each connection (at offset {})",
                         proof.at()
                     )));
                 }

@@ -58,7 +58,7 @@ pub async fn copy_from_pipe(
         if len > 0 {
             if at + len > facts.size {
                 let text =
-                    format!("more comes from the pipe than the {} bytes of the target", facts.size);
+                    format!("the pipe delivers more than the {} bytes of the target", facts.size);
                 window.drain().await?;
                 return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
             }

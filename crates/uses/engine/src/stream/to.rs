@@ -34,7 +34,7 @@ pub async fn copy_to_pipe(
     let facts = device.facts();
     let selection = Selection::new(options, &facts, facts.block.minimum)?;
     if options.bitmap.is_some() {
-        let text = "a pipe has no gaps: what a bitmap leaves out cannot be told through it";
+        let text = "ranges cannot be left out in a pipe: use a device as the target";
         return Err(Error::new(Kind::Invalid, text));
     }
     let size = selection.total();

@@ -74,8 +74,8 @@ pub async fn verify(
     let (units, differs_at) = reading.walk(options, pool, progress).await?;
     if let Some(at) = differs_at {
         let text = format!(
-            "source and target differ, first at offset {at}: the source changed during the copy, or \
-             one of them returns wrong data; copy again"
+            "source and target differ, first at offset {at}: the source changed during the copy, or one of \
+             them returns wrong data; copy again"
         );
         return Err(Error::new(Kind::Io, text).on(&target.device().facts().name));
     }

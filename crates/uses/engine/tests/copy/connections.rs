@@ -136,6 +136,6 @@ fn connections_that_each_have_a_disk_are_found_out() {
             run(&source, &target, &Options { connections: 2, ..Options::default() }).await.unwrap();
         assert!(same_on(&source, &disks[0]).await, "everything is on the first disk");
         assert_eq!(summary.lanes, 1);
-        summary.warnings.iter().any(|text| text.contains("a disk of its own"))
+        summary.warnings.iter().any(|text| text.contains("a different disk on each connection"))
     });
 }

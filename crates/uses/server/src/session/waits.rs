@@ -128,7 +128,8 @@ impl Session {
         loop {
             let mut hungry = self.server.hungry.listen();
             if self.server.is_starving() {
-                let text = "the client does not send what it began, and others need its memory";
+                let text =
+                    "the client does not send the data of its request, and others need the memory";
                 return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
             }
             if let Some(received) = either(receiving.as_mut(), &mut hungry).await {
@@ -214,7 +215,7 @@ impl Session {
         self.server.all_in_flight.remove(given_up.len(), self.limits.requests_all);
         self.server.given_up.fetch_add(given_up.len(), Ordering::Relaxed);
         self.connection.counters.in_progress(0);
-        let text = "the server stops, and its device has not finished the request";
+        let text = "the server stops, but the device has not completed the request";
         for request in given_up {
             let header = request.header;
             let RequestFields { request: kind, offset, length } = RequestFields::of(&header);

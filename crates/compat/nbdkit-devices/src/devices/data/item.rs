@@ -174,7 +174,7 @@ impl Group {
 pub fn unfold(all: &Item, name: String, size: u64) -> Result<MemoryDevice> {
     if all.work_of(&(0..size)) > WORK_MAX {
         let text = format!(
-            "data: unfolds to more than {} MiB: use a file, or pattern: or sample:",
+            "data: expands to more than {} MiB: use a file, or pattern: or sample:",
             WORK_MAX >> 20
         );
         return Err(Error::new(Kind::Usage, text));

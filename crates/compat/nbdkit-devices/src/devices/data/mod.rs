@@ -41,8 +41,8 @@ impl Backend for Data {
     }
 
     fn summary(&self) -> &'static str {
-        "bytes given literally, for example data:'\"boot\" @510 0x55 0xaa', in the format of nbdkit's \
-         data plugin; options with other names are its variables; kept in memory"
+        "literal bytes, for example data:'\"boot\" @510 0x55 0xaa', in the format of nbdkit's data plugin; \
+         options with other names are variables; kept in memory"
     }
 
     fn example(&self) -> &'static str {
@@ -58,25 +58,25 @@ blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
                     name: "size",
                     kind: ParamKind::Size,
                     default: None,
-                    doc: "Size of the device; without it, as large as the data.",
+                    doc: "Size of the device [default: the size of the data].",
                 },
                 Param {
                     name: "data",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "The bytes, in place of those behind the colon.",
+                    doc: "The bytes, instead of those after the colon.",
                 },
                 Param {
                     name: "raw",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "Bytes that stand for themselves, in place of those behind the colon.",
+                    doc: "Bytes that are used as they are, instead of those after the colon.",
                 },
                 Param {
                     name: "base64",
                     kind: ParamKind::Text,
                     default: None,
-                    doc: "Bytes in base64, in place of those behind the colon.",
+                    doc: "Bytes in base64, instead of those after the colon.",
                 },
             ]
         }
@@ -101,7 +101,7 @@ fn make(target: &Target) -> Result<MemoryDevice> {
     let behind = Some(target.text()?).filter(|text| !text.is_empty());
     let given = [behind, args.text("data"), args.text("raw"), args.text("base64")];
     if given.iter().flatten().count() > 1 {
-        let text = "data: takes one of BYTES, data=, raw= and base64=";
+        let text = "data: requires one of BYTES, data=, raw= and base64=";
         return Err(Error::new(Kind::Usage, text));
     }
     let literal = match given {
@@ -110,7 +110,7 @@ fn make(target: &Target) -> Result<MemoryDevice> {
         _ => None,
     };
     if let (Some(_), [(name, _), ..]) = (&literal, variables) {
-        let text = format!("data: {name}= is a variable, and raw= and base64= use none");
+        let text = format!("data: {name}= is a variable, which raw= and base64= do not use");
         return Err(Error::new(Kind::Usage, text));
     }
     let all = match literal {
@@ -195,9 +195,9 @@ mod tests {
             ("0xzz", "not a byte"),
             ("08", "not a byte"),
             ("x", "not understood"),
-            ("(1", "without its )"),
-            ("1)", "without its ("),
-            ("\"abc", "without its end"),
+            ("(1", "without a )"),
+            ("1)", "without a ("),
+            ("\"abc", "without an end"),
             ("\"\\8\"", "unknown escape"),
             ("\"\\u20\"", "unknown escape"),
             ("\"\\777\"", "more than 255"),
@@ -214,9 +214,9 @@ mod tests {
             ("le16:0x10000", "of 16 bits"),
             ("be32:-1", "of 32 bits"),
             ("le8:1", "le16:N"),
-            ("1[2:]", "not within"),
-            ("1[:2]", "not within"),
-            ("(1 2)[2:1]", "not within"),
+            ("1[2:]", "exceeds the item"),
+            ("1[:2]", "exceeds the item"),
+            ("(1 2)[2:1]", "exceeds the item"),
             ("(1 2)[1]", "[N:M]"),
             ("@4 [0:1]", "must follow"),
             ("\\a", "nothing has the name \\a"),

@@ -48,7 +48,7 @@ impl Context<'_> {
 
     fn read(&mut self, bytes: Vec<u8>) -> Result<Arc<Item>> {
         self.read = self.read.checked_sub(bytes.len() as u64).ok_or_else(|| {
-            let text = format!("data: files and scripts give more than {} MiB", WORK_MAX >> 20);
+            let text = format!("data: files and scripts have more than {} MiB", WORK_MAX >> 20);
             Error::new(Kind::Usage, text)
         })?;
         Ok(Arc::new(Item::bytes(bytes)))
@@ -87,7 +87,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let all = self.group()?;
         match self.peek() {
             None => Ok(all),
-            Some(_) => Err(self.wrong("a ) without its (")),
+            Some(_) => Err(self.wrong("a ) without a (")),
         }
     }
 
@@ -151,8 +151,10 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
             b'$' => return self.variable(),
             b'l' | b'b' => self.number_of_bytes()?,
             b'0'..=b'9' => Item::bytes(vec![self.byte()?]),
-            b'*' | b'[' => return Err(self.wrong("*N and [N:M] must follow what they are about")),
-            b'-' => return Err(self.wrong("-> must follow what gets the name")),
+            b'*' | b'[' => {
+                return Err(self.wrong("*N and [N:M] must follow the item that they apply to"));
+            }
+            b'-' => return Err(self.wrong("-> must follow the item to name")),
             _ => {
                 return Err(self.wrong(
                     "not understood; known are bytes (0x55, 85, 0125), le16: to be64:, \"text\", \
@@ -221,7 +223,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
             Some(sliced) => Ok(Parsed::Item(sliced)),
             None => {
                 self.at = place;
-                Err(self.wrong("the slice is not within what it is a part of"))
+                Err(self.wrong("the slice exceeds the item"))
             }
         }
     }
@@ -231,7 +233,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let group = self.group()?;
         match self.take() {
             Some(b')') => Ok(group),
-            _ => Err(self.wrong("a ( without its )")),
+            _ => Err(self.wrong("a ( without a )")),
         }
     }
 
@@ -259,7 +261,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         });
         if self.take().is_none() {
             self.at = start;
-            return Err(self.wrong("a <( without its )"));
+            return Err(self.wrong("a <( without a )"));
         }
         Ok(Parsed::Source(Source::Script(script)))
     }
@@ -306,7 +308,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let Some(text) = text else {
             self.at = place;
             return Err(self.wrong(&format!(
-                "no variable {name}: give it behind the data, {name}=VALUE, or in the environment"
+                "no variable {name}: set it after the data, {name}=VALUE, or in the environment"
             )));
         };
         let parser = Parser::new(&text, Some(&name), self.context)?;
@@ -398,7 +400,7 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
                 Some(byte) => bytes.push(byte),
                 None => {
                     self.at = start;
-                    return Err(self.wrong("a \" without its end"));
+                    return Err(self.wrong("a \" without an end"));
                 }
             }
         }

@@ -105,11 +105,11 @@ pub fn base64(text: &str) -> Result<Vec<u8>> {
                 0
             }
             _ => {
-                return Err(wrong(&format!("{:?} is none of its symbols", char::from(symbol))));
+                return Err(wrong(&format!("{:?} is not a base64 symbol", char::from(symbol))));
             }
         };
         if padding > 0 && symbol != b'=' {
-            return Err(wrong("goes on behind its end (=)"));
+            return Err(wrong("continues after its end (=)"));
         }
         bits = bits << 6 | u32::from(value);
         count += 1;

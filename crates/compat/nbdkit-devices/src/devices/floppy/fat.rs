@@ -148,7 +148,7 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
         })?,
     };
     if clusters > CLUSTERS_MAX {
-        return Err(wrong("is larger than FAT32 can be"));
+        return Err(wrong("is larger than FAT32 allows"));
     }
     let kind = Fat::of(clusters, root);
     let fat_len = fat_clusters(clusters) * CLUSTER;
@@ -339,7 +339,7 @@ impl Table {
             table.add(&mut names, &file.name, about, Leads::File(child));
         }
         if table.entries.len() > ENTRIES_MAX {
-            let text = format!("the folder {:?} has more names than FAT can hold", folder.name);
+            let text = format!("the directory {:?} has more names than FAT allows", folder.name);
             return Err(wrong(text));
         }
         Ok(table)

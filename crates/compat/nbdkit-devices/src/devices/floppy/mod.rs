@@ -35,13 +35,13 @@ impl Backend for Floppy {
     }
 
     fn operand(&self) -> &'static str {
-        "FOLDER"
+        "DIR"
     }
 
     fn summary(&self) -> &'static str {
-        "a disk with a FAT file system that holds what is in a folder when it is opened, and must \
-         not change then; links and what is no file are left out; read-only, with the layer cow \
-         writable"
+        "a disk with a FAT file system that contains the files of a directory; the directory must not \
+         change while it is served; symbolic links and special files are skipped; read-only, writable with \
+         the layer cow"
     }
 
     fn example(&self) -> &'static str {
@@ -64,7 +64,7 @@ blockhaul serve floppy:files --run 'blockhaul copy "$uri" floppy.raw'
                     name: "size",
                     kind: ParamKind::Size,
                     default: None,
-                    doc: "Size of the disk; without it, what is needed, with nothing free.",
+                    doc: "Size of the disk [default: as small as possible, without free space].",
                 },
             ]
         }
@@ -82,11 +82,11 @@ blockhaul serve floppy:files --run 'blockhaul copy "$uri" floppy.raw'
 fn open(target: &Target) -> Result<Opened> {
     let path = target.path();
     if path.as_os_str().is_empty() {
-        return Err(Error::new(Kind::Usage, "floppy: has no folder: write floppy:FOLDER"));
+        return Err(Error::new(Kind::Usage, "floppy: has no directory: write floppy:DIR"));
     }
     // A background server has another working directory when it reads the files.
     let path = std::fs::canonicalize(&path).map_err(|error| {
-        Error::system(format!("floppy: cannot open the folder {}", path.display()), error)
+        Error::system(format!("floppy: cannot open the directory {}", path.display()), error)
     })?;
     let text = target.args.text("label").unwrap_or_default();
     if text.len() > 11 || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
@@ -180,7 +180,8 @@ impl Device for FloppyDevice {
                 let out = room.into_buf();
                 Pending::start(async move {
                     let read = blockhaul_io::offload(move || layout.read(at, out)).await;
-                    let out = read.map_err(|_| Error::new(Kind::Io, "the read was given up"))??;
+                    let out =
+                        read.map_err(|_| Error::new(Kind::Io, "the read was cancelled"))??;
                     Ok(Reply::Data(out.into()))
                 })
             }
@@ -194,7 +195,7 @@ impl Device for FloppyDevice {
                 Pending::ready(Ok(Reply::Extents(lists)))
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
-                Error::new(Kind::ReadOnly, "a disk made of a folder cannot be written").into()
+                Error::new(Kind::ReadOnly, "a disk made from a directory cannot be written").into()
             }
             Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
         }

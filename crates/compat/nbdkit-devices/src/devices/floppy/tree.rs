@@ -54,7 +54,7 @@ impl Tree {
     pub fn of(root: &Path) -> Result<Tree> {
         let mut tree = Tree::default();
         let cannot = |path: &Path, error| {
-            Error::system(format!("floppy: cannot look at {}", path.display()), error)
+            Error::system(format!("floppy: cannot get the status of {}", path.display()), error)
         };
         let metadata = root.metadata().map_err(|error| cannot(root, error))?;
         tree.folders.push(Folder::new(String::new(), 0, Times::of(&metadata)));
@@ -72,11 +72,11 @@ impl Tree {
                 let metadata = entry.metadata().map_err(|error| cannot(&path, error))?;
                 let times = Times::of(&metadata);
                 if !metadata.is_dir() && !metadata.is_file() {
-                    log::debug!("{} is no file and left out", path.display());
+                    log::debug!("{} is not a regular file and is skipped", path.display());
                     continue;
                 }
                 if tree.folders.len() + tree.files.len() >= NODES_MAX {
-                    let text = format!("floppy: more than {NODES_MAX} files and folders");
+                    let text = format!("floppy: more than {NODES_MAX} files and directories");
                     return Err(Error::new(Kind::Usage, text));
                 }
                 let name = name(&path)?;
@@ -89,7 +89,7 @@ impl Tree {
                 }
                 let size = metadata.len();
                 if size > FILE_MAX {
-                    let text = format!("floppy: {} is larger than FAT can tell", path.display());
+                    let text = format!("floppy: {} is larger than FAT allows", path.display());
                     return Err(Error::new(Kind::Usage, text));
                 }
                 tree.folders[index].files.push(tree.files.len());
@@ -112,7 +112,7 @@ fn name(path: &Path) -> Result<String> {
     let name = path.file_name().and_then(|name| name.to_str());
     let fits = name.filter(|name| name.encode_utf16().count() <= NAME_MAX);
     fits.map(String::from).ok_or_else(|| {
-        let text = format!("floppy: the name of {} is no UTF-8 or too long", path.display());
+        let text = format!("floppy: the name of {} is not UTF-8, or too long", path.display());
         Error::new(Kind::Usage, text)
     })
 }

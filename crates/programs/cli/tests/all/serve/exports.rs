@@ -93,7 +93,7 @@ fn what_exports_cannot_be_is_said() {
     usage(&["-e", &long], &["4096 bytes"]);
     usage(&["memory:1M", "--limit", "bytes=1M"], &["longest request", "32M"]);
     assert_fails(&["serve", "-f", "-U", "-", "dir:/no/such"], 3, &["/no/such"]);
-    assert_fails(&["copy", "dir:/tmp", "null:"], 2, &["many devices"]);
+    assert_fails(&["copy", "dir:/tmp", "null:"], 2, &["several devices"]);
     assert_fails(&["serve", "-f", "-s", "-p", "0", "memory:1M"], 2, &["--port 0"]);
 }
 

@@ -53,7 +53,7 @@ fn data_that_a_cache_cannot_write_back_is_no_success() {
         let layers = ["--layer", below, "--layer", "cache"];
         let output = blockhaul(&[&["serve"], &layers[..], &["--run", &copy, "memory:1M"]].concat());
         let said = text(&output.stderr);
-        assert!(said.contains("cache: what was written is lost"), "{below}: {said}");
+        assert!(said.contains("cache: written data is lost"), "{below}: {said}");
         assert_eq!(output.status.code(), Some(5), "{below}: {said}");
     }
     let output = blockhaul(&["serve", "--layer", "cache", "--run", &copy, "memory:1M"]);
@@ -163,7 +163,7 @@ fn what_cannot_be_served_is_said_in_one_line() {
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = busy.local_addr().unwrap().port().to_string();
     let args = ["serve", "-f", "-i", "127.0.0.1", "-p", &port, "memory:1M"];
-    assert_fails(&args, 3, &[port.as_str(), "choose another port"]);
+    assert_fails(&args, 3, &[port.as_str(), "choose another one with -p"]);
 }
 
 #[test]

@@ -65,13 +65,13 @@ fn what_is_handed_over_open_is_served() {
     assert!(!text(&output.stdout).contains("link"), "not without links=on: {output:?}");
 
     let wrong = [
-        ("\"$0\" serve -f -U - 'file:?fd=9'", 3, "not started with such a descriptor"),
+        ("\"$0\" serve -f -U - 'file:?fd=9'", 3, "no such inherited descriptor"),
         ("\"$0\" serve -f -U - 'file:?fd=1'", 2, "3 or more"),
         ("\"$0\" serve -f -U - 'file:?fd=x'", 2, "fd"),
         ("exec 4>&1; true | \"$0\" serve -f -U - 'file:?fd=5' 5<&0", 2, "is a pipe"),
-        ("exec 5<images/a; \"$0\" copy memory:1M 'file:?fd=5'", 3, "open for reading only"),
+        ("exec 5<images/a; \"$0\" copy memory:1M 'file:?fd=5'", 3, "only open for reading"),
         ("exec 5<>images/a; \"$0\" copy images/a 'file:?fd=5'", 2, "are the same"),
-        ("exec 5<images/a; \"$0\" serve -f -U - 'dir:?dirfd=5'", 2, "is no folder"),
+        ("exec 5<images/a; \"$0\" serve -f -U - 'dir:?dirfd=5'", 2, "is not a directory"),
     ];
     for (line, status, part) in wrong {
         let output = script(&scratch, line);
