@@ -63,7 +63,7 @@ impl Backend for NbdUri {
 
     fn example(&self) -> &'static str {
         r#"
-blockhaul serve -U disk.sock --layer exitlast sample:64M
+blockhaul serve --background -U disk.sock --layer exitlast sample:64M
 blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
 "#
     }

@@ -122,7 +122,7 @@ impl Format {
             (Other(first), _) => (*first).to_string(),
         };
         format!(
-            "{path} is a {name} image {done}; for the disk in it: {instead} (file:{path}: no warning)"
+            "{path} is a {name} image {done}; for the disk in it: {instead}; file:{path} avoids this warning"
         )
     }
 }

@@ -16,7 +16,7 @@ pub static EXITLAST: GateKind = GateKind {
 Clients that only list exports do not count. The server waits for the first client without a \
 limit.",
     example: r#"
-blockhaul serve -U once.sock --layer exitlast sample:64M && \
+blockhaul serve --background -U once.sock --layer exitlast sample:64M && \
   blockhaul copy 'nbd+unix:///?socket=once.sock' null:
 "#,
     params: &[],

@@ -27,7 +27,7 @@ connects. Each event may be a list separated by commas: a file exists, a file no
 exists, the other end of an inherited pipe (a descriptor number) is closed, a process (its ID) \
 has ended. A script, run by /bin/sh, reports the event by exit status 88.",
     example: r#"
-blockhaul serve -U until.sock zero:1G \
+blockhaul serve --background -U until.sock zero:1G \
   --layer 'exitwhen?exit-when-file-created=stop&exit-when-poll=1s'
 touch stop
 while test -e until.sock; do sleep 0.1; done

@@ -39,7 +39,31 @@ fn ctl_statuses() -> String {
 /// The statuses of commands that open no device but a plugin.
 const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
 
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: &[(&str, &str)] = &[
+    (
+        "help",
+        "\
+  The options of devices, of one layer, and of a command:
+      blockhaul help devices
+      blockhaul help rate
+      blockhaul help copy
+",
+    ),
+    (
+        "man",
+        "\
+  Write all pages, for man1 and man7, and read one:
+      blockhaul man pages
+      man pages/blockhaul-devices.7
+",
+    ),
+    (
+        "completions",
+        "\
+  Complete commands, options and devices in bash:
+      blockhaul completions bash > ~/.local/share/bash-completion/completions/blockhaul
+",
+    ),
     ("tls", tls::EXAMPLES),
     ("tls init", tls::EXAMPLES),
     (

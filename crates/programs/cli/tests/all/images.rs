@@ -29,8 +29,8 @@ fn the_bytes_of_an_image_are_used_with_a_warning() {
     assert_eq!(std::fs::read(raw).unwrap(), QCOW2);
     // Not if the user says so, or the target is one as well.
     let file = format!("file:{image}");
-    let other = scratch.file("copy.img");
-    for args in [[&file, raw], [image, other.to_str().unwrap()]] {
+    let [plain, other] = ["plain.raw", "copy.img"].map(|name| scratch.file(name));
+    for args in [[&file, plain.to_str().unwrap()], [image, other.to_str().unwrap()]] {
         let output = copy(&args);
         assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
     }

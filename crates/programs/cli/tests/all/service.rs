@@ -104,7 +104,7 @@ fn the_log_names_who_tries_without_tls() {
     let keys = scratch.file("keys.psk");
     let keys = keys.to_str().unwrap();
     assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
-    let server = start(&scratch, &["--tls-psk", keys, "memory:1M"]);
+    let server = start(&scratch, &["--quiet", "--tls-psk", keys, "memory:1M"]);
     // A client that only connects is not logged.
     drop(std::os::unix::net::UnixStream::connect(server.socket()).unwrap());
     let with =

@@ -85,7 +85,7 @@ fn what_exports_cannot_be_is_said() {
     usage(&["-e", "a=memory:1M", "--description", "x"], &["--description"]);
     usage(&["-e", "a="], &["no device"]);
     usage(&["-e", "a=tape:1M"], &["tape", "known are"]);
-    usage(&["-e", "a=[", "memory:1M", "--layer", "ratte", "]"], &["ratte", "known are"]);
+    usage(&["-e", "a=[", "memory:1M", "--layer", "ratte", "]"], &["ratte", "did you mean rate?"]);
     usage(&["-e", "a=[", "memory:1M", "--what", "]"], &["--export a", "--what"]);
     usage(&["-e", "a=[", "-r", "]"], &["--export a", "DEVICE"]);
     usage(&["-e", "a=[", "memory:1M"], &["[ without ]"]);

@@ -25,7 +25,7 @@ fn what_is_handed_over_open_is_served() {
     // The file is gone: its descriptor is all there is. It comes along to the background as well.
     done(
         "printf 01234567 >disk; exec 5<>disk 6<disk; rm disk
-        \"$0\" serve -U own --pidfile pid 'file:?fd=5'
+        \"$0\" serve --background -U own --pidfile pid 'file:?fd=5'
         printf abcdefgh | \"$0\" copy - 'nbd+unix:///?socket=own'
         kill $(cat pid)
         test \"$(cat <&6)\" = abcdefgh
