@@ -13,7 +13,7 @@ use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
 use crate::figures::Watched;
 use crate::jobfile::{self, Disk};
-use crate::progress::Reporter;
+use crate::progress::{End, Reporter};
 use crate::session::Session;
 use crate::{args, brackets, long, signals};
 
@@ -48,11 +48,10 @@ pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     let watched = disks.iter().map(|disk| disk.watched.clone()).collect();
     let mut session = Session::start(&common, sink, watched, limit)?;
     let disks = session.block_on(move || copy_all(disks, parallel, pool));
-    let success = disks.iter().all(|disk| matches!(disk.result, Some(Ok(_))));
     let outcome = tell(&disks, args.verbose, session.signal());
     // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(disks);
-    session.finish(success);
+    session.finish(End::from(&outcome));
     outcome
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use blockhaul_engine::Snapshot;
 use rustix::fs::OFlags;
 
-use crate::exit::{Failure, plain};
+use crate::exit::{Failure, Outcome, plain};
 use crate::figures::Watched;
 
 /// How to show progress.
@@ -51,9 +51,27 @@ const NEWEST: f64 = 0.1;
 /// Cells of the bar.
 const CELLS: usize = 40;
 
+/// How a command ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct End {
+    /// Its exit status.
+    pub status: u8,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl From<&Outcome> for End {
+    fn from(outcome: &Outcome) -> End {
+        match outcome {
+            Ok(status) => End { status: *status, error: None },
+            Err(failure) => End { status: failure.status(), error: Some(failure.to_string()) },
+        }
+    }
+}
+
 /// Shows progress until it is finished.
 pub struct Reporter {
-    stop: mpsc::Sender<bool>,
+    stop: mpsc::Sender<End>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -105,9 +123,9 @@ impl Reporter {
     }
 
     /// Shows the end state: everything if the copy succeeded.
-    pub fn finish(mut self, success: bool) {
+    pub fn finish(mut self, end: End) {
         // Fails only if the thread has ended because its output was closed.
-        let _ = self.stop.send(success);
+        let _ = self.stop.send(end);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -121,18 +139,18 @@ pub struct Sink {
     last: Option<String>,
 }
 
-fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<bool>) {
+fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<End>) {
     let mut rate = Rate::new();
     loop {
         let end = stopped.recv_timeout(INTERVAL);
         let now = View::of(disks);
         rate.note(&now.all);
         let end = match end {
-            Ok(success) => Some(success),
+            Ok(end) => Some(end),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
-        let shown = sink.show(&now, &rate, end);
+        let shown = sink.show(&now, &rate, end.as_ref());
         // The output is closed: the copy continues without.
         if shown.is_err() || end.is_some() {
             return;
@@ -265,12 +283,13 @@ fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
 }
 
 impl Sink {
-    fn show(&mut self, view: &View, rate: &Rate, end: Option<bool>) -> std::io::Result<()> {
+    fn show(&mut self, view: &View, rate: &Rate, end: Option<&End>) -> std::io::Result<()> {
+        let success = end.map(|end| end.status == 0);
         match self.style {
             Style::Bar => {
                 let size = rustix::termios::tcgetwinsize(&self.file);
                 let columns = size.map_or(0, |size| usize::from(size.ws_col));
-                let mut line = format!("\r{}\x1b[K", bar(view, rate, end, columns));
+                let mut line = format!("\r{}\x1b[K", bar(view, rate, success, columns));
                 if end.is_some() {
                     line.push('\n');
                 }
@@ -281,7 +300,7 @@ impl Sink {
                 if self.last.is_none() {
                     self.line("0/100".to_string())?;
                 }
-                self.line(format!("{}/100", percent(&view.all, end)))
+                self.line(format!("{}/100", percent(&view.all, success)))
             }
             Style::Json(_) => {
                 self.last = None;
@@ -301,7 +320,7 @@ impl Sink {
     }
 }
 
-fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
+fn json(view: &View, rate: &Rate, end: Option<&End>) -> serde_json::Value {
     let now = &view.all;
     let used = view.routes.iter().filter(|(_, bytes)| *bytes > 0);
     let routes: serde_json::Map<_, _> =
@@ -317,8 +336,10 @@ fn json(view: &View, rate: &Rate, end: Option<bool>) -> serde_json::Value {
     line["eta"] = rate.eta(now).into();
     line["elapsed"] = rate.started.elapsed().as_secs_f64().into();
     line["finished"] = end.is_some().into();
-    if let Some(success) = end {
-        line["success"] = success.into();
+    if let Some(end) = end {
+        line["success"] = (end.status == 0).into();
+        line["exit_status"] = end.status.into();
+        line["error"] = end.error.as_deref().into();
         line["eta"] = serde_json::Value::Null;
     }
     if !view.disks.is_empty() {
@@ -364,7 +385,9 @@ fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
     let rest = match (end, rate.eta(now)) {
         (Some(_), _) => {
             let seconds = rate.started.elapsed().as_secs_f64();
-            format!("{} in {seconds:.1} s", rounded(now.done()))
+            let average = rounded((now.done() as f64 / seconds.max(0.001)) as u64);
+            let verified = if verifying(now) { ", verified" } else { "" };
+            format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
         }
         (None, Some(eta)) => format!("{rate_text} {} left", clock(eta)),
         (None, None) => rate_text,
@@ -469,7 +492,7 @@ mod tests {
         let line = json(&half, &rate, None);
         assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
         assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
-        assert_eq!(json(&view(at(5, 0)), &rate, Some(true))["success"], true);
+        assert_eq!(json(&view(at(5, 0)), &rate, Some(&End::default()))["success"], true);
         assert_eq!(clock(3723), "1:02:03");
         assert_eq!(rounded(1536), "1.5 KiB");
     }

@@ -8,7 +8,7 @@ use blockhaul_io::{Remote, Runtime};
 
 use crate::exit::{self, Failure, plain};
 use crate::figures::Watched;
-use crate::progress::{Reporter, Sink};
+use crate::progress::{End, Reporter, Sink};
 use crate::{args, figures, metrics, out, signals};
 
 /// One or more copies, from before the first to after the last.
@@ -68,10 +68,10 @@ impl Session {
     }
 
     /// Shows the end state: everything after success.
-    pub fn finish(&mut self, success: bool) {
+    pub fn finish(&mut self, end: End) {
         self.metrics = None;
         if let Some(reporter) = self.reporter.take() {
-            reporter.finish(success);
+            reporter.finish(end);
         }
     }
 }

@@ -74,6 +74,12 @@ pub struct Host<'a> {
 }
 
 impl Host<'_> {
+    fn has_plugin(&self, name: &str) -> bool {
+        let is_path = name.contains(['/', '.']);
+        let file = |suffix: &str| self.plugins.join(format!("nbdkit-{name}-plugin{suffix}"));
+        is_path || file(".so").exists() || file("").exists()
+    }
+
     fn installed(&self, filter: &str) -> bool {
         self.filters.join(format!("nbdkit-{filter}-filter.so")).exists()
     }
@@ -145,6 +151,11 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
         }
     }
     words.push("--".into());
+    let is_missing = line.plugin.as_deref().is_some_and(|name| !host.has_plugin(name));
+    let native = native.or_else(|| match hosted.is_empty() && is_missing {
+        true => plugins::substitute(&line),
+        false => None,
+    });
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
     words
 }
@@ -213,7 +224,11 @@ mod tests {
         assert_eq!(device("null").0, "null:0");
         assert_eq!(device("pattern 1M").0, "nbdkit:pattern?1M");
         assert_eq!(device("-r pattern 1M").0, "pattern:1M");
-        assert_eq!(device("-t 4 sh script").0, "nbdkit:sh?@threads=4&script");
+        assert_eq!(device("-t 4 python script").0, "nbdkit:python?@threads=4&script");
+        // Where nbdkit's plugins are not installed.
+        assert_eq!(device("sh script a=b&c").0, "sh:script?a=b%26c");
+        assert_eq!(device("file /no/such").0, "file:/no/such");
+        assert_eq!(device("eval get_size=echo%1M").0, "eval:get_size=echo%251M");
         assert_eq!(device("./x.so a=b%").0, "nbdkit:./x.so?a=b%25");
     }
 

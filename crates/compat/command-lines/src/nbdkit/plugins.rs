@@ -30,6 +30,33 @@ pub fn native(line: &Line) -> Option<OsString> {
     }
 }
 
+/// Our own device for a plugin that is not installed, where the plugin would be preferred: it reports
+/// parameters that it does not support, and files that it cannot open.
+pub fn substitute(line: &Line) -> Option<OsString> {
+    let parameters = &line.parameters;
+    let script = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "script");
+    match (line.plugin.as_deref()?, &parameters[..]) {
+        ("file", [(key, path)]) if key.as_deref().is_none_or(|key| key == "file") => {
+            Some(format!("file:{}", escaped(path)).into())
+        }
+        ("sh", [(key, path), rest @ ..]) if script(key) => {
+            let options = assignments(rest)?;
+            Some(format!("sh:{}?{options}", escaped(path)).trim_end_matches('?').into())
+        }
+        ("eval", methods) => Some(format!("eval:{}", assignments(methods)?).into()),
+        _ => None,
+    }
+}
+
+/// Parameters in the form of options; none if one is a bare value.
+fn assignments(parameters: &[Parameter]) -> Option<String> {
+    let all = parameters.iter().map(|(key, value)| {
+        let key = key.as_deref()?;
+        Some(format!("{}={}", escaped(key), escaped(value)))
+    });
+    Some(all.collect::<Option<Vec<_>>>()?.join("&"))
+}
+
 /// The preferred block size in bytes that a plugin reports itself, for its replacement.
 pub fn preferred_block(plugin: &str) -> Option<u32> {
     match plugin {

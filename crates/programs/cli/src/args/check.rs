@@ -13,11 +13,11 @@ use super::value::{algorithm, duration};
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Compare {
-    /// First device; see DEVICES
+    /// First device (see blockhaul help devices)
     #[arg(value_name = "A")]
     pub one: OsString,
 
-    /// Second device; see DEVICES
+    /// Second device (see blockhaul help devices)
     #[arg(value_name = "B")]
     pub other: OsString,
 
@@ -39,7 +39,7 @@ pub struct Compare {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Verify {
-    /// Device to check; see DEVICES
+    /// Device to check (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
@@ -55,7 +55,7 @@ pub struct Verify {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Checksum {
-    /// Device to read; see DEVICES
+    /// Device to read (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 

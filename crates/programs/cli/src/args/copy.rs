@@ -17,11 +17,11 @@ use crate::devices;
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Copy {
-    /// Device to copy; - reads standard input; see DEVICES
+    /// Device to copy; - reads standard input (see blockhaul help devices)
     #[arg(value_name = "SOURCE", required_unless_present = "job", conflicts_with = "job")]
     pub source: Option<OsString>,
 
-    /// Device to write; - writes standard output; see DEVICES
+    /// Device to write; - writes standard output (see blockhaul help devices)
     #[arg(value_name = "TARGET", required_unless_present = "job", conflicts_with = "job")]
     pub target: Option<OsString>,
 
@@ -305,7 +305,7 @@ pub struct Copy {
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub total_connections: Option<u16>,
 
-    /// Put a layer over the source; see LAYERS
+    /// Put a layer over the source (see blockhaul help layers)
     ///
     /// May be repeated; the last layer is the outermost.
     #[arg(long, value_name = "NAME[?key=value&…]")]

@@ -15,7 +15,7 @@ use super::value::duration;
     group = ArgGroup::new("question").args(["list", "size", "uri", "map", "can", "cannot"])
 )]
 pub struct Info {
-    /// Device to inspect; see DEVICES
+    /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
@@ -83,7 +83,7 @@ pub struct Info {
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Map {
-    /// Device to inspect; see DEVICES
+    /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 

@@ -14,7 +14,7 @@ use crate::devices;
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
 pub struct Serve {
-    /// Device to serve; see DEVICES
+    /// Device to serve (see blockhaul help devices)
     #[arg(value_name = "DEVICE", required_unless_present = "export")]
     pub device: Option<OsString>,
 
@@ -67,7 +67,7 @@ pub struct Serve {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub description: String,
 
-    /// Put a layer over the device; see LAYERS
+    /// Put a layer over the device (see blockhaul help layers)
     ///
     /// May be repeated; the last layer is the outermost. With several exports, the layer is put
     /// over each of them.
@@ -293,7 +293,7 @@ fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
 #[derive(Debug, Parser)]
 #[command(infer_long_args = true, no_binary_name = true, disable_help_flag = true)]
 pub struct ServeExport {
-    /// Device to serve; see DEVICES
+    /// Device to serve (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
@@ -305,7 +305,7 @@ pub struct ServeExport {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub description: String,
 
-    /// Put a layer over the device; see LAYERS
+    /// Put a layer over the device (see blockhaul help layers)
     ///
     /// May be repeated; the last layer is the outermost.
     #[arg(long, value_name = "NAME[?key=value&…]")]

@@ -14,7 +14,7 @@ use crate::brackets::Groups;
 use crate::exit::{Failure, Outcome};
 use crate::figures::Watched;
 use crate::long;
-use crate::progress::Reporter;
+use crate::progress::{End, Reporter};
 use crate::session::Session;
 use crate::{args, jobs, logger, signals};
 
@@ -48,19 +48,21 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     // Not on a worker: this waits for the servers of `[ CMD ]`, which end when workers have closed
     // their connections.
     drop(job);
-    session.finish(result.as_ref().is_ok_and(|report| report.status == 0));
-    match result {
-        Ok(report) => {
-            report.tell(args.verbose, "", to_pipe)?;
-            Ok(report.status)
-        }
+    let (outcome, report) = match result {
+        Ok(report) => (Ok(report.status), Some(report)),
         Err(_) if session.signal() != 0 => {
-            Err(Failure::new(signals::status(session.signal()), stopped).and(&gone).and(&hint))
+            let failure = Failure::new(signals::status(session.signal()), stopped);
+            (Err(failure.and(&gone).and(&hint)), None)
         }
         // No hint for a loss of a few seconds.
         Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
-            Err(failure.and(&gone).and(&hint))
+            (Err(failure.and(&gone).and(&hint)), None)
         }
-        Err(failure) => Err(failure.and(&gone)),
+        Err(failure) => (Err(failure.and(&gone)), None),
+    };
+    session.finish(End::from(&outcome));
+    if let Some(report) = report {
+        report.tell(args.verbose, "", to_pipe)?;
     }
+    outcome
 }

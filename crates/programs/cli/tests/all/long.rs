@@ -1,7 +1,6 @@
 //! Copies that take long, as processes: killed at random moments and resumed; limited; retried.
 
 use std::io::{BufRead as _, BufReader};
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
