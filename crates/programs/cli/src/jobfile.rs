@@ -403,7 +403,7 @@ source-layer = ['readonly', 'log']
             ("disk = [5]", "f.toml:1: write it as [[disk]]"),
             ("defaults = 5", "write it as [defaults]"),
             ("what = 1\n", "f.toml:1: unknown key what"),
-            ("verify = true\n", "f.toml:1: key verify is for a disk"),
+            ("verify = true\n", "f.toml:1: key verify applies to a disk"),
             ("progress = 'json'\n", "key progress: only allowed on the command line"),
             (
                 "parallel = 0\n[[disk]]\nsource='a'\ntarget='b'",

@@ -94,7 +94,10 @@ fn a_manifest_is_written_and_checked_later() {
     let [disk, manifest] = ["disk", "manifest"].map(|name| scratch.file(name));
     let [to, kept] = [&disk, &manifest].map(|path| path.to_str().unwrap());
     assert_eq!(said(&["copy", "--manifest", kept, "sample:200M", to]).0, 0);
-    assert_eq!(said(&["verify", to, kept]), (0, "as in the manifest: 209715200 bytes\n".into()));
+    assert_eq!(
+        said(&["verify", to, kept]),
+        (0, "same as in the manifest: 209715200 bytes\n".into())
+    );
     assert_eq!(said(&["verify", "sample:200M", kept]).0, 0);
     // One bit in the second segment.
     let file = std::fs::File::options().read(true).write(true).open(&disk).unwrap();

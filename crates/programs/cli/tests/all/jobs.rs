@@ -195,11 +195,11 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
         (format!("{one}source-layer='what'\n"), "job.toml:2: disk 1: "),
         (
             format!("{one}journal='j'\n{}journal='j'\n", one.replace("a.raw", "b.raw")),
-            "disk 1 writes j, too",
+            "disk 1 also writes j",
         ),
         (
             format!("{one}journal='j'\n{}journal='./j'\n", one.replace("a.raw", "b.raw")),
-            "disk 1 writes ./j, too",
+            "disk 1 also writes ./j",
         ),
         (format!("{one}{}", one.replace("a.raw", "./a.raw")), "disk 1 has the same target"),
         (

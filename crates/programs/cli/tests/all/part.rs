@@ -210,7 +210,7 @@ fn a_dirty_bitmap_of_qemu() {
         &["no bitmap \"qemu:dirty-bitmap:b1\"", "blockhaul info"],
     );
     fails(&[&bitmap[..], &[&uri, "-"]].concat(), 2, &["ranges cannot be left out in a pipe"]);
-    fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["no bitmap"]);
+    fails(&["--bitmap", "base:allocation", &uri, text(&target)], 2, &["is not a dirty bitmap"]);
     let absent = scratch.file("absent");
     fails(&[&bitmap[..], &[&uri, text(&absent)]].concat(), 3, &["needs the earlier copy"]);
 }
@@ -332,7 +332,7 @@ fn a_target_that_is_said_to_be_zero_is_looked_at() {
     file.write_all_at(b"something", 5_555_555).unwrap();
     let server = serve("full");
     let (uri, source) = (server.uri(""), "pattern:8M?data=64k&hole=64k");
-    fails(&["--target-is-zero", source, &uri], 5, &["something else at offset 55"]);
+    fails(&["--target-is-zero", source, &uri], 5, &["there is data at offset 55"]);
     let copied = copies(&["--target-is-zero", "--trust", source, &uri]);
     assert!(copied.contains("4194304 skipped"), "{copied}");
     // Without the promise what the target calls zero is left out, and nothing else.

@@ -328,7 +328,7 @@ fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
         ),
         (
             &["-i", "127.0.0.1", "-p", "0", "--tls", "off"],
-            "serving memory:1M (read-write) at nbd://localhost:".to_string(),
+            "to this machine, without TLS".to_string(),
         ),
         (&["-p", "0"], "to every host that reaches it, without TLS; limit that with".to_string()),
     ] {
