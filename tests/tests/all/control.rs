@@ -179,7 +179,7 @@ fn one_client_is_sent_away_and_the_others_stay() {
     stays.send_request(&write, &[2; 512]).unwrap();
     soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["disconnect", "2"]);
-    assert!(served.ctl(&["disconnect", "2"]).contains("cut"));
+    assert!(served.ctl(&["disconnect", "2"]).contains("is disconnected"));
     stays.expect_close().unwrap();
     let mut kill = std::process::Command::new("kill");
     kill.args(["-s", "KILL", &served.server.pid().to_string()]);
