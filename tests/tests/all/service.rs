@@ -454,7 +454,7 @@ fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
                   wait(lambda: os.path.exists(sys.argv[-1]), 'no socket')\n\
                   os.kill(pid, signal.SIGHUP)\n\
                   said = b''\n\
-                  while b'read again' not in said: said += os.read(terminal, 4096)\n\
+                  while b'reloaded' not in said: said += os.read(terminal, 4096)\n\
                   assert os.waitpid(pid, os.WNOHANG) == (0, 0), 'it has ended'\n\
                   os.close(terminal)\n\
                   left = [0, 0]\n\
