@@ -10,10 +10,10 @@ use blockhaul_bench::{Args, Devices};
 use blockhaul_catalog::{Registry, brackets};
 use clap::Parser as _;
 
-/// Measure programs side by side
+/// Benchmark programs side by side
 ///
-/// Runs scenarios: blockhaul and the programs that people use today on the same work, in turn,
-/// with the results checked; prints medians and ratios and keeps the raw figures.
+/// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
+/// results are checked. Print medians and ratios, and keep the raw measurements.
 #[derive(Debug, clap::Parser)]
 #[command(name = "blockhaul-bench", bin_name = "blockhaul bench", version, infer_long_args = true)]
 struct Cli {

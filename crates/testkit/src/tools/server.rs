@@ -116,14 +116,22 @@ impl Server {
     /// # Errors
     /// All of its output, if they do not appear in time.
     pub fn says(&self, words: &str) -> Result<String, String> {
+        self.says_any(&[words])
+    }
+
+    /// The same for any of several texts.
+    ///
+    /// # Errors
+    /// Like [`Server::says`].
+    pub fn says_any(&self, words: &[&str]) -> Result<String, String> {
         let begun = Instant::now();
         loop {
             let said = self.said();
-            if said.contains(words) {
+            if words.iter().any(|words| said.contains(words)) {
                 return Ok(said);
             }
             if begun.elapsed() > Self::START {
-                return Err(format!("nothing with {words:?}: {said}"));
+                return Err(format!("none of {words:?}: {said}"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }

@@ -230,7 +230,7 @@ fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
     let folder = scratch.file("folder");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("disk"), [0; 4096]).unwrap();
-    let server = serve(&scratch, "s", &["--verbose", &format!("dir:{}", text(&folder))]);
+    let server = serve(&scratch, "s", &["--quiet", "--verbose", &format!("dir:{}", text(&folder))]);
     let mut client = Conversation::connect(server.socket()).unwrap();
     client.hello(3).unwrap();
     assert!(client.option(magic::OPT_LIST, b"data").unwrap()[0].is_error());

@@ -269,7 +269,7 @@ mod tests {
             ("nbd+ssh://host/", "\"nbd+ssh:\" is not supported"),
             ("nbd://h/?socket=/s", "\"nbd+unix:///EXPORT?socket=PATH\""),
             ("nbds://h/?socket=/s", "\"nbds+unix:///EXPORT?socket=PATH\""),
-            ("nbd+vsock:///?socket=/s", "does not go with \"nbd+vsock:\""),
+            ("nbd+vsock:///?socket=/s", "is not allowed with \"nbd+vsock:\""),
             ("nbd+unix:///x", "write \"nbd+unix:///EXPORT?socket=PATH\""),
             ("nbd+unix://disk?socket=s", "three slashes"),
             ("nbd+unix:///?socket=", "is empty"),

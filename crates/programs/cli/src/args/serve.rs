@@ -272,6 +272,10 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub hangup_stops: bool,
 
+    /// Print the URI with the program that nbdkit names.
+    #[arg(long, hide = true)]
+    pub names_nbdinfo: bool,
+
     /// Open files without locks, as nbdkit does.
     #[arg(long, hide = true)]
     pub no_locks: bool,

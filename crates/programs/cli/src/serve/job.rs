@@ -44,7 +44,8 @@ pub struct Job {
     pub limits: Limits,
     pub offers: Offers,
     pub uri_export: Option<String>,
-    pub print_uri: bool,
+    /// The program that shows an export, if the URI is to be printed.
+    pub print_uri: Option<&'static str>,
     pub selinux_label: Option<String>,
     pub secured: Secured,
     pub tls: blockhaul_server::Tls,
@@ -88,8 +89,8 @@ impl Job {
             write_pid(path)?;
         }
         let mut say: String = addresses.free_ports.iter().map(|port| format!("{port}\n")).collect();
-        if self.print_uri {
-            say += &for_people(&uri);
+        if let Some(program) = self.print_uri {
+            say += &for_people(&uri, program);
         }
         let metrics = self.metrics.take().map(|address| serve_figures(&address, &server));
         let metrics = metrics.transpose()?;
@@ -231,10 +232,10 @@ fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
 }
 
 /// The output of `--print-uri`, in the form of nbdkit's.
-fn for_people(uri: &str) -> String {
+fn for_people(uri: &str, program: &str) -> String {
     let quoted = command::quoted(uri);
     format!(
-        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  blockhaul info {quoted}\n"
+        "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  {program} {quoted}\n"
     )
 }
 

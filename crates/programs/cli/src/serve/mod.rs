@@ -173,7 +173,10 @@ fn serve(
         limits: asked.limits,
         offers: offers(args),
         uri_export: args.uri_export.clone(),
-        print_uri: args.print_uri,
+        print_uri: args.print_uri.then_some(match args.names_nbdinfo {
+            true => "nbdinfo",
+            false => "blockhaul info",
+        }),
         selinux_label: args.selinux_label.clone(),
         secured: asked.secured,
         tls: asked.tls,
