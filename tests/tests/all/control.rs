@@ -365,6 +365,8 @@ fn layers_come_and_go_under_a_client_that_verifies() {
     command.args(["--size=32M", "--io_size=256M", "--iodepth=16", "--verify=crc32c"]);
     command.args(["--verify_backlog=64", "--verify_fatal=1", "--fsync=97", "--randrepeat=1"]);
     command.arg(format!("--uri={}", served.server.uri("a"))).arg("--output-format=terse");
+    // Where it keeps what it has verified.
+    command.arg(format!("--aux-path={}", text(scratch.path())));
     let log = File::create(scratch.file("fio.log")).unwrap();
     let said = || fs::read_to_string(scratch.file("fio.log")).unwrap();
     command.stdout(log.try_clone().unwrap()).stderr(log);

@@ -202,7 +202,7 @@ impl Connector {
         })
     }
 
-    /// The same, for HTTP/1.1: servers that speak several protocols are told (ALPN).
+    /// The same, with ALPN for HTTP/1.1, for servers that speak several protocols.
     #[must_use]
     pub fn for_http(self) -> Connector {
         Connector { http: true, ..self }
