@@ -27,7 +27,7 @@ impl Flushes {
         self.0.note(error);
     }
 
-    /// Checks the result of a flush or FUA request ([`makes_durable`]). A success counts only if no
+    /// Checks the result of a flush or FUA request. A success counts only if no
     /// other one has failed meanwhile.
     pub fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
         match outcome {

@@ -1,8 +1,7 @@
 //! Devices over devices: everything that changes, limits, records or refuses requests.
 //!
-//! One file per layer. To add one, write its file and add a line to [`all`], or to [`gates()`] for
-//! one that handles clients instead of requests: parsing, help, manual and completion are derived
-//! from its declaration. A layer is a value: two stacks may use one kind with different options,
+//! One file per layer. To add one, write its file and add a line to [`all`]: parsing, help, manual and
+//! completion are derived from its declaration. [`support`] has what layers of other crates need. A layer is a value: two stacks may use one kind with different options,
 //! and all handles that one value wraps share its state.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

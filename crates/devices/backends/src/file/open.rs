@@ -383,7 +383,7 @@ impl Open<'_> {
                 "cannot open it: check the name, or create it first, for example with truncate -s 10G \
                  FILE"
             }
-            Errno::NOENT if is_host_and_port(&self.target) => {
+            Errno::NOENT if is_host_and_port(self.target) => {
                 "cannot open it: for an NBD server write nbd://HOST:PORT"
             }
             Errno::NOENT => "cannot open it: check the name",
