@@ -15,7 +15,13 @@ use clap::Parser as _;
 /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
 /// results are checked. Print medians and ratios, and keep the raw measurements.
 #[derive(Debug, clap::Parser)]
-#[command(name = "blockhaul-bench", bin_name = "blockhaul bench", version, infer_long_args = true)]
+#[command(
+    name = "blockhaul-bench",
+    bin_name = "blockhaul bench",
+    version,
+    infer_long_args = true,
+    disable_help_subcommand = true
+)]
 struct Cli {
     #[command(flatten)]
     args: Args,

@@ -413,7 +413,7 @@ source-layer = ['readonly', 'log']
             ("[[disk]]\ntarget='b'", "f.toml:2: disk 1 has no source"),
             ("[[disk]]\nsource='a'\nname='n'", "f.toml:2: disk n has no target"),
             ("[[disk]]\nsource='-'\ntarget='b'", "f.toml:2: key source: a job cannot use pipes"),
-            ("[[disk]]\nsource=5\ntarget='b'", "f.toml:2: key source takes a device"),
+            ("[[disk]]\nsource=5\ntarget='b'", "f.toml:2: key source must be a device"),
             ("[[disk]]\nsource=[]\ntarget='b'", "no command between [ and ]"),
             (&format!("{disk}retries = 'x'"), "f.toml:4: disk 1: key retries: invalid value 'x'"),
             (&format!("{disk}verify = 'x'"), "f.toml:4: key verify must be true or false"),

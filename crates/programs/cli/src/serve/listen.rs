@@ -86,6 +86,8 @@ pub struct Addresses {
     pub unix: Option<PathBuf>,
     /// The first host and port of TCP.
     pub tcp: Option<(String, u16)>,
+    /// TCP on all addresses of this machine.
+    pub every_host: bool,
     /// The first vsock port, and its context ID.
     pub vsock: Option<(u32, u32)>,
     /// Ports chosen by the system.
@@ -139,6 +141,7 @@ impl Where {
             false => self.hosts.drain(..).map(Some).collect(),
         };
         for port in self.ports.drain(..) {
+            addresses.every_host |= hosts.contains(&None);
             for host in &hosts {
                 let (mut tcp, port) = bind_tcp(port, host.clone(), &mut addresses).await?;
                 listeners.append(&mut tcp);
@@ -345,7 +348,9 @@ impl Addresses {
             host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
         };
         match &self.tcp {
-            Some((host, _)) if is_local(host) => format!("to this machine, {secured}"),
+            Some((host, _)) if is_local(host) && !self.every_host => {
+                format!("to this machine, {secured}")
+            }
             Some(_) if tls.is_required() => format!("to every host that reaches it, {secured}"),
             Some(_) => format!(
                 "to every host that reaches it, {secured}; limit that with -i ADDRESS, -U SOCKET or \
@@ -480,7 +485,8 @@ mod tests {
     fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> Listening {
         let tcp = tcp.map(|(host, port)| (host.to_string(), port));
         let unix = unix.map(PathBuf::from);
-        let addresses = Addresses { unix, tcp, vsock: None, free_ports: Vec::new() };
+        let addresses =
+            Addresses { unix, tcp, vsock: None, free_ports: Vec::new(), every_host: false };
         Listening { listeners: Vec::new(), addresses, cleanup: CleanupOnDrop(Cleanup::default()) }
     }
 

@@ -284,10 +284,10 @@ fn progress_for_scripts_and_programs() {
         ["--progress=json", "--retries=0", "--source-layer=error?read=100%", "pattern:1M", "null:"];
     let failed = copy(&failed);
     let said = text(&failed.stderr);
-    let last = said.lines().rfind(|line| line.starts_with('{')).unwrap();
-    let last: serde_json::Value = serde_json::from_str(last).unwrap();
-    assert_eq!((&last["success"], &last["exit_status"]), (&false.into(), &4.into()), "{said}");
-    assert!(last["error"].as_str().unwrap().contains("the source failed"), "{said}");
+    let end = said.lines().rfind(|line| line.starts_with('{')).unwrap();
+    let end: serde_json::Value = serde_json::from_str(end).unwrap();
+    assert_eq!((&end["success"], &end["exit_status"]), (&false.into(), &4.into()), "{said}");
+    assert!(end["error"].as_str().unwrap().contains("the source failed"), "{said}");
     assert_eq!((&last["done"], &last["total"]), (&(64 << 20).into(), &(64 << 20).into()), "{told}");
     let parts = ["data", "zeroed", "skipped"].map(|part| last[part].as_u64().unwrap());
     assert_eq!(parts.iter().sum::<u64>(), 64 << 20, "{told}");
