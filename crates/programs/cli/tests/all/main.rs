@@ -19,4 +19,5 @@ mod part;
 mod reports;
 mod serve;
 mod service;
+mod ssh;
 mod targets;
