@@ -113,6 +113,11 @@ impl Snapshot {
         View::of(&self.0).map(|view| Arc::new(view) as Arc<dyn Device>)
     }
 
+    /// Whether both are the same point in time.
+    pub fn is_same(&self, other: &Snapshot) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// What it has cost so far.
     pub fn stats(&self) -> Stats {
         self.0.stats()

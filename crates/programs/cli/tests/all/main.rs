@@ -13,6 +13,7 @@ mod images;
 mod info;
 mod jobs;
 mod killed;
+mod live_backups;
 mod long;
 mod names;
 mod part;
