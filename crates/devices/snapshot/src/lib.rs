@@ -4,12 +4,14 @@
 //! - `point`: what of the point in time is where, and how it is saved.
 //! - `live`: the layer that all who write to the disk must use from that moment on.
 //! - `view`: the disk as it was.
+//! - `bitmap`: which blocks were written since a moment.
 //!
 //! Reads of the live disk, and writes to a block that is saved already, are passed on unchanged. The
 //! first write to a block waits until its old contents are saved. A reader of the view never delays
 //! a writer: it reads the live disk without a lock, and uses what was saved instead if a block was
 //! overwritten meanwhile.
 
+mod bitmap;
 mod live;
 mod point;
 mod view;
@@ -21,6 +23,9 @@ use std::time::Duration;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::Layer;
 
+pub use crate::bitmap::{
+    BITMAP_CONTEXT, BITMAPS_MAX, Bitmap, DIRTY, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
+};
 use crate::live::LiveLayer;
 use crate::point::Point;
 use crate::view::View;
@@ -109,8 +114,9 @@ impl Snapshot {
 
     /// The disk as it was: read-only, and trim frees what was saved of a range that the reader does
     /// not need any more (to read it is an error then). None before the layer was put over a disk.
-    pub fn view(&self) -> Option<Arc<dyn Device>> {
-        View::of(&self.0).map(|view| Arc::new(view) as Arc<dyn Device>)
+    /// `bitmaps`, of the same disk, are shown as metadata contexts.
+    pub fn view(&self, bitmaps: Vec<Arc<Bitmap>>) -> Option<Arc<dyn Device>> {
+        View::of(&self.0, bitmaps).map(|view| Arc::new(view) as Arc<dyn Device>)
     }
 
     /// Whether both are the same point in time.

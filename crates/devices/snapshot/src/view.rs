@@ -8,6 +8,7 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Data, Reservation};
 
+use crate::bitmap::Bitmap;
 use crate::point::{Below, Point, State, bytes_of};
 
 /// Runs of states in one reply about extents.
@@ -18,10 +19,12 @@ const RUNS_MAX: usize = 4096;
 pub(crate) struct View {
     facts: Arc<Facts>,
     point: Arc<Point>,
+    /// Shown as contexts after `base:allocation`.
+    bitmaps: Arc<[Arc<Bitmap>]>,
 }
 
 impl View {
-    pub(crate) fn of(point: &Arc<Point>) -> Option<View> {
+    pub(crate) fn of(point: &Arc<Point>, bitmaps: Vec<Arc<Bitmap>>) -> Option<View> {
         let below = point.below.get()?.device.facts();
         let mut facts = Facts::over(&below);
         facts.name = format!("{} (snapshot)", below.name).into();
@@ -29,8 +32,10 @@ impl View {
         facts.emulated &= facts.can;
         facts.withheld &= facts.can;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        facts.contexts.extend(bitmaps.iter().map(|bitmap| bitmap.context()));
         facts.allocation_unit = u32::try_from(point.block).unwrap_or(u32::MAX);
-        Some(View { facts: Arc::new(facts), point: point.clone() })
+        let (facts, point) = (Arc::new(facts), point.clone());
+        Some(View { facts, point, bitmaps: bitmaps.into() })
     }
 
     fn below(&self) -> Result<&Below> {
@@ -168,8 +173,17 @@ impl Device for View {
         match op {
             Op::Read(room) => Pending::start(async move { view.read(at, room).await }),
             Op::Extents(contexts) => Pending::start(async move {
-                let extents = view.extents(at, len, flags).await?;
-                Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
+                let mut lists = Vec::with_capacity(contexts.count());
+                for context in contexts.iter() {
+                    lists.push(match context.checked_sub(1) {
+                        None => view.extents(at, len, flags).await?,
+                        Some(index) => {
+                            let bitmap = view.bitmaps.get(index).ok_or_else(Error::misfit)?;
+                            bitmap.extents(at, len, flags)
+                        }
+                    });
+                }
+                Ok(Reply::Extents(lists))
             }),
             Op::Trim => Pending::start(async move {
                 view.point.release(at, at + len).await?;

@@ -87,12 +87,32 @@ pub fn run(args: &args::Ctl) -> Outcome {
             }))?;
             tell(&answer, json, |_| String::new())
         }
-        CtlCommand::Backup { export, target, snapshot, wait, .. } => {
+        CtlCommand::BitmapAdd { export, name, granularity, within } => {
+            let answer = server.ask(&json!({
+                "command": "bitmap-add",
+                "export": export,
+                "name": name,
+                "granularity": granularity,
+                "seconds": within.as_secs_f64(),
+            }))?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::BitmapRemove { export, name } => {
+            let ask = json!({ "command": "bitmap-remove", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::BitmapClear { export, name } => {
+            let ask = json!({ "command": "bitmap-clear", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::Backup { export, target, snapshot, wait, bitmap, start_bitmap, .. } => {
             let answer = server.ask(&json!({
                 "command": "backup",
                 "export": export,
                 "target": from_here(target)?,
                 "options": backup_options(&args.command),
+                "bitmap": bitmap,
+                "start_bitmap": start_bitmap,
                 "snapshot": snapshot_options(snapshot)?,
                 "seconds": snapshot.within.as_secs_f64(),
             }))?;
@@ -373,7 +393,7 @@ fn clients(answer: &Value) -> String {
 }
 
 fn exports(answer: &Value) -> String {
-    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS"];
+    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS", "BITMAPS"];
     let mut rows = vec![header.map(String::from).to_vec()];
     for export in answer["exports"].as_array().into_iter().flatten() {
         let layers = export["layers"].as_array().into_iter().flatten().map(|layer| {
@@ -400,9 +420,20 @@ fn exports(answer: &Value) -> String {
                 Some(state) => format!("{} ({state})", text(&export["device"]).unwrap_or_default()),
             },
             if layers.is_empty() { "-".into() } else { layers.join(" ") },
+            bitmaps(&export["bitmaps"]),
         ]);
     }
     table(&rows)
+}
+
+/// Bitmaps and how much is dirty in each.
+fn bitmaps(all: &Value) -> String {
+    let shown = all.as_array().into_iter().flatten().map(|bitmap| {
+        let name = text(&bitmap["name"]).unwrap_or_default();
+        format!("{name} ({})", size(number(&bitmap["dirty"])))
+    });
+    let shown: Vec<_> = shown.collect();
+    if shown.is_empty() { "-".into() } else { shown.join(" ") }
 }
 
 fn jobs(answer: &Value) -> String {

@@ -40,7 +40,7 @@ async fn one_round(seed: u64) {
     };
     let disk: Arc<dyn Device> = Arc::new(slow);
     let (snapshot, live) = begun(&disk, &options).await;
-    let view = snapshot.view().unwrap();
+    let view = snapshot.view(Vec::new()).unwrap();
     let before = Rc::new(before);
     let over = Rc::new(Cell::new(false));
     let writers: Vec<_> = (0..WRITERS)

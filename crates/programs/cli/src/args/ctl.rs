@@ -167,12 +167,57 @@ pub enum CtlCommand {
         /// The target reads as zeroes: holes need not be zeroed
         #[arg(long)]
         target_is_zero: bool,
+        /// Copy only what this dirty bitmap of the export shows, onto an earlier backup
+        ///
+        /// The bitmap is clean from the moment of the backup on; if the job fails, what was dirty
+        /// is dirty again.
+        #[arg(long, value_name = "NAME")]
+        bitmap: Option<String>,
+        /// Add a dirty bitmap that begins with this backup, for later ones
+        #[arg(long, value_name = "NAME", conflicts_with = "bitmap")]
+        start_bitmap: Option<String>,
         /// How old contents are saved.
         #[command(flatten)]
         snapshot: SnapshotOptions,
         /// Wait until the job has ended
         #[arg(long)]
         wait: bool,
+    },
+    /// Track what clients write from now on, in a dirty bitmap
+    ///
+    /// Clients that connect later see it as the metadata context qemu:dirty-bitmap:NAME. It is lost
+    /// when the server ends.
+    BitmapAdd {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Bytes per bit: a power of two, 512 to 64M
+        #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
+        granularity: u64,
+        /// Time that requests in flight may take to complete
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+        within: Duration,
+    },
+    /// Remove a dirty bitmap
+    BitmapRemove {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Make a dirty bitmap clean
+    BitmapClear {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
     },
     /// List the jobs, with their progress
     Jobs,

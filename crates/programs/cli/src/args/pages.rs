@@ -151,6 +151,30 @@ const EXAMPLES: &[(&str, &str)] = &[
       blockhaul ctl /run/disks.ctl backup a a.raw --verify --wait
   Back it up to an NBD server at 50 MiB per second, with at most 10 GiB for old contents:
       blockhaul ctl /run/disks.ctl backup a nbd://backup/a --rate 50M --fleece-max 10G
+  A full backup that begins a dirty bitmap; later only what has changed since:
+      blockhaul ctl /run/disks.ctl backup a a.raw --start-bitmap daily --wait
+      blockhaul ctl /run/disks.ctl backup a a.raw --bitmap daily --wait
+",
+    ),
+    (
+        "ctl bitmap-add",
+        "\
+  Track writes in blocks of 4 KiB:
+      blockhaul ctl /run/disks.ctl bitmap-add a tuesday --granularity 4k
+",
+    ),
+    (
+        "ctl bitmap-remove",
+        "\
+  Track writes in this bitmap no longer:
+      blockhaul ctl /run/disks.ctl bitmap-remove a tuesday
+",
+    ),
+    (
+        "ctl bitmap-clear",
+        "\
+  Forget what was written until now:
+      blockhaul ctl /run/disks.ctl bitmap-clear a tuesday
 ",
     ),
     (

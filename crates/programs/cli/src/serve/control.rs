@@ -14,7 +14,7 @@ use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
-use blockhaul_snapshot::{OnFailure, Options};
+use blockhaul_snapshot::{Bitmap, OnFailure, Options};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
@@ -23,6 +23,7 @@ use super::figures;
 use super::jobs::{Job, Jobs, Wanted};
 use super::listen::Cleanup;
 use super::notify::Notify;
+use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use crate::aside::{self, Serving};
@@ -197,6 +198,18 @@ fn text<'a>(
     found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing or not a string")))
 }
 
+/// A member that may be missing.
+fn optional_text(
+    command: &str,
+    request: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<String>, Refusal> {
+    match request.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(_) => text(command, request, name).map(|text| Some(text.to_string())),
+    }
+}
+
 /// A list of texts; empty if missing, `None` if it has another type.
 fn texts(value: Option<&Value>) -> Option<Vec<String>> {
     let Some(value) = value else { return Some(Vec::new()) };
@@ -240,6 +253,7 @@ impl Operations {
             "backup" => return self.begin_backup(&request).await,
             "snapshot-add" => return self.add_snapshot(&request).await,
             "job-wait" => return self.wait_for_job(&request).await,
+            "bitmap-add" | "bitmap-remove" => return self.change_bitmaps(&command, &request).await,
             _ => return self.carry_out(&command, &request),
         }
         let carried_out = blockhaul_io::offload(move || self.carry_out(&command, &request)).await;
@@ -289,6 +303,11 @@ impl Operations {
             "job-pause" | "job-resume" | "job-cancel" | "job-rate" => {
                 self.control_job(command, request)
             }
+            "bitmap-clear" => {
+                let export = self.export(text("export")?)?;
+                export.bitmap(text("name")?).map_err(Refusal::of)?.clear();
+                Ok(json!({ "done": "cleared" }))
+            }
             "set" => {
                 let (layers, place) = self.layer(text("export")?, text("layer")?)?;
                 let layer = &layers[place];
@@ -299,7 +318,7 @@ impl Operations {
             }
             _ => Err(Refusal::usage(format!(
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
-                 export-remove, layer-add, layer-remove, snapshot-add, backup, jobs, job-pause, job-resume, \
+                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, backup, jobs, job-pause, job-resume, \
                  job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
@@ -406,8 +425,12 @@ impl Operations {
             export: export.clone(),
             target: device_of("backup", request, "target")?,
             options: options.ok_or_else(wrong)?,
-            snapshot: snapshot_options("backup", request)?,
-            within: within("backup", request)?,
+            begin: Begin {
+                options: snapshot_options("backup", request)?,
+                take: optional_text("backup", request, "bitmap")?,
+                start: optional_text("backup", request, "start_bitmap")?,
+                within: within("backup", request)?,
+            },
         };
         let job = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
         let described = job.described();
@@ -422,9 +445,34 @@ impl Operations {
         let export = self.export(text(command, request, "export")?)?;
         let name = text(command, request, "name")?;
         let options = snapshot_options(command, request)?;
-        let (live, within) = (export.clone(), within(command, request)?);
-        self.table.add_snapshot(live, name, &options, within).await.map_err(Refusal::of)?;
+        let within = within(command, request)?;
+        let begin = Begin { options, take: None, start: None, within };
+        self.table.add_snapshot(export.clone(), name, &begin).await.map_err(Refusal::of)?;
         log::info!(export = name; "added snapshot {name:?} of export {:?}", export.name);
+        Ok(json!({ "done": "added" }))
+    }
+
+    /// Adds the bitmap `name` to `export`, or removes it.
+    async fn change_bitmaps(
+        &self,
+        command: &str,
+        request: &Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        let export = self.export(text(command, request, "export")?)?;
+        let name = text(command, request, "name")?;
+        if command == "bitmap-remove" {
+            self.table.remove_bitmap(&export, name).await.map_err(Refusal::of)?;
+            return Ok(json!({ "done": "removed" }));
+        }
+        let granularity = match request.get("granularity") {
+            None => GRANULARITY,
+            Some(value) => value.as_u64().ok_or_else(|| {
+                Refusal::usage("bitmap-add: \"granularity\" is not a number of bytes")
+            })?,
+        };
+        let within = within(command, request)?;
+        let added = self.table.add_bitmap(&export, name, granularity, within).await;
+        added.map_err(Refusal::of)?;
         Ok(json!({ "done": "added" }))
     }
 
@@ -537,6 +585,7 @@ impl Operations {
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
                     "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
+                    "bitmaps": one.bitmaps().iter().map(|one| bitmap(one)).collect::<Vec<_>>(),
                     "layers": one.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
                 })
             })
@@ -622,6 +671,14 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
         // Lost when the server has ended, which is detected above.
         let _ = changed.await;
     }
+}
+
+fn bitmap(bitmap: &Bitmap) -> Value {
+    json!({
+        "name": bitmap.name(),
+        "granularity": bitmap.granularity(),
+        "dirty": bitmap.dirty_bytes(),
+    })
 }
 
 fn shown(layer: &Adjustable) -> Value {

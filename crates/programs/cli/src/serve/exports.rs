@@ -10,7 +10,7 @@ use blockhaul_catalog::{
     Spec, Stack, guarded, percent_decode,
 };
 use blockhaul_io::FifoLock;
-use blockhaul_snapshot::Snapshot;
+use blockhaul_snapshot::{Bitmap, Snapshot};
 use clap::Parser as _;
 
 use super::fresh::Fresh;
@@ -68,6 +68,8 @@ pub struct Running {
     pub layers: Mutex<Vec<Arc<Adjustable>>>,
     /// Its points in time, over the layers.
     pub snapshots: Mutex<Vec<Snapshot>>,
+    /// Its dirty bitmaps, below the points in time.
+    pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }
@@ -202,6 +204,7 @@ impl Wanted {
             stack: Mutex::default(),
             layers: Mutex::new(configured),
             snapshots: Mutex::default(),
+            bitmaps: Mutex::default(),
             snapshot_of: None,
         };
         let exports = match self.storage_exports(one, &layers).await? {

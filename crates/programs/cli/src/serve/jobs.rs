@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
 use blockhaul_io::{Notify, Pool};
-use blockhaul_snapshot::{Options, Snapshot};
+use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
 use super::exports::{Running, Table};
+use super::snapshots::{Begin, Begun, Taken};
 use crate::args::{self, Command};
 use crate::copy::job::{Job as Copy, JobControl};
 use crate::exit::Failure;
@@ -79,9 +80,8 @@ pub struct Wanted {
     pub target: Spec,
     /// Options of `copy`, as words.
     pub options: Vec<String>,
-    pub snapshot: Options,
-    /// Maximum time for requests in flight to end before it begins.
-    pub within: Duration,
+    /// Its point in time. The bitmap that is handed over to it selects what is copied.
+    pub begin: Begin,
 }
 
 impl Jobs {
@@ -92,13 +92,13 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: Wanted,
     ) -> Result<Arc<Job>, Failure> {
-        let Wanted { export, target, options, snapshot, within } = wanted;
-        let args = copy_options(&options)?;
+        let Wanted { export, target, options, begin } = wanted;
+        let args = copy_options(&options, begin.take.as_deref())?;
         let named = Spec::Path(export.storage.clone().into());
         let mut copy = Copy::between(&args, named, target.clone())?;
         copy.options.flush = true;
         copy.options.rate = long::rate(&args)?;
-        let (snapshot, view) = table.begin_snapshot(&export, &snapshot, within).await?;
+        let Begun { snapshot, view, taken } = table.begin_snapshot(&export, &begin).await?;
         copy.read_from(Stack::over(view));
         let job = Arc::new(Job {
             id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
@@ -113,7 +113,7 @@ impl Jobs {
         });
         self.remember(job.clone());
         let (table, running) = (table.clone(), job.clone());
-        drop(blockhaul_io::spawn(async move { running.run(copy, &table, &export).await }));
+        drop(blockhaul_io::spawn(async move { running.run(copy, &table, &export, taken).await }));
         Ok(job)
     }
 
@@ -155,7 +155,7 @@ impl Jobs {
 }
 
 /// The options of a copy that is a backup.
-fn copy_options(options: &[String]) -> Result<args::Copy, Failure> {
+fn copy_options(options: &[String], bitmap: Option<&str>) -> Result<args::Copy, Failure> {
     let mut words: Vec<OsString> = ["blockhaul", "copy", "--no-progress"].map(Into::into).into();
     words.extend(options.iter().map(Into::into));
     words.extend(["source", "target"].map(Into::into));
@@ -170,6 +170,9 @@ fn copy_options(options: &[String]) -> Result<args::Copy, Failure> {
             return Err(Failure::usage(format!("backup: --{} cannot be used here", given.name)));
         }
     }
+    if let Some(name) = bitmap {
+        words.insert(2, format!("--bitmap={BITMAP_CONTEXT}{name}").into());
+    }
     match args::parse(words).map_err(wrong)?.command {
         Command::Copy(args) => Ok(*args),
         _ => Err(Failure::usage("backup: these are not options of copy")),
@@ -177,7 +180,7 @@ fn copy_options(options: &[String]) -> Result<args::Copy, Failure> {
 }
 
 impl Job {
-    async fn run(&self, copy: Copy, table: &Arc<Table>, export: &Running) {
+    async fn run(&self, copy: Copy, table: &Arc<Table>, export: &Running, taken: Option<Taken>) {
         let pool = Pool::new(copy.memory());
         let (result, copy) = copy.run(pool).await;
         let cancelled = self.progress.is_cancelled();
@@ -189,6 +192,9 @@ impl Job {
             }
             (Err(failure), _) => Err(failure),
         };
+        if let (Err(_), Some(taken)) = (&result, taken) {
+            taken.give_back();
+        }
         // Not on a worker: it may wait for the server of `[ CMD ]`.
         let _ = blockhaul_io::offload(move || drop(copy)).await;
         table.end_snapshot(export, &self.snapshot).await;

@@ -68,6 +68,13 @@ impl Disk {
         fill(&self.server.uri("a"), seed);
     }
 
+    /// A client overwrites 2 MiB in the middle.
+    fn write_part(&self) {
+        let part = "random:32M?seed=9";
+        let to = self.server.uri("a");
+        succeed(&["copy", "--no-progress", "--range", "8M:2M", part, &to]);
+    }
+
     fn job(&self, number: usize) -> serde_json::Value {
         let all = self.ctl_succeeds(&["jobs", "--json"]);
         let all: serde_json::Value = serde_json::from_str(&all).unwrap();
@@ -179,6 +186,47 @@ fn a_job_is_cancelled_on_request_and_by_the_end_of_the_server() {
     disk.ctl_succeeds(&["backup", "a", &other, "--rate", "1M"]);
     assert!(disk.server.stop().unwrap().success());
     assert_holds(disk.path.to_str().unwrap(), 1);
+}
+
+#[test]
+fn later_backups_copy_only_what_has_changed() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("backup.raw");
+    disk.ctl_succeeds(&["backup", "a", &target, "--start-bitmap", "daily", "--wait"]);
+    disk.write_part();
+    let dirty = |disk: &Disk| {
+        let exports = disk.ctl_succeeds(&["exports", "--json"]);
+        let exports: serde_json::Value = serde_json::from_str(&exports).unwrap();
+        exports["exports"][0]["bitmaps"][0]["dirty"].as_u64().unwrap()
+    };
+    assert_eq!(dirty(&disk), 2 << 20);
+    // A job that does not end well leaves what was dirty dirty.
+    disk.ctl_succeeds(&["backup", "a", &target, "--bitmap", "daily", "--rate", "4k"]);
+    assert_eq!(dirty(&disk), 0, "handed over");
+    disk.ctl_succeeds(&["job-cancel", "2"]);
+    disk.ctl(&["job-wait", "2"]);
+    assert_eq!(dirty(&disk), 2 << 20);
+    // Clients see it, too.
+    let copied = disk.file("copied.raw");
+    std::fs::copy(&target, &copied).unwrap();
+    let context = ["--bitmap", "qemu:dirty-bitmap:daily"];
+    let uri = disk.server.uri("a");
+    succeed(&[&["copy", "--no-progress"], &context[..], &[&uri, &copied]].concat());
+    succeed(&["compare", &copied, disk.path.to_str().unwrap()]);
+    disk.ctl_succeeds(&["backup", "a", &target, "--bitmap", "daily", "--wait"]);
+    let job = disk.job(3);
+    assert!(job["result"].as_str().unwrap().starts_with("2097152 bytes"), "{job}");
+    succeed(&["compare", &target, disk.path.to_str().unwrap()]);
+    assert_eq!(dirty(&disk), 0);
+    disk.ctl_fails(&["bitmap-add", "a", "daily"], 2, &["has a bitmap \"daily\" already"]);
+    disk.ctl_fails(&["bitmap-add", "a", "b", "--granularity", "1000"], 2, &["power of two"]);
+    disk.ctl_fails(&["backup", "a", &target, "--bitmap", "x"], 2, &["known are \"daily\""]);
+    disk.write_part();
+    disk.ctl_succeeds(&["bitmap-clear", "a", "daily"]);
+    assert_eq!(dirty(&disk), 0);
+    disk.ctl_succeeds(&["bitmap-remove", "a", "daily"]);
+    let lost = blockhaul(&[&["copy", "--no-progress"], &context[..], &[&uri, &copied]].concat());
+    assert!(text(&lost.stderr).contains("no bitmap"), "{lost:?}");
 }
 
 #[test]
