@@ -72,6 +72,17 @@ pub enum OnFailure {
     FailWrite,
 }
 
+/// Whether readers of a view can release parts of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trim {
+    /// The view is read-only.
+    Refused,
+    /// Trim frees what was saved of a range that the reader does not need any more, and later
+    /// contents of it are not saved; to read it is an error then. The view says that it can be
+    /// written, because only such devices trim, but refuses writes.
+    Releases,
+}
+
 /// What a point in time has cost so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -112,11 +123,10 @@ impl Snapshot {
         Arc::new(LiveLayer(self.0.clone()))
     }
 
-    /// The disk as it was: read-only, and trim frees what was saved of a range that the reader does
-    /// not need any more (to read it is an error then). None before the layer was put over a disk.
-    /// `bitmaps`, of the same disk, are shown as metadata contexts.
-    pub fn view(&self, bitmaps: Vec<Arc<Bitmap>>) -> Option<Arc<dyn Device>> {
-        View::of(&self.0, bitmaps).map(|view| Arc::new(view) as Arc<dyn Device>)
+    /// The disk as it was. None before the layer was put over a disk. `bitmaps`, of the same disk,
+    /// are shown as metadata contexts.
+    pub fn view(&self, bitmaps: Vec<Arc<Bitmap>>, trim: Trim) -> Option<Arc<dyn Device>> {
+        View::of(&self.0, bitmaps, trim).map(|view| Arc::new(view) as Arc<dyn Device>)
     }
 
     /// Whether both are the same point in time.

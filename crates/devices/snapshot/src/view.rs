@@ -8,6 +8,7 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Data, Reservation};
 
+use crate::Trim;
 use crate::bitmap::Bitmap;
 use crate::point::{Below, Point, State, bytes_of};
 
@@ -24,11 +25,14 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn of(point: &Arc<Point>, bitmaps: Vec<Arc<Bitmap>>) -> Option<View> {
+    pub(crate) fn of(point: &Arc<Point>, bitmaps: Vec<Arc<Bitmap>>, trim: Trim) -> Option<View> {
         let below = point.below.get()?.device.facts();
         let mut facts = Facts::over(&below);
         facts.name = format!("{} (snapshot)", below.name).into();
-        facts.can = Can::EXTENTS | Can::TRIM | Can::MULTI_CONN;
+        facts.can = Can::EXTENTS | Can::MULTI_CONN;
+        if trim == Trim::Releases {
+            facts.can |= Can::WRITE | Can::TRIM;
+        }
         facts.emulated &= facts.can;
         facts.withheld &= facts.can;
         facts.contexts = vec![BASE_ALLOCATION.to_string()];

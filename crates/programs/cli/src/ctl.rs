@@ -77,11 +77,12 @@ pub fn run(args: &args::Ctl) -> Outcome {
             let answer = server.ask(&layers_changed("layer-remove", export, layer, *within))?;
             tell(&answer, json, |_| String::new())
         }
-        CtlCommand::SnapshotAdd { export, name, snapshot } => {
+        CtlCommand::SnapshotAdd { export, name, discard, snapshot } => {
             let answer = server.ask(&json!({
                 "command": "snapshot-add",
                 "export": export,
                 "name": name,
+                "discard": discard,
                 "snapshot": snapshot_options(snapshot)?,
                 "seconds": snapshot.within.as_secs_f64(),
             }))?;

@@ -53,8 +53,7 @@ pub fn check_source(size: u64, source: &Facts) -> Result<()> {
 /// # Errors
 /// [`Kind::ReadOnly`] or [`Kind::Unsupported`], with the side that is in the way.
 pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
-    // A point in time cannot be written, but its reader can release parts of it.
-    if !source.can.intersects(Can::WRITE | Can::TRIM) {
+    if !source.can.contains(Can::WRITE) {
         let text = "what is copied cannot be discarded at the source, because that is read-only: make it \
                     writable, or leave out --discard-source";
         return Err(Error::new(Kind::ReadOnly, text).on(&source.name));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, DeviceExt as _, Facts, Kind, Op, Pending, Request};
 use blockhaul_io::Data;
-use blockhaul_snapshot::{BLOCK_MAX, OnFailure, Options, Snapshot};
+use blockhaul_snapshot::{BLOCK_MAX, OnFailure, Options, Snapshot, Trim};
 
 use crate::support::{BLOCK, begun, on_worker, read, write};
 
@@ -41,7 +41,7 @@ fn a_full_store_breaks_the_snapshot_and_not_the_guest() {
         let memory = full_disk().await;
         let options = Options { max: 2 * BLOCK, ..Options::default() };
         let (snapshot, live) = begun(&memory, &options).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         write(&live, 0, &[1; 2 * BLOCK as usize]).await;
         assert_eq!(read(&view, 0, 4).await, [7; 4]);
         write(&live, 4 * BLOCK, b"too much").await;
@@ -59,7 +59,7 @@ fn a_full_store_fails_the_write_if_the_snapshot_matters_more() {
         let on_failure = OnFailure::FailWrite;
         let options = Options { max: 2 * BLOCK, on_failure, ..Options::default() };
         let (snapshot, live) = begun(&memory, &options).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         write(&live, 0, &[1; 2 * BLOCK as usize]).await;
         let refused = live.write(4 * BLOCK, Data::copy_of(b"too much")).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::NoSpace);
@@ -78,7 +78,7 @@ fn a_guest_does_not_wait_longer_than_allowed() {
         let disk: Arc<dyn Device> = Arc::new(SlowToRead(full_disk().await));
         let options = Options { guest_timeout: Duration::from_millis(20), ..Options::default() };
         let (snapshot, live) = begun(&disk, &options).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         let started = blockhaul_io::now();
         write(&live, 0, b"in time").await;
         assert!(blockhaul_io::elapsed(started) < Duration::from_millis(900));

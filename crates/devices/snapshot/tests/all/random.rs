@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, DeviceExt as _, ZERO};
-use blockhaul_snapshot::{Options, Snapshot};
+use blockhaul_snapshot::{Options, Snapshot, Trim};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::support::{Slow, begun, on_worker, read, write};
@@ -40,7 +40,7 @@ async fn one_round(seed: u64) {
     };
     let disk: Arc<dyn Device> = Arc::new(slow);
     let (snapshot, live) = begun(&disk, &options).await;
-    let view = snapshot.view(Vec::new()).unwrap();
+    let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
     let before = Rc::new(before);
     let over = Rc::new(Cell::new(false));
     let writers: Vec<_> = (0..WRITERS)

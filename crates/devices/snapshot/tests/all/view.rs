@@ -6,7 +6,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, DeviceExt as _, HOLE, Kind, Reply, Request, ZERO,
 };
 use blockhaul_io::{Data, Reservation};
-use blockhaul_snapshot::Options;
+use blockhaul_snapshot::{Options, Trim};
 
 use crate::support::{BLOCK, begun, on_worker, read, write};
 
@@ -23,7 +23,7 @@ fn holes_stay_holes_and_what_is_zeroed_stays_data() {
         let memory = blockhaul_backends::memory(8 * BLOCK);
         write(&memory, 0, &[7; 2 * BLOCK as usize]).await;
         let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         let hole = HOLE | ZERO;
         let expected = [(2 * BLOCK, 0), (6 * BLOCK, hole)];
         assert_eq!(runs(&view).await, expected);
@@ -43,8 +43,9 @@ fn a_view_is_read_only_and_frees_what_is_trimmed() {
         let memory = blockhaul_backends::memory(8 * BLOCK);
         write(&memory, 0, &[7; 8 * BLOCK as usize]).await;
         let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new()).unwrap();
-        assert!(!view.facts().can.contains(Can::WRITE));
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let strict = snapshot.view(Vec::new(), Trim::Refused).unwrap();
+        assert!(!strict.facts().can.intersects(Can::CHANGES));
         let refused = view.write(0, Data::copy_of(b"x")).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::ReadOnly);
         write(&live, 0, &[1; 4 * BLOCK as usize]).await;
@@ -77,7 +78,7 @@ fn a_reply_is_not_changed_by_later_writes() {
         let opened = registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::WRITE).await;
         let disk = opened.unwrap().device().clone();
         let (snapshot, live) = begun(&disk, &Options::default()).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         // As a server does that sends the bytes on without looking at them.
         let room = Reservation::unpooled(BLOCK as usize).parkable();
         let Reply::Data(held) = view.submit(Request::read(0, room)).await.unwrap() else {
@@ -95,7 +96,7 @@ fn an_ended_snapshot_costs_nothing_and_shows_nothing() {
         let memory = blockhaul_backends::memory(4 * BLOCK);
         write(&memory, 0, &[7; 4 * BLOCK as usize]).await;
         let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new()).unwrap();
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
         snapshot.end();
         write(&live, 0, &[1; BLOCK as usize]).await;
         assert_eq!(snapshot.stats().saved, 0);

@@ -132,6 +132,12 @@ pub enum CtlCommand {
         /// Name of the export that shows the snapshot
         #[arg(value_name = "NAME")]
         name: String,
+        /// Accept trim requests, as those of copy --discard-source
+        ///
+        /// They free old contents that the reader does not need any more. The export is then not
+        /// announced as read-only, but refuses writes.
+        #[arg(long)]
+        discard: bool,
         /// How old contents are saved.
         #[command(flatten)]
         snapshot: SnapshotOptions,

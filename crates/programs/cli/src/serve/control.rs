@@ -14,7 +14,7 @@ use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
-use blockhaul_snapshot::{Bitmap, OnFailure, Options};
+use blockhaul_snapshot::{Bitmap, OnFailure, Options, Trim};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
@@ -429,6 +429,7 @@ impl Operations {
                 options: snapshot_options("backup", request)?,
                 take: optional_text("backup", request, "bitmap")?,
                 start: optional_text("backup", request, "start_bitmap")?,
+                trim: Trim::Releases,
                 within: within("backup", request)?,
             },
         };
@@ -446,7 +447,15 @@ impl Operations {
         let name = text(command, request, "name")?;
         let options = snapshot_options(command, request)?;
         let within = within(command, request)?;
-        let begin = Begin { options, take: None, start: None, within };
+        let trim = match request.get("discard") {
+            None | Some(Value::Bool(false)) => Trim::Refused,
+            Some(Value::Bool(true)) => Trim::Releases,
+            Some(_) => {
+                let text = "snapshot-add: \"discard\" is not true or false";
+                return Err(Refusal::usage(text));
+            }
+        };
+        let begin = Begin { options, take: None, start: None, trim, within };
         self.table.add_snapshot(export.clone(), name, &begin).await.map_err(Refusal::of)?;
         log::info!(export = name; "added snapshot {name:?} of export {:?}", export.name);
         Ok(json!({ "done": "added" }))

@@ -279,6 +279,7 @@ impl Job {
             "result": ended.and_then(|end| end.result.as_ref().ok()),
             "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
             "exit_status": ended.map(|end| end.result.as_ref().map_or_else(Failure::status, |_| 0)),
+            "released": self.progress.discarded().0,
             "saved": stats.saved,
             "kept": stats.kept,
             "writes_delayed": stats.waits,

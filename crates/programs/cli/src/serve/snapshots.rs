@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Kind, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Options, Snapshot, tracking};
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Options, Snapshot, Trim, tracking};
 
 use super::exports::{Running, Table};
 use crate::exit::Failure;
@@ -29,6 +29,8 @@ pub struct Begin {
     pub take: Option<String>,
     /// A bitmap that begins with it.
     pub start: Option<String>,
+    /// Whether its readers can release parts of it.
+    pub trim: Trim,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
 }
@@ -85,7 +87,7 @@ impl Table {
             let barrier = Barrier::Within(begin.within);
             shared.switch().swap(new, barrier, at_that_moment).await?;
             let shown = taken.iter().map(|taken: &Taken| taken.dirty.clone()).collect();
-            snapshot.view(shown).ok_or_else(|| Failure::from(Error::misfit()))
+            snapshot.view(shown, begin.trim).ok_or_else(|| Failure::from(Error::misfit()))
         };
         match exchanged.await {
             Ok(view) => Ok(Begun { snapshot, view: fence(view), taken }),

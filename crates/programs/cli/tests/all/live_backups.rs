@@ -116,6 +116,7 @@ fn a_backup_is_the_disk_as_it_was_when_it_began() {
     disk.ctl_succeeds(&["job-rate", "1", "0"]);
     let said = disk.ctl_succeeds(&["job-wait", "1"]);
     assert!(said.contains("verified 33554432 bytes"), "{said}");
+    assert_eq!(disk.job(1)["released"], 0, "verification has read it again");
     assert_holds(&target, 1);
     assert_holds(disk.path.to_str().unwrap(), 2);
     // The next one shows the disk of now.
@@ -131,10 +132,18 @@ fn what_is_copied_and_flushed_is_not_saved_any_more() {
     let disk = Disk::serve(&[]);
     let target = disk.file("backup.raw");
     disk.ctl_succeeds(&["backup", "a", &target, "--wait"]);
-    disk.overwrite(2);
     let job = disk.job(1);
-    assert_eq!((job["saved"].as_u64(), job["kept"].as_u64()), (Some(0), Some(0)), "{job}");
+    assert_eq!(job["released"].as_u64(), Some(32 << 20), "{job}");
     assert_holds(&target, 1);
+    // The same for a reader of a snapshot.
+    disk.ctl_succeeds(&["snapshot-add", "a", "now", "--discard"]);
+    let (other, now) = (disk.file("other.raw"), disk.server.uri("now"));
+    let output = blockhaul(&["copy", "-v", "--no-progress", "--discard-source", &now, &other]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_holds(&other, 1);
+    let gone = blockhaul(&["compare", &now, &other]);
+    assert!(text(&gone.stderr).contains("discarded by its reader"), "{gone:?}");
+    assert_holds(&disk.server.uri("a"), 1);
 }
 
 #[test]
