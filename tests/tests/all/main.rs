@@ -18,6 +18,7 @@ mod hosted;
 mod http;
 mod isolated;
 mod layers;
+mod live_file_system;
 mod lost_writes;
 mod main_job;
 mod negotiations;
