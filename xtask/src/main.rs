@@ -2,6 +2,7 @@
 
 mod apt;
 mod bench;
+mod dist;
 mod enter;
 mod fuzz;
 mod guard;
@@ -62,6 +63,12 @@ const TASKS: &[Task] = &[
         summary: "make the pages of the benchmark results",
         help: pages::HELP,
         run: pages::main,
+    },
+    Task {
+        name: "dist",
+        summary: "packages: deb, rpm, tarballs, container image, lists of crates",
+        help: dist::HELP,
+        run: dist::main,
     },
     Task {
         name: "fuzz",
