@@ -7,6 +7,7 @@ mod enter;
 mod fuzz;
 mod guard;
 mod libnbd_suite;
+mod links;
 mod lint;
 mod nbdkit_bench;
 mod nbdkit_suite;
@@ -14,6 +15,7 @@ mod pages;
 mod peers;
 mod races;
 mod run;
+mod site;
 mod source;
 mod suite;
 mod test;
@@ -69,6 +71,12 @@ const TASKS: &[Task] = &[
         summary: "packages: deb, rpm, tarballs, container image, lists of crates",
         help: dist::HELP,
         run: dist::main,
+    },
+    Task {
+        name: "site",
+        summary: "the documentation as a site, with its links checked",
+        help: site::HELP,
+        run: site::main,
     },
     Task {
         name: "fuzz",
