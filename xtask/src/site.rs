@@ -42,8 +42,45 @@ pub fn main(args: &[String]) -> Outcome {
     let mut mdbook = std::process::Command::new("mdbook");
     mdbook.env("MDBOOK_BOOK__SRC", &source).arg("build").arg(&root);
     run::show(mdbook.arg("--dest-dir").arg(site.join("html")))?;
+    missing_pages(&site.join("html"))?;
     println!("site: {}", site.join("html/index.html").display());
     Ok(())
+}
+
+/// An error where a link of a built page leads to a file that is not there: mdBook may give a page
+/// another name.
+fn missing_pages(html: &Path) -> Outcome {
+    let mut missing = BTreeSet::new();
+    let mut folders = vec![html.to_path_buf()];
+    while let Some(dir) = folders.pop() {
+        let entries = fs::read_dir(&dir)
+            .map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|kind| kind == "html")
+                && !path.ends_with("404.html")
+            {
+                let text = read(&dir, &path)?;
+                let targets = hrefs(&text).filter(|target| !dir.join(target).exists());
+                missing.extend(targets.map(|target| format!("{}: {target}", path.display())));
+            }
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing: Vec<_> = missing.into_iter().collect();
+    Err(format!("links of the site lead nowhere:\n  {}", missing.join("\n  ")))
+}
+
+/// Files that a page's `<a href="…">` lead to.
+fn hrefs(text: &str) -> impl Iterator<Item = &str> {
+    let links = text.split("<a ").skip(1).filter_map(|rest| {
+        let (tag, _) = rest.split_once('>')?;
+        tag.split_once("href=\"")?.1.split(['"', '#']).next()
+    });
+    links.filter(|target| !target.is_empty() && !target.contains(':'))
 }
 
 /// Copies the pages of the contents, and the files that they link to.
@@ -120,6 +157,17 @@ fn read(root: &Path, page: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_without_a_file_are_found() {
+        let scratch = tempfile::tempdir().unwrap();
+        let page = "<a class=\"x\" href=\"b.html#c\">b</a> <a href=\"#d\"> <a href=\"https://host/\"> <a id=\"e\">";
+        fs::write(scratch.path().join("a.html"), page).unwrap();
+        let why = missing_pages(scratch.path()).unwrap_err();
+        assert!(why.ends_with("a.html: b.html"), "{why}");
+        fs::write(scratch.path().join("b.html"), "").unwrap();
+        missing_pages(scratch.path()).unwrap();
+    }
 
     #[test]
     fn the_contents_list_every_page_once() {
