@@ -34,9 +34,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("/run/d.ctl", "several terminals; control.rs"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
-    ("cargo ", "builds the program"),
-    ("sample:2G", "takes long; main_job.rs"),
-    ("map --totals", "of the disk in the line above"),
+    ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
 ];
 
 /// What stands for absolute paths.

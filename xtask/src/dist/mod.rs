@@ -13,6 +13,7 @@ mod sbom;
 mod sums;
 mod tarball;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -57,6 +58,9 @@ enum Made {
     LeftOut(String),
 }
 
+/// The packages of a run by the names of their pieces; of several files the first one.
+type Packages = BTreeMap<&'static str, PathBuf>;
+
 /// Every piece, in the order in which they are made. To add one, add a file and a line here.
 const PIECES: &[Piece] = &[
     Piece { name: "deb", make: deb::make },
@@ -92,13 +96,13 @@ pub fn main(args: &[String]) -> Outcome {
         check::ready()?;
     }
     let dist = Dist::new()?;
-    let mut made = Vec::new();
+    let mut made = Packages::new();
     for piece in PIECES.iter().filter(|piece| names.is_empty() || names.contains(&piece.name)) {
         let begun = Instant::now();
         match (piece.make)(&dist).map_err(|why| format!("{}: {why}", piece.name))? {
             Made::Files(files) => {
                 report(piece.name, &files, begun)?;
-                made.push(piece.name);
+                made.extend(files.into_iter().next().map(|file| (piece.name, file)));
             }
             Made::LeftOut(why) if names.is_empty() && !run::ci() => {
                 println!("{}: left out: {why}", piece.name);

@@ -9,18 +9,17 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::oci;
 use super::root::Root;
-use super::{Dist, Flavour, build, only, unpack};
+use super::{Flavour, build, unpack};
+use crate::dist::sums;
 use crate::{Outcome, run};
 
 /// Longer than a server takes to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub fn check(dist: &Dist) -> Outcome {
-    let image = only(oci::make(dist)?)?;
+pub fn check(image: &Path) -> Outcome {
     let layout = Root::empty("image-layout")?;
-    unpack(&image, &layout.path("/"))?;
+    unpack(image, &layout.path("/"))?;
     let root = Root::empty("image")?;
     let config = unpack_layers(&layout, &root)?;
     let user = config["config"]["User"].as_str().unwrap_or_default();
@@ -53,7 +52,7 @@ fn unpack_layers(layout: &Root, root: &Root) -> Result<Value, String> {
         let digest = value["digest"].as_str().unwrap_or_default();
         let sum = digest.strip_prefix("sha256:").ok_or("a digest is not of SHA-256")?;
         let path = format!("blobs/sha256/{sum}");
-        let found = super::super::sums::of(&layout.path(&path))?;
+        let found = sums::of(&layout.path(&path))?;
         if found == sum { Ok(path) } else { Err(format!("{path} has the digest {found}")) }
     };
     let index = read("index.json")?;

@@ -4,13 +4,13 @@
 mod image;
 mod root;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use self::root::Root;
 use super::build::{self, Flavour};
-use super::{Dist, Made, deb, files, image as oci, rpm, tarball};
+use super::{Dist, Packages, deb, files, tarball};
 use crate::{Outcome, run};
 
 /// Debian releases whose root file systems are used.
@@ -52,19 +52,18 @@ pub fn ready() -> Outcome {
     Err("--check makes root file systems and changes its root: run it as root".into())
 }
 
-/// Checks those pieces of `made` that can be installed.
-pub fn all(dist: &Dist, made: &[&str]) -> Outcome {
-    let wanted = |name: &str| made.contains(&name);
-    if ["deb", "rpm", "tar"].iter().any(|name| wanted(name)) {
+/// Checks those packages that can be installed.
+pub fn all(dist: &Dist, made: &Packages) -> Outcome {
+    if ["deb", "rpm", "tar"].iter().any(|name| made.contains_key(name)) {
         for suite in SUITES {
-            in_suite(dist, suite, &wanted)?;
+            in_suite(dist, suite, made)?;
         }
     }
-    if wanted("static") {
-        timed("static", "an empty root file system", || static_tarball(dist))?;
+    if let Some(tarball) = made.get("static") {
+        timed("static", "an empty root file system", || static_tarball(tarball))?;
     }
-    if wanted("image") {
-        timed("image", "a root file system of its own", || image::check(dist))?;
+    if let Some(image) = made.get("image") {
+        timed("image", "a root file system of its own", || image::check(image))?;
     }
     Ok(())
 }
@@ -77,24 +76,25 @@ fn timed(piece: &str, place: &str, check: impl FnOnce() -> Outcome) -> Outcome {
     Ok(())
 }
 
-fn in_suite(dist: &Dist, suite: &str, wanted: &dyn Fn(&str) -> bool) -> Outcome {
+fn in_suite(dist: &Dist, suite: &str, made: &Packages) -> Outcome {
     let root = Root::debian(suite)?;
     let place = format!("Debian {suite}");
-    if wanted("deb") {
-        timed("deb", &place, || leaves_nothing(&root, || debian_package(dist, &root)))?;
+    if let Some(package) = made.get("deb") {
+        timed("deb", &place, || leaves_nothing(&root, || debian_package(package, &root)))?;
     }
-    if wanted("rpm") || wanted("tar") {
+    if made.contains_key("rpm") || made.contains_key("tar") {
         // Neither of them brings the libraries.
         let names = libraries(dist, &root)?;
         let mut install = vec!["apt-get", "install", "-qq", "-y", "--no-install-recommends"];
         install.extend(names.iter().map(String::as_str));
         root.run(&install)?;
     }
-    if wanted("rpm") {
-        timed("rpm", &place, || leaves_nothing(&root, || rpm_package(dist, &root)))?;
+    if let Some(package) = made.get("rpm") {
+        timed("rpm", &place, || leaves_nothing(&root, || rpm_package(package, &root)))?;
     }
-    if wanted("tar") {
-        timed("tar", &place, || leaves_nothing(&root, || shared_tarball(dist, &root)))?;
+    if let Some(tarball) = made.get("tar") {
+        let name = tarball::name(dist.version, Flavour::Shared, "glibc");
+        timed("tar", &place, || leaves_nothing(&root, || shared_tarball(tarball, &name, &root)))?;
     }
     root.remove()
 }
@@ -113,10 +113,9 @@ fn leaves_nothing(root: &Root, check: impl FnOnce() -> Outcome) -> Outcome {
     Err(format!("left or changed: {}; missing or changed: {}", left.join(", "), gone.join(", ")))
 }
 
-fn debian_package(dist: &Dist, root: &Root) -> Outcome {
-    let package = only(deb::make(dist)?)?;
+fn debian_package(package: &Path, root: &Root) -> Outcome {
     let inside = "/root/blockhaul.deb";
-    files::install(&package, &root.path(inside), 0o644)?;
+    files::install(package, &root.path(inside), 0o644)?;
     root.run(&["apt-get", "install", "-qq", "-y", "--no-install-recommends", inside])?;
     root.run(&["dpkg", "--verify", "blockhaul"])?;
     jobs(root, "blockhaul", true)?;
@@ -137,8 +136,7 @@ fn libraries(dist: &Dist, root: &Root) -> Result<Vec<String>, String> {
 
 /// There is no root file system of an RPM distribution: its package goes into Debian's, by `rpm`
 /// from outside and without its dependencies.
-fn rpm_package(dist: &Dist, root: &Root) -> Outcome {
-    let package = only(rpm::make(dist)?)?;
+fn rpm_package(package: &Path, root: &Root) -> Outcome {
     let rpm = |args: &[&str]| {
         let mut command = Command::new("rpm");
         command.arg("--root").arg(root.path("/")).args(args);
@@ -151,19 +149,16 @@ fn rpm_package(dist: &Dist, root: &Root) -> Outcome {
     rpm(&["-e", "--nodeps", "blockhaul"])
 }
 
-fn shared_tarball(dist: &Dist, root: &Root) -> Outcome {
-    let tarball = only(tarball::make(dist)?)?;
-    unpack(&tarball, &root.path("/opt"))?;
-    let name = tarball::name(dist.version, Flavour::Shared, "glibc");
+fn shared_tarball(tarball: &Path, name: &str, root: &Root) -> Outcome {
+    unpack(tarball, &root.path("/opt"))?;
     jobs(root, &format!("/opt/{name}/bin/blockhaul"), false)?;
     root.run(&["rm", "-r", &format!("/opt/{name}")]).map(drop)
 }
 
 /// The static program in a root file system with nothing else: no shell, no /proc, no /dev, no /tmp.
-fn static_tarball(dist: &Dist) -> Outcome {
-    let tarball = only(tarball::make_static(dist)?)?;
+fn static_tarball(tarball: &Path) -> Outcome {
     let root = Root::empty("static")?;
-    unpack(&tarball, &root.path("/"))?;
+    unpack(tarball, &root.path("/"))?;
     let program = program_below(&root)?;
     let serve = |disk| ["[", program.as_str(), "serve", "-r", disk, "]"];
     let words = |parts: &[&[&str]]| root.run(&parts.concat());
@@ -192,12 +187,4 @@ fn jobs(root: &Root, program: &str, names: bool) -> Outcome {
 
 fn unpack(tarball: &Path, dir: &Path) -> Outcome {
     run::quiet(Command::new("tar").arg("-xf").arg(tarball).arg("-C").arg(dir)).map(drop)
-}
-
-/// The one file of a piece.
-fn only(made: Made) -> Result<PathBuf, String> {
-    match made {
-        Made::Files(mut files) => files.pop().ok_or("no file was made".into()),
-        Made::LeftOut(why) => Err(why),
-    }
 }
