@@ -41,7 +41,10 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
 pub fn depends(dist: &Dist, program: &Path) -> Result<String, String> {
     // The tool insists on a source package.
     let source = dist.empty("deb-source")?;
-    write(&source.join("debian/control"), "Source: blockhaul\n\nPackage: blockhaul\n")?;
+    write(
+        &source.join("debian/control"),
+        "Source: blockhaul\n\nPackage: blockhaul\nArchitecture: any\n",
+    )?;
     let text =
         run::quiet(dist.command("dpkg-shlibdeps").current_dir(&source).arg("-O").arg(program))?;
     let found = text.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));

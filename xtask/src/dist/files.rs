@@ -142,7 +142,8 @@ fn documents(flavour: Flavour, root: &Path, layout: &Layout) -> Outcome {
 
 /// What users of the static program must know.
 pub const STATIC: &str = "\
-This program is linked statically. It needs no library, and runs in an empty root file system.
+This program is linked statically. It needs no library, and runs in a root file system with nothing else. Servers
+in brackets ([ CMD ]) and --run need /bin/sh and /tmp.
 
 It does not load shared objects: plugins and filters for nbdkit (nbdkit:PLUGIN, blockhaul plugin) are missing.
 Scripts (sh:, eval:) and other programs ([ CMD ]) work. Its OpenSSL is compiled in: updates of the system's

@@ -3,6 +3,7 @@
 
 mod image;
 mod root;
+mod server;
 
 use std::path::Path;
 use std::process::Command;
@@ -15,6 +16,9 @@ use crate::{Outcome, run};
 
 /// Debian releases whose root file systems are used.
 const SUITES: [&str; 2] = ["bookworm", "trixie"];
+
+/// What `info` prints of the disk of 64 MiB that the jobs use.
+const EXPORT_SIZE: &str = "export-size: 67108864 ";
 
 /// What is run of an installed package: `$1` is the program, `$2` says whether the names of other
 /// programs lead to it. The first job serves a disk and copies it with verification, the second one
@@ -155,19 +159,20 @@ fn shared_tarball(tarball: &Path, name: &str, root: &Root) -> Outcome {
     root.run(&["rm", "-r", &format!("/opt/{name}")]).map(drop)
 }
 
-/// The static program in a root file system with nothing else: no shell, no /proc, no /dev, no /tmp.
+/// The static program in a root file system with nothing else: no shell, no /proc, no /dev.
 fn static_tarball(tarball: &Path) -> Outcome {
     let root = Root::empty("static")?;
     unpack(tarball, &root.path("/"))?;
     let program = program_below(&root)?;
-    let serve = |disk| ["[", program.as_str(), "serve", "-r", disk, "]"];
-    let words = |parts: &[&[&str]]| root.run(&parts.concat());
-    words(&[&[&program, "copy", "--verify"], &serve("sample:64M"), &["/disk.raw"]])?;
-    words(&[&[&program, "compare", "/disk.raw"], &serve("sample:64M")])?;
-    let text = words(&[&[&program, "info"], &serve("/disk.raw")])?;
-    if !text.contains("export-size: 67108864 ") {
-        return Err(format!("info printed: {text}"));
-    }
+    let mut command = root.command(&[]);
+    command.args([&program, "serve", "-U", "/s", "sample:64M"]);
+    server::with(command, &root.path("/s"), || {
+        let uri = "nbd+unix:///?socket=/s";
+        root.run(&[&program, "copy", "--verify", uri, "/disk.raw"])?;
+        root.run(&[&program, "compare", uri, "/disk.raw"])?;
+        let text = root.run(&[&program, "info", uri])?;
+        if text.contains(EXPORT_SIZE) { Ok(()) } else { Err(format!("info printed: {text}")) }
+    })?;
     root.remove()
 }
 
