@@ -59,6 +59,9 @@ pub fn program(flavour: Flavour) -> Result<Program, String> {
             (format!("{target}/dist"), libc)
         }
     };
+    // OpenSSL records when it was compiled. With the date of the commit it would be compiled again
+    // after each commit.
+    cargo.env("SOURCE_DATE_EPOCH", "0");
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     run::show(&mut cargo)?;
     let path = dir.join(folder).join("blockhaul");
