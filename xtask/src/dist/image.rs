@@ -153,7 +153,8 @@ fn index(manifest: Blob, version: &str) -> Value {
             "digest": manifest.digest,
             "size": manifest.size,
             "platform": {"architecture": arch(), "os": "linux"},
-            "annotations": {"org.opencontainers.image.ref.name": version},
+            // podman load makes it the name of the image.
+            "annotations": {"org.opencontainers.image.ref.name": format!("blockhaul:{version}")},
         }],
     })
 }
