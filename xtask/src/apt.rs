@@ -279,7 +279,7 @@ pub fn package(deb: &Path) -> (String, String) {
 }
 
 /// The text with the archive's host replaced.
-fn without_host(text: &str, uri: &str) -> String {
+pub fn without_host(text: &str, uri: &str) -> String {
     let Some((_, rest)) = uri.split_once("://") else { return text.to_owned() };
     let authority = rest.split('/').next().unwrap_or(rest);
     let host = authority.rsplit('@').next().unwrap_or(authority);

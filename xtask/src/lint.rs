@@ -3,16 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, run};
+use crate::{Outcome, links, run};
 
 pub const HELP: &str = "\
 cargo xtask lint
 
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
-its features), builds the documentation (warnings are errors), checks licences, sources and duplicates
-of dependencies (deny.toml; needs cargo-deny, without which it says so), and makes sure that code
-which the compiler cannot vouch for is in crates/ground/io, crates/ground/os and crates/devices/cabi
-only.
+its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
+licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
+so), and makes sure that code which the compiler cannot vouch for is in crates/ground/io,
+crates/ground/os and crates/devices/cabi only.
 ";
 
 /// The crates that may have unsafe code: the two that call the operating system, and the one that
@@ -32,6 +32,7 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
     let mut doc = run::cargo("doc");
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    check_links()?;
     check_dependencies()?;
     let found = misplaced(&run::workspace())?;
     if found.is_empty() {
@@ -39,6 +40,14 @@ pub fn main(args: &[String]) -> Outcome {
         return Ok(());
     }
     Err(format!("{WORD} code outside {}:\n  {}", UNSAFE_HOMES.join(" and "), found.join("\n  ")))
+}
+
+fn check_links() -> Outcome {
+    let found = links::broken(&run::workspace())?;
+    if found.is_empty() {
+        return Ok(());
+    }
+    Err(format!("links of the documentation lead nowhere:\n  {}", found.join("\n  ")))
 }
 
 /// Checks dependencies by `deny.toml`, except for advisories, which need a network.

@@ -2,10 +2,12 @@
 
 mod apt;
 mod bench;
+mod dist;
 mod enter;
 mod fuzz;
 mod guard;
 mod libnbd_suite;
+mod links;
 mod lint;
 mod nbdkit_bench;
 mod nbdkit_suite;
@@ -13,6 +15,7 @@ mod pages;
 mod peers;
 mod races;
 mod run;
+mod site;
 mod source;
 mod suite;
 mod test;
@@ -62,6 +65,18 @@ const TASKS: &[Task] = &[
         summary: "make the pages of the benchmark results",
         help: pages::HELP,
         run: pages::main,
+    },
+    Task {
+        name: "dist",
+        summary: "packages: deb, rpm, tarballs, container image, lists of crates",
+        help: dist::HELP,
+        run: dist::main,
+    },
+    Task {
+        name: "site",
+        summary: "the documentation as a site, with its links checked",
+        help: site::HELP,
+        run: site::main,
     },
     Task {
         name: "fuzz",

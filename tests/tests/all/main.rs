@@ -13,6 +13,7 @@ mod control;
 mod copy_matrix;
 mod copy_options;
 mod crowd;
+mod documentation;
 mod flush_errors;
 mod hosted;
 mod http;

@@ -1,0 +1,189 @@
+//! The commands in the README and in `docs`, each block run as a script. Those in `docs/layers` are the
+//! examples of the help, which the tests of the program run.
+//!
+//! A line that starts a server gets a client that lists what it serves. Names of hosts and absolute paths
+//! lead to servers and directories of the test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::tools::{Scratch, Server};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, program, serve, succeed, text};
+
+/// Lines that are not run, by a part of them, and why.
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("nbdkit:curl?", "needs a host; plugins_curl.rs"),
+    ("nbdkit:ssh?", "needs a host; plugins_ssh.rs"),
+    ("blockhaul plugin curl", "needs nbdkit's package for curl; plugins_curl.rs"),
+    ("my-plugin.so", "plugins_c.rs compiles and runs the page's plugin"),
+    ("nbdkit:python?", "plugins.rs runs the page's plugin"),
+    ("disk.sh", "scripts/mod.rs runs the page's script"),
+    ("socket=/run/vm.nbd", "needs QEMU; the program's test of backups carries out the page"),
+    ("/1.0/storage-pools/", "needs Incus or LXD; http/mod.rs"),
+    ("/dev/", "a block device"),
+    ("tmpdisk:", "needs mkfs.xfs; the example in the help runs"),
+    ("ondemand:", "makes a file system of 100 GiB; the example in the help runs"),
+    ("iso:", "needs xorriso; the example in the help runs"),
+    ("--tls-", "needs a client with keys; tls.rs"),
+    ("nbds://", "needs a server with keys; tls.rs"),
+    ("scp ", "needs a host"),
+    ("blockhaul bench", "bench.rs"),
+    ("/run/d.ctl", "several terminals; control.rs"),
+    ("cp --reflink", "needs a file system that shares blocks"),
+    ("--job", "the page's file names hosts; the program's test of jobs"),
+    ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
+];
+
+/// What stands for absolute paths.
+const PATHS: &[(&str, &str)] = &[("/run/", "run/"), ("/var/images", "images")];
+
+/// Bytes of every disk.
+const SIZE: &str = "4M";
+
+/// Files that commands read.
+const DISKS: &[&str] = &[
+    "disk.raw",
+    "disk2.raw",
+    "vm.raw",
+    "disk.raw.1",
+    "disk.raw.2",
+    "first.raw",
+    "boot.img",
+    "swap.img",
+    "root.img",
+    "1.raw",
+    "2.raw",
+    "images/a.raw",
+];
+
+/// A block of commands: its page, its first line, and its lines without comments.
+struct Block {
+    place: String,
+    lines: Vec<String>,
+}
+
+#[test]
+fn the_commands_in_pages_run() {
+    let (qemu_img, _) = (require_peer!("qemu-img"), require_peer!("qemu-nbd"));
+    require_peer!("nbdcopy");
+    let (mut failed, mut used, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
+    for Block { place, mut lines } in blocks() {
+        lines.retain(|line| {
+            let reasons: Vec<_> =
+                LEFT_OUT.iter().map(|(part, _)| *part).filter(|part| line.contains(part)).collect();
+            used.extend(reasons.iter().copied());
+            reasons.is_empty()
+        });
+        count += lines.len();
+        if !lines.is_empty()
+            && let Err(why) = run(&lines, qemu_img.command())
+        {
+            failed.insert(place, why);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert!(count > 25, "only {count} lines were found");
+    let unused: Vec<_> = LEFT_OUT.iter().filter(|(part, _)| !used.contains(part)).collect();
+    assert!(unused.is_empty(), "no page has these lines any more: {unused:?}");
+}
+
+/// The blocks that begin with a command of ours.
+fn blocks() -> Vec<Block> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut pages = vec![root.join("README.md")];
+    let inner = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    pages.extend(inner.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    pages.sort();
+    let mut found = Vec::new();
+    for page in pages {
+        let name = page.file_name().unwrap().display().to_string();
+        let content = fs::read_to_string(&page).unwrap();
+        // Text and blocks take turns; the first line of a block is its language.
+        let mut line = 1;
+        for (index, part) in content.split("```").enumerate() {
+            let lines: Vec<String> = part.lines().skip(1).map(without_comment).collect();
+            let ours = lines.first().is_some_and(|line| line.starts_with("blockhaul "));
+            if index % 2 == 1 && ours {
+                found.push(Block { place: format!("{name}:{line}"), lines });
+            }
+            line += part.matches('\n').count();
+        }
+    }
+    found
+}
+
+fn without_comment(line: &str) -> String {
+    line.split_once("  #").map_or(line, |(command, _)| command).trim().to_owned()
+}
+
+/// Runs lines in a fresh directory with disks and with the hosts that they name.
+fn run(lines: &[String], qemu_img: Command) -> Result<(), String> {
+    let scratch = Scratch::new().unwrap();
+    prepare(&scratch, qemu_img);
+    let mut script = String::from("set -e\n");
+    let mut hosts = BTreeMap::new();
+    for line in lines {
+        let mut line = hosts_replaced(line, &scratch, &mut hosts);
+        for (from, to) in PATHS {
+            line = line.replace(from, to);
+        }
+        if line.starts_with("blockhaul serve ") && !line.contains("--run") {
+            line += " --run 'blockhaul info --list \"$uri\"'";
+        }
+        script += &format!("echo {} >&2\n{line}\n", quoted(&line));
+    }
+    let second = serve(&scratch, "second", &[&format!("memory:{SIZE}")]);
+    let link = scratch.file("second.sock");
+    std::os::unix::fs::symlink(second.socket(), link).unwrap();
+    // Its search path has the peers.
+    let ours = blockhaul(&[]);
+    let path = ours.get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?));
+    let path =
+        path.map_or_else(|| std::env::var("PATH").unwrap(), |path| path.display().to_string());
+    let path = format!("{}:{path}:/usr/sbin:/sbin", text(&scratch.file("bin")));
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).current_dir(scratch.path()).env("PATH", path);
+    let output = bounded(shell.stdin(Stdio::null()), LIMIT);
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{}: {}", output.status, lossy(&output.stderr)))
+}
+
+/// Makes the disks: all the same, so that whatever is copied or compared fits.
+fn prepare(scratch: &Scratch, mut qemu_img: Command) {
+    for dir in ["bin", "run", "images", "drivers", "root"] {
+        fs::create_dir(scratch.file(dir)).unwrap();
+    }
+    std::os::unix::fs::symlink(program(), scratch.file("bin/blockhaul")).unwrap();
+    let first = scratch.file(DISKS[0]);
+    succeed(&["copy", &format!("sample:{SIZE}"), text(&first)]);
+    for name in &DISKS[1..] {
+        fs::copy(&first, scratch.file(name)).unwrap();
+    }
+    let convert = ["convert", "-f", "raw", "-O", "qcow2", text(&first)];
+    let output = bounded(qemu_img.args(convert).arg(scratch.file("vm.qcow2")), LIMIT);
+    assert!(output.status.success(), "{}", lossy(&output.stderr));
+}
+
+/// The line with each `nbd://HOST/NAME` replaced by a server of the test's, one for each host.
+fn hosts_replaced(line: &str, scratch: &Scratch, hosts: &mut BTreeMap<String, Server>) -> String {
+    let mut parts = line.split("nbd://");
+    let mut replaced = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find([' ', '\'']).unwrap_or(part.len());
+        let (host, name) = part[..end].split_once('/').unwrap();
+        let server = hosts
+            .entry(host.to_owned())
+            .or_insert_with(|| serve(scratch, host, &["--any-name", &format!("memory:{SIZE}")]));
+        replaced += &format!("'{}'{}", server.uri(name), &part[end..]);
+    }
+    replaced
+}
+
+fn quoted(line: &str) -> String {
+    format!("'{}'", line.replace('\'', "'\\''"))
+}

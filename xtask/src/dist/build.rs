@@ -1,0 +1,120 @@
+//! The program in its two flavours, built with the profile `dist`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{LARGEST_PROGRAM, size_of};
+use crate::{Outcome, run};
+
+/// How the program is linked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// Against glibc and the machine's OpenSSL, with every feature.
+    Shared,
+    /// Static, with its own OpenSSL and without plugins for nbdkit, which need `dlopen`.
+    Static,
+}
+
+/// A program that was built.
+pub struct Program {
+    pub path: PathBuf,
+    /// The C library: glibc or musl.
+    pub libc: &'static str,
+}
+
+impl Flavour {
+    /// Arguments of cargo that choose the features.
+    pub fn features(self) -> &'static [&'static str] {
+        match self {
+            Flavour::Shared => &[],
+            Flavour::Static => &["--no-default-features", "--features", "luks,vendored-openssl"],
+        }
+    }
+
+    fn directory(self) -> &'static str {
+        match self {
+            Flavour::Shared => "dist-build",
+            Flavour::Static => "dist-build-static",
+        }
+    }
+}
+
+/// Builds the program. Cargo notices when there is nothing to do.
+pub fn program(flavour: Flavour) -> Result<Program, String> {
+    let dir = run::target().join(flavour.directory());
+    let mut cargo = run::cargo("build");
+    cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul"]);
+    cargo.args(flavour.features()).arg("--target-dir").arg(&dir);
+    let mut flags = remapped();
+    let (folder, libc) = match flavour {
+        Flavour::Shared => ("dist".into(), "glibc"),
+        Flavour::Static => {
+            let (target, libc) = static_target()?;
+            if libc == "glibc" {
+                flags.push("-Ctarget-feature=+crt-static".into());
+            }
+            cargo.args(["--target", &target]);
+            // Where Debian and Fedora keep certificates of authorities and OpenSSL's configuration.
+            cargo.env("OPENSSL_CONFIG_DIR", "/etc/ssl");
+            (format!("{target}/dist"), libc)
+        }
+    };
+    // OpenSSL records when it was compiled. With the date of the commit it would be compiled again
+    // after each commit.
+    cargo.env("SOURCE_DATE_EPOCH", "0");
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
+    run::show(&mut cargo)?;
+    let path = dir.join(folder).join("blockhaul");
+    if flavour == Flavour::Shared {
+        small_enough(&path)?;
+    } else {
+        linked_statically(&path)?;
+    }
+    Ok(Program { path, libc })
+}
+
+/// Flags that keep paths of this machine out of the program.
+fn remapped() -> Vec<String> {
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let cargo = std::env::var_os("CARGO_HOME").map(PathBuf::from).unwrap_or(home.join(".cargo"));
+    let remap = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    vec![remap(&run::workspace(), "blockhaul"), remap(&cargo, "cargo")]
+}
+
+/// The target triple of the static program, and the C library that it contains.
+fn static_target() -> Result<(String, &'static str), String> {
+    let arch = std::env::consts::ARCH;
+    let sysroot = run::quiet(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let musl = format!("{arch}-unknown-linux-musl");
+    let installed = Path::new(sysroot.trim()).join("lib/rustlib").join(&musl).join("lib").is_dir();
+    if installed && run::have("musl-gcc") {
+        return Ok((musl, "musl"));
+    }
+    let missing = if installed {
+        "musl-gcc (Debian's package musl-tools)".into()
+    } else {
+        format!("Rust's target {musl} (rustup target add {musl})")
+    };
+    println!("static: linked against glibc, as {missing} is not installed");
+    Ok((format!("{arch}-unknown-linux-gnu"), "glibc"))
+}
+
+fn small_enough(path: &Path) -> Outcome {
+    let size = size_of(path)?;
+    println!("the program: {size} bytes, at most {LARGEST_PROGRAM} are allowed");
+    if size <= LARGEST_PROGRAM {
+        return Ok(());
+    }
+    Err(format!("the program has {size} bytes, more than {LARGEST_PROGRAM}: see RELEASING.md"))
+}
+
+/// An error where the program asks for a dynamic linker.
+fn linked_statically(path: &Path) -> Outcome {
+    let headers =
+        run::quiet(Command::new("readelf").args(["--wide", "--program-headers"]).arg(path))?;
+    if headers.contains("INTERP") {
+        return Err(format!("{} is linked dynamically", path.display()));
+    }
+    println!("the static program: {} bytes", size_of(path)?);
+    Ok(())
+}
