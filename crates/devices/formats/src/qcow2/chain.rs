@@ -56,7 +56,7 @@ fn refuse_writing(target: &Target) -> Result<()> {
     }
     let image = target.rest.to_string_lossy();
     let text = format!(
-        "qcow2: images are opened read-only: serve with --read-only or under --layer cow, or write through \
+        "qcow2: images are opened read-only: serve with --readonly or under --layer cow, or write through \
          [ qemu-nbd -f qcow2 {image} ]"
     );
     Err(Error::new(Kind::ReadOnly, text))

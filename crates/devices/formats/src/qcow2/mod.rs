@@ -41,6 +41,13 @@ impl Backend for Qcow2 {
          it, where %3f is a question mark and %25 a percent sign"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M disk.raw && qemu-img convert -c -O qcow2 disk.raw disk.qcow2
+blockhaul copy qcow2:disk.qcow2 restored.raw && cmp disk.raw restored.raw
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         PARAMS
     }
