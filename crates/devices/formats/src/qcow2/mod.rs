@@ -5,6 +5,7 @@
 //! [`image`] has the metadata of a file, once for all handles, with a [`cache`] of L2 tables.
 //! [`chain`] opens an image with the files that it names. [`device`] takes requests, which
 //! [`mod@read`] (with [`mod@unpack`] and [`kept`] for compressed clusters) and [`extents`] answer.
+//! [`mod@stream`] writes an image from front to back.
 
 mod bitmap;
 mod bytes;
@@ -20,6 +21,7 @@ mod kept;
 mod read;
 mod snapshot;
 mod storage;
+pub mod stream;
 mod unpack;
 
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};

@@ -8,3 +8,4 @@ mod equality;
 mod hostile;
 mod mutations;
 mod parts;
+mod streams;

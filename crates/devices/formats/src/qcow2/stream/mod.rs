@@ -1,0 +1,268 @@
+//! Writes an image from front to back, to something that cannot seek: a pipe, or an upload.
+//!
+//! All tables come first, so everything is planned before the first byte. Without compression that
+//! needs the extents of the source alone. Compressed clusters have lengths that are known only after
+//! compression: the source is then read and compressed twice, first for the lengths. It must not
+//! change in the meantime; if a cluster no longer fits its place, the image is given up.
+
+mod pack;
+mod plan;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Extents, Kind, Result, ZERO,
+};
+use blockhaul_io::{Buf, Data};
+
+use self::pack::{Ahead, Packed};
+use self::plan::{Parts, Plan, REFCOUNT_ORDER, Stored, Tables};
+use super::bytes::index;
+use super::error::usage;
+use super::header::MAGIC;
+
+/// Bytes of tables and small clusters that are passed on at once.
+const PIECE: usize = 256 << 10;
+/// Clusters whose lengths are found before the plan is changed.
+const MEASURED: usize = 64 << 10;
+/// Length in bytes of the header with the compression type, padded.
+const HEADER_LEN: u32 = 112;
+/// Incompatible feature: clusters are not compressed by zlib.
+const COMPRESSION_TYPE: u64 = 1 << 3;
+const ZSTD: u8 = 1;
+
+/// How an image is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Cluster size in bytes: a power of two from 512 to 2 MiB.
+    pub cluster: u32,
+    /// Compresses clusters with zstd at this level, 1 to 19; none: clusters stay as they are.
+    pub zstd: Option<i32>,
+}
+
+impl Default for StreamOptions {
+    /// Clusters of 64 KiB, not compressed.
+    fn default() -> StreamOptions {
+        StreamOptions { cluster: 64 << 10, zstd: None }
+    }
+}
+
+/// What takes the bytes of an image, in order.
+pub trait Sink {
+    /// Takes the next bytes. The image is given up after an error.
+    fn write(&mut self, bytes: Data) -> impl Future<Output = Result<()>>;
+}
+
+/// Writes an image of a disk, without a backing file, to `sink`; returns its length in bytes.
+/// Version 3 of the format; its size is rounded up to 512 bytes, as QEMU does. The disk must be fenced and must not change. Call it on a worker.
+///
+/// Memory: 4 bytes for each cluster that an L2 table with data describes (32 KiB for each 512 MiB
+/// with the default cluster size), and some MiB for each worker.
+///
+/// # Errors
+/// [`Kind::Usage`] if an option is out of range, or the cluster size too small for the disk; those
+/// of the source and the sink; and [`Kind::Io`] if the source has changed in the meantime.
+pub async fn stream(
+    source: &Arc<dyn Device>,
+    options: StreamOptions,
+    sink: &mut impl Sink,
+) -> Result<u64> {
+    let cluster_bits = check(options)?;
+    let size = source.facts().size.checked_next_multiple_of(512).unwrap_or(u64::MAX);
+    let mut plan = Plan::new(cluster_bits, size);
+    find_data(source, &mut plan).await?;
+    if options.zstd.is_some() {
+        measure(source, options, &mut plan).await?;
+    }
+    let parts = Parts::of(&plan)?;
+    let tables = Tables { plan: &plan, parts };
+    let mut out = Out { sink, gathered: Vec::new(), at: 0 };
+    write_tables(&tables, options, &mut out).await?;
+    write_data(source, options, &tables, &mut out).await?;
+    out.pad_to(parts.end << cluster_bits).await?;
+    out.pass_on().await?;
+    Ok(out.at)
+}
+
+/// The cluster size as a power of two.
+fn check(options: StreamOptions) -> Result<u32> {
+    let StreamOptions { cluster, zstd } = options;
+    if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
+        return Err(usage(format!("clusters of {cluster} bytes: use a power of two, 512 to 2M")));
+    }
+    match zstd {
+        Some(level) if !(1..=19).contains(&level) => {
+            Err(usage(format!("compression level {level}: use 1 to 19")))
+        }
+        _ => Ok(cluster.trailing_zeros()),
+    }
+}
+
+/// Plans to store every cluster that has a byte that is not known to be zero.
+async fn find_data(source: &Arc<dyn Device>, plan: &mut Plan) -> Result<()> {
+    let facts = source.facts();
+    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+    let mut at = 0;
+    while at < facts.size {
+        let lists = source.extents(at, facts.size - at, context).await?;
+        let list = lists.first().ok_or_else(Error::misfit)?;
+        for range in data_of(list, at) {
+            for number in range.start / plan.cluster()..range.end.div_ceil(plan.cluster()) {
+                plan.set(number, Stored::Plain);
+            }
+        }
+        at += list.total();
+        // A device that computes its extents never waits.
+        blockhaul_io::yield_now().await;
+    }
+    Ok(())
+}
+
+fn data_of(list: &Extents, at: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+    let data = list.ranges(at).filter(|(_, run)| run.state & ZERO == 0);
+    data.map(|(start, run)| start..start + run.len)
+}
+
+/// Compresses everything for its lengths.
+async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Plan) -> Result<()> {
+    let (cluster, mut from) = (plan.cluster(), 0);
+    loop {
+        // The plan changes behind these.
+        let numbers: Vec<_> = plan.numbers(from).take(MEASURED).map(|(number, _)| number).collect();
+        let Some(last) = numbers.last() else { break };
+        from = last + 1;
+        let mut ahead = Ahead::new(source, cluster, options.zstd, numbers.into_iter());
+        while let Some(piece) = ahead.next().await {
+            for Packed { number, stored, .. } in piece? {
+                plan.set(number, stored);
+            }
+        }
+    }
+    plan.tidy();
+    Ok(())
+}
+
+/// Passes bytes on in pieces.
+struct Out<'a, S> {
+    sink: &'a mut S,
+    gathered: Vec<u8>,
+    /// Bytes so far, with those that are gathered.
+    at: u64,
+}
+
+impl<S: Sink> Out<'_, S> {
+    async fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.gathered.extend_from_slice(bytes);
+        self.at += bytes.len() as u64;
+        if self.gathered.len() >= PIECE { self.pass_on().await } else { Ok(()) }
+    }
+
+    /// Passes a payload on without a copy, if it is long.
+    async fn data(&mut self, data: Data) -> Result<()> {
+        if data.len() < PIECE / 8 {
+            return self.bytes(data.bytes()).await;
+        }
+        self.pass_on().await?;
+        self.at += data.len() as u64;
+        self.sink.write(data).await
+    }
+
+    async fn pass_on(&mut self) -> Result<()> {
+        if self.gathered.is_empty() {
+            return Ok(());
+        }
+        let mut buf = Buf::unpooled(self.gathered.len());
+        buf.copy_from_slice(&self.gathered);
+        self.gathered.clear();
+        self.sink.write(buf.into()).await
+    }
+
+    /// Zeroes up to an offset; fails if it is behind.
+    async fn pad_to(&mut self, end: u64) -> Result<()> {
+        let mut left = end.checked_sub(self.at).ok_or_else(changed)?;
+        while left > 0 {
+            let now = left.min(Data::ZEROES_MAX as u64);
+            self.bytes(Data::zeroes(index(now)).bytes()).await?;
+            left -= now;
+        }
+        Ok(())
+    }
+
+    /// A table that begins here, padded to whole clusters.
+    async fn table<const N: usize>(
+        &mut self,
+        entries: impl Iterator<Item = [u8; N]>,
+        cluster: u64,
+    ) -> Result<()> {
+        for entry in entries {
+            self.bytes(&entry).await?;
+        }
+        self.pad_to(self.at.next_multiple_of(cluster)).await
+    }
+}
+
+fn changed() -> Error {
+    let text = "qcow2: the source has changed while it was read: stop its writer, or copy a snapshot of it";
+    Error::new(Kind::Io, text)
+}
+
+async fn write_tables(
+    tables: &Tables<'_>,
+    options: StreamOptions,
+    out: &mut Out<'_, impl Sink>,
+) -> Result<()> {
+    let cluster = tables.plan.cluster();
+    out.bytes(&header(tables, options)).await?;
+    out.pad_to(cluster).await?;
+    out.table(tables.refcount_table().map(u64::to_be_bytes), cluster).await?;
+    out.pad_to(tables.parts.refcount_blocks * cluster).await?;
+    out.table(tables.refcounts().map(u16::to_be_bytes), cluster).await?;
+    out.pad_to(tables.parts.l1 * cluster).await?;
+    out.table(tables.l1().map(u64::to_be_bytes), cluster).await?;
+    out.table(tables.l2().map(u64::to_be_bytes), cluster).await
+}
+
+/// The header, without extensions ("Header").
+fn header(tables: &Tables<'_>, options: StreamOptions) -> Vec<u8> {
+    let (plan, parts) = (tables.plan, tables.parts);
+    let bits = plan.cluster().trailing_zeros();
+    let mut bytes = vec![0; index(HEADER_LEN.into()) + 8];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(0, &MAGIC);
+    put(4, &3_u32.to_be_bytes());
+    put(20, &bits.to_be_bytes());
+    put(24, &plan.size().to_be_bytes());
+    // At most 2^22 entries, and 2^14 clusters.
+    put(36, &u32::try_from(parts.l1_entries).unwrap_or(u32::MAX).to_be_bytes());
+    put(40, &(parts.l1 << bits).to_be_bytes());
+    put(48, &(parts.refcount_table << bits).to_be_bytes());
+    put(56, &u32::try_from(parts.refcount_table_len).unwrap_or(u32::MAX).to_be_bytes());
+    if options.zstd.is_some() {
+        put(72, &COMPRESSION_TYPE.to_be_bytes());
+        put(104, &[ZSTD]);
+    }
+    put(96, &REFCOUNT_ORDER.to_be_bytes());
+    put(100, &HEADER_LEN.to_be_bytes());
+    bytes
+}
+
+async fn write_data(
+    source: &Arc<dyn Device>,
+    options: StreamOptions,
+    tables: &Tables<'_>,
+    out: &mut Out<'_, impl Sink>,
+) -> Result<()> {
+    let numbers = tables.plan.numbers(0).map(|(number, _)| number);
+    let mut ahead = Ahead::new(source, tables.plan.cluster(), options.zstd, numbers);
+    let mut placed = tables.placed();
+    while let Some(piece) = ahead.next().await {
+        for packed in piece? {
+            let place = placed.next().filter(|place| place.number == packed.number);
+            let place = place.filter(|place| place.stored == packed.stored).ok_or_else(changed)?;
+            out.pad_to(place.host).await?;
+            out.data(packed.bytes).await?;
+        }
+    }
+    Ok(())
+}
