@@ -17,7 +17,7 @@ use blockhaul_block::{
 use blockhaul_io::{Buf, Data};
 
 use self::pack::{Ahead, Packed};
-use self::plan::{Parts, Plan, REFCOUNT_ORDER, Stored, Tables};
+use self::plan::{Plan, REFCOUNT_ORDER, Stored, Tables};
 use super::bytes::index;
 use super::error::usage;
 use super::header::MAGIC;
@@ -68,6 +68,17 @@ pub async fn stream(
     options: StreamOptions,
     sink: &mut impl Sink,
 ) -> Result<u64> {
+    let tables = plan(source, options).await?;
+    let mut out = Out { sink, gathered: Vec::new(), at: 0 };
+    write_tables(&tables, options, &mut out).await?;
+    write_data(source, options, &tables, &mut out).await?;
+    out.pad_to(tables.len()).await?;
+    out.pass_on().await?;
+    Ok(out.at)
+}
+
+/// Plans the image of a disk.
+async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<Tables> {
     let cluster_bits = check(options)?;
     let size = source.facts().size.checked_next_multiple_of(512).unwrap_or(u64::MAX);
     let mut plan = Plan::new(cluster_bits, size);
@@ -75,14 +86,7 @@ pub async fn stream(
     if options.zstd.is_some() {
         measure(source, options, &mut plan).await?;
     }
-    let parts = Parts::of(&plan)?;
-    let tables = Tables { plan: &plan, parts };
-    let mut out = Out { sink, gathered: Vec::new(), at: 0 };
-    write_tables(&tables, options, &mut out).await?;
-    write_data(source, options, &tables, &mut out).await?;
-    out.pad_to(parts.end << cluster_bits).await?;
-    out.pass_on().await?;
-    Ok(out.at)
+    plan.finish()
 }
 
 /// The cluster size as a power of two.
@@ -129,7 +133,7 @@ async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Pl
     let (cluster, mut from) = (plan.cluster(), 0);
     loop {
         // The plan changes behind these.
-        let numbers: Vec<_> = plan.numbers(from).take(MEASURED).map(|(number, _)| number).collect();
+        let numbers: Vec<_> = plan.numbers(from).take(MEASURED).collect();
         let Some(last) = numbers.last() else { break };
         from = last + 1;
         let mut ahead = Ahead::new(source, cluster, options.zstd, numbers.into_iter());
@@ -139,7 +143,6 @@ async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Pl
             }
         }
     }
-    plan.tidy();
     Ok(())
 }
 
@@ -188,18 +191,6 @@ impl<S: Sink> Out<'_, S> {
         }
         Ok(())
     }
-
-    /// A table that begins here, padded to whole clusters.
-    async fn table<const N: usize>(
-        &mut self,
-        entries: impl Iterator<Item = [u8; N]>,
-        cluster: u64,
-    ) -> Result<()> {
-        for entry in entries {
-            self.bytes(&entry).await?;
-        }
-        self.pad_to(self.at.next_multiple_of(cluster)).await
-    }
 }
 
 fn changed() -> Error {
@@ -208,35 +199,49 @@ fn changed() -> Error {
 }
 
 async fn write_tables(
-    tables: &Tables<'_>,
+    tables: &Tables,
     options: StreamOptions,
     out: &mut Out<'_, impl Sink>,
 ) -> Result<()> {
-    let cluster = tables.plan.cluster();
+    let (parts, cluster) = (tables.parts, tables.cluster());
     out.bytes(&header(tables, options)).await?;
     out.pad_to(cluster).await?;
-    out.table(tables.refcount_table().map(u64::to_be_bytes), cluster).await?;
-    out.pad_to(tables.parts.refcount_blocks * cluster).await?;
-    out.table(tables.refcounts().map(u16::to_be_bytes), cluster).await?;
-    out.pad_to(tables.parts.l1 * cluster).await?;
-    out.table(tables.l1().map(u64::to_be_bytes), cluster).await?;
-    out.table(tables.l2().map(u64::to_be_bytes), cluster).await
+    for number in 0..parts.refcount_blocks_len {
+        out.bytes(&tables.refcount_block(number).to_be_bytes()).await?;
+    }
+    out.pad_to(tables.offset(parts.refcount_blocks)).await?;
+    for refcount in tables.refcounts(0).take(index(parts.end)) {
+        out.bytes(&refcount.to_be_bytes()).await?;
+    }
+    out.pad_to(tables.offset(parts.l1)).await?;
+    for number in 0..parts.l1_entries {
+        out.bytes(&tables.l1(number).to_be_bytes()).await?;
+    }
+    out.pad_to(tables.offset(parts.l2)).await?;
+    for rank in 0..tables.l2_tables() {
+        out.bytes(&big_endian(&tables.l2(rank))).await?;
+    }
+    Ok(())
 }
 
-/// The header, without extensions ("Header").
-fn header(tables: &Tables<'_>, options: StreamOptions) -> Vec<u8> {
-    let (plan, parts) = (tables.plan, tables.parts);
-    let bits = plan.cluster().trailing_zeros();
+fn big_endian(entries: &[u64]) -> Vec<u8> {
+    entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
+}
+
+/// The header, without extensions ("Header"), and the end of the list of extensions.
+fn header(tables: &Tables, options: StreamOptions) -> Vec<u8> {
+    let parts = tables.parts;
+    let bits = tables.cluster().trailing_zeros();
     let mut bytes = vec![0; index(HEADER_LEN.into()) + 8];
     let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
     put(0, &MAGIC);
     put(4, &3_u32.to_be_bytes());
     put(20, &bits.to_be_bytes());
-    put(24, &plan.size().to_be_bytes());
+    put(24, &tables.size.to_be_bytes());
     // At most 2^22 entries, and 2^14 clusters.
     put(36, &u32::try_from(parts.l1_entries).unwrap_or(u32::MAX).to_be_bytes());
-    put(40, &(parts.l1 << bits).to_be_bytes());
-    put(48, &(parts.refcount_table << bits).to_be_bytes());
+    put(40, &tables.offset(parts.l1).to_be_bytes());
+    put(48, &tables.offset(parts.refcount_table).to_be_bytes());
     put(56, &u32::try_from(parts.refcount_table_len).unwrap_or(u32::MAX).to_be_bytes());
     if options.zstd.is_some() {
         put(72, &COMPRESSION_TYPE.to_be_bytes());
@@ -250,12 +255,12 @@ fn header(tables: &Tables<'_>, options: StreamOptions) -> Vec<u8> {
 async fn write_data(
     source: &Arc<dyn Device>,
     options: StreamOptions,
-    tables: &Tables<'_>,
+    tables: &Tables,
     out: &mut Out<'_, impl Sink>,
 ) -> Result<()> {
-    let numbers = tables.plan.numbers(0).map(|(number, _)| number);
-    let mut ahead = Ahead::new(source, tables.plan.cluster(), options.zstd, numbers);
-    let mut placed = tables.placed();
+    let numbers = tables.placed(0).map(|placed| placed.number);
+    let mut ahead = Ahead::new(source, tables.cluster(), options.zstd, numbers);
+    let mut placed = tables.placed(0);
     while let Some(piece) = ahead.next().await {
         for packed in piece? {
             let place = placed.next().filter(|place| place.number == packed.number);

@@ -32,17 +32,14 @@ pub(super) enum Stored {
     Packed(u16),
 }
 
-/// Clusters of the disk that have an L2 table in common, and how they are stored.
-type Group = Vec<Stored>;
-
-/// The clusters of a disk that are stored. Memory depends on the data, not on the size of the disk:
-/// 4 bytes for each cluster of the L2 tables that are needed.
+/// The clusters of a disk that are to be stored. Memory depends on the data, not on the size of the
+/// disk: 4 bytes for each cluster of the L2 tables that are needed.
 pub(super) struct Plan {
     cluster_bits: u32,
     /// Size of the disk in bytes.
     size: u64,
-    /// By the number of the L2 table. None is empty.
-    groups: BTreeMap<u64, Group>,
+    /// How clusters are stored, by the number of their L2 table.
+    groups: BTreeMap<u64, Vec<Stored>>,
 }
 
 /// A cluster of the disk that is stored.
@@ -56,6 +53,13 @@ pub(super) struct Placed {
     pub(super) stored: Stored,
 }
 
+impl Placed {
+    /// The offset after its data.
+    pub(super) fn end(&self) -> u64 {
+        self.host + self.len
+    }
+}
+
 impl Plan {
     pub(super) fn new(cluster_bits: u32, size: u64) -> Plan {
         Plan { cluster_bits, size, groups: BTreeMap::new() }
@@ -66,19 +70,9 @@ impl Plan {
         1 << self.cluster_bits
     }
 
-    /// Size of the disk in bytes.
-    pub(super) fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Number of entries of an L2 table.
-    fn entries(&self) -> u64 {
-        self.cluster() / 8
-    }
-
     /// Sets how a cluster is stored.
     pub(super) fn set(&mut self, number: u64, stored: Stored) {
-        let entries = self.entries();
+        let entries = self.cluster() / 8;
         let group = self.groups.entry(number / entries);
         let group = group.or_insert_with(|| vec![Stored::Not; index(entries)]);
         if let Some(place) = group.get_mut(index(number % entries)) {
@@ -86,33 +80,44 @@ impl Plan {
         }
     }
 
-    /// Removes L2 tables that nothing needs any more.
-    pub(super) fn tidy(&mut self) {
-        self.groups.retain(|_, group| group.iter().any(|stored| *stored != Stored::Not));
-    }
-
     /// The numbers of the clusters that are stored, from a number on, in order.
-    pub(super) fn numbers(&self, from: u64) -> impl Iterator<Item = (u64, Stored)> + '_ {
-        let entries = self.entries();
+    pub(super) fn numbers(&self, from: u64) -> impl Iterator<Item = u64> + '_ {
+        let entries = self.cluster() / 8;
         self.groups.range(from / entries..).flat_map(move |(group, all)| {
-            let first = group * entries;
-            let numbered = (first..).zip(all.iter().copied());
-            numbered.filter(move |(number, stored)| *stored != Stored::Not && *number >= from)
+            let numbered = (group * entries..).zip(all);
+            let stored = numbered.filter(|(_, stored)| **stored != Stored::Not);
+            stored.map(|(number, _)| number).filter(move |number| *number >= from)
         })
     }
 
-    /// The same with their places in an image whose data begins at `start`.
-    pub(super) fn placed(&self, start: u64) -> impl Iterator<Item = Placed> + '_ {
-        let cluster = self.cluster();
-        let mut next = start;
-        self.numbers(0).map(move |(number, stored)| {
-            let (host, len) = match stored {
-                Stored::Packed(sectors) => (next, u64::from(sectors) * SECTOR),
-                _ => (next.next_multiple_of(cluster), cluster),
-            };
-            next = host + len;
-            Placed { number, host, len, stored }
-        })
+    /// Finds the place of everything.
+    ///
+    /// # Errors
+    /// If the disk is too large for the cluster size.
+    pub(super) fn finish(self) -> Result<Tables> {
+        let (cluster, mut next) = (self.cluster(), 0);
+        let mut groups = Vec::with_capacity(self.groups.len());
+        for (number, clusters) in self.groups {
+            if clusters.iter().all(|stored| *stored == Stored::Not) {
+                continue;
+            }
+            let start = next;
+            for stored in &clusters {
+                next = place(cluster, next, *stored).map_or(next, |(host, len)| host + len);
+            }
+            groups.push(Group { number, start, clusters });
+        }
+        let parts = Parts::of(cluster, self.size, groups.len() as u64, next)?;
+        Ok(Tables { cluster_bits: self.cluster_bits, size: self.size, groups, parts })
+    }
+}
+
+/// Where a cluster goes if the data has this length so far; none if it is not stored.
+fn place(cluster: u64, next: u64, stored: Stored) -> Option<(u64, u64)> {
+    match stored {
+        Stored::Not => None,
+        Stored::Plain => Some((next.next_multiple_of(cluster), cluster)),
+        Stored::Packed(sectors) => Some((next, u64::from(sectors) * SECTOR)),
     }
 }
 
@@ -134,16 +139,13 @@ pub(super) struct Parts {
 impl Parts {
     /// # Errors
     /// If the disk is too large for the cluster size.
-    pub(super) fn of(plan: &Plan) -> Result<Parts> {
-        let cluster = plan.cluster();
-        let l1_entries = plan.size.div_ceil(cluster).div_ceil(plan.entries()).max(1);
+    fn of(cluster: u64, size: u64, l2_len: u64, data_len: u64) -> Result<Parts> {
+        let l1_entries = size.div_ceil(cluster).div_ceil(cluster / 8).max(1);
         let l1_len = (l1_entries * 8).div_ceil(cluster);
         if l1_entries * 8 > L1_MAX {
-            return Err(too_large(plan));
+            return Err(too_large(size, cluster));
         }
-        let l2_len = plan.groups.len() as u64;
-        let data_end = plan.placed(0).last().map_or(0, |last| last.host + last.len);
-        let others = 1 + l1_len + l2_len + data_end.div_ceil(cluster);
+        let others = 1 + l1_len + l2_len + data_len.div_ceil(cluster);
         // Refcounts describe themselves, too: the number of their clusters grows until it fits.
         let (mut table, mut blocks) = (1, 1);
         loop {
@@ -156,12 +158,11 @@ impl Parts {
             (table, blocks) = (needed_table.max(table), needed.max(blocks));
         }
         if table * cluster > REFCOUNT_TABLE_MAX {
-            return Err(too_large(plan));
+            return Err(too_large(size, cluster));
         }
         let refcount_blocks = 1 + table;
         let l1 = refcount_blocks + blocks;
         let (l2, data) = (l1 + l1_len, l1 + l1_len + l2_len);
-        let end = data + data_end.div_ceil(cluster);
         Ok(Parts {
             refcount_table: 1,
             refcount_table_len: table,
@@ -171,93 +172,135 @@ impl Parts {
             l1_entries,
             l2,
             data,
-            end,
+            end: data + data_len.div_ceil(cluster),
         })
     }
 }
 
-fn too_large(plan: &Plan) -> blockhaul_block::Error {
-    let (size, cluster) = (plan.size, plan.cluster());
+fn too_large(size: u64, cluster: u64) -> blockhaul_block::Error {
     usage(format!("a disk of {size} bytes needs clusters of more than {cluster} bytes"))
 }
 
-/// Makes the tables of an image.
-pub(super) struct Tables<'a> {
-    pub(super) plan: &'a Plan,
+/// Clusters of the disk that have an L2 table in common.
+struct Group {
+    /// The number of their entry in the L1 table.
+    number: u64,
+    /// Where their data begins, relative to that of all groups, in bytes.
+    start: u64,
+    clusters: Vec<Stored>,
+}
+
+/// The tables of an image, made as they are needed. Entries that do not exist are 0.
+pub(super) struct Tables {
+    cluster_bits: u32,
+    /// Size of the disk in bytes.
+    pub(super) size: u64,
+    /// In order.
+    groups: Vec<Group>,
     pub(super) parts: Parts,
 }
 
-impl Tables<'_> {
+impl Tables {
+    /// Cluster size in bytes.
+    pub(super) fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Length of the image in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.offset(self.parts.end)
+    }
+
     /// The offset of a cluster of the image.
-    fn offset(&self, cluster: u64) -> u64 {
-        cluster << self.plan.cluster_bits
+    pub(super) fn offset(&self, cluster: u64) -> u64 {
+        cluster << self.cluster_bits
     }
 
-    /// The clusters with their places in the image.
-    pub(super) fn placed(&self) -> impl Iterator<Item = Placed> + '_ {
-        self.plan.placed(self.offset(self.parts.data))
+    /// The clusters that are stored, with their places in the image, in order: from the group on
+    /// whose data contains the byte at `host` of the image.
+    pub(super) fn placed(&self, host: u64) -> impl Iterator<Item = Placed> + '_ {
+        let start = self.offset(self.parts.data);
+        let behind = self.groups.partition_point(|group| group.start + start <= host);
+        let groups = self.groups.get(behind.saturating_sub(1)..).unwrap_or_default();
+        groups.iter().flat_map(move |group| self.placed_in(group))
     }
 
-    /// Entries of the refcount table.
-    pub(super) fn refcount_table(&self) -> impl Iterator<Item = u64> + '_ {
-        let first = self.parts.refcount_blocks;
-        (first..first + self.parts.refcount_blocks_len).map(|block| self.offset(block))
+    fn placed_in(&self, group: &Group) -> impl Iterator<Item = Placed> + '_ {
+        let (cluster, start) = (self.cluster(), self.offset(self.parts.data));
+        let mut next = group.start;
+        let numbers = group.number * (cluster / 8)..;
+        let clusters = group.clusters.clone();
+        numbers.zip(clusters).filter_map(move |(number, stored)| {
+            let (host, len) = place(cluster, next, stored)?;
+            next = host + len;
+            Some(Placed { number, host: start + host, len, stored })
+        })
     }
 
-    /// The refcount of each cluster of the image, in order: the number of entries that need it.
-    pub(super) fn refcounts(&self) -> impl Iterator<Item = u16> + '_ {
-        let mut placed = self.placed().peekable();
-        let cluster = self.plan.cluster();
-        (0..self.parts.end).map(move |number| {
+    /// An entry of the refcount table.
+    pub(super) fn refcount_block(&self, number: u64) -> u64 {
+        match number < self.parts.refcount_blocks_len {
+            true => self.offset(self.parts.refcount_blocks + number),
+            false => 0,
+        }
+    }
+
+    /// The refcounts of the clusters of the image from one on: the number of entries that need each.
+    pub(super) fn refcounts(&self, from: u64) -> impl Iterator<Item = u16> + '_ {
+        let mut placed = self.placed(self.offset(from)).peekable();
+        (from..).map(move |number| {
             if number < self.parts.data {
                 return 1;
             }
             let (start, end) = (self.offset(number), self.offset(number + 1));
             let mut count = 0_u16;
             while let Some(next) = placed.peek().filter(|next| next.host < end) {
-                count = count.saturating_add(u16::from(next.host + next.len > start));
+                count = count.saturating_add(u16::from(next.end() > start));
                 // It may reach into the next cluster.
-                if next.host + next.len > end {
+                if next.end() > end {
                     break;
                 }
                 placed.next();
             }
-            debug_assert!(u64::from(count) <= cluster / SECTOR + 1);
             count
         })
     }
 
-    /// Entries of the L1 table.
-    pub(super) fn l1(&self) -> impl Iterator<Item = u64> + '_ {
-        let mut next = self.parts.l2;
-        (0..self.parts.l1_entries).map(move |number| {
-            if !self.plan.groups.contains_key(&number) {
-                return 0;
+    /// An entry of the L1 table.
+    pub(super) fn l1(&self, number: u64) -> u64 {
+        match self.groups.binary_search_by_key(&number, |group| group.number) {
+            Ok(rank) => self.offset(self.parts.l2 + rank as u64) | COPIED,
+            Err(_) => 0,
+        }
+    }
+
+    /// The entries of an L2 table, by its place among them.
+    pub(super) fn l2(&self, rank: u64) -> Vec<u64> {
+        let Some(group) = self.groups.get(index(rank)) else { return Vec::new() };
+        let mut entries = vec![0; group.clusters.len()];
+        for placed in self.placed_in(group) {
+            let place = placed.number - group.number * (self.cluster() / 8);
+            if let Some(entry) = entries.get_mut(index(place)) {
+                *entry = self.entry(placed);
             }
-            next += 1;
-            self.offset(next - 1) | COPIED
-        })
+        }
+        entries
     }
 
-    /// Entries of all L2 tables.
-    pub(super) fn l2(&self) -> impl Iterator<Item = u64> + '_ {
-        let mut placed = self.placed();
-        let bits = self.plan.cluster_bits;
-        self.plan.groups.values().flatten().map(move |stored| match stored {
+    /// Number of L2 tables.
+    pub(super) fn l2_tables(&self) -> u64 {
+        self.groups.len() as u64
+    }
+
+    /// The L2 entry of a cluster.
+    fn entry(&self, placed: Placed) -> u64 {
+        match placed.stored {
             Stored::Not => 0,
-            _ => placed.next().map_or(0, |placed| entry(bits, placed)),
-        })
-    }
-}
-
-/// The L2 entry of a cluster.
-fn entry(cluster_bits: u32, placed: Placed) -> u64 {
-    match placed.stored {
-        Stored::Not => 0,
-        Stored::Plain => placed.host | COPIED,
-        Stored::Packed(sectors) => {
-            let more = u64::from(sectors.saturating_sub(1));
-            COMPRESSED | more << (62 - (cluster_bits - 8)) | placed.host
+            Stored::Plain => placed.host | COPIED,
+            Stored::Packed(sectors) => {
+                let more = u64::from(sectors.saturating_sub(1));
+                COMPRESSED | more << (62 - (self.cluster_bits - 8)) | placed.host
+            }
         }
     }
 }
@@ -279,24 +322,27 @@ mod tests {
             plan.set(number, stored);
         }
         plan.set(5, Stored::Not);
-        plan.tidy();
-        let parts = Parts::of(&plan).unwrap();
+        plan.set(20_000, Stored::Not);
+        let tables = plan.finish().unwrap();
+        let parts = tables.parts;
         assert_eq!((parts.l1, parts.l2, parts.data, parts.end), (3, 4, 6, 10));
-        let tables = Tables { plan: &plan, parts };
-        let counts: Vec<_> = tables.refcounts().skip(6).collect();
-        assert_eq!(counts, [2, 1, 1, 1]);
-        let l1: Vec<_> = tables.l1().collect();
-        assert_eq!(l1, [4 << 16 | COPIED, 5 << 16 | COPIED]);
-        let l2: Vec<_> = tables.l2().collect();
-        assert_eq!(l2.len(), 2 * 8192);
-        assert_eq!(l2[4], 8 << 16 | COPIED);
-        assert_eq!(l2[3], COMPRESSED | 99 << 54 | (6 << 16) + 100 * 512);
-        assert_eq!(l2[8192 + 808], COMPRESSED | 9 << 16);
+        let counts: Vec<_> = tables.refcounts(0).take(11).collect();
+        assert_eq!(counts, [1, 1, 1, 1, 1, 1, 2, 1, 1, 1, 0]);
+        for from in 0..10 {
+            assert_eq!(tables.refcounts(from).next(), Some(counts[from as usize]), "{from}");
+        }
+        let l1: Vec<_> = (0..3).map(|number| tables.l1(number)).collect();
+        assert_eq!(l1, [4 << 16 | COPIED, 5 << 16 | COPIED, 0]);
+        let l2 = tables.l2(0);
+        assert_eq!((l2.len(), l2[4]), (8192, 8 << 16 | COPIED));
+        assert_eq!(l2[3], COMPRESSED | 99 << 54 | ((6 << 16) + 100 * 512));
+        assert_eq!(tables.l2(1)[808], COMPRESSED | 9 << 16);
+        assert!(tables.l2(2).is_empty());
     }
 
     #[test]
     fn a_disk_too_large_for_its_clusters_is_refused() {
-        let refused = |bits, size| Parts::of(&Plan::new(bits, size)).is_err();
+        let refused = |bits, size| Plan::new(bits, size).finish().is_err();
         assert!(refused(9, 1 << 40) && !refused(16, 1 << 40));
         assert!(refused(16, i64::MAX as u64));
     }
