@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{
-    Device, DeviceExt as _, Error, Facts, Kind, Op, Pending, Reply, Request, Result, emulate, fence,
+    Access, Device, DeviceExt as _, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
+    emulate, fence,
 };
 use blockhaul_catalog::Intent;
 use blockhaul_formats::qcow2::stream::{Sink, StreamOptions, stream};
 use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_testkit::conform::{self, Content, Options, Subject};
 use blockhaul_testkit::rng::{self, Rng};
 
-use crate::common::{Qemu, open, read_all, write};
+use crate::common::{Qemu, content, open, read_all, with, write};
 
 #[derive(Default)]
 struct Taken(Vec<u8>);
@@ -64,16 +66,52 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
             let bytes = disk(&mut rng, size);
             let told = format!("clusters of {cluster}, {zstd:?}, {size} bytes, seed {seed}");
             sparse(&qemu, &bytes);
-            let spec = qemu.file("disk").display().to_string();
-            let image = streamed(&spec, StreamOptions { cluster, zstd }).unwrap();
+            let disk = qemu.file("disk").display().to_string();
+            let image = streamed(&disk, StreamOptions { cluster, zstd }).unwrap();
             write(&qemu.file("image"), &image);
             let found = qemu.img(&["check", "-f", "qcow2", "image"]);
             assert!(found.contains("No errors were found"), "{told}: {found}");
+            view(&disk, StreamOptions { cluster, zstd }, image, rng.number());
             let mut wanted = bytes.clone();
             wanted.resize(size.next_multiple_of(512), 0);
             assert!(qemu.raw("image") == wanted, "{told}");
             assert!(read_all(&qemu.spec("image", "")).unwrap() == wanted, "{told}");
         }
+    }
+}
+
+/// Checks that the device `as-qcow2:` has the bytes of an image.
+fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
+    let StreamOptions { cluster, zstd } = options;
+    let level = zstd.map(|level| format!("&zstd={level}")).unwrap_or_default();
+    let spec = format!("as-qcow2:{spec}?cluster={cluster}{level}");
+    let told = spec.clone();
+    with(&spec, move |device| async move {
+        assert!(content(&device).await.unwrap() == image, "{told}");
+        let mut rng = Rng::new(seed);
+        for _ in 0..30 {
+            let at = rng.below(image.len() as u64);
+            let len = rng.between(1, (image.len() as u64 - at).min(200 << 10));
+            let found = device.read(at, len as usize).await.unwrap();
+            let same = found.bytes() == &image[at as usize..(at + len) as usize];
+            assert!(same, "{told}: {len} bytes at {at}, seed {seed}");
+            if let Some(lease) = device.file_at(at, len, Access::Read) {
+                assert!(zstd.is_none() && lease.len <= len, "{told}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_image_that_is_made_as_it_is_read_keeps_the_contract() {
+    for options in ["cluster=512", "cluster=64k", "cluster=16k&zstd=1"] {
+        let spec = format!("as-qcow2:sample:3M?{options}");
+        let image = read_all(&spec).unwrap();
+        let content = Content::oracle(move |at| image[at as usize]);
+        conform::check(options, Options::default().content(content), move || {
+            let spec = spec.clone();
+            async move { open(&spec, Intent::READ).await.map(Subject::from) }
+        });
     }
 }
 

@@ -4,9 +4,12 @@
 //! needs the extents of the source alone. Compressed clusters have lengths that are known only after
 //! compression: the source is then read and compressed twice, first for the lengths. It must not
 //! change in the meantime; if a cluster no longer fits its place, the image is given up.
+//!
+//! [`stream`] passes an image on; [`AsQcow2`] is a device whose contents are an image.
 
 mod pack;
 mod plan;
+mod view;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +19,9 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Buf, Data};
 
-use self::pack::{Ahead, Packed};
+pub use self::view::AsQcow2;
+
+use self::pack::{Ahead, Packed, pool};
 use self::plan::{Plan, REFCOUNT_ORDER, Stored, Tables};
 use super::bytes::index;
 use super::error::usage;
@@ -131,12 +136,13 @@ fn data_of(list: &Extents, at: u64) -> impl Iterator<Item = Range<u64>> + '_ {
 /// Compresses everything for its lengths.
 async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Plan) -> Result<()> {
     let (cluster, mut from) = (plan.cluster(), 0);
+    let pool = pool(cluster);
     loop {
         // The plan changes behind these.
         let numbers: Vec<_> = plan.numbers(from).take(MEASURED).collect();
         let Some(last) = numbers.last() else { break };
         from = last + 1;
-        let mut ahead = Ahead::new(source, cluster, options.zstd, numbers.into_iter());
+        let mut ahead = Ahead::new(source, &pool, cluster, options.zstd, numbers.into_iter());
         while let Some(piece) = ahead.next().await {
             for Packed { number, stored, .. } in piece? {
                 plan.set(number, stored);
@@ -203,29 +209,20 @@ async fn write_tables(
     options: StreamOptions,
     out: &mut Out<'_, impl Sink>,
 ) -> Result<()> {
-    let (parts, cluster) = (tables.parts, tables.cluster());
-    out.bytes(&header(tables, options)).await?;
-    out.pad_to(cluster).await?;
-    for number in 0..parts.refcount_blocks_len {
-        out.bytes(&tables.refcount_block(number).to_be_bytes()).await?;
-    }
-    out.pad_to(tables.offset(parts.refcount_blocks)).await?;
-    for refcount in tables.refcounts(0).take(index(parts.end)) {
-        out.bytes(&refcount.to_be_bytes()).await?;
-    }
-    out.pad_to(tables.offset(parts.l1)).await?;
-    for number in 0..parts.l1_entries {
-        out.bytes(&tables.l1(number).to_be_bytes()).await?;
-    }
-    out.pad_to(tables.offset(parts.l2)).await?;
-    for rank in 0..tables.l2_tables() {
-        out.bytes(&big_endian(&tables.l2(rank))).await?;
+    for cluster in 0..tables.parts.data {
+        out.bytes(&table(tables, options, cluster)).await?;
     }
     Ok(())
 }
 
-fn big_endian(entries: &[u64]) -> Vec<u8> {
-    entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
+/// A cluster of the image before its data.
+fn table(tables: &Tables, options: StreamOptions, cluster: u64) -> Vec<u8> {
+    if cluster > 0 {
+        return tables.table(cluster);
+    }
+    let mut bytes = header(tables, options);
+    bytes.resize(index(tables.cluster()), 0);
+    bytes
 }
 
 /// The header, without extensions ("Header"), and the end of the list of extensions.
@@ -259,7 +256,8 @@ async fn write_data(
     out: &mut Out<'_, impl Sink>,
 ) -> Result<()> {
     let numbers = tables.placed(0).map(|placed| placed.number);
-    let mut ahead = Ahead::new(source, tables.cluster(), options.zstd, numbers);
+    let pool = pool(tables.cluster());
+    let mut ahead = Ahead::new(source, &pool, tables.cluster(), options.zstd, numbers);
     let mut placed = tables.placed(0);
     while let Some(piece) = ahead.next().await {
         for packed in piece? {

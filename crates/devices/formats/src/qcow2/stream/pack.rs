@@ -33,6 +33,16 @@ pub(super) struct Packed {
 /// Consecutive clusters of the disk: the first, and how many.
 type Batch = (u64, u64);
 
+/// Memory for pieces that are in flight.
+pub(super) fn pool(cluster: u64) -> Pool {
+    Pool::new(Pool::cost(index(BATCH.max(cluster))) * most() as u64)
+}
+
+/// Number of pieces in flight.
+fn most() -> usize {
+    AHEAD * blockhaul_io::worker_count().max(1)
+}
+
 /// The pieces of a disk, read ahead.
 pub(super) struct Ahead<'a, I: Iterator<Item = u64>> {
     source: &'a Arc<dyn Device>,
@@ -45,22 +55,24 @@ pub(super) struct Ahead<'a, I: Iterator<Item = u64>> {
 }
 
 impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
-    /// Reads the clusters of these ascending numbers.
+    /// Reads the clusters of these ascending numbers, with memory of a [`pool`].
+    ///
+    /// Callers may share the pool: pieces get their memory in order, so the one that a caller waits
+    /// for never waits for memory of its later ones.
     pub(super) fn new(
         source: &'a Arc<dyn Device>,
+        pool: &Pool,
         cluster: u64,
         level: Option<i32>,
         numbers: I,
     ) -> Ahead<'a, I> {
-        let most = AHEAD * blockhaul_io::worker_count().max(1);
-        let pool = Pool::new(Pool::cost(index(BATCH.max(cluster))) * most as u64);
-        Ahead { source, cluster, level, numbers: numbers.peekable(), pool, flying: VecDeque::new() }
+        let (numbers, pool) = (numbers.peekable(), pool.clone());
+        Ahead { source, cluster, level, numbers, pool, flying: VecDeque::new() }
     }
 
     /// The clusters of the next piece; none at the end.
     pub(super) async fn next(&mut self) -> Option<Result<Vec<Packed>>> {
-        let most = AHEAD * blockhaul_io::worker_count().max(1);
-        while self.flying.len() < most
+        while self.flying.len() < most()
             && let Some(batch) = self.batch()
         {
             let (source, pool) = (self.source.clone(), self.pool.clone());

@@ -225,11 +225,11 @@ impl Tables {
         groups.iter().flat_map(move |group| self.placed_in(group))
     }
 
-    fn placed_in(&self, group: &Group) -> impl Iterator<Item = Placed> + '_ {
+    fn placed_in<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = Placed> + 'a {
         let (cluster, start) = (self.cluster(), self.offset(self.parts.data));
         let mut next = group.start;
         let numbers = group.number * (cluster / 8)..;
-        let clusters = group.clusters.clone();
+        let clusters = group.clusters.iter().copied();
         numbers.zip(clusters).filter_map(move |(number, stored)| {
             let (host, len) = place(cluster, next, stored)?;
             next = host + len;
@@ -238,7 +238,7 @@ impl Tables {
     }
 
     /// An entry of the refcount table.
-    pub(super) fn refcount_block(&self, number: u64) -> u64 {
+    fn refcount_block(&self, number: u64) -> u64 {
         match number < self.parts.refcount_blocks_len {
             true => self.offset(self.parts.refcount_blocks + number),
             false => 0,
@@ -246,7 +246,7 @@ impl Tables {
     }
 
     /// The refcounts of the clusters of the image from one on: the number of entries that need each.
-    pub(super) fn refcounts(&self, from: u64) -> impl Iterator<Item = u16> + '_ {
+    fn refcounts(&self, from: u64) -> impl Iterator<Item = u16> + '_ {
         let mut placed = self.placed(self.offset(from)).peekable();
         (from..).map(move |number| {
             if number < self.parts.data {
@@ -267,7 +267,7 @@ impl Tables {
     }
 
     /// An entry of the L1 table.
-    pub(super) fn l1(&self, number: u64) -> u64 {
+    fn l1(&self, number: u64) -> u64 {
         match self.groups.binary_search_by_key(&number, |group| group.number) {
             Ok(rank) => self.offset(self.parts.l2 + rank as u64) | COPIED,
             Err(_) => 0,
@@ -275,7 +275,7 @@ impl Tables {
     }
 
     /// The entries of an L2 table, by its place among them.
-    pub(super) fn l2(&self, rank: u64) -> Vec<u64> {
+    fn l2(&self, rank: u64) -> Vec<u64> {
         let Some(group) = self.groups.get(index(rank)) else { return Vec::new() };
         let mut entries = vec![0; group.clusters.len()];
         for placed in self.placed_in(group) {
@@ -287,9 +287,24 @@ impl Tables {
         entries
     }
 
-    /// Number of L2 tables.
-    pub(super) fn l2_tables(&self) -> u64 {
-        self.groups.len() as u64
+    /// A cluster of the image that belongs to a table, after the header.
+    pub(super) fn table(&self, cluster: u64) -> Vec<u8> {
+        let Parts { refcount_table, refcount_blocks, l1, l2, .. } = self.parts;
+        let longs = self.cluster() / 8;
+        let entries = |first: u64| first * longs..(first + 1) * longs;
+        if cluster >= l2 {
+            return big_endian(self.l2(cluster - l2).into_iter());
+        }
+        if cluster >= l1 {
+            return big_endian(entries(cluster - l1).map(|number| self.l1(number)));
+        }
+        if cluster >= refcount_blocks {
+            let shorts = self.cluster() / REFCOUNT_BYTES;
+            let refcounts = self.refcounts((cluster - refcount_blocks) * shorts);
+            return refcounts.take(index(shorts)).flat_map(u16::to_be_bytes).collect();
+        }
+        let first = cluster.saturating_sub(refcount_table);
+        big_endian(entries(first).map(|number| self.refcount_block(number)))
     }
 
     /// The L2 entry of a cluster.
@@ -303,6 +318,10 @@ impl Tables {
             }
         }
     }
+}
+
+fn big_endian(entries: impl Iterator<Item = u64>) -> Vec<u8> {
+    entries.flat_map(u64::to_be_bytes).collect()
 }
 
 #[cfg(test)]
