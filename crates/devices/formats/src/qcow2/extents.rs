@@ -9,9 +9,9 @@ use super::entry::{Place, Run};
 
 /// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;
-/// Entries of L2 tables that are looked at without a pause, and for one reply.
+/// Entries of tables that are looked at without a pause, and the number of pauses for one reply.
 const STRETCH: u64 = 64 << 10;
-const ENTRIES_MAX: u64 = 8 << 20;
+const STRETCHES_MAX: u64 = 128;
 
 /// What a list says about a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,18 +71,19 @@ async fn of_bitmap(
 
 /// The states of a range, at least of its first byte.
 async fn of_chain(parts: &Parts, what: What, at: u64, end: u64, most: usize) -> Result<Extents> {
-    let cluster = parts.image.layout.cluster();
-    let stretch = STRETCH.saturating_mul(cluster);
-    let end = end.min(at.saturating_add(ENTRIES_MAX.saturating_mul(cluster)));
     let mut all = Extents::new();
     let mut next = at;
-    while next < end && all.len() <= most {
+    for _ in 0..STRETCHES_MAX {
+        if next >= end || all.len() > most {
+            break;
+        }
         if next > at {
             // Tables in the cache never wait.
             blockhaul_io::yield_now().await;
         }
-        let until = end.min(next.saturating_add(stretch));
-        let runs = match parts.image.runs(&parts.file, next, until, most).await {
+        let mut entries = STRETCH;
+        let image = &parts.image;
+        let runs = match image.some_runs(&parts.file, next, end, most, &mut entries).await {
             Ok(runs) => runs,
             // Report what is known; the error recurs when the rest is requested.
             Err(_) if !all.is_empty() => break,

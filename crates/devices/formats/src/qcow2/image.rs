@@ -106,7 +106,7 @@ impl Image {
     /// The runs of a range that is within the disk, at least one of them; ends early when there are
     /// `most`. `None` if an L2 table must be read first.
     pub(super) fn runs_now(&self, at: u64, end: u64, most: usize) -> Option<Result<Vec<Run>>> {
-        let mut walk = Walk { next: at, end, most, runs: Vec::new() };
+        let mut walk = Walk { next: at, end, most, entries: u64::MAX, runs: Vec::new() };
         match self.walk(&mut walk) {
             Ok(None) => Some(Ok(walk.runs)),
             Ok(Some(_)) => None,
@@ -114,20 +114,29 @@ impl Image {
         }
     }
 
-    /// The same; reads L2 tables through `file`.
-    pub(super) async fn runs(
+    /// All runs of a range; reads L2 tables through `file`.
+    pub(super) async fn runs(&self, file: &Arc<dyn Device>, at: u64, end: u64) -> Result<Vec<Run>> {
+        let mut entries = u64::MAX;
+        self.some_runs(file, at, end, usize::MAX, &mut entries).await
+    }
+
+    /// The runs of a range, at least one; ends early when there are `most`, or when `entries` of
+    /// tables were looked at, which is counted down.
+    pub(super) async fn some_runs(
         &self,
         file: &Arc<dyn Device>,
         at: u64,
         end: u64,
         most: usize,
+        entries: &mut u64,
     ) -> Result<Vec<Run>> {
-        let mut walk = Walk { next: at, end, most, runs: Vec::new() };
+        let mut walk = Walk { next: at, end, most, entries: *entries, runs: Vec::new() };
         while let Some(offset) = self.walk(&mut walk)? {
             let slice = self.load(file, offset).await?;
             // The cache may have dropped it already, if it is small.
             self.walk_slice(&mut walk, &slice)?;
         }
+        *entries = walk.entries;
         Ok(walk.runs)
     }
 
@@ -140,7 +149,7 @@ impl Image {
                 let end = (number + 1).saturating_mul(self.layout.l2_covers()).min(walk.end);
                 let (at, len) = (walk.next, end - walk.next);
                 push(&mut walk.runs, Run { at, len, place: Place::Unallocated });
-                walk.next = end;
+                walk.goes_to(end);
                 continue;
             };
             let offset = table + self.byte_of(walk.next) / self.slice * self.slice;
@@ -166,7 +175,7 @@ impl Image {
             let cluster_end = (walk.next | (self.layout.cluster() - 1)) + 1;
             let end = cluster_end.min(walk.end);
             self.layout.runs(entry, walk.next, end, &mut walk.runs)?;
-            walk.next = end;
+            walk.goes_to(end);
             place += words;
         }
         Ok(())
@@ -191,13 +200,20 @@ struct Walk {
     end: u64,
     /// Number of runs that is enough.
     most: usize,
+    /// Number of entries that may still be looked at.
+    entries: u64,
     runs: Vec<Run>,
 }
 
 impl Walk {
     fn goes_on(&self) -> bool {
         // The last run may still grow.
-        self.next < self.end && self.runs.len() <= self.most
+        self.next < self.end && self.runs.len() <= self.most && self.entries > 0
+    }
+
+    fn goes_to(&mut self, next: u64) {
+        self.next = next;
+        self.entries -= 1;
     }
 }
 

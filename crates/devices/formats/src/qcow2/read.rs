@@ -89,7 +89,7 @@ impl Parts {
     }
 
     async fn read(&self, at: u64, end: u64, room: Reservation) -> Outcome {
-        let runs = self.image.runs(&self.file, at, end, usize::MAX).await?;
+        let runs = self.image.runs(&self.file, at, end).await?;
         let room = match runs[..] {
             [run] => match self.pass_on(run, room) {
                 Ok(pending) => return pending.await,
