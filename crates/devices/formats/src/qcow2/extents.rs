@@ -1,7 +1,7 @@
 //! Extents, from tables alone: no data is read.
 
 use blockhaul_block::{
-    Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Reply, Request, Result, ZERO,
+    Can, Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Reply, Request, Result, ZERO,
 };
 
 use super::device::{FIRST_BITMAP, Parts, base_of};
@@ -12,6 +12,10 @@ const RUNS_MAX: usize = 64 << 10;
 /// Entries of tables that are looked at without a pause, and the number of pauses for one reply.
 const STRETCH: u64 = 64 << 10;
 const STRETCHES_MAX: u64 = 128;
+
+/// A file is sparse if more than this part of it are holes: there are some in others, too, where
+/// clusters were freed.
+const SPARSE: u64 = 8;
 
 /// What a list says about a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +112,8 @@ async fn of_chain(parts: &Parts, what: What, at: u64, end: u64, most: usize) -> 
 async fn add(parts: &Parts, what: What, run: Run, most: usize, all: &mut Extents) -> Result<()> {
     let state = match (what, run.place) {
         (_, Place::Unallocated) => return add_below(parts, what, run, most, all).await,
-        (What::Allocation, Place::Data(host)) if parts.is_external => {
-            return add_external(parts, run, host, most, all).await;
+        (What::Allocation, Place::Data(host)) if may_have_holes(parts).await => {
+            return add_data(parts, run, host, most, all).await;
         }
         (What::Depth, _) => 1,
         (What::Allocation, Place::Data(_) | Place::Packed { .. }) => 0,
@@ -162,8 +166,32 @@ async fn add_below(
     Ok(())
 }
 
-/// The states of bytes of the external data file: it may have holes.
-async fn add_external(
+/// Whether clusters with data may be holes of their file: in external data files, and in images
+/// whose clusters were all allocated when they were created, but never written
+/// (`preallocation=metadata`). Other files are not asked for each run.
+async fn may_have_holes(parts: &Parts) -> bool {
+    if parts.is_external {
+        return true;
+    }
+    if let Some(known) = parts.image.is_sparse.get() {
+        return *known;
+    }
+    let facts = parts.data.facts();
+    let is_known = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
+    let found = match is_known && facts.size > 0 {
+        true => below(&parts.data, 0, facts.size, base_of(&facts)).await.ok(),
+        false => None,
+    };
+    let zero = |list: &Extents| {
+        let runs = list.runs().iter().filter(|run| run.state & ZERO != 0);
+        runs.map(|run| run.len).sum::<u64>()
+    };
+    let is_sparse = found.is_some_and(|list| zero(&list) > list.total() / SPARSE);
+    *parts.image.is_sparse.get_or_init(|| is_sparse)
+}
+
+/// The states of bytes of the file with the data, which may have holes.
+async fn add_data(
     parts: &Parts,
     run: Run,
     host: u64,

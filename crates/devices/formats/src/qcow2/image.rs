@@ -1,6 +1,6 @@
 //! An image's metadata, read once and shared by all handles: where each byte of the disk is.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Device, Error, Result};
 
@@ -30,6 +30,8 @@ pub(super) struct Image {
     pub(super) bitmaps: Vec<Bitmap>,
     /// Unpacked clusters.
     pub(super) kept: Kept,
+    /// Whether the file has holes where clusters are, once that was looked for.
+    pub(super) is_sparse: OnceLock<bool>,
     /// The entries that the disk needs.
     l1: Vec<u64>,
     cache: SliceCache,
@@ -97,6 +99,7 @@ impl Image {
             compression: header.compression,
             bitmaps,
             kept: Kept::new(layout.cluster()),
+            is_sparse: OnceLock::new(),
             l1,
             cache: SliceCache::new(memory, slice),
             slice,

@@ -113,6 +113,27 @@ fn an_image_may_be_in_any_device() {
 }
 
 #[test]
+fn clusters_that_were_allocated_and_never_written_are_holes() {
+    let Some(qemu) = Qemu::find() else { return };
+    qemu.create("top", "preallocation=metadata", 64 << 20);
+    qemu.io("qcow2", "top", &["write -P 1 8m 1m".into(), "write -P 1 40m 64k".into()]);
+    let map = qemu.img(&["map", "-f", "qcow2", "--output=json", "top"]);
+    let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
+    with(&qemu.spec("top", ""), move |device| async move {
+        let found = extents(&device, Contexts::first()).await.unwrap();
+        let data: Vec<_> = found.ranges(0).filter(|(_, run)| run.state == 0).collect();
+        let data: Vec<_> = data.iter().map(|(at, run)| (*at, run.len)).collect();
+        assert_eq!(data, [(8 << 20, 1 << 20), (40 << 20, 64 << 10)]);
+        let wanted: u64 = map
+            .iter()
+            .filter(|one| one["zero"] == false)
+            .filter_map(|one| one["length"].as_u64())
+            .sum();
+        assert_eq!(wanted, (1 << 20) + (64 << 10), "as QEMU");
+    });
+}
+
+#[test]
 fn plain_clusters_are_leased_as_ranges_of_the_file() {
     let Some(qemu) = Qemu::find() else { return };
     let size = 8 * CLUSTER;
