@@ -1,10 +1,10 @@
 //! `qcow2:DEVICE`: QEMU's image format, read natively. The format is described in QEMU's
 //! docs/interop/qcow2.txt; comments name its sections.
 //!
-//! [`header`], [`entry`], [`snapshot`] and [`mod@bitmap`] read the tables, and check them. An
-//! [`image`] has the metadata of a file, once for all handles, with a [`cache`] of L2 tables.
-//! [`chain`] opens an image with the files that it names. [`device`] takes requests, which
-//! [`mod@read`] (with [`mod@unpack`] and [`kept`] for compressed clusters) and [`extents`] answer.
+//! `header`, `entry`, `snapshot` and `bitmap` read the tables, and check them. An
+//! `image` has the metadata of a file, once for all handles, with a `cache` of L2 tables.
+//! `chain` opens an image with the files that it names. `device` takes requests, which
+//! `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! [`mod@stream`] writes an image from front to back.
 
 mod bitmap;

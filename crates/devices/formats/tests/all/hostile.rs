@@ -185,13 +185,14 @@ fn compressed_bombs_end_at_a_cluster() {
     let mut image = Image::new();
     image.0.extend_from_slice(&packed);
     let sectors = packed.len() as u64 / 512 + 1;
-    image.long(L2, 1 << 62 | sectors << 54 | 4 * CLUSTER as u64);
+    let end = 4 * CLUSTER as u64;
+    image.long(L2, 1 << 62 | sectors << 54 | end);
     let (_scratch, spec) = stored(&image);
     assert!(read_all(&spec).unwrap()[..CLUSTER] == vec![7; CLUSTER]);
     // Data that is none, and data beyond the end.
     let text = refused(|image| drop(image.long(L2, 1 << 62 | 3 << 54 | DATA as u64)));
     check(&text, &["cannot unpack", "offset 0 of the disk"]);
-    let text = refused(|image| drop(image.long(L2, 1 << 62 | 4 * CLUSTER as u64)));
+    let text = refused(|image| drop(image.long(L2, 1 << 62 | end)));
     check(&text, &["compressed data beyond the end"]);
 }
 
