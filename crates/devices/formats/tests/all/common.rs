@@ -56,7 +56,7 @@ pub async fn content(device: &Arc<dyn Device>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut at = 0;
     while at < size {
-        let len = PIECE.min(size - at);
+        let len = PIECE.min(size - at).min(device.facts().block.maximum.into());
         bytes.extend_from_slice(device.read(at, len as usize).await?.bytes());
         at += len;
     }

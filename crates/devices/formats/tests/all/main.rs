@@ -7,5 +7,6 @@ mod conformance;
 mod equality;
 mod hostile;
 mod mutations;
+mod odd;
 mod parts;
 mod streams;
