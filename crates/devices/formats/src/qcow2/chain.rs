@@ -301,15 +301,16 @@ impl Opener {
     ) -> Result<(Opened, Option<PathBuf>)> {
         let description = from.description(named, option)?;
         let opened = self.names.open_named_in(from.file, &description, self.intent).await;
-        let opened = opened.map_err(|error| match error.kind() {
-            Kind::Refused if error.request().is_none() => {
+        let policy = self.names.registry().names;
+        let opened = opened.map_err(|error| match (error.kind(), policy) {
+            (Kind::Refused, NamePolicy::Refuse) => {
                 let text = format!(
                     "{error}; if you trust the image, allow it with \"qcow2:…?names=allow\", or name a device \
                      with {option}=DEVICE"
                 );
                 Error::new(Kind::Refused, text)
             }
-            kind => Error::new(kind, format!("qcow2: {} names {named:?}: {error}", from.file)),
+            (kind, _) => Error::new(kind, format!("qcow2: {} names {named:?}: {error}", from.file)),
         })?;
         Ok((opened, folder_of(&description)))
     }

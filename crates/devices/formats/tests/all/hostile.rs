@@ -84,6 +84,13 @@ fn the_image_is_in_order_before_it_is_changed() {
     let mut wanted = vec![0; SIZE as usize];
     wanted[..CLUSTER].fill(1);
     assert!(read_all(&spec).unwrap() == wanted);
+    // Marked as dirty, with lazy refcounts, and as corrupt.
+    for (incompatible, compatible) in [(1, 1), (2, 0), (3, 1)] {
+        let mut image = Image::new();
+        image.long(72, incompatible).long(80, compatible);
+        let (_scratch, spec) = stored(&image);
+        assert!(read_all(&spec).unwrap() == wanted);
+    }
 }
 
 #[test]

@@ -63,15 +63,19 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
     for cluster in [512, 4096, 65536, 2 << 20] {
         for zstd in [None, Some(1), Some(3)] {
             let size = rng.between(1, 8 << 20) as usize;
+            // None, too little, and enough.
+            let memory = *rng.pick(&[0, 100 << 10, 1 << 30]);
             let bytes = disk(&mut rng, size);
-            let told = format!("clusters of {cluster}, {zstd:?}, {size} bytes, seed {seed}");
+            let told = format!(
+                "clusters of {cluster}, {zstd:?}, {size} bytes, {memory} of memory, seed {seed}"
+            );
             sparse(&qemu, &bytes);
             let disk = qemu.file("disk").display().to_string();
-            let image = streamed(&disk, StreamOptions { cluster, zstd }).unwrap();
+            let image = streamed(&disk, StreamOptions { cluster, zstd, memory }).unwrap();
             write(&qemu.file("image"), &image);
             let found = qemu.img(&["check", "-f", "qcow2", "image"]);
             assert!(found.contains("No errors were found"), "{told}: {found}");
-            view(&disk, StreamOptions { cluster, zstd }, image, rng.number());
+            view(&disk, StreamOptions { cluster, zstd, memory }, image, rng.number());
             let mut wanted = bytes.clone();
             wanted.resize(size.next_multiple_of(512), 0);
             assert!(qemu.raw("image") == wanted, "{told}");
@@ -82,9 +86,9 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
 
 /// Checks that the device `as-qcow2:` has the bytes of an image.
 fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
-    let StreamOptions { cluster, zstd } = options;
+    let StreamOptions { cluster, zstd, memory } = options;
     let level = zstd.map(|level| format!("&zstd={level}")).unwrap_or_default();
-    let spec = format!("as-qcow2:{spec}?cluster={cluster}{level}");
+    let spec = format!("as-qcow2:{spec}?cluster={cluster}&memory={memory}{level}");
     let told = spec.clone();
     with(&spec, move |device| async move {
         assert!(content(&device).await.unwrap() == image, "{told}");
@@ -104,7 +108,7 @@ fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
 
 #[test]
 fn an_image_that_is_made_as_it_is_read_keeps_the_contract() {
-    for options in ["cluster=512", "cluster=64k", "cluster=16k&zstd=1"] {
+    for options in ["cluster=512", "cluster=64k", "cluster=16k&zstd=1&memory=20k"] {
         let spec = format!("as-qcow2:sample:3M?{options}");
         let image = read_all(&spec).unwrap();
         let content = Content::oracle(move |at| image[at as usize]);
@@ -157,7 +161,7 @@ fn a_huge_disk_without_data_takes_little_time_and_space() {
         let map = qemu.img(&["map", "-f", "qcow2", "--output=json", "image"]);
         assert!(map.contains("\"length\": 8796093022208"), "{map}");
     }
-    let options = StreamOptions { cluster: 512, zstd: None };
+    let options = StreamOptions { cluster: 512, ..StreamOptions::default() };
     assert!(
         streamed(&spec, options).unwrap_err().to_string().contains("clusters of more than 512")
     );
@@ -168,7 +172,7 @@ fn options_out_of_range_are_refused() {
     for (cluster, zstd) in
         [(0, None), (256, None), (1000, None), (4 << 20, None), (512, Some(0)), (512, Some(20))]
     {
-        let error = streamed("zero:1M", StreamOptions { cluster, zstd }).unwrap_err();
+        let error = streamed("zero:1M", StreamOptions { cluster, zstd, memory: 0 }).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage, "{error}");
     }
 }
@@ -190,7 +194,7 @@ impl Device for Restless {
         };
         let mut buf = room.into_buf();
         let mut rng = Rng::new(self.reads.fetch_add(1, Ordering::Relaxed));
-        let values = rng.between(2, 200);
+        let values = rng.between(2, 60);
         buf.fill_with(|| rng.below(values) as u8);
         Pending::ready(Ok(Reply::Data(buf.into())))
     }
@@ -205,7 +209,10 @@ fn a_source_that_changes_is_noticed() {
         let device = Restless { facts: Arc::new(facts), reads: AtomicU64::new(0) };
         let device = fence(emulate::emulate(Arc::new(device)));
         assert!(device.read(0, 512).await.is_ok());
+        // What is kept from the first pass is not read again.
         let options = StreamOptions { zstd: Some(1), ..StreamOptions::default() };
+        assert!(stream(&device, options, &mut Taken::default()).await.is_ok());
+        let options = StreamOptions { memory: 0, ..options };
         stream(&device, options, &mut Taken::default()).await.unwrap_err().to_string()
     });
     assert!(error.contains("has changed while it was read"), "{error}");

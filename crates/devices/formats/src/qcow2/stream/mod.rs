@@ -21,7 +21,7 @@ use blockhaul_io::{Buf, Data};
 
 pub use self::view::AsQcow2;
 
-use self::pack::{Ahead, Packed, pool};
+use self::pack::{Ahead, Made, pool};
 use self::plan::{Plan, REFCOUNT_ORDER, Stored, Tables};
 use super::bytes::index;
 use super::error::usage;
@@ -44,12 +44,15 @@ pub struct StreamOptions {
     pub cluster: u32,
     /// Compresses clusters with zstd at this level, 1 to 19; none: clusters stay as they are.
     pub zstd: Option<i32>,
+    /// Memory in bytes for compressed clusters between the two passes over the source: those that
+    /// fit are compressed once.
+    pub memory: u64,
 }
 
 impl Default for StreamOptions {
-    /// Clusters of 64 KiB, not compressed.
+    /// Clusters of 64 KiB, not compressed; 32 MiB of memory if they are.
     fn default() -> StreamOptions {
-        StreamOptions { cluster: 64 << 10, zstd: None }
+        StreamOptions { cluster: 64 << 10, zstd: None, memory: 32 << 20 }
     }
 }
 
@@ -63,7 +66,7 @@ pub trait Sink {
 /// Version 3 of the format; its size is rounded up to 512 bytes, as QEMU does. The disk must be fenced and must not change. Call it on a worker.
 ///
 /// Memory: 4 bytes for each cluster that an L2 table with data describes (32 KiB for each 512 MiB
-/// with the default cluster size), and some MiB for each worker.
+/// with the default cluster size), some MiB for each worker, and [`StreamOptions::memory`].
 ///
 /// # Errors
 /// [`Kind::Usage`] if an option is out of range, or the cluster size too small for the disk; those
@@ -73,30 +76,32 @@ pub async fn stream(
     options: StreamOptions,
     sink: &mut impl Sink,
 ) -> Result<u64> {
-    let tables = plan(source, options).await?;
+    let (tables, made) = plan(source, options).await?;
     let mut out = Out { sink, gathered: Vec::new(), at: 0 };
     write_tables(&tables, options, &mut out).await?;
-    write_data(source, options, &tables, &mut out).await?;
+    write_data(source, options, &tables, &made, &mut out).await?;
     out.pad_to(tables.len()).await?;
     out.pass_on().await?;
     Ok(out.at)
 }
 
-/// Plans the image of a disk.
-async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<Tables> {
+/// Plans the image of a disk; also the clusters that were compressed for that, as far as there is
+/// memory.
+async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Tables, Made)> {
     let cluster_bits = check(options)?;
     let size = source.facts().size.checked_next_multiple_of(512).unwrap_or(u64::MAX);
     let mut plan = Plan::new(cluster_bits, size);
     find_data(source, &mut plan).await?;
+    let mut made = Made::new(options.memory);
     if options.zstd.is_some() {
-        measure(source, options, &mut plan).await?;
+        measure(source, options, &mut plan, &mut made).await?;
     }
-    plan.finish()
+    Ok((plan.finish()?, made))
 }
 
 /// The cluster size as a power of two.
 fn check(options: StreamOptions) -> Result<u32> {
-    let StreamOptions { cluster, zstd } = options;
+    let StreamOptions { cluster, zstd, .. } = options;
     if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
         return Err(usage(format!("clusters of {cluster} bytes: use a power of two, 512 to 2M")));
     }
@@ -134,7 +139,12 @@ fn data_of(list: &Extents, at: u64) -> impl Iterator<Item = Range<u64>> + '_ {
 }
 
 /// Compresses everything for its lengths.
-async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Plan) -> Result<()> {
+async fn measure(
+    source: &Arc<dyn Device>,
+    options: StreamOptions,
+    plan: &mut Plan,
+    made: &mut Made,
+) -> Result<()> {
     let (cluster, mut from) = (plan.cluster(), 0);
     let pool = pool(cluster);
     loop {
@@ -144,8 +154,9 @@ async fn measure(source: &Arc<dyn Device>, options: StreamOptions, plan: &mut Pl
         from = last + 1;
         let mut ahead = Ahead::new(source, &pool, cluster, options.zstd, numbers.into_iter());
         while let Some(piece) = ahead.next().await {
-            for Packed { number, stored, .. } in piece? {
-                plan.set(number, stored);
+            for packed in piece? {
+                plan.set(packed.number, packed.stored);
+                made.keep(&packed);
             }
         }
     }
@@ -253,11 +264,13 @@ async fn write_data(
     source: &Arc<dyn Device>,
     options: StreamOptions,
     tables: &Tables,
+    made: &Made,
     out: &mut Out<'_, impl Sink>,
 ) -> Result<()> {
     let numbers = tables.placed(0).map(|placed| placed.number);
     let pool = pool(tables.cluster());
-    let mut ahead = Ahead::new(source, &pool, tables.cluster(), options.zstd, numbers);
+    let ahead = Ahead::new(source, &pool, tables.cluster(), options.zstd, numbers);
+    let mut ahead = ahead.with_made(made);
     let mut placed = tables.placed(0);
     while let Some(piece) = ahead.next().await {
         for packed in piece? {

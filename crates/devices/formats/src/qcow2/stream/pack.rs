@@ -1,7 +1,7 @@
 //! Reads clusters of a disk in order, ahead of their use, and compresses them on all processors.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
@@ -11,6 +11,8 @@ use super::plan::{SECTOR, Stored};
 use crate::qcow2::bytes::index;
 use crate::qcow2::storage;
 
+/// Memory of a compressed cluster that is kept, beside its bytes.
+const ENTRY: u64 = 128;
 /// Bytes of the disk that are read and compressed as one piece, unless a cluster is larger.
 const BATCH: u64 = 512 << 10;
 /// Pieces for each worker that are in flight.
@@ -28,6 +30,40 @@ pub(super) struct Packed {
     pub(super) stored: Stored,
     /// As many bytes as `stored` says.
     pub(super) bytes: Data,
+}
+
+/// Compressed clusters that are kept until they are written, so that they are not made again.
+#[derive(Default)]
+pub(super) struct Made {
+    /// Memory that is left, in bytes.
+    room: u64,
+    clusters: HashMap<u64, Data>,
+}
+
+impl Made {
+    /// Keeps clusters of together at most `memory` bytes.
+    pub(super) fn new(memory: u64) -> Made {
+        Made { room: memory, clusters: HashMap::new() }
+    }
+
+    pub(super) fn keep(&mut self, packed: &Packed) {
+        let cost = packed.bytes.len() as u64 + ENTRY;
+        if matches!(packed.stored, Stored::Packed(_)) && cost <= self.room {
+            self.room -= cost;
+            self.clusters.insert(packed.number, packed.bytes.clone());
+        }
+    }
+
+    /// A piece, if all of its clusters are kept.
+    fn piece(&self, (first, count): Batch) -> Option<Vec<Packed>> {
+        let numbers = first..first + count;
+        let find = |number| {
+            let bytes = self.clusters.get(&number)?.clone();
+            let sectors = u16::try_from(bytes.len() / index(SECTOR)).ok()?;
+            Some(Packed { number, stored: Stored::Packed(sectors), bytes })
+        };
+        numbers.map(find).collect()
+    }
 }
 
 /// Consecutive clusters of the disk: the first, and how many.
@@ -51,6 +87,8 @@ pub(super) struct Ahead<'a, I: Iterator<Item = u64>> {
     level: Option<i32>,
     numbers: std::iter::Peekable<I>,
     pool: Pool,
+    /// Clusters that were compressed before.
+    made: Option<&'a Made>,
     flying: VecDeque<Task<Result<Vec<Packed>>>>,
 }
 
@@ -67,7 +105,12 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
         numbers: I,
     ) -> Ahead<'a, I> {
         let (numbers, pool) = (numbers.peekable(), pool.clone());
-        Ahead { source, cluster, level, numbers, pool, flying: VecDeque::new() }
+        Ahead { source, cluster, level, numbers, pool, made: None, flying: VecDeque::new() }
+    }
+
+    /// The same, where some clusters were compressed before.
+    pub(super) fn with_made(self, made: &'a Made) -> Ahead<'a, I> {
+        Ahead { made: Some(made), ..self }
     }
 
     /// The clusters of the next piece; none at the end.
@@ -75,6 +118,10 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
         while self.flying.len() < most()
             && let Some(batch) = self.batch()
         {
+            if let Some(piece) = self.made.and_then(|made| made.piece(batch)) {
+                self.flying.push_back(blockhaul_io::start(std::future::ready(Ok(piece))));
+                continue;
+            }
             let (source, pool) = (self.source.clone(), self.pool.clone());
             let (cluster, level) = (self.cluster, self.level);
             let work = async move { carry_out(&source, &pool, cluster, level, batch).await };

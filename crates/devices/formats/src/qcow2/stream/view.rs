@@ -10,7 +10,7 @@ use blockhaul_block::{
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Param, ParamKind, Target};
 use blockhaul_io::{Pool, Reservation};
 
-use super::pack::{Ahead, Packed, pool};
+use super::pack::{Ahead, Made, Packed, pool};
 use super::plan::{Placed, Stored, Tables};
 use super::{StreamOptions, changed, plan, table};
 use crate::qcow2::bytes::index;
@@ -52,8 +52,15 @@ blockhaul copy 'as-qcow2:disk.raw?zstd=3' - > small.qcow2
                 name: "zstd",
                 kind: ParamKind::Number,
                 default: None,
-                doc: "Compress clusters with zstd at this level, 1 to 19. Everything is compressed twice: when \
-                      the device is opened, and when it is read. If not given, clusters are not compressed.",
+                doc: "Compress clusters with zstd at this level, 1 to 19: all of them when the device is opened, \
+                      for their lengths, and those that do not fit in memory again when they are read. If not \
+                      given, clusters are not compressed.",
+            },
+            Param {
+                name: "memory",
+                kind: ParamKind::Size,
+                default: Some("32M"),
+                doc: "Memory for compressed clusters.",
             },
         ]
     }
@@ -73,9 +80,9 @@ async fn open(target: &Target) -> Result<Opened> {
     let options = options(target)?;
     let opened = target.context.open(target.text()?, intent).await?;
     let source = fence(emulate(opened.device));
-    let tables = Arc::new(plan(&source, options).await?);
+    let (tables, made) = plan(&source, options).await?;
     let pool = pool(tables.cluster());
-    let image = Image { tables, options, pool };
+    let image = Image { tables: Arc::new(tables), made: Arc::new(made), options, pool };
     let device = Arc::new(View::new(source, image.clone()));
     let more = opened.more.map(|more| Arc::new(More { more, image }) as Arc<dyn Another>);
     Ok(Opened { device, more })
@@ -87,13 +94,15 @@ fn options(target: &Target) -> Result<StreamOptions> {
     let cluster = u32::try_from(cluster).map_err(|_| usage("the cluster size is above 2M"))?;
     let level = target.args.number("zstd").map(i32::try_from).transpose();
     let zstd = level.map_err(|_| usage("the compression level is above 19"))?;
-    Ok(StreamOptions { cluster, zstd })
+    let memory = target.args.size("memory").unwrap_or(usual.memory);
+    Ok(StreamOptions { cluster, zstd, memory })
 }
 
 /// What all handles share.
 #[derive(Clone)]
 struct Image {
     tables: Arc<Tables>,
+    made: Arc<Made>,
     options: StreamOptions,
     /// Memory for clusters of the source.
     pool: Pool,
@@ -228,12 +237,13 @@ impl Parts {
     async fn fill_data(&self, at: u64, out: &mut [u8]) -> Result<()> {
         // Between compressed clusters there is nothing.
         out.fill(0);
-        let Image { tables, options, pool } = &self.image;
+        let Image { tables, made, options, pool } = &self.image;
         let end = at + out.len() as u64;
         let placed = tables.placed(at).skip_while(|placed| placed.end() <= at);
         let wanted: Vec<Placed> = placed.take_while(|placed| placed.host < end).collect();
         let numbers = wanted.iter().map(|placed| placed.number);
-        let mut ahead = Ahead::new(&self.source, pool, tables.cluster(), options.zstd, numbers);
+        let ahead = Ahead::new(&self.source, pool, tables.cluster(), options.zstd, numbers);
+        let mut ahead = ahead.with_made(made);
         let mut places = wanted.iter();
         while let Some(piece) = ahead.next().await {
             for packed in piece? {
