@@ -20,3 +20,4 @@ mod reports;
 mod serve;
 mod service;
 mod targets;
+mod watching;
