@@ -22,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 
-LIMIT = 90
+LIMIT = 240
 SIZE = 256 << 20
 
 
@@ -192,9 +192,10 @@ def check_width(driver, width):
 def test_copy(driver, ours, folder, shots):
     """Loads during a copy, shows its numbers, and survives its end."""
     # Slow enough for a line in the charts at 20 %.
-    limit = "2M" if shots else "8M"
+    layer = f"rate?rate={'1500k' if shots else '8M'}"
     program = Program(ours, folder, "copy", "--metrics", "127.0.0.1:0", "--page", "--progress=json:1",
-                      "--rate", limit, "--request-size", "256k", "--verify",
+                      "--source-layer", layer, "--request-size", "64k", "--requests", "4",
+                      "-C", "1", "--verify",
                       "sample:256M", "disk.raw")
     try:
         driver.size(1000)

@@ -9,13 +9,13 @@ const KIND_NAMES = {
   data: 'Data', zero: 'Zeroes', resumed: 'Copied by an earlier run', verified: 'Verified',
 };
 const BOTTLENECKS = {
-  source: 'The source', target: 'The target', both: 'Both sides alike', rate: 'The rate limit',
+  source: 'The source', target: 'The target', both: 'Both sides', rate: 'The option --rate',
 };
 const $ = id => document.getElementById(id);
 
 const page = {
   last: null, // the newest snapshot
-  samples: [], // rates and latencies: { at, values }
+  samples: [], // { at, rates, latencies }
   range: 600, // seconds shown in the charts; 0: all
   charts: [],
   cell: null, // the selected cell of the map
@@ -111,23 +111,29 @@ function meanBetween(before, now, name) {
   return requests > 0 ? (fresh.seconds - old.seconds) / requests : null;
 }
 
+// Counters whose rates are shown, in the order of the lines.
+const counters = snapshot => (snapshot.command === 'serve'
+  ? [snapshot.bytes.read, snapshot.bytes.write]
+  : [snapshot.done, snapshot.data, snapshot.verified]);
+
 function sampleBetween(before, now) {
   const seconds = now.elapsed - before.elapsed;
   if (!(seconds > 0)) return null;
-  const moved = now.command === 'serve'
-    ? ['read', 'write'].map(kind => (now.bytes[kind] - before.bytes[kind]) / seconds)
-    : [now.done + now.verified - before.done - before.verified, now.data - before.data]
-      .map(delta => Math.max(0, delta) / seconds);
-  return [...moved, ...sides(now).map(name => meanBetween(before, now, name))];
+  const earlier = counters(before);
+  return {
+    at: Date.now() / 1000,
+    rates: counters(now).map((count, index) => Math.max(0, count - earlier[index]) / seconds),
+    latencies: sides(now).map(name => meanBetween(before, now, name)),
+  };
 }
 
 function keep(snapshot) {
   const before = page.last;
   page.last = snapshot;
   if (!before) return;
-  const values = sampleBetween(before, snapshot);
-  if (!values) return;
-  page.samples.push({ at: Date.now() / 1000, values });
+  const sample = sampleBetween(before, snapshot);
+  if (!sample) return;
+  page.samples.push(sample);
   if (page.samples.length > SAMPLES_MAX) {
     // The older half in half the resolution.
     const half = SAMPLES_MAX / 2;
@@ -135,9 +141,10 @@ function keep(snapshot) {
   }
 }
 
-const newest = index => {
+// The newest value of a line; null before the first.
+const newest = (kind, index) => {
   const last = page.samples[page.samples.length - 1];
-  return last ? last.values[index] : null;
+  return last ? last[kind][index] : null;
 };
 
 // The map.
@@ -225,9 +232,10 @@ function showMap(snapshot) {
 function options(names, format, width, increments) {
   const axis = { stroke: colour('quiet'), grid: { stroke: colour('grid'), width: 1 }, ticks: { show: false } };
   const clock = seconds => new Date(seconds * 1000).toTimeString().slice(0, 8);
-  const colours = [colour('data'), colour('second')];
+  const colours = [colour('data'), colour('second'), colour('verified')];
+  const dashes = [undefined, [6, 3], [2, 3]];
   const line = (label, index) => ({
-    label, stroke: colours[index], width: 2, spanGaps: true, points: { show: false }, dash: index ? [6, 3] : undefined,
+    label, stroke: colours[index], width: 2, spanGaps: true, points: { show: false }, dash: dashes[index],
     value: (plot, value, series, index) => shown(plot, value, series, index, format),
   });
   // Without a cursor, the newest value.
@@ -247,10 +255,11 @@ function options(names, format, width, increments) {
   };
 }
 
-function chartData(first) {
+function chartData(kind) {
   const newestAt = page.samples.length ? page.samples[page.samples.length - 1].at : 0;
   const shown = page.samples.filter(sample => !page.range || sample.at >= newestAt - page.range);
-  return [shown.map(sample => sample.at), ...[first, first + 1].map(index => shown.map(sample => sample.values[index]))];
+  const lines = page.samples[0][kind].map((_, index) => shown.map(sample => sample[kind][index]));
+  return [shown.map(sample => sample.at), ...lines];
 }
 
 function makeCharts() {
@@ -258,12 +267,12 @@ function makeCharts() {
   const serve = page.last.command === 'serve';
   const binary = Array.from({ length: 60 }, (_, power) => 2 ** power);
   page.charts = [
-    { id: 'rate-chart', first: 0, names: serve ? ['Read', 'Written'] : ['Done', 'Data'], format: rate, increments: binary },
-    { id: 'latency-chart', first: 2, names: serve ? ['Read', 'Write'] : ['Source', 'Target'], format: latency },
-  ].map(({ id, first, names, format, increments }) => {
+    { id: 'rate-chart', kind: 'rates', names: serve ? ['Read', 'Written'] : ['Copied', 'Data', 'Verified'], format: rate, increments: binary },
+    { id: 'latency-chart', kind: 'latencies', names: serve ? ['Read', 'Write'] : ['Source', 'Target'], format: latency },
+  ].map(({ id, kind, names, format, increments }) => {
     const parent = $(id);
-    const plot = new uPlot(options(names, format, parent.clientWidth, increments), chartData(first), parent);
-    return { plot, parent, first };
+    const plot = new uPlot(options(names, format, parent.clientWidth, increments), chartData(kind), parent);
+    return { plot, parent, kind };
   });
 }
 
@@ -274,7 +283,7 @@ function showCharts() {
   $('charts-wait').hidden = !$('charts').hidden || page.ended;
   if ($('charts').hidden) return;
   if (!page.charts.length) return makeCharts();
-  page.charts.forEach(({ plot, first }) => plot.setData(chartData(first)));
+  page.charts.forEach(({ plot, kind }) => plot.setData(chartData(kind)));
 }
 
 function resize() {
@@ -323,9 +332,9 @@ function copyTiles(snapshot) {
     ['Elapsed', duration(snapshot.elapsed)],
   ];
   if (!snapshot.finished) tiles.push(['Remaining', duration(snapshot.eta)]);
-  tiles.push(['Slower side', BOTTLENECKS[snapshot.bottleneck] || '–']);
+  tiles.push(['Limited by', BOTTLENECKS[snapshot.bottleneck] || '–']);
   if (!snapshot.finished) {
-    tiles.push(['Latency, source', latency(newest(2))], ['Latency, target', latency(newest(3))]);
+    tiles.push(['Latency, source', latency(newest('latencies', 0))], ['Latency, target', latency(newest('latencies', 1))]);
   }
   tiles.push(['Retries', count(retries)]);
   if (snapshot.disks) {
@@ -409,8 +418,8 @@ function serveFigures(snapshot) {
 function serveTiles(snapshot) {
   return [
     ['Connections', count(snapshot.connections)],
-    ['Read', rate(newest(0) || 0)], ['Written', rate(newest(1) || 0)],
-    ['Latency, read', latency(newest(2))], ['Latency, write', latency(newest(3))],
+    ['Read', rate(newest('rates', 0) || 0)], ['Written', rate(newest('rates', 1) || 0)],
+    ['Latency, read', latency(newest('latencies', 0))], ['Latency, write', latency(newest('latencies', 1))],
     ['In flight', count(snapshot.in_flight)], ['Errors', count(snapshot.errors)],
     ['Up for', duration(snapshot.elapsed)],
   ];

@@ -162,17 +162,9 @@ impl Job {
         (&self.source, &self.target)
     }
 
-    /// Both sides for a page that other users may read: without parameters and arguments, of which
-    /// one may be a secret.
+    /// Both sides for a page that other users may read.
     pub(crate) fn shown_ends(&self) -> [String; 2] {
-        [&self.source, &self.target].map(|spec| match spec {
-            Spec::Command(words) => {
-                let program = words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
-                format!("[ {program} ]")
-            }
-            Spec::Path(_) => spec.to_string(),
-            spec => spec.to_string().split('?').next().unwrap_or_default().to_string(),
-        })
+        [&self.source, &self.target].map(|spec| ends::without_secrets(&spec.to_string()))
     }
 
     /// Maximum bytes of payloads in flight.

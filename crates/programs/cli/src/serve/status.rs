@@ -7,6 +7,7 @@ use blockhaul_block::OpKind;
 use serde_json::{Value, json};
 
 use super::control::{Operations, Shared, client};
+use crate::ends::without_secrets;
 use crate::metrics::Status;
 use crate::snapshot::latencies;
 
@@ -62,6 +63,7 @@ impl Page {
         let mut exports = operations.exports();
         let exports_count = exports.len();
         exports.truncate(SHOWN_MAX);
+        exports.iter_mut().for_each(hide_secrets);
         let errors = sums.exports.values().map(|export| export.counts.errors).sum::<u64>();
         let in_flight = sums.exports.values().map(|export| export.counts.in_flight).sum::<u64>();
         let kinds = OpKind::ALL.into_iter().map(OpKind::name);
@@ -86,5 +88,15 @@ impl Page {
             "exports": exports,
             "exports_count": exports_count,
         })
+    }
+}
+
+/// Leaves out of an export what only its operator may read: parameters of the device and of layers.
+fn hide_secrets(export: &mut Value) {
+    if let Some(device) = export["device"].as_str().map(without_secrets) {
+        export["device"] = device.into();
+    }
+    if let Some(layers) = export["layers"].as_array_mut() {
+        layers.iter_mut().for_each(|layer| *layer = layer["name"].take());
     }
 }

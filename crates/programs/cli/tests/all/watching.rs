@@ -175,7 +175,7 @@ fn parameters_that_may_be_secret_are_not_shown() {
     let copy = Watched::start(&scratch, &args);
     let status = copy.status();
     assert_eq!(status["source"], "nbd+unix:///");
-    assert_eq!(status["target"], format!("[ {OURS} ]"));
+    assert_eq!(status["target"], format!("[ {OURS} … ]"));
     assert_ne!(copy.stop(), Some(0));
     server.stop().unwrap();
 }
@@ -220,7 +220,8 @@ fn servers_list_their_clients() {
     let socket = scratch.socket("s");
     let control = scratch.socket("c");
     let args = ["serve", "-U", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
-    let server = Watched::start(&scratch, &[&args[..], &["--export", "x=memory:64M"]].concat());
+    let device = ["--layer", "delay?write=1ms", "--export", "x=memory:64M"];
+    let server = Watched::start(&scratch, &[&args[..], &device].concat());
     let idle = server.status_with(|status| !status["exports"].is_null());
     assert_eq!((&idle["connections"], &idle["finished"]), (&0.into(), &false.into()), "{idle}");
     let uri = format!("nbd+unix:///x?socket={}", socket.display());
@@ -242,6 +243,7 @@ fn servers_list_their_clients() {
         (&busy["exports"][0]["name"], &busy["exports"][0]["size"]),
         (&"x".into(), &(64 << 20).into())
     );
+    assert_eq!(busy["exports"][0]["layers"], serde_json::json!(["delay"]), "without parameters");
     let viewer = server.ask("/events");
     client.kill().unwrap();
     client.wait().unwrap();
