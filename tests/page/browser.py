@@ -181,6 +181,36 @@ class Program:
         self.wait()
 
 
+CONTRAST = """
+const light = colour => {
+  const [red, green, blue] = colour.match(/[\\d.]+/g).slice(0, 3).map(part => {
+    const value = part / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+};
+const behind = element => {
+  const colour = getComputedStyle(element).backgroundColor;
+  return /, 0\\)$/.test(colour) && element.parentElement ? behind(element.parentElement) : colour;
+};
+const faint = [];
+for (const element of document.querySelectorAll('body *')) {
+  const text = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
+  if (!text || !element.offsetParent || element.tagName === 'SCRIPT') continue;
+  const pair = [light(getComputedStyle(element).color), light(behind(element))].sort((a, b) => b - a);
+  const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+  if (ratio < 4.5) faint.push(`${element.tagName} ${element.className} ${element.textContent}: ${ratio.toFixed(1)}`);
+}
+return faint;
+"""
+
+
+def check_contrast(driver):
+    """All text has the contrast that WCAG asks for, 4.5."""
+    faint = driver.run(CONTRAST)
+    assert faint == [], faint
+
+
 def check_width(driver, width):
     """The page fits; only tables scroll."""
     driver.size(width)
@@ -220,11 +250,13 @@ def test_copy(driver, ours, folder, shots):
         cell = driver.text("#map-cell")
         assert re.match(r"512 KiB to 1\.0 MiB: data", cell), cell
         driver.run("document.activeElement.blur()")
+        check_contrast(driver)
         driver.screenshot(shots and os.path.join(shots, "copy-20.png"), "#charts-section")
         driver.scheme("dark")
         driver.screenshot(shots and os.path.join(shots, "copy-20-dark.png"))
         back = driver.run("return getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(16, 19, 24)", back
+        check_contrast(driver)
         check_width(driver, 360)
         driver.screenshot(shots and os.path.join(shots, "copy-20-phone.png"))
         driver.scheme("light")
@@ -274,6 +306,7 @@ def test_failed(driver, ours, folder, shots):
         last = program.lines[-1]
         assert last["error"] in driver.text("#notice"), (last, driver.text("#notice"))
         assert driver.text("#state") == "failed"
+        check_contrast(driver)
         compare(figures(driver), last)
         assert driver.errors() == []
     finally:

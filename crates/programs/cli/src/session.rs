@@ -55,8 +55,9 @@ impl Session {
         let seen = watch.clone();
         let status: Status = Arc::new(move || seen.view().json());
         let published = (figures::text(watch.clone()), status);
-        let metrics = Some(Metrics::start(&wanted, "copy", published, &runtime.remote())?);
-        Ok(Session { runtime, watch, reporter, metrics, signal })
+        let metrics = (wanted != Destinations::default())
+            .then(|| Metrics::start(&wanted, "copy", published, &runtime.remote()));
+        Ok(Session { runtime, watch, reporter, metrics: metrics.transpose()?, signal })
     }
 
     /// Runs work on a worker, and waits for it.
