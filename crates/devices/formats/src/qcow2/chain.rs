@@ -59,7 +59,7 @@ fn refuse_writing(target: &Target) -> Result<()> {
         "qcow2: images are opened read-only: serve with --readonly or under --layer cow, or write through \
          [ qemu-nbd -f qcow2 {image} ]"
     );
-    Err(Error::new(Kind::ReadOnly, text))
+    Err(Error::new(Kind::Unsupported, text))
 }
 
 /// What the user says about the top image of a chain.
@@ -308,7 +308,8 @@ impl Opener {
                     "{error}; if you trust the image, allow it with \"qcow2:…?names=allow\", or name a device \
                      with {option}=DEVICE"
                 );
-                Error::new(Kind::Refused, text)
+                // No permission of the system is missing.
+                Error::new(Kind::Unsupported, text)
             }
             (kind, _) => Error::new(kind, format!("qcow2: {} names {named:?}: {error}", from.file)),
         })?;

@@ -206,8 +206,11 @@ fn long_version() -> String {
         "" => String::new(),
         commit => format!("commit: {commit}\n"),
     };
-    let features =
-        [("luks", cfg!(feature = "luks")), ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins"))];
+    let features = [
+        ("formats", cfg!(feature = "formats")),
+        ("luks", cfg!(feature = "luks")),
+        ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
+    ];
     let features: Vec<_> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let kernel = rustix::system::uname();
     format!(

@@ -74,7 +74,7 @@ async fn open(target: &Target) -> Result<Opened> {
     if target.intent.write {
         let text =
             "as-qcow2: an image that is made as it is read cannot be written: copy it to a file";
-        return Err(Error::new(Kind::ReadOnly, text));
+        return Err(Error::new(Kind::Unsupported, text));
     }
     let intent = Intent { direct: target.intent.direct, ..Intent::READ };
     let options = options(target)?;
