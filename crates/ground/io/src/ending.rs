@@ -17,7 +17,7 @@ pub(crate) struct Ending {
 
 #[derive(Default)]
 struct Agreement {
-    /// Whether each worker was told to stop and had nothing to do when it last looked.
+    /// Whether each worker has to stop and had nothing to do when it last looked.
     idle: Vec<bool>,
     /// All workers were idle at one moment: they end.
     reached: bool,
@@ -29,7 +29,7 @@ impl Ending {
         Ending { last: AtomicUsize::new(0), agreement: Mutex::new(agreement) }
     }
 
-    /// Worker `index` was told to stop and has nothing to do. True: all workers end now. A worker
+    /// Worker `index` has to stop and has nothing to do. True: all workers end now. A worker
     /// whose inbox is closed has never started.
     pub(crate) fn agree(&self, index: usize, workers: &[Arc<Inbox>]) -> bool {
         let mut agreement = self.lock();

@@ -114,7 +114,7 @@ mod tests {
         let (started, begun) = mpsc::channel();
         drop(runtime.workers()[1].spawn(move || async move {
             started.send(()).unwrap();
-            // Blocks the worker: the runtime is told to stop meanwhile, and the other one is idle.
+            // Blocks the worker: the runtime stops meanwhile, and the other one is idle.
             std::thread::sleep(Duration::from_millis(100));
             let other = Remote::to(0);
             assert!(other.spawn_last(move || async move {

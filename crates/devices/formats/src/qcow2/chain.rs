@@ -236,13 +236,13 @@ impl Opener {
     async fn level(&self, this: Next, own: Own<'_>) -> Result<(Level, Option<Next>)> {
         let Next { storage: file, folder, .. } = this;
         let name = file.device.facts().name.clone();
-        let told = |error: Error| error.on(&name);
-        let head = Head::read(&file.device).await.map_err(told)?;
+        let named = |error: Error| error.on(&name);
+        let head = Head::read(&file.device).await.map_err(named)?;
         let from = Namer { file: &name, folder: folder.as_deref() };
         let external = self.data_file(&head.header, &from, own.data_file).await?;
         let data_len = external.as_ref().map(|storage| storage.device.facts().size);
         let image = Image::open(&file.device, &head, own.snapshot, data_len, self.memory);
-        let image = Some(Arc::new(image.await.map_err(told)?));
+        let image = Some(Arc::new(image.await.map_err(named)?));
         let below = self.backing(&head.header, &from, &own).await?;
         Ok((Level { image, file, external }, below))
     }

@@ -175,7 +175,7 @@ fn check(qemu: &Qemu, case: &Case, seed: u64) {
     let wanted = qemu.raw("top");
     let map: Vec<Value> =
         serde_json::from_str(&qemu.img(&["map", "-f", "qcow2", "--output=json", "top"])).unwrap();
-    let told = format!("{case:?}, seed {seed}");
+    let label = format!("{case:?}, seed {seed}");
     let len = wanted.len() as u64;
     let parts: Vec<(u64, u64)> = (0..60)
         .map(|_| {
@@ -185,25 +185,25 @@ fn check(qemu: &Qemu, case: &Case, seed: u64) {
         .collect();
     let spec = qemu.spec("top", "names=allow");
     with(&spec, move |device| async move {
-        assert_eq!(device.facts().size, len, "{told}");
+        assert_eq!(device.facts().size, len, "{label}");
         for (at, part) in parts {
             let found = device.read(at, part as usize).await.unwrap();
             let same = found.bytes() == &wanted[at as usize..(at + part) as usize];
-            assert!(same, "{told}: {part} bytes at {at}");
+            assert!(same, "{label}: {part} bytes at {at}");
         }
-        assert!(content(&device).await.unwrap() == wanted, "{told}");
+        assert!(content(&device).await.unwrap() == wanted, "{label}");
         let base = extents(&device, Contexts::empty().with(0)).await.unwrap();
         let depth = extents(&device, Contexts::empty().with(1)).await.unwrap();
         for (at, run) in base.ranges(0).filter(|(_, run)| run.state & ZERO != 0) {
             let bytes = &wanted[at as usize..(at + run.len) as usize];
-            assert!(blockhaul_io::is_zero(bytes), "{told}: {run:?} at {at}");
+            assert!(blockhaul_io::is_zero(bytes), "{label}: {run:?} at {at}");
         }
-        compare(&told, &map, &base, &depth);
+        compare(&label, &map, &base, &depth);
     });
 }
 
 /// Compares extents with the output of `qemu-img map`.
-fn compare(told: &str, map: &[Value], base: &Extents, depth: &Extents) {
+fn compare(label: &str, map: &[Value], base: &Extents, depth: &Extents) {
     let states = |list: &Extents, at: u64, len: u64| {
         let mut list = list.clone();
         list.skip(at);
@@ -219,10 +219,10 @@ fn compare(told: &str, map: &[Value], base: &Extents, depth: &Extents) {
             (true, _) => found.runs().iter().all(|run| run.state == 0 || run.state == HOLE | ZERO),
             (false, _) => found.runs().iter().all(|run| run.state & ZERO != 0),
         };
-        assert!(fine, "{told}: {one}: {found:?}");
+        assert!(fine, "{label}: {one}: {found:?}");
         let wanted = if one["present"].as_bool().unwrap() { number("depth") + 1 } else { 0 };
         let found = states(depth, at, len);
-        assert!(found.runs().iter().all(|run| run.state == wanted), "{told}: {one}: {found:?}");
+        assert!(found.runs().iter().all(|run| run.state == wanted), "{label}: {one}: {found:?}");
     }
 }
 

@@ -66,7 +66,7 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
             // None, too little, and enough.
             let memory = *rng.pick(&[0, 100 << 10, 1 << 30]);
             let bytes = disk(&mut rng, size);
-            let told = format!(
+            let label = format!(
                 "clusters of {cluster}, {zstd:?}, {size} bytes, {memory} of memory, seed {seed}"
             );
             sparse(&qemu, &bytes);
@@ -74,12 +74,12 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
             let image = streamed(&disk, StreamOptions { cluster, zstd, memory }).unwrap();
             write(&qemu.file("image"), &image);
             let found = qemu.img(&["check", "-f", "qcow2", "image"]);
-            assert!(found.contains("No errors were found"), "{told}: {found}");
+            assert!(found.contains("No errors were found"), "{label}: {found}");
             view(&disk, StreamOptions { cluster, zstd, memory }, image, rng.number());
             let mut wanted = bytes.clone();
             wanted.resize(size.next_multiple_of(512), 0);
-            assert!(qemu.raw("image") == wanted, "{told}");
-            assert!(read_all(&qemu.spec("image", "")).unwrap() == wanted, "{told}");
+            assert!(qemu.raw("image") == wanted, "{label}");
+            assert!(read_all(&qemu.spec("image", "")).unwrap() == wanted, "{label}");
         }
     }
 }
@@ -89,18 +89,18 @@ fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
     let StreamOptions { cluster, zstd, memory } = options;
     let level = zstd.map(|level| format!("&zstd={level}")).unwrap_or_default();
     let spec = format!("as-qcow2:{spec}?cluster={cluster}&memory={memory}{level}");
-    let told = spec.clone();
+    let label = spec.clone();
     with(&spec, move |device| async move {
-        assert!(content(&device).await.unwrap() == image, "{told}");
+        assert!(content(&device).await.unwrap() == image, "{label}");
         let mut rng = Rng::new(seed);
         for _ in 0..30 {
             let at = rng.below(image.len() as u64);
             let len = rng.between(1, (image.len() as u64 - at).min(200 << 10));
             let found = device.read(at, len as usize).await.unwrap();
             let same = found.bytes() == &image[at as usize..(at + len) as usize];
-            assert!(same, "{told}: {len} bytes at {at}, seed {seed}");
+            assert!(same, "{label}: {len} bytes at {at}, seed {seed}");
             if let Some(lease) = device.file_at(at, len, Access::Read) {
-                assert!(zstd.is_none() && lease.len <= len, "{told}");
+                assert!(zstd.is_none() && lease.len <= len, "{label}");
             }
         }
     });
