@@ -50,12 +50,6 @@ pub trait Backend: Send + Sync {
     /// The operand after the scheme, for the help: `SIZE`, `PATH`.
     fn operand(&self) -> &'static str;
 
-    /// Those of its schemes that it knows only to refuse them with a useful error; help leaves them
-    /// out.
-    fn refused_schemes(&self) -> &'static [&'static str] {
-        &[]
-    }
-
     /// One line for the help.
     fn summary(&self) -> &'static str;
 

@@ -241,7 +241,8 @@ fn advice(role: &Role) -> &'static str {
             "; check the user name and its key, and that the server has keys and no certificates"
         }
         Role::Client { .. } => {
-            "; check that the server has certificates, and what it demands of clients"
+            "; check that the server has certificates, and whether it requires one of its clients, or a \
+             key (tls-psk-file=FILE)"
         }
         Role::Server { .. } => "",
     }

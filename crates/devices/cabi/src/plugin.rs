@@ -375,6 +375,10 @@ pub(crate) fn begin(
     control: Arc<BlockingPool>,
     shutdown: Shutdown,
 ) -> Result<Plugin> {
+    // A missing filter is the reason why a plugin of nbdkit is needed: it is named first.
+    for filter in &settings.filters {
+        filter::find(filter)?;
+    }
     let found = load::find(&settings.plugin)?;
     let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.

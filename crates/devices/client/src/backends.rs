@@ -11,6 +11,7 @@ use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_ht
 
 use crate::connect::{Address, HttpAddress, Options, connect_keeping};
 use crate::link::insecure;
+use crate::ssh::SshAddress;
 use crate::{Connected, ServerProcess};
 
 /// Interval and number of checks whether a server has ended: its sockets close some time before its
@@ -44,10 +45,6 @@ impl Backend for NbdUri {
         ]
     }
 
-    fn refused_schemes(&self) -> &'static [&'static str] {
-        &["nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"]
-    }
-
     fn operand(&self) -> &'static str {
         "//[USER@][HOST[:PORT]]/[EXPORT][?socket=PATH][&tls-…]"
     }
@@ -56,7 +53,9 @@ impl Backend for NbdUri {
         "an export of an NBD server, by its URI. The nbds schemes require TLS: with keys \
          (tls-psk-file=FILE, and USER), or with certificates (tls-certificates=DIR [default: the \
          directories of libnbd, else the authorities of the system]; tls-hostname=NAME, tls-verify-peer=0). \
-         nbd+http and nbd+https connect to an HTTP server that starts NBD after an upgrade request (Incus, \
+         nbd+vsock connects to a virtual machine or its host, by its context ID [default: 2, the host]; \
+         nbd+ssh runs ssh for each connection, to port 10809 of the localhost of the SSH server or, with \
+         socket=PATH and the program nc there, to a Unix socket. nbd+http and nbd+https connect to an HTTP server that starts NBD after an upgrade request (Incus, \
          LXD), with the path and query of the URI; socket=PATH, export=NAME and method=GET|POST [default: \
          POST] are not sent"
     }
@@ -162,10 +161,10 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         Transport::Unix { socket } => {
             (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
         }
-        Transport::Vsock { .. } => {
-            let text =
-                format!("{uri}: vsock is not supported yet; connect over TCP or a Unix socket");
-            return Err(Error::new(Kind::Unsupported, text));
+        Transport::Vsock { cid, port } => (Address::Vsock(cid, port), None),
+        Transport::Ssh { user, host, port, socket } => {
+            let ssh = SshAddress { user, host: host.clone(), port, socket };
+            (Address::Ssh(Box::new(ssh)), Some(host))
         }
     };
     let is_http = http.is_some();

@@ -14,6 +14,7 @@ use blockhaul_wire::handshake::client::{Handshake, Negotiated};
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 
 use crate::link::{Link, refused, unheard};
+use crate::ssh::SshAddress;
 use crate::upgrade::upgrade;
 use crate::{ServerProcess, device};
 
@@ -28,6 +29,10 @@ pub enum Address {
     Unix(PathBuf),
     /// A host name or address, and a port.
     Tcp(String, u16),
+    /// A machine's context ID and a port (vsock(7)).
+    Vsock(u32, u32),
+    /// A socket of the machine that an SSH server runs on.
+    Ssh(Box<SshAddress>),
     /// A server that speaks NBD after an HTTP request, over TLS if the options demand that.
     Http(Box<HttpAddress>),
 }
@@ -53,6 +58,8 @@ impl fmt::Display for Address {
         match self {
             Address::Unix(path) => write!(f, "Unix socket {}", path.display()),
             Address::Tcp(host, port) => write!(f, "{host} port {port}"),
+            Address::Vsock(cid, port) => write!(f, "vsock {cid} port {port}"),
+            Address::Ssh(ssh) => ssh.fmt(f),
             Address::Http(http) => http.address.fmt(f),
         }
     }
@@ -232,7 +239,11 @@ const GREETING: &str = "greeting";
 
 /// Adds the name and address to an error.
 pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
-    let text = format!("cannot connect to {address}: {}", error.text());
+    let what = match error.text().starts_with("the server refused") {
+        true => "cannot open an export at",
+        false => "cannot connect to",
+    };
+    let text = format!("{what} {address}: {}", error.text());
     Error::new(error.kind(), text).on(&name.into())
 }
 
@@ -243,6 +254,11 @@ async fn dial(address: &Address) -> Result<Stream> {
     };
     match address {
         Address::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
+        Address::Vsock(cid, port) => {
+            let connected = Stream::connect_vsock(*cid, *port).await;
+            connected.map_err(|error| Error::system("connect", error))
+        }
+        Address::Ssh(ssh) => ssh.dial().await,
         Address::Unix(path) => {
             Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
         }

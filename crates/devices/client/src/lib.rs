@@ -21,9 +21,11 @@ mod link;
 pub mod options;
 mod reply;
 mod session;
+mod ssh;
 mod upgrade;
 
 pub use backends::all;
 pub use command::ServerProcess;
 pub use connect::{Address, Connected, HttpAddress, Options, connect, connect_keeping};
 pub use line::Line;
+pub use ssh::SshAddress;

@@ -7,3 +7,4 @@ pub use crate::masked::masked;
 pub use crate::per_disk::PerDisk;
 pub use crate::runs::Runs;
 pub use crate::scratch::Scratch;
+pub use crate::temporary::file as temporary_file;

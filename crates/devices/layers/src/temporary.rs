@@ -2,16 +2,16 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Result};
 
 /// A file without a name in `dir`, or in TMPDIR, or in /var/tmp (not on a tmpfs).
-pub(crate) fn file(layer: &str, dir: Option<&str>) -> Result<blockhaul_io::File> {
+pub fn file(layer: &str, dir: Option<&Path>) -> Result<blockhaul_io::File> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let dir = match dir {
-        Some(dir) => PathBuf::from(dir),
+        Some(dir) => dir.to_owned(),
         None => std::env::var_os("TMPDIR").map_or_else(|| "/var/tmp".into(), PathBuf::from),
     };
     loop {

@@ -32,13 +32,6 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Wakes all workers.
-    pub(crate) fn wake_peers(&self) {
-        for peer in &self.peers {
-            peer.push(Item::Call(Box::new(|| {})));
-        }
-    }
-
     /// Queues a task that became ready: here, or through the inbox from other threads.
     pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + use<> {
         let inbox = self.inbox.clone();

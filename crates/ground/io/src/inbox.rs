@@ -1,11 +1,12 @@
 //! Passes items from other threads to a worker, and wakes it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_task::Runnable;
 
+use crate::ending::Ending;
 use crate::sys::Wakeup;
 
 /// Items that other threads pass to a worker.
@@ -15,8 +16,7 @@ pub(crate) struct Inbox {
     /// The worker sleeps in its driver, or is about to: a push must wake it.
     asleep: AtomicBool,
     pub(crate) wakeup: Arc<Wakeup>,
-    /// Number of tasks that must end before any worker of the runtime does.
-    pub(crate) last: Arc<AtomicUsize>,
+    pub(crate) ending: Arc<Ending>,
 }
 
 #[derive(Default)]
@@ -32,10 +32,10 @@ pub(crate) enum Item {
 }
 
 impl Inbox {
-    pub(crate) fn new(worker: usize, last: Arc<AtomicUsize>) -> std::io::Result<Inbox> {
+    pub(crate) fn new(worker: usize, ending: Arc<Ending>) -> std::io::Result<Inbox> {
         Ok(Inbox {
             worker,
-            last,
+            ending,
             queue: Mutex::default(),
             asleep: AtomicBool::new(false),
             wakeup: Arc::new(Wakeup::new()?),
@@ -82,9 +82,14 @@ impl Inbox {
         empty
     }
 
-    /// Whether the worker has ended.
+    /// Whether the worker has ended, or could not be started.
     pub(crate) fn is_closed(&self) -> bool {
         self.queue.lock().expect("no panic under this lock").closed
+    }
+
+    /// Whether no item waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.lock().expect("no panic under this lock").items.is_empty()
     }
 
     /// Whether the worker sleeps, as far as another thread can see.

@@ -30,6 +30,7 @@ mod cached;
 mod clock;
 mod context;
 mod driver;
+mod ending;
 mod fifo_lock;
 mod file;
 mod inbox;

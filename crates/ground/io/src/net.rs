@@ -25,6 +25,8 @@ use crate::vsock;
 /// Requested size of socket buffers: two of the largest common requests (256 KiB) and their
 /// headers, so that one system call can take a whole one. The kernel caps it at its own maximum.
 const SOCKET_BUFFER: usize = 1 << 20;
+/// Pause before another look at a connection that is not established yet, where there is no event.
+const CONNECT_AGAIN: std::time::Duration = std::time::Duration::from_millis(2);
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
@@ -64,6 +66,11 @@ impl Stream {
         Self::connect(family, &address).await
     }
 
+    /// Connects to a port of a virtual machine, or of the host (vsock(7)).
+    pub async fn connect_vsock(cid: u32, port: u32) -> io::Result<Stream> {
+        Self::connect(AddressFamily::VSOCK, &vsock::Address { cid, port }).await
+    }
+
     async fn connect(
         family: AddressFamily,
         address: &impl rustix::net::addr::SocketAddrArg,
@@ -72,15 +79,23 @@ impl Stream {
         let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
         loop {
             match rustix::net::connect(&fd, address) {
-                Ok(()) => break,
-                Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => {
+                Ok(()) | Err(rustix::io::Errno::ISCONN) => break,
+                Err(
+                    rustix::io::Errno::INPROGRESS
+                    | rustix::io::Errno::INTR
+                    | rustix::io::Errno::ALREADY,
+                ) => {
                     ready(&fd, Interest::Writable).await?;
                     sockopt::socket_error(&fd)??;
-                    break;
+                    if rustix::net::getpeername(&fd).is_ok() {
+                        break;
+                    }
+                    // A vsock is reported as writable before it is connected.
+                    crate::sleep(CONNECT_AGAIN).await;
                 }
                 // A Unix listener's backlog is full: there is no event to wait for, so retry.
                 Err(rustix::io::Errno::AGAIN) => {
-                    crate::sleep(std::time::Duration::from_millis(2)).await;
+                    crate::sleep(CONNECT_AGAIN).await;
                 }
                 Err(error) => return Err(error.into()),
             }

@@ -2,9 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::context::{try_with_worker, with_worker};
+use crate::context::with_worker;
+use crate::ending::Last;
 use crate::inbox::{Inbox, Item};
 use crate::sync::{Ticket, ticket};
 use crate::task;
@@ -50,7 +50,7 @@ impl Remote {
         if self.0.is_closed() {
             return false;
         }
-        let ending = Last::new(&self.0.last);
+        let ending = Last::new(&self.0.ending);
         let call = Box::new(move || {
             drop(task::start(async move {
                 make().await;
@@ -68,25 +68,6 @@ pub fn idle_worker() -> Option<Remote> {
         let mut others = after[1..].iter().chain(before);
         others.find(|other| other.is_asleep()).cloned().map(Remote)
     })
-}
-
-/// A task that must end before the runtime does.
-struct Last(Arc<AtomicUsize>);
-
-impl Last {
-    fn new(count: &Arc<AtomicUsize>) -> Last {
-        count.fetch_add(1, Ordering::SeqCst);
-        Last(count.clone())
-    }
-}
-
-impl Drop for Last {
-    fn drop(&mut self) {
-        if self.0.fetch_sub(1, Ordering::SeqCst) == 1 {
-            // Wakes workers that only wait for this task.
-            try_with_worker(|worker| worker.wake_peers());
-        }
-    }
 }
 
 impl fmt::Debug for Remote {
@@ -124,5 +105,25 @@ mod tests {
         assert_eq!(done.recv(), Ok("last"));
         assert!(done.recv().is_err(), "what merely waits is dropped");
         assert!(!other.spawn_last(|| async {}), "the worker has ended");
+    }
+
+    #[test]
+    fn a_worker_without_work_stays_while_another_one_is_busy() {
+        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let (sender, done) = mpsc::channel();
+        let (started, begun) = mpsc::channel();
+        drop(runtime.workers()[1].spawn(move || async move {
+            started.send(()).unwrap();
+            // Blocks the worker: the runtime is told to stop meanwhile, and the other one is idle.
+            std::thread::sleep(Duration::from_millis(100));
+            let other = Remote::to(0);
+            assert!(other.spawn_last(move || async move {
+                crate::sleep(Duration::from_millis(10)).await;
+                sender.send("last").unwrap();
+            }));
+        }));
+        begun.recv().unwrap();
+        drop(runtime);
+        assert_eq!(done.recv(), Ok("last"));
     }
 }

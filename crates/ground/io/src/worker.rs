@@ -2,12 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use crate::context::{Worker, is_idle, pop_task, push_task, set_worker, with_worker};
 use crate::driver::{self, Done, Engine, Sleep};
+use crate::ending::Ending;
 use crate::inbox::{Inbox, Item};
 use crate::panic;
 use crate::remote::Remote;
@@ -44,9 +44,9 @@ impl Runtime {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };
         let mut remotes = Vec::new();
-        let last = Arc::default();
+        let ending = Arc::new(Ending::new(count));
         for index in 0..count {
-            remotes.push(Remote(Arc::new(Inbox::new(index, Arc::clone(&last))?)));
+            remotes.push(Remote(Arc::new(Inbox::new(index, Arc::clone(&ending))?)));
         }
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
@@ -72,7 +72,10 @@ impl Runtime {
                             });
                             None
                         }
-                        Err(error) => Some(error),
+                        Err(error) => {
+                            drop(inbox.close());
+                            Some(error)
+                        }
                     };
                     let go = failed.is_none();
                     // The starter may have given up already; then the stop is in the inbox.
@@ -128,6 +131,10 @@ impl Drop for Runtime {
         for remote in &self.remotes {
             remote.0.push(Item::Stop);
         }
+        // The others agree on their end without those that could not be started.
+        for never in &self.remotes[self.threads.len()..] {
+            drop(never.0.close());
+        }
         for thread in self.threads.drain(..) {
             // A worker that panicked has aborted the process: nothing to report here.
             let _ = thread.join();
@@ -151,7 +158,12 @@ fn run(worker: &Worker) {
     let mut done: Vec<Done> = Vec::new();
     let mut stopping = false;
     let mut failures = 0;
+    let mut agreed = false;
+    let (ending, index) = (&worker.inbox.ending, worker.inbox.worker);
     loop {
+        if std::mem::take(&mut agreed) && !ending.withdraw(index) {
+            break;
+        }
         for item in worker.inbox.take() {
             match item {
                 Item::Run(runnable) => push_task(runnable),
@@ -167,9 +179,11 @@ fn run(worker: &Worker) {
             }
         });
         let idle = is_idle();
-        let last = || worker.inbox.last.load(Ordering::SeqCst);
-        if stopping && idle && worker.ops.borrow().files_out == 0 && last() == 0 {
-            break;
+        if stopping && idle && worker.ops.borrow().files_out == 0 {
+            if ending.agree(index, &worker.peers) {
+                break;
+            }
+            agreed = true;
         }
         let sleep = if idle { time_to_sleep(worker) } else { Sleep::No };
         let sleep = match sleep {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::option::OptionError;
 use crate::text::printable;
 
 /// Why a message could not be parsed or made. After any of them except [`Error::Caller`] the
@@ -47,7 +48,7 @@ pub enum Error {
         /// What was requested, with its object.
         what: String,
         /// The server's reply.
-        reason: crate::option::OptionError,
+        reason: OptionError,
         /// The server's explanation, escaped for printing; may be empty.
         text: String,
     },
@@ -80,7 +81,11 @@ impl fmt::Display for Error {
             Error::Malformed { what, why } => write!(f, "malformed {what}: {why}"),
             Error::Unexpected { what } => f.write_str(what),
             Error::Refused { what, reason, text } => {
-                write!(f, "the server refused {what}: {reason}")?;
+                match reason {
+                    // Not because of what was asked first.
+                    OptionError::TlsRequired => f.write_str("TLS is required by the server")?,
+                    reason => write!(f, "the server refused {what}: {reason}")?,
+                }
                 if text.is_empty() { Ok(()) } else { write!(f, " (\"{text}\")") }
             }
             Error::CannotRefuse { why } => f.write_str(why),

@@ -175,9 +175,10 @@ pub struct Options {
     #[arg(long, help_heading = "Places")]
     pub keep: bool,
 
-    /// Folder for results; DATE-LABEL/SCENARIO is made in it
-    #[arg(long, value_name = "DIR", default_value = "bench/results", help_heading = "Output")]
-    pub out: PathBuf,
+    /// Folder for results; DATE-LABEL/SCENARIO is made in it [default: bench/results where that
+    /// exists; elsewhere nothing is written]
+    #[arg(long, value_name = "DIR", help_heading = "Output")]
+    pub out: Option<PathBuf>,
 
     /// Write no files
     #[arg(long, help_heading = "Output")]

@@ -1,6 +1,5 @@
 //! Scaling curves: what happens over threads, requests, connections or latency, as SVG.
 
-use crate::cells::number;
 use crate::markup::{colour, escape};
 use crate::result::{Metric, Report};
 use crate::stats::Summary;
@@ -60,6 +59,32 @@ impl Axis {
     }
 }
 
+/// The step of an axis from 0 to `largest` or a little more, which is 1, 2 or 5 times a power of
+/// ten, and the number of steps: 3 to 6.
+fn round_steps(largest: f64) -> (f64, u32) {
+    let power = 10_f64.powf((largest / 6.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|times| times * power);
+    // Rounding errors must not add a step.
+    let count = |step: f64| (largest / step - 1e-9).ceil().max(1.0);
+    let step = step.into_iter().find(|step| count(*step) <= 6.0).unwrap_or(10.0 * power);
+    (step, count(step) as u32)
+}
+
+/// A value at an axis: as many digits as the steps need, and no more.
+fn tick(value: f64) -> String {
+    let text = format!("{value:.6}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
+    let mut out = String::new();
+    for (at, digit) in whole.chars().enumerate() {
+        if at > 0 && (whole.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if rest.is_empty() { out } else { format!("{out}.{rest}") }
+}
+
 fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String {
     let place = |row: usize| report.rows[row].curve_at.unwrap_or(0.0);
     let mut ticks: Vec<f64> = rows.iter().map(|row| place(*row)).collect();
@@ -69,10 +94,13 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
         .iter()
         .flat_map(|row| report.row(*row))
         .filter_map(|cell| metric.of(cell))
-        .map(|summary| summary.high / metric.unit())
+        .map(|summary| summary.interval().map_or(summary.median, |(_, high, _)| high))
+        .map(|value| value / metric.unit())
         .fold(0.0, f64::max);
     let Some(axis) = Axis::over(&ticks).filter(|_| largest > 0.0) else { return String::new() };
-    let (left, right, top, bottom) = (44.0, SIZE.0 - 12.0, 10.0, SIZE.1 - 34.0);
+    let (step, steps) = round_steps(largest);
+    let largest = step * f64::from(steps);
+    let (left, right, top, bottom) = (52.0, SIZE.0 - 12.0, 10.0, SIZE.1 - 42.0);
     let x = |place: f64| left + axis.at(place) * (right - left);
     let y = |value: f64| bottom - value / largest * (bottom - top);
     let mut out = format!(
@@ -82,17 +110,23 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
         SIZE.0,
         SIZE.1
     );
-    for part in 0..=4 {
-        let value = largest * f64::from(part) / 4.0;
+    for part in 0..=steps {
+        let value = step * f64::from(part);
         let y = y(value);
         out.push_str(&format!(
             "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
             left - 5.0,
             y + 4.0,
-            number(value)
+            tick(value)
         ));
     }
+    out.push_str(&format!(
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+        f64::midpoint(left, right),
+        bottom + 32.0,
+        escape(report.curve.as_deref().unwrap_or_default())
+    ));
     for place in ticks {
         out.push_str(&format!(
             "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
@@ -117,10 +151,15 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
         ));
         for (place, summary) in points {
             let x = x(place);
-            let (low, high) = (y(summary.low / metric.unit()), y(summary.high / metric.unit()));
+            if let Some((low, high, _)) = summary.interval() {
+                let (low, high) = (y(low / metric.unit()), y(high / metric.unit()));
+                out.push_str(&format!(
+                    "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
+                     style=\"stroke:{colour}\"/>"
+                ));
+            }
             out.push_str(&format!(
-                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
-                 style=\"stroke:{colour}\"/><circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
+                "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
                  style=\"fill:{colour}\"/>\n",
                 y(summary.median / metric.unit())
             ));
@@ -149,6 +188,18 @@ mod tests {
         assert_eq!(text.matches("<svg").count(), 2, "{text}");
         assert_eq!(text.matches("<polyline").count(), 4, "{text}");
         assert!(text.contains("over delay: ms, few") && text.contains("over delay: ms, many"));
+    }
+
+    #[test]
+    fn values_at_the_axis_are_round() {
+        for (largest, step, steps) in
+            [(986.0, 200.0, 5), (1.0, 0.2, 5), (0.31, 0.1, 4), (12_000.0, 2000.0, 6), (6.0, 1.0, 6)]
+        {
+            let (found, count) = round_steps(largest);
+            assert!((found - step).abs() < 1e-9 * step, "{largest}: {found}");
+            assert_eq!(count, steps, "{largest}");
+        }
+        assert_eq!([0.0, 0.05, 200.0, 12_000.0].map(tick), ["0", "0.05", "200", "12,000"]);
     }
 
     #[test]

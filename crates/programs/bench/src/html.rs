@@ -7,6 +7,7 @@ use crate::cells::{cell_text, differences, letter, ratio_text};
 use crate::markup::{COLOURS, colour, escape};
 use crate::notes::{circumstances, facts, notes, ratio_title};
 use crate::result::{Cell, Metric, Report, State};
+use crate::stats::Summary;
 
 /// The page.
 pub fn page(report: &Report) -> String {
@@ -17,23 +18,32 @@ pub fn page(report: &Report) -> String {
         escape(&circumstances(report))
     );
     body.push_str(&legend(report));
-    body.push_str(&crate::curve::charts(report));
-    for metric in report.metrics().into_iter().filter(|metric| *metric != Metric::TotalPeak) {
-        body.push_str(&format!("<section>\n<h2>{}</h2>\n", escape(&metric.title(report))));
-        body.push_str(match metric {
-            Metric::Wall => {
-                "<p class=\"how\">Bars are medians, marks the confidence interval of the median. \
-                 Each row has a scale of its own; shorter is better.</p>\n"
-            }
-            metric if metric.more_is_better() => "<p class=\"how\">Longer is better.</p>\n",
-            _ => "",
-        });
+    let charts = crate::curve::charts(report);
+    let metrics: Vec<Metric> =
+        report.metrics().into_iter().filter(|metric| *metric != Metric::TotalPeak).collect();
+    body.push_str(&contents(report, &metrics, !charts.is_empty()));
+    if !charts.is_empty() {
+        body.push_str(&format!("<section id=\"curves\">\n{charts}</section>\n"));
+    }
+    for (number, metric) in metrics.into_iter().enumerate() {
+        let title = escape(&metric.title(report));
+        body.push_str(&format!("<section id=\"chart-{number}\">\n<h2>{title}</h2>\n"));
+        let better = if metric.more_is_better() { "longer" } else { "shorter" };
+        let marks = intervals(report, metric);
+        body.push_str(&format!(
+            "<p class=\"how\">Bars are medians{marks}. Each row has a scale of its own; {better} is \
+             better.</p>\n"
+        ));
         for row in 0..report.rows.len() {
             body.push_str(&bars(report, row, metric));
         }
         body.push_str("</section>\n");
     }
-    body.push_str("<section>\n<h2>Tables</h2>\n");
+    body.push_str("<section id=\"tables\">\n<h2>Tables</h2>\n");
+    body.push_str(
+        "<p class=\"how\">Medians; ± is the standard deviation in percent of the mean. Under a \
+         figure, A+41% means: 41 % more than column A of the same row.</p>\n",
+    );
     for metric in report.metrics() {
         body.push_str(&table(report, &metric.title(report), |cells, at| {
             let more = differences(cells, at, metric);
@@ -52,7 +62,9 @@ pub fn page(report: &Report) -> String {
     let notes = notes(report);
     if !notes.is_empty() {
         let items: String = notes.iter().map(|n| format!("<li>{}</li>\n", escape(n))).collect();
-        body.push_str(&format!("<section>\n<h2>Notes</h2>\n<ul>\n{items}</ul>\n</section>\n"));
+        body.push_str(&format!(
+            "<section id=\"notes\">\n<h2>Notes</h2>\n<ul>\n{items}</ul>\n</section>\n"
+        ));
     }
     let rows: String = facts(report)
         .iter()
@@ -61,7 +73,7 @@ pub fn page(report: &Report) -> String {
         })
         .collect();
     body.push_str(&format!(
-        "<section>\n<h2>Machine and programs</h2>\n<div class=\"wide\"><table class=\"facts\">\n\
+        "<section id=\"machine\">\n<h2>Machine and programs</h2>\n<div class=\"wide\"><table class=\"facts\">\n\
          {rows}</table></div>\n</section>\n"
     ));
     body.push_str(&commands(report));
@@ -103,6 +115,7 @@ h3{font-size:1rem;margin:1rem 0 .25rem}
 p,li,td,th,code{overflow-wrap:anywhere}
 .how,small{color:var(--soft);font-size:.875rem}
 .legend{display:flex;flex-wrap:wrap;gap:.25rem 1rem;list-style:none;padding:0}
+nav a{color:inherit}
 .legend svg{width:.8rem;height:.8rem;margin-right:.4rem}
 .bar{display:grid;grid-template-columns:12rem 1fr 9rem;gap:.1rem .6rem;align-items:center;margin:.15rem 0}
 .bar svg{width:100%;height:1.1rem;display:block;overflow:visible}
@@ -140,13 +153,47 @@ fn legend(report: &Report) -> String {
     format!("<ul class=\"legend\">\n{items}</ul>\n")
 }
 
+/// Links to the sections of the page.
+fn contents(report: &Report, metrics: &[Metric], has_curves: bool) -> String {
+    let mut entries: Vec<(String, String)> = Vec::new();
+    if has_curves {
+        entries.push(("curves".into(), "Curves".into()));
+    }
+    let charts = metrics.iter().enumerate();
+    entries.extend(charts.map(|(at, metric)| (format!("chart-{at}"), metric.title(report))));
+    entries.push(("tables".into(), "Tables".into()));
+    if !notes(report).is_empty() {
+        entries.push(("notes".into(), "Notes".into()));
+    }
+    entries.push(("machine".into(), "Machine and programs".into()));
+    entries.push(("commands".into(), "Commands".into()));
+    let items: String = entries
+        .iter()
+        .map(|(id, title)| format!("<li><a href=\"#{id}\">{}</a></li>\n", escape(title)))
+        .collect();
+    format!("<nav aria-label=\"Contents\">\n<ul class=\"legend\">\n{items}</ul>\n</nav>\n")
+}
+
+/// What the marks on the bars of a metric are, if there are any.
+fn intervals(report: &Report, metric: Metric) -> String {
+    let levels = report.cells.iter().filter_map(|cell| metric.of(cell));
+    let level = levels.filter_map(Summary::interval).map(|(_, _, level)| level);
+    match level.fold(f64::INFINITY, f64::min) {
+        level if level.is_finite() => {
+            let percent = (100.0 * level).floor();
+            format!(", marks the confidence interval of the median ({percent:.0} %)")
+        }
+        _ => "; the runs are too few for a confidence interval".to_owned(),
+    }
+}
+
 /// The bars of a row.
 fn bars(report: &Report, row: usize, metric: Metric) -> String {
     let cells = report.row(row);
     let largest = cells
         .iter()
         .filter_map(|cell| metric.of(cell))
-        .map(|summary| summary.high.max(summary.median))
+        .map(|summary| summary.interval().map_or(0.0, |(_, high, _)| high).max(summary.median))
         .fold(0.0, f64::max);
     let mut out =
         format!("<figure style=\"margin:0\">\n<h3>{}</h3>\n", escape(&report.rows[row].label));
@@ -180,13 +227,17 @@ fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> S
         true => (100.0 * value / largest).clamp(0.0, 100.0),
         false => 0.0,
     };
-    let (low, high) = (percent(summary.low), percent(summary.high));
-    let mut marks =
-        format!("<line x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"50%\" y2=\"50%\" class=\"mark\"/>");
-    for end in [low, high] {
-        marks.push_str(&format!(
-            "<line x1=\"{end:.2}%\" x2=\"{end:.2}%\" y1=\"25%\" y2=\"75%\" class=\"mark\"/>"
-        ));
+    let mut marks = String::new();
+    if let Some((low, high, _)) = summary.interval() {
+        let (low, high) = (percent(low), percent(high));
+        marks = format!(
+            "<line x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"50%\" y2=\"50%\" class=\"mark\"/>"
+        );
+        for end in [low, high] {
+            marks.push_str(&format!(
+                "<line x1=\"{end:.2}%\" x2=\"{end:.2}%\" y1=\"25%\" y2=\"75%\" class=\"mark\"/>"
+            ));
+        }
     }
     format!(
         "{name}<svg role=\"img\" aria-label=\"{text}\"><rect width=\"{:.2}%\" height=\"100%\" \
@@ -214,7 +265,7 @@ fn table(report: &Report, title: &str, cell: impl Fn(&[Cell], usize) -> String) 
 }
 
 fn commands(report: &Report) -> String {
-    let mut out = String::from("<section>\n<h2>Commands</h2>\n");
+    let mut out = String::from("<section id=\"commands\">\n<h2>Commands</h2>\n");
     if !report.setup.is_empty() {
         let lines = escape(&report.setup.join("\n"));
         out.push_str(&format!("<h3>Before all runs</h3>\n<pre>{lines}</pre>\n"));
@@ -257,11 +308,45 @@ mod tests {
         {
             assert!(page.contains(text), "{text} is missing");
         }
-        for forbidden in ["http:", "https:", "src=", "href=", "<script", "url(", "@import", "<b>"] {
+        for forbidden in ["http:", "https:", "src=", "<script", "url(", "@import", "<b>"] {
             assert!(!page.contains(forbidden), "{forbidden} is there");
         }
+        let links: Vec<&str> = page.split("href=\"").skip(1).collect();
+        assert!(links.len() >= 5, "a table of contents");
+        for link in links {
+            let id = link.strip_prefix('#').expect("a link within the page");
+            let id = &id[..id.find('"').unwrap()];
+            assert!(page.contains(&format!(" id=\"{id}\"")), "{id}");
+        }
         assert!(page.contains("prefers-color-scheme:dark") && page.contains("@media print"));
+        assert!(!page.contains("class=\"mark\""), "two runs have no interval");
+        assert!(page.contains("too few for a confidence interval"));
+        assert!(page.contains("41 % more than column A"));
+    }
+
+    #[test]
+    fn five_runs_have_an_interval_and_its_confidence_is_given() {
+        let report = report(&["ours"], &[("one", &[&[1.0, 1.1, 1.2, 1.3, 1.4]])]);
+        let page = page(&report);
         assert!(page.contains("class=\"mark\""));
+        assert!(page.contains("confidence interval of the median (93 %)"));
+    }
+
+    #[test]
+    fn figures_of_a_load_generator_are_left_out_and_rates_come_first() {
+        let mut report = report(&["a", "b"], &[("r", &[&[1.0, 2.0], &[3.0]])]);
+        let titles = |report: &Report| -> Vec<String> {
+            report.metrics().iter().map(|metric| metric.title(report)).collect()
+        };
+        let all = titles(&report).len();
+        report.rate_unit = Some("requests".into());
+        for cell in &mut report.cells {
+            cell.command = "blockhaul bench load".into();
+            cell.servers = vec!["server".into()];
+        }
+        assert_eq!(titles(&report).len(), all - 2);
+        report.cells[1].command = "nbdcopy".into();
+        assert_eq!(titles(&report).len(), all, "the columns are clients");
     }
 
     #[test]

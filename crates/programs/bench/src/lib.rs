@@ -149,6 +149,12 @@ fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
     }
 }
 
+/// Where results are written: no new folder is made in whatever folder is the current one.
+fn results_folder(options: &Options) -> Option<PathBuf> {
+    let usual = Path::new("bench/results");
+    options.out.clone().or_else(|| usual.is_dir().then(|| usual.to_owned()))
+}
+
 fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in
@@ -167,8 +173,13 @@ fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> 
             Format::Json => save::json(&report)?,
         });
         if !options.no_save && !report.runs.is_empty() {
-            let dir = save::save(&report, &options.out)?;
-            write_all(&mut std::io::stderr(), &format!("results are in {}\n", dir.display()));
+            let said = match results_folder(options) {
+                Some(folder) => {
+                    format!("results are in {}\n", save::save(&report, &folder)?.display())
+                }
+                None => "results are not kept: --out DIR writes them to files\n".to_owned(),
+            };
+            write_all(&mut std::io::stderr(), &said);
         }
         if report.interrupted {
             return Ok(INTERRUPTED);

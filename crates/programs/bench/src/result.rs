@@ -223,7 +223,26 @@ impl Report {
         let mut metrics = Metric::BASE.to_vec();
         metrics.extend(Metric::MORE.iter().filter(|metric| self.show.contains(metric)));
         metrics.retain(|metric| Metric::BASE.contains(metric) || self.has(*metric));
+        if self.has_load_generator() {
+            // The same program in all columns: its figures say nothing about them.
+            metrics.retain(|metric| !matches!(metric, Metric::OwnCpu | Metric::OwnPeak));
+        }
+        if let Some(at) = metrics.iter().position(|metric| *metric == Metric::Rate) {
+            metrics[..=at].rotate_right(1);
+        }
         metrics
+    }
+
+    /// Whether the columns are servers: every row has the same command for all of them, and it
+    /// makes requests for as long as it runs.
+    pub fn has_load_generator(&self) -> bool {
+        self.rate_unit.is_some()
+            && (0..self.rows.len()).all(|row| {
+                let mut ran = self.row(row).iter().filter(|cell| cell.skipped.is_none());
+                let program = |cell: &Cell| cell.command.split(' ').next().map(str::to_owned);
+                let first = ran.clone().next().and_then(program);
+                ran.all(|cell| !cell.servers.is_empty() && program(cell) == first)
+            })
     }
 
     /// Whether a cell has a value: what could not be measured anywhere is no table.

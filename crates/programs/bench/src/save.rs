@@ -148,7 +148,9 @@ pub fn load(dir: &Path) -> Result<Report> {
         let format = head.format;
         return Err(wrong(format!("it has format {format}, this program knows {FORMAT}")));
     }
-    let report: Report = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let mut report: Report =
+        serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    report.name = crate::scenario::today(&report.name).to_owned();
     match report.is_whole() {
         true => Ok(report),
         false => Err(wrong("its cells do not fit its rows and columns".to_owned())),

@@ -21,20 +21,34 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("copy", include_str!("../../../../bench/scenarios/copy.toml")),
     ("curl", include_str!("../../../../bench/scenarios/curl.toml")),
     ("direct", include_str!("../../../../bench/scenarios/direct.toml")),
+    ("direct-read", include_str!("../../../../bench/scenarios/direct-read.toml")),
     ("extents", include_str!("../../../../bench/scenarios/extents.toml")),
+    ("latency", include_str!("../../../../bench/scenarios/latency.toml")),
     ("load", include_str!("../../../../bench/scenarios/load.toml")),
     ("local", include_str!("../../../../bench/scenarios/local.toml")),
     ("million", include_str!("../../../../bench/scenarios/million.toml")),
+    ("mirror", include_str!("../../../../bench/scenarios/mirror.toml")),
     ("pipes", include_str!("../../../../bench/scenarios/pipes.toml")),
+    ("requests", include_str!("../../../../bench/scenarios/requests.toml")),
     ("rtt", include_str!("../../../../bench/scenarios/rtt.toml")),
-    ("seed0", include_str!("../../../../bench/scenarios/seed0.toml")),
-    ("seed1", include_str!("../../../../bench/scenarios/seed1.toml")),
-    ("seed2", include_str!("../../../../bench/scenarios/seed2.toml")),
-    ("seed3", include_str!("../../../../bench/scenarios/seed3.toml")),
-    ("seed4", include_str!("../../../../bench/scenarios/seed4.toml")),
     ("server", include_str!("../../../../bench/scenarios/server.toml")),
+    ("slow-extents", include_str!("../../../../bench/scenarios/slow-extents.toml")),
     ("tls", include_str!("../../../../bench/scenarios/tls.toml")),
 ];
+
+/// Earlier names of scenarios, in results and on command lines.
+const RENAMED: &[(&str, &str)] = &[
+    ("seed0", "requests"),
+    ("seed1", "direct-read"),
+    ("seed2", "mirror"),
+    ("seed3", "slow-extents"),
+    ("seed4", "latency"),
+];
+
+/// The name of a scenario that may have had another one.
+pub fn today(name: &str) -> &str {
+    RENAMED.iter().find(|(earlier, _)| *earlier == name).map_or(name, |(_, today)| today)
+}
 
 /// A scenario file.
 #[derive(Clone, Debug, Deserialize)]
@@ -278,6 +292,7 @@ impl Scenario {
 
     /// One of the scenarios that come with the program.
     pub fn built_in(name: &str) -> Result<(String, Scenario)> {
+        let name = today(name);
         match BUILT_IN.iter().find(|(known, _)| *known == name) {
             Some((_, text)) => Ok((name.to_owned(), Scenario::parse(name, text)?)),
             None => {
@@ -459,6 +474,9 @@ mod tests {
             blockhaul: None,
             search: vec!["/bin".into(), "/usr/bin".into()],
         };
+        for (earlier, name) in RENAMED {
+            assert_eq!(Scenario::built_in(earlier).unwrap().0, *name);
+        }
         for (name, _) in BUILT_IN {
             let scenario = Scenario::built_in(name).unwrap().1;
             for full in [false, true] {
@@ -468,7 +486,7 @@ mod tests {
             }
         }
         let text = Scenario::built_in("nothing").unwrap_err().to_string();
-        assert!(text.contains("copy, curl, direct, extents"), "{text}");
+        assert!(text.contains("copy, curl, direct, direct-read, extents"), "{text}");
     }
 
     #[test]

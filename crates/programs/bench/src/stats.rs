@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// Confidence that an interval is chosen for.
 const CONFIDENCE: f64 = 0.95;
 
+/// Fewer values have no useful confidence interval: that of four has a confidence of 87 %.
+const INTERVAL_FROM: usize = 5;
+
 /// A sample in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -47,6 +50,12 @@ impl Summary {
         let (rank, confidence) = median_interval(count);
         let (low, high) = (sorted[rank], sorted[count - 1 - rank]);
         Some(Summary { count, median, mean, deviation, min, max, low, high, confidence })
+    }
+
+    /// The confidence interval of the median and its confidence, if there are enough values for
+    /// one: five, which all lie in it.
+    pub fn interval(&self) -> Option<(f64, f64, f64)> {
+        (self.count >= INTERVAL_FROM).then_some((self.low, self.high, self.confidence))
     }
 
     /// Standard deviation in percent of the mean.

@@ -77,6 +77,64 @@ pub fn run(args: &args::Ctl) -> Outcome {
             let answer = server.ask(&layers_changed("layer-remove", export, layer, *within))?;
             tell(&answer, json, |_| String::new())
         }
+        CtlCommand::SnapshotAdd { export, name, discard, snapshot } => {
+            let answer = server.ask(&json!({
+                "command": "snapshot-add",
+                "export": export,
+                "name": name,
+                "discard": discard,
+                "snapshot": snapshot_options(snapshot)?,
+                "seconds": snapshot.within.as_secs_f64(),
+            }))?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::BitmapAdd { export, name, granularity, within } => {
+            let answer = server.ask(&json!({
+                "command": "bitmap-add",
+                "export": export,
+                "name": name,
+                "granularity": granularity,
+                "seconds": within.as_secs_f64(),
+            }))?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::BitmapRemove { export, name } => {
+            let ask = json!({ "command": "bitmap-remove", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::BitmapClear { export, name } => {
+            let ask = json!({ "command": "bitmap-clear", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::Backup { export, target, snapshot, wait, bitmap, start_bitmap, .. } => {
+            let answer = server.ask(&json!({
+                "command": "backup",
+                "export": export,
+                "target": from_here(target)?,
+                "options": backup_options(&args.command),
+                "bitmap": bitmap,
+                "start_bitmap": start_bitmap,
+                "snapshot": snapshot_options(snapshot)?,
+                "seconds": snapshot.within.as_secs_f64(),
+            }))?;
+            if *wait {
+                return wait_for_job(&mut server, number(&answer["job"]), json);
+            }
+            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
+        }
+        CtlCommand::Jobs => {
+            let answer = server.ask(&json!({ "command": "jobs" }))?;
+            tell(&answer, json, jobs)
+        }
+        CtlCommand::JobPause { job } => control_job(&mut server, "job-pause", *job, json),
+        CtlCommand::JobResume { job } => control_job(&mut server, "job-resume", *job, json),
+        CtlCommand::JobCancel { job } => control_job(&mut server, "job-cancel", *job, json),
+        CtlCommand::JobRate { job, rate } => {
+            let ask = json!({ "command": "job-rate", "job": job, "rate": rate });
+            let answer = server.ask(&ask)?;
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::JobWait { job } => wait_for_job(&mut server, *job, json),
         CtlCommand::Reload => {
             let answer = server.ask(&json!({ "command": "reload" }))?;
             tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
@@ -112,24 +170,94 @@ fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) ->
     json!({ "command": command, "export": export, "layer": layer, "seconds": seconds })
 }
 
-/// The name and the device of `NAME=DEVICE`, for the server, which has another working directory.
+fn control_job(server: &mut Connection<'_>, command: &str, job: u64, json: bool) -> Outcome {
+    let answer = server.ask(&json!({ "command": command, "job": job }))?;
+    tell(&answer, json, |_| String::new())
+}
+
+/// Waits until a job has ended; the status is that of the job.
+fn wait_for_job(server: &mut Connection<'_>, job: u64, json: bool) -> Outcome {
+    server.wait_long()?;
+    let answer = server.ask(&json!({ "command": "job-wait", "job": job }))?;
+    let status = answer["exit_status"].as_u64().and_then(|status| u8::try_from(status).ok());
+    match (status, text(&answer["error"])) {
+        (Some(status), Some(error)) if !json => Err(Failure::new(status, error)),
+        (status, _) => {
+            tell(&answer, json, |answer| text(&answer["result"]).unwrap_or_default() + "\n")?;
+            Ok(status.unwrap_or(FAILED))
+        }
+    }
+}
+
+fn snapshot_options(options: &args::SnapshotOptions) -> Result<Value, Failure> {
+    let mut given = json!({
+        "block": options.snapshot_block,
+        "guest_timeout": options.guest_timeout.as_secs_f64(),
+        "on_failure": options.on_guest_failure,
+    });
+    if let Some(max) = options.fleece_max {
+        given["max"] = json!(max);
+    }
+    if let Some(directory) = &options.fleece {
+        given["directory"] = absolute(directory)?;
+    }
+    Ok(given)
+}
+
+/// The options of copy that a backup was given, as words for the server.
+fn backup_options(command: &CtlCommand) -> Vec<String> {
+    let CtlCommand::Backup {
+        verify,
+        rate,
+        connections,
+        requests,
+        request_size,
+        target_is_zero,
+        ..
+    } = command
+    else {
+        return Vec::new();
+    };
+    let mut words = Vec::new();
+    let values = [
+        ("rate", rate.clone()),
+        ("connections", connections.map(|count| count.to_string())),
+        ("requests", requests.map(|count| count.to_string())),
+        ("request-size", request_size.clone()),
+    ];
+    for (name, value) in values {
+        words.extend(value.map(|value| format!("--{name}={value}")));
+    }
+    for (name, given) in [("verify", verify), ("destination-is-zero", target_is_zero)] {
+        words.extend(given.then(|| format!("--{name}")));
+    }
+    words
+}
+
+/// An absolute path, for the server, which has another working directory.
+fn absolute(path: &Path) -> Result<Value, Failure> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), plain(&error))))?;
+    let text = absolute.to_str().map(|path| json!(path));
+    text.ok_or_else(|| Failure::usage(format!("{}: the path is not UTF-8", path.display())))
+}
+
+/// A device, for the server.
+fn from_here(device: &OsStr) -> Result<Value, Failure> {
+    match Spec::parse(device)? {
+        Spec::Path(path) => absolute(&path),
+        spec => Ok(json!(spec.to_string())),
+    }
+}
+
+/// The name and the device of `NAME=DEVICE`, for the server.
 fn added(export: &OsStr) -> Result<(String, Value), Failure> {
     let split = export.to_str().and_then(|text| text.split_once('='));
     let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
         return Err(Failure::usage("give a name and a device: NAME=DEVICE"));
     };
     let name = percent_decode(name)?;
-    let device = match Spec::parse(OsStr::new(device))? {
-        Spec::Path(path) => {
-            let path = std::path::absolute(&path).map_err(|error| {
-                Failure::usage(format!("{}: {}", path.display(), plain(&error)))
-            })?;
-            path.to_str().map(|path| json!(path))
-        }
-        spec => Some(json!(spec.to_string())),
-    };
-    let device = device.ok_or_else(|| Failure::usage("the device is not UTF-8"))?;
-    Ok((name, device))
+    Ok((name, from_here(OsStr::new(device))?))
 }
 
 /// Prints a reply: as JSON, or as text.
@@ -203,6 +331,12 @@ impl<'a> Connection<'a> {
         ))
     }
 
+    /// The next reply may take any time.
+    fn wait_long(&mut self) -> Result<(), Failure> {
+        let set = self.stream.get_mut().set_read_timeout(None);
+        set.map_err(|error| Failure::new(LOST, plain(&error)))
+    }
+
     /// Waits until the server has ended, if requested.
     fn wait(mut self, wanted: bool) -> Outcome {
         if !wanted {
@@ -260,7 +394,7 @@ fn clients(answer: &Value) -> String {
 }
 
 fn exports(answer: &Value) -> String {
-    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS"];
+    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS", "BITMAPS"];
     let mut rows = vec![header.map(String::from).to_vec()];
     for export in answer["exports"].as_array().into_iter().flatten() {
         let layers = export["layers"].as_array().into_iter().flatten().map(|layer| {
@@ -287,6 +421,39 @@ fn exports(answer: &Value) -> String {
                 Some(state) => format!("{} ({state})", text(&export["device"]).unwrap_or_default()),
             },
             if layers.is_empty() { "-".into() } else { layers.join(" ") },
+            bitmaps(&export["bitmaps"]),
+        ]);
+    }
+    table(&rows)
+}
+
+/// Bitmaps and how much is dirty in each.
+fn bitmaps(all: &Value) -> String {
+    let shown = all.as_array().into_iter().flatten().map(|bitmap| {
+        let name = text(&bitmap["name"]).unwrap_or_default();
+        format!("{name} ({})", size(number(&bitmap["dirty"])))
+    });
+    let shown: Vec<_> = shown.collect();
+    if shown.is_empty() { "-".into() } else { shown.join(" ") }
+}
+
+fn jobs(answer: &Value) -> String {
+    let header = ["JOB", "TYPE", "EXPORT", "TARGET", "STATE", "DONE", "TOTAL", "SAVED", "AGE"];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    for job in answer["jobs"].as_array().into_iter().flatten() {
+        rows.push(vec![
+            number(&job["job"]).to_string(),
+            text(&job["type"]).unwrap_or_default(),
+            text(&job["export"]).filter(|name| !name.is_empty()).unwrap_or_else(|| "\"\"".into()),
+            text(&job["target"]).unwrap_or_default(),
+            match text(&job["error"]) {
+                None => text(&job["state"]).unwrap_or_default(),
+                Some(error) => format!("{}: {error}", text(&job["state"]).unwrap_or_default()),
+            },
+            size(number(&job["done"])),
+            size(number(&job["total"])),
+            size(number(&job["saved"])),
+            age(job["seconds"].as_f64().unwrap_or_default()),
         ]);
     }
     table(&rows)

@@ -166,8 +166,7 @@ pub fn topics() -> Vec<&'static str> {
 
 fn device_help(backend: &dyn Backend) -> String {
     let mut text = String::new();
-    let is_usable = |scheme: &&str| !backend.refused_schemes().contains(scheme);
-    let schemes: Vec<_> = backend.schemes().iter().copied().filter(is_usable).collect();
+    let schemes = backend.schemes();
     let Some(scheme) = schemes.first() else { return text };
     text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
     if schemes.len() > 1 {

@@ -163,11 +163,15 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     if advises.iter().any(|advice| text.contains(advice)) {
         return "";
     }
-    let nbd = text.contains("connect to ");
+    let nbd = text.contains("connect to ") || text.contains("an export at ");
+    let path = ["Too many levels of symbolic links", "Not a directory", "File name too long"];
+    let path = path.iter().any(|error| text.contains(error));
     match kind {
-        Kind::NotFound if nbd => {
-            "; check that the server runs, and the name of the export with blockhaul info --list"
+        Kind::NotFound if text.contains("cannot look up host") => "; check the name of the host",
+        Kind::NotFound if text.contains("no such export") => {
+            "; list the exports with blockhaul info --list"
         }
+        Kind::NotFound if nbd => "; check that the server runs, and where it listens",
         Kind::NotFound => "; check the name",
         Kind::Refused if nbd && text.contains("TLS is required") => {
             "; use an nbds URI, with a key or certificates"
@@ -197,6 +201,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Io if opening && nbd => "; check that an NBD server listens there",
         // It has printed why, on standard error.
         Kind::Io if text.contains("its process has ended with") => "; see its messages",
+        _ if opening && path => "; check the path",
         Kind::Io if opening => "; check the storage",
         Kind::Io => "; check the storage there, then run it again",
         Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",
@@ -216,6 +221,34 @@ mod tests {
     #[test]
     fn messages_of_several_lines_become_one() {
         assert_eq!(joined("first\n  second\n\nthird"), "first second third");
+    }
+
+    #[test]
+    fn advice_fits_the_error() {
+        let at = "cannot connect to h port 1: ";
+        for (kind, text, advice) in [
+            (
+                Kind::NotFound,
+                format!("{at}cannot look up host \"h\""),
+                "check the name of the host",
+            ),
+            (
+                Kind::NotFound,
+                "cannot open an export at h port 1: the server refused INFO: no such export".into(),
+                "info --list",
+            ),
+            (Kind::NotFound, format!("{at}connect: No such file"), "where it listens"),
+            (Kind::Io, "cannot open it: Not a directory".into(), "check the path"),
+            (
+                Kind::Io,
+                "cannot open it: Too many levels of symbolic links".into(),
+                "check the path",
+            ),
+            (Kind::Io, "cannot open it: Input/output error".into(), "check the storage"),
+        ] {
+            let found = next(kind, &text, true);
+            assert!(found.contains(advice), "{text}{found}");
+        }
     }
 
     #[test]

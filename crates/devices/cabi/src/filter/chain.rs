@@ -86,8 +86,8 @@ fn wrong(name: &str, why: &str) -> Error {
     Error::new(Kind::Usage, format!("filter {name}: {why}"))
 }
 
-/// Finds and loads a filter by name or path.
-fn open(name: &str) -> Result<(Backend, Library)> {
+/// The file of a filter, by name or path.
+pub(crate) fn find(name: &str) -> Result<PathBuf> {
     let path = match name.contains(['/', '.']) {
         true => PathBuf::from(name),
         false => load::filter_folder().join(format!("nbdkit-{name}-filter.so")),
@@ -99,11 +99,17 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     if !path.exists() {
         let text = format!(
             "cannot open filter \"{}\": there is no such file; it may be in a package called \
-             nbdkit-filter-{name}, see nbdkit(1); for blockhaul's own layers see `blockhaul serve --help`",
+             nbdkit-filter-{name}, see nbdkit(1); for blockhaul's own layers see `blockhaul help layers`",
             path.display()
         );
         return Err(Error::new(Kind::NotFound, text));
     }
+    Ok(path)
+}
+
+/// Finds and loads a filter by name or path.
+fn open(name: &str) -> Result<(Backend, Library)> {
+    let path = find(name)?;
     let library = Library::open_at(&path)?;
     let init = library.symbol(c"filter_init");
     if init.is_null() {

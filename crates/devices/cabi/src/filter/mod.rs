@@ -19,7 +19,7 @@ mod face;
 mod functions;
 
 pub use chain::about;
-pub(crate) use chain::set_up;
+pub(crate) use chain::{find, set_up};
 pub(crate) use face::face;
 
 /// Bytes per write of an emulated zero request.

@@ -1,5 +1,6 @@
 //! The cache's file, the state of its blocks, and the locks on it.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,7 +61,7 @@ pub(super) enum View {
 
 impl Store {
     pub(super) fn new(options: &Options, facts: &Facts) -> Result<Store> {
-        let file = temporary::file("cache", options.dir.as_deref())?;
+        let file = temporary::file("cache", options.dir.as_deref().map(Path::new))?;
         let failed = |what: &str, errno: rustix::io::Errno| {
             Error::system(format!("cache: cannot {what} the temporary file"), errno.into())
         };

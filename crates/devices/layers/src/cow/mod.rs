@@ -4,6 +4,7 @@
 //! changes hold a lock on their blocks; a block's state is set when its data is in the overlay, so
 //! reads need no lock.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
@@ -72,7 +73,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let inner = below.device.clone();
         let overlay = disks.get(&below, || {
             Ok(Overlay {
-                file: temporary::file("cow", dir.as_deref())?,
+                file: temporary::file("cow", dir.as_deref().map(Path::new))?,
                 block,
                 size: inner.facts().size,
                 states: Mutex::default(),

@@ -10,7 +10,7 @@
 
 use std::fmt::Write as _;
 
-use super::parse::{decode_text, is_scheme, take_parameter, tcp_at};
+use super::parse::{decode_text, host_and_port, is_scheme, take_parameter};
 use super::{Error, TlsParameters, Transport};
 use crate::http::Request;
 use crate::{limits, printable};
@@ -97,9 +97,7 @@ impl HttpUri {
             return Err(Error(format!("export name is too long: {} bytes", export.len())));
         }
         let (usual, host) = (if secure { 443 } else { 80 }, !authority.is_empty());
-        let Transport::Tcp { host: name, port } = tcp_at(authority, usual)? else {
-            return Err(Error(format!("\"{}\" has no host", shown())));
-        };
+        let (name, port) = host_and_port(authority, usual)?;
         let mut field = String::new();
         match name.contains(':') {
             true => {

@@ -44,6 +44,19 @@ pub enum Transport {
         /// Path of the socket, as bytes; the first is NUL in the abstract namespace.
         socket: Vec<u8>,
     },
+    /// A socket of the machine that an SSH server runs on, reached through that server.
+    Ssh {
+        /// Login name, from the authority; none with TLS, where that is the TLS user.
+        user: Option<String>,
+        /// Host name or address, without the brackets of IPv6. An empty one in the URI is
+        /// `localhost`.
+        host: String,
+        /// Port of the SSH server, if the URI has one.
+        port: Option<u16>,
+        /// Path of a Unix socket there; without it, the NBD server is at port 10809 of that
+        /// machine's `localhost`.
+        socket: Option<Vec<u8>>,
+    },
     /// A virtual machine socket.
     Vsock {
         /// Context ID, 2 (the host) if the URI has none.
@@ -80,7 +93,8 @@ pub enum TlsType {
 }
 
 /// Supported schemes.
-pub const SCHEMES: [&str; 6] = ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock"];
+pub const SCHEMES: [&str; 8] =
+    ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"];
 
 /// Supported parameters, in the order of the canonical form.
 pub const PARAMETERS: [&str; 7] = [
@@ -93,13 +107,11 @@ pub const PARAMETERS: [&str; 7] = [
     "tls-username",
 ];
 
-/// Whether a text looks like an NBD URI: one of the known schemes, or that of SSH, and `://`. It
-/// may still be invalid.
+/// Whether a text looks like an NBD URI: one of the known schemes, and `://`. It may still be
+/// invalid.
 pub fn is_uri(text: &str) -> bool {
-    text.split_once("://").is_some_and(|(scheme, _)| {
-        let scheme = scheme.to_ascii_lowercase();
-        SCHEMES.contains(&scheme.as_str()) || matches!(scheme.as_str(), "nbd+ssh" | "nbds+ssh")
-    })
+    text.split_once("://")
+        .is_some_and(|(scheme, _)| SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()))
 }
 
 impl fmt::Display for Uri {
@@ -110,6 +122,7 @@ impl fmt::Display for Uri {
             Transport::Tcp { .. } => "://",
             Transport::Unix { .. } => "+unix://",
             Transport::Vsock { .. } => "+vsock://",
+            Transport::Ssh { .. } => "+ssh://",
         })?;
         if let Some(user) = self.tls.as_ref().and_then(|tls| tls.username.as_ref()) {
             write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
@@ -122,6 +135,18 @@ impl fmt::Display for Uri {
                 write!(f, "{}:{port}", Escaped(host.as_bytes(), UNRESERVED))?;
             }
             Transport::Vsock { cid, port } => write!(f, "{cid}:{port}")?,
+            Transport::Ssh { user, host, port, .. } => {
+                if let Some(user) = user {
+                    write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
+                }
+                match host.contains(':') {
+                    true => write!(f, "[{}]", Escaped(host.as_bytes(), ":"))?,
+                    false => write!(f, "{}", Escaped(host.as_bytes(), UNRESERVED))?,
+                }
+                if let Some(port) = port {
+                    write!(f, ":{port}")?;
+                }
+            }
             Transport::Unix { .. } => {}
         }
         write!(f, "/{}", Escaped(self.export.as_bytes(), "/:@"))?;
@@ -130,7 +155,9 @@ impl fmt::Display for Uri {
             let before = std::mem::replace(&mut separator, '&');
             write!(f, "{before}{name}={}", Escaped(value, "/:@"))
         };
-        if let Transport::Unix { socket } = &self.transport {
+        if let Transport::Unix { socket } | Transport::Ssh { socket: Some(socket), .. } =
+            &self.transport
+        {
             parameter("socket", socket)?;
         }
         let Some(tls) = &self.tls else { return Ok(()) };
@@ -260,13 +287,40 @@ mod tests {
     }
 
     #[test]
+    fn ssh_has_a_login_a_port_and_perhaps_a_socket() {
+        for uri in [
+            "nbd+ssh://host/",
+            "nbd+ssh://me@host:2222/disk",
+            "nbd+ssh://[::1]:22/",
+            "nbds+ssh://host/x?socket=/run/nbd.sock",
+        ] {
+            assert_eq!(canonical(uri), uri);
+        }
+        let parsed = Uri::parse("nbd+ssh://me@host:2222/?socket=/a%20b").unwrap();
+        let wanted = Transport::Ssh {
+            user: Some("me".into()),
+            host: "host".into(),
+            port: Some(2222),
+            socket: Some(b"/a b".to_vec()),
+        };
+        assert_eq!(parsed.transport, wanted);
+        let parsed = Uri::parse("nbds+ssh://alice@host/").unwrap();
+        assert!(matches!(parsed.transport, Transport::Ssh { user: None, port: None, .. }));
+        let user = parsed.tls.unwrap().username;
+        assert_eq!(user.as_deref(), Some("alice"), "as in libnbd");
+    }
+
+    #[test]
     fn errors_say_what_to_write() {
         for (text, part) in [
             ("/tmp/sock", "write \"nbd+unix:///?socket=PATH\""),
             ("host:1:2", "unknown scheme \"host:\""),
             ("http://x/", "known are nbd, nbds"),
             ("nbd:host", "\"nbd://...\""),
-            ("nbd+ssh://host/", "\"nbd+ssh:\" is not supported"),
+            ("nbd+ssh://host:0/", "port \"0\" is not in 1..65535"),
+            ("nbd+ssh://host/?socket=", "is empty"),
+            ("nbd+ssh://-oProxyCommand=x/", "cannot start with \"-\""),
+            ("nbd+ssh://-l@host/", "cannot start with \"-\""),
             ("nbd://h/?socket=/s", "\"nbd+unix:///EXPORT?socket=PATH\""),
             ("nbds://h/?socket=/s", "\"nbds+unix:///EXPORT?socket=PATH\""),
             ("nbd+vsock:///?socket=/s", "is not allowed with \"nbd+vsock:\""),

@@ -58,10 +58,18 @@ impl Uri {
             None => (None, authority),
         };
         let parameters = Parameters::parse(query.unwrap_or(""))?;
-        let transport = transport(kind, scheme, authority, parameters.socket)?;
+        let mut transport = transport(kind, scheme, authority, parameters.socket)?;
         let mut tls = parameters.tls;
+        let user = user.map(|user| decode_text("user name", user)).transpose()?;
+        if let (Transport::Ssh { user: login, .. }, false) = (&mut transport, secure) {
+            // libnbd gives the user of nbds+ssh to TLS.
+            login.clone_from(&user);
+        }
+        if let Transport::Ssh { user, host, .. } = &transport {
+            no_option("user name", user.as_deref().unwrap_or_default())?;
+            no_option("host name", host)?;
+        }
         if let Some(user) = user {
-            let user = decode_text("user name", user)?;
             if tls.username.as_ref().is_some_and(|other| *other != user) {
                 let text = "the user before \"@\" and the parameter \"tls-username\" differ";
                 return Err(Error(text.to_owned()));
@@ -74,11 +82,15 @@ impl Uri {
     }
 }
 
+/// The port of SSH servers.
+const SSH_PORT: u16 = 22;
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Tcp,
     Unix,
     Vsock,
+    Ssh,
 }
 
 /// Whether the text before the first colon can be a scheme (RFC 3986, section 3.1).
@@ -95,12 +107,8 @@ fn scheme_of(scheme: &str) -> Result<(bool, Kind), Error> {
         "nbds+unix" => (true, Kind::Unix),
         "nbd+vsock" => (false, Kind::Vsock),
         "nbds+vsock" => (true, Kind::Vsock),
-        "nbd+ssh" | "nbds+ssh" => {
-            return Err(Error(format!(
-                "\"{scheme}:\" is not supported: forward the server's socket with \"ssh -L \
-                 PATH:PATH HOST\" and write \"nbd+unix:///?socket=PATH\""
-            )));
-        }
+        "nbd+ssh" => (false, Kind::Ssh),
+        "nbds+ssh" => (true, Kind::Ssh),
         _ => {
             return Err(Error(format!(
                 "unknown scheme \"{}:\" in an NBD URI, known are {}",
@@ -126,12 +134,13 @@ fn transport(
              \"{scheme}:///EXPORT?socket=PATH\", with three slashes",
             shown(authority)
         ))),
-        (Kind::Unix, Some(socket)) if socket.is_empty() => {
+        (Kind::Unix | Kind::Ssh, Some(socket)) if socket.is_empty() => {
             Err(Error("the parameter \"socket\" is empty".to_owned()))
         }
-        (Kind::Unix, Some(socket)) if socket[1..].contains(&0) => {
+        (Kind::Unix | Kind::Ssh, Some(socket)) if socket[1..].contains(&0) => {
             Err(Error("the parameter \"socket\" contains a NUL after its start".to_owned()))
         }
+        (Kind::Ssh, socket) => ssh(authority, socket),
         (Kind::Unix, Some(socket)) => Ok(Transport::Unix { socket }),
         (_, Some(_)) => {
             let secure = if scheme[3..].starts_with(['s', 'S']) { "s" } else { "" };
@@ -146,11 +155,32 @@ fn transport(
 }
 
 fn tcp(authority: &str) -> Result<Transport, Error> {
-    tcp_at(authority, magic::PORT)
+    let (host, port) = host_and_port(authority, magic::PORT)?;
+    Ok(Transport::Tcp { host, port })
+}
+
+fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, Error> {
+    if socket.as_ref().is_some_and(|socket| socket[0] == 0) {
+        let text = "the parameter \"socket\" cannot be an abstract socket of another machine";
+        return Err(Error(text.to_owned()));
+    }
+    let (host, port) = host_and_port(authority, SSH_PORT)?;
+    // The configuration of SSH may have another port for this host.
+    let after = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
+    let port = after.split_once(':').is_some_and(|(_, port)| !port.is_empty()).then_some(port);
+    Ok(Transport::Ssh { user: None, host, port, socket })
+}
+
+/// Refuses what the command `ssh` would take for an option.
+fn no_option(what: &str, text: &str) -> Result<(), Error> {
+    match text.starts_with('-') {
+        true => Err(Error(format!("a {what} cannot start with \"-\""))),
+        false => Ok(()),
+    }
 }
 
 /// A host and a port; `usual` if it has none.
-pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
+pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16), Error> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let Some((host, port)) = rest.split_once(']') else {
@@ -204,7 +234,7 @@ pub(super) fn tcp_at(authority: &str, usual: u16) -> Result<Transport, Error> {
             .filter(|port| *port != 0)
             .ok_or_else(|| Error(format!("port \"{}\" is not in 1..65535", shown(port))))?,
     };
-    Ok(Transport::Tcp { host, port })
+    Ok((host, port))
 }
 
 fn vsock(authority: &str) -> Result<Transport, Error> {

@@ -7,6 +7,9 @@ use serde::Serialize;
 /// Settings as good as the best, as far as such measurements tell: the cheapest of them is advised.
 const GOOD_ENOUGH: f64 = 0.95;
 
+/// Defaults that reach this share of the fastest settings are advised.
+const DEFAULTS_GOOD_ENOUGH: f64 = 0.9;
+
 /// All that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Findings {
@@ -51,37 +54,70 @@ pub struct Findings {
 /// The settings that are advised.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// As measured.
+    /// As measured: the median of several measurements.
     pub settings: Point,
-    /// The best of all that was measured, for comparison.
+    /// Whether these are the defaults of `blockhaul copy`, because no others are clearly faster.
+    pub keep_defaults: bool,
+    /// The defaults of `blockhaul copy`, as measured; none if the device is too slow for the time.
+    pub defaults: Option<Point>,
+    /// The best of all settings that were measured several times, for comparison.
     pub best_bytes_per_second: f64,
     /// The command line; without the device, which is filled in when it is shown.
     pub command: String,
 }
 
-/// Of those that are nearly as fast as the fastest, the one with the fewest bytes in flight; of equal
-/// ones, the one with the fewest connections.
-/// `own_connections`: whether connections are of their own; else they are no setting of a copy.
-pub(super) fn best(points: &[Point], own_connections: bool) -> Option<Advice> {
-    let fastest = points.iter().map(|point| point.bytes_per_second).fold(0.0, f64::max);
-    let good = points.iter().filter(|point| point.bytes_per_second >= GOOD_ENOUGH * fastest);
-    let cheapest = good.min_by_key(|point| (point.in_flight(), point.connections))?;
-    Some(Advice {
-        settings: *cheapest,
-        best_bytes_per_second: fastest,
-        command: format!(
-            "blockhaul copy {}--requests={} --request-size={}",
-            match own_connections {
-                true => format!("--connections={} ", cheapest.connections),
-                false => String::new(),
-            },
-            cheapest.requests,
-            // What a copy takes: a power of two from 4 KiB on.
-            blockhaul_catalog::format_size(
-                (1 << cheapest.request_size.max(4096).ilog2()).min(32 << 20)
-            ),
-        ),
-    })
+/// The advice that follows from `points` and from `defaults`, which were measured several times:
+/// the defaults, unless other settings are clearly faster. Else, of the points that are nearly as
+/// fast as the fastest, the one with the fewest bytes in flight; of equal ones, the one with the
+/// fewest connections.
+/// `own_connections`: whether the device has connections; else their number cannot be set for a
+/// copy.
+/// None if nothing was measured.
+pub(super) fn advise(
+    points: &[Point],
+    defaults: Option<Point>,
+    own_connections: bool,
+) -> Option<Advice> {
+    let fastest = points.iter().chain(&defaults).map(|point| point.bytes_per_second);
+    let best_bytes_per_second = fastest.fold(0.0, f64::max);
+    let reaches =
+        |point: &&Point, share: f64| point.bytes_per_second >= share * best_bytes_per_second;
+    let kept = defaults.filter(|point| reaches(&point, DEFAULTS_GOOD_ENOUGH));
+    let good = points.iter().filter(|point| reaches(point, GOOD_ENOUGH));
+    let cheapest = good.min_by_key(|point| (point.in_flight(), point.connections)).copied();
+    let settings = kept.or(cheapest)?;
+    let command = match kept {
+        Some(_) => "blockhaul copy".to_owned(),
+        None => command(&settings, own_connections),
+    };
+    let keep_defaults = kept.is_some();
+    Some(Advice { settings, keep_defaults, defaults, best_bytes_per_second, command })
+}
+
+fn command(settings: &Point, own_connections: bool) -> String {
+    let connections = match own_connections {
+        true => format!("--connections={} ", settings.connections),
+        false => String::new(),
+    };
+    // A copy accepts powers of two from 4 KiB.
+    let size = (1 << settings.request_size.max(4096).ilog2()).min(32 << 20);
+    let size = blockhaul_catalog::format_size(size);
+    format!("blockhaul copy {connections}--requests={} --request-size={size}", settings.requests)
+}
+
+/// The `count` fastest of `points`.
+pub(super) fn fastest(points: &[Point], count: usize) -> Vec<Point> {
+    let mut points = points.to_vec();
+    points.sort_by(|one, other| other.bytes_per_second.total_cmp(&one.bytes_per_second));
+    points.truncate(count);
+    points
+}
+
+/// The median of several measurements of the same settings; `None` if there is none.
+pub(super) fn median(mut measured: Vec<Point>) -> Option<Point> {
+    measured.sort_by(|one, other| one.bytes_per_second.total_cmp(&other.bytes_per_second));
+    // Of two in the middle, the slower one.
+    measured.get(measured.len().checked_sub(1)? / 2).copied()
 }
 
 /// One combination of settings, measured.
@@ -171,14 +207,39 @@ pub(super) mod tests {
             point(262_144, 16, 8, 100.0),
             point(65536, 64, 1, 98.0),
         ];
-        let advice = best(&points, true).unwrap();
+        let defaults = point(524_288, 64, 4, 80.0);
+        let advice = advise(&points, Some(defaults), true).unwrap();
         assert_eq!(advice.settings, points[4], "the same bytes in flight on one connection");
+        assert_eq!((advice.defaults, advice.best_bytes_per_second), (Some(defaults), 100.0));
         assert_eq!(
             advice.command,
             "blockhaul copy --connections=1 --requests=64 --request-size=64K"
         );
-        let advice = best(&points, false).unwrap();
+        let advice = advise(&points, None, false).unwrap();
         assert_eq!(advice.command, "blockhaul copy --requests=64 --request-size=64K");
-        assert_eq!(best(&[], true), None);
+    }
+
+    #[test]
+    fn the_defaults_are_advised_unless_other_settings_are_a_tenth_faster() {
+        let points = [point(65536, 16, 4, 100.0)];
+        for (speed, keeps) in [(89.0, false), (90.0, true), (120.0, true)] {
+            let advice = advise(&points, Some(point(524_288, 64, 4, speed)), true).unwrap();
+            assert_eq!(advice.keep_defaults, keeps, "{speed}");
+            assert_eq!(advice.command == "blockhaul copy", keeps, "{speed}");
+            assert_eq!(advice.best_bytes_per_second, f64::max(speed, 100.0));
+        }
+        let advice = advise(&[], Some(points[0]), true).unwrap();
+        assert!(advice.keep_defaults && advice.settings == points[0]);
+        assert_eq!(advise(&[], None, true), None);
+    }
+
+    #[test]
+    fn candidates_are_the_fastest_and_a_median_ignores_one_outlier() {
+        let points = [5.0, 9.0, 1.0, 7.0].map(|speed| point(65536, 1, 1, speed));
+        assert_eq!(fastest(&points, 3), [points[1], points[3], points[0]]);
+        assert_eq!(fastest(&points[..1], 3), points[..1]);
+        assert_eq!(median(points[..3].to_vec()), Some(points[0]));
+        assert_eq!(median(points[..2].to_vec()), Some(points[0]), "the slower of two");
+        assert_eq!(median(Vec::new()), None);
     }
 }

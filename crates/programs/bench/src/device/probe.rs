@@ -13,7 +13,7 @@ use blockhaul_block::{
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Remote};
 
-use super::findings::{Findings, Latency, Point, Questions, best};
+use super::findings::{Advice, Findings, Latency, Point, Questions, advise, fastest, median};
 use super::schedule::{Schedule, in_order};
 
 /// Sizes that are tried, as far as the device takes them: those that a copy would use.
@@ -22,6 +22,10 @@ const SIZES: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const REQUESTS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Connections that are tried.
 const CONNECTIONS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Number of settings that are measured again, besides the defaults.
+const CANDIDATES: usize = 3;
+/// Number of times that these are measured, one after the other and around again.
+const ROUNDS: usize = 3;
 /// Bytes in flight; what would need more is left out.
 const MEMORY: u64 = 128 << 20;
 /// Bytes that are read to be written back.
@@ -98,7 +102,9 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     let lanes = if stack.has_more() { limits.connections } else { processors };
     let handles = handles(stack, lanes.min(limits.connections)).await?;
     let settings = settings(&facts, &Limits { connections: handles.len(), ..*limits });
-    schedule.plan(settings.len() * if writable { 2 } else { 1 });
+    let directions = if writable { 2 } else { 1 };
+    let again = (CANDIDATES + 1) * ROUNDS;
+    schedule.plan((settings.len() + again) * directions);
     let (mut reading, mut writing) = (Vec::new(), Vec::new());
     for point in in_order(settings) {
         if let Some(time) = schedule.next(&point, &reading) {
@@ -113,6 +119,14 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
             writing.push(schedule.wait("writing", running).await?);
         }
     }
+    let defaults = defaults(&facts, handles.len());
+    let own_connections = stack.has_more();
+    let of = Candidates { handles: &handles, defaults, own_connections };
+    let reading_advice = of.advice(&mut schedule, &reading, Work::Read(ranges.clone())).await?;
+    let writing_advice = match &work {
+        Some(area) => of.advice(&mut schedule, &writing, Work::Write(area.clone())).await?,
+        None => None,
+    };
     // As people read them.
     let place = |point: &Point| (point.request_size, point.requests, point.connections);
     reading.sort_by_key(place);
@@ -122,7 +136,7 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         size: facts.size,
         minimum_block: facts.block.minimum,
         maximum_request: facts.block.maximum,
-        own_connections: stack.has_more(),
+        own_connections,
         multi_conn: facts.can.contains(Can::MULTI_CONN),
         data_bytes: if only_zeroes { 0 } else { ranges.bytes() },
         only_zeroes,
@@ -132,8 +146,8 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         write_latency,
         flush_latency,
         extents,
-        reading_advice: best(&reading, stack.has_more()),
-        writing_advice: best(&writing, stack.has_more()),
+        reading_advice,
+        writing_advice,
         reading,
         writing,
     })
@@ -281,6 +295,57 @@ fn settings(facts: &blockhaul_block::Facts, limits: &Limits) -> Vec<Point> {
         }
     }
     all
+}
+
+/// What a copy uses without options, as far as the device accepts it. A copy changes the number of
+/// connections while it runs; this is the number that it starts with.
+fn defaults(facts: &blockhaul_block::Facts, handles: usize) -> Point {
+    let options = blockhaul_engine::Options::default();
+    let block = u64::from(facts.block.minimum).max(1);
+    let largest = u64::from(facts.block.maximum).min(facts.size);
+    let request_size = u64::from(options.request_size).min(largest);
+    let connections = options.connections.min(handles).max(1);
+    let memory = (MEMORY / (request_size.max(1) * connections as u64)).max(1) as usize;
+    Point {
+        request_size: (request_size - request_size % block).max(block),
+        requests: options.requests.min(memory),
+        connections,
+        bytes_per_second: 0.0,
+        cpu_s_per_gib: 0.0,
+    }
+}
+
+/// Settings that are compared with the defaults of a copy.
+struct Candidates<'a> {
+    handles: &'a [Arc<dyn Device>],
+    defaults: Point,
+    own_connections: bool,
+}
+
+impl Candidates<'_> {
+    /// Measures the fastest of `points` and the defaults several times, in turn, so that a
+    /// disturbance meets all of them. `None` if there was no time for any.
+    async fn advice(
+        &self,
+        schedule: &mut Schedule,
+        points: &[Point],
+        work: Work,
+    ) -> Result<Option<Advice>> {
+        let mut settings = vec![self.defaults];
+        settings.extend(fastest(points, CANDIDATES));
+        let mut measured = vec![Vec::new(); settings.len()];
+        for _ in 0..ROUNDS {
+            for (point, measured) in settings.iter().zip(&mut measured) {
+                let Some(time) = schedule.next(point, points) else { continue };
+                let running = run(self.handles, *point, work.clone(), time);
+                measured.push(schedule.wait("a repeated measurement", running).await?);
+            }
+        }
+        let mut medians = measured.into_iter().map(median);
+        let defaults = medians.next().flatten();
+        let points: Vec<_> = medians.flatten().collect();
+        Ok(advise(&points, defaults, self.own_connections))
+    }
 }
 
 #[derive(Clone)]

@@ -2,7 +2,7 @@
 
 use blockhaul_catalog::format_size;
 
-use super::findings::{Findings, Latency, Point};
+use super::findings::{Advice, Findings, Latency, Point};
 use crate::cells::number;
 use crate::error::{Error, Result};
 use crate::plan::shell_line;
@@ -100,18 +100,7 @@ pub(super) fn text(findings: &Findings) -> String {
     let advice = [("read", &findings.reading_advice), ("write", &findings.writing_advice)];
     for (what, advice) in advice {
         let Some(advice) = advice else { continue };
-        let Point { request_size, requests, connections, .. } = advice.settings;
-        out.push_str(&format!(
-            "\nTo {what} it: {}, {} on each, {} each: \
-             {} MB/s, {} s of processor time a GiB (the best of all: {} MB/s)\n    {}\n",
-            counted(connections, lane),
-            counted(requests, "request"),
-            size(request_size),
-            number(advice.settings.bytes_per_second / 1e6),
-            number(advice.settings.cpu_s_per_gib),
-            number(advice.best_bytes_per_second / 1e6),
-            advice.command
-        ));
+        out.push_str(&advised(what, advice, lane));
     }
     out.push_str(&format!("\n{} s in all", number(findings.took_s)));
     if findings.left_out > 0 {
@@ -122,6 +111,30 @@ pub(super) fn text(findings: &Findings) -> String {
     }
     out.push('\n');
     out
+}
+
+/// The advice for one direction.
+fn advised(what: &str, advice: &Advice, lane: &str) -> String {
+    let described = |point: &Point| {
+        format!(
+            "{}, {} on each, {} each: {} MB/s, {} s of processor time a GiB",
+            counted(point.connections, lane),
+            counted(point.requests, "request"),
+            size(point.request_size),
+            number(point.bytes_per_second / 1e6),
+            number(point.cpu_s_per_gib),
+        )
+    };
+    let settings = described(&advice.settings);
+    let best = number(advice.best_bytes_per_second / 1e6);
+    let text = match &advice.defaults {
+        Some(_) if advice.keep_defaults => format!(
+            "leave the defaults of copy: {settings} (the best settings, measured again: {best} MB/s)"
+        ),
+        Some(defaults) => format!("{settings} (the defaults of copy: {})", described(defaults)),
+        None => format!("{settings} (no time to measure the defaults of copy)"),
+    };
+    format!("\nTo {what} it: {text}\n    {}\n", advice.command)
 }
 
 /// The size of a request: of tiny devices less than a KiB.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::value::{duration, setting};
+use super::value::{duration, setting, size};
 
 /// Options of `blockhaul ctl`.
 #[derive(Debug, Args)]
@@ -121,6 +121,147 @@ pub enum CtlCommand {
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
     },
+    /// Serve an export as it is at this moment, read-only, as another export
+    ///
+    /// Clients of the export go on. Before they overwrite something, its old contents are saved.
+    /// The snapshot ends when its export is removed.
+    SnapshotAdd {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the export that shows the snapshot
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Accept trim requests, as those of copy --discard-source
+        ///
+        /// They free old contents that the reader does not need any more. The export is then not
+        /// announced as read-only, but refuses writes.
+        #[arg(long)]
+        discard: bool,
+        /// How old contents are saved.
+        #[command(flatten)]
+        snapshot: SnapshotOptions,
+    },
+    /// Copy an export as it is at this moment, while clients use it
+    ///
+    /// The job is complete when the target is flushed and, with --verify, compared. Before clients
+    /// overwrite something that is not copied yet, its old contents are saved.
+    Backup {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Target in the notation of copy
+        ///
+        /// A relative path is relative to the current directory, not to that of the server.
+        #[arg(value_name = "TARGET")]
+        target: OsString,
+        /// Compare the target with the snapshot before the job is complete
+        #[arg(long)]
+        verify: bool,
+        /// Maximum rate in bytes per second; job-rate changes it
+        #[arg(long, value_name = "RATE")]
+        rate: Option<String>,
+        /// Connections to the target
+        #[arg(short = 'C', long, value_name = "N")]
+        connections: Option<u16>,
+        /// Requests in flight on each connection
+        #[arg(short = 'R', long, value_name = "N")]
+        requests: Option<u32>,
+        /// Size of a request
+        #[arg(long, value_name = "SIZE")]
+        request_size: Option<String>,
+        /// The target reads as zeroes: holes need not be zeroed
+        #[arg(long)]
+        target_is_zero: bool,
+        /// Copy only what this dirty bitmap of the export shows, onto an earlier backup
+        ///
+        /// The bitmap is clean from the moment of the backup on; if the job fails, what was dirty
+        /// is dirty again.
+        #[arg(long, value_name = "NAME")]
+        bitmap: Option<String>,
+        /// Add a dirty bitmap that begins with this backup, for later ones
+        #[arg(long, value_name = "NAME", conflicts_with = "bitmap")]
+        start_bitmap: Option<String>,
+        /// How old contents are saved.
+        #[command(flatten)]
+        snapshot: SnapshotOptions,
+        /// Wait until the job has ended
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Track what clients write from now on, in a dirty bitmap
+    ///
+    /// Clients that connect later see it as the metadata context qemu:dirty-bitmap:NAME. It is lost
+    /// when the server ends.
+    BitmapAdd {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Bytes per bit: a power of two, 512 to 64M
+        #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
+        granularity: u64,
+        /// Time that requests in flight may take to complete
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+        within: Duration,
+    },
+    /// Remove a dirty bitmap
+    BitmapRemove {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Make a dirty bitmap clean
+    BitmapClear {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// List the jobs, with their progress
+    Jobs,
+    /// Start no more requests of a job until it is resumed
+    JobPause {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+    },
+    /// Continue a paused job
+    JobResume {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+    },
+    /// End a job; what it has copied stays on its target
+    JobCancel {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+    },
+    /// Change the maximum rate of a job
+    JobRate {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+        /// Bytes per second (0: no limit)
+        #[arg(value_name = "RATE", value_parser = size)]
+        rate: u64,
+    },
+    /// Wait until a job has ended
+    ///
+    /// Exits with the status of the job.
+    JobWait {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+    },
     /// Read certificates, keys, revocations and pre-shared keys again
     ///
     /// Same as SIGHUP. Connected clients stay connected. If something is wrong, the server keeps
@@ -144,6 +285,31 @@ pub enum CtlCommand {
     },
 }
 
+/// How the old contents of an export are saved.
+#[derive(Debug, Args)]
+pub struct SnapshotOptions {
+    /// Block size for saving old contents: a power of two, 4k to 16M
+    #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
+    pub snapshot_block: u64,
+    /// Directory for the file with old contents [default: TMPDIR of the server, or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub fleece: Option<PathBuf>,
+    /// Maximum size of that file [default: no maximum]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub fleece_max: Option<u64>,
+    /// Time that a write of a client may wait until old contents are saved (0: no limit)
+    #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration)]
+    pub guest_timeout: Duration,
+    /// What happens if old contents cannot be saved, or not in that time
+    ///
+    /// break: the snapshot is lost, and clients go on. fail: the write of the client fails.
+    #[arg(long, value_name = "break|fail", default_value = "break", value_parser = ["break", "fail"])]
+    pub on_guest_failure: String,
+    /// Time that requests in flight may take to complete before the snapshot begins
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    pub within: Duration,
+}
+
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
   Start a server with a control socket, list its clients, disconnect the third:
@@ -157,6 +323,8 @@ EXAMPLES
       blockhaul ctl /run/disks.ctl layer-add b 'delay?read=5ms'
       blockhaul ctl /run/disks.ctl layer-remove b delay
       blockhaul ctl /run/disks.ctl export-remove b
+  Back up a disk in use, and wait for the end of the job:
+      blockhaul ctl /run/disks.ctl backup a backup.raw --verify --wait
   Let the clients finish, then exit:
       blockhaul ctl /run/disks.ctl drain --wait
 ";

@@ -18,7 +18,7 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
-pub use self::ctl::{Ctl, CtlCommand};
+pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};

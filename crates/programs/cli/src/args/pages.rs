@@ -136,6 +136,93 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "ctl snapshot-add",
+        "\
+  Show a disk in use as it is now, copy that, end the snapshot:
+      blockhaul ctl /run/disks.ctl snapshot-add a a-now --fleece-max 10G
+      blockhaul copy 'nbd+unix:///a-now?socket=/run/disks.sock' a.raw
+      blockhaul ctl /run/disks.ctl export-remove a-now
+",
+    ),
+    (
+        "ctl backup",
+        "\
+  Back up a disk in use to a file, with verification, and wait for the end:
+      blockhaul ctl /run/disks.ctl backup a a.raw --verify --wait
+  Back it up to an NBD server at 50 MiB per second, with at most 10 GiB for old contents:
+      blockhaul ctl /run/disks.ctl backup a nbd://backup/a --rate 50M --fleece-max 10G
+  A full backup that begins a dirty bitmap; later only what has changed since:
+      blockhaul ctl /run/disks.ctl backup a a.raw --start-bitmap daily --wait
+      blockhaul ctl /run/disks.ctl backup a a.raw --bitmap daily --wait
+",
+    ),
+    (
+        "ctl bitmap-add",
+        "\
+  Track writes in blocks of 4 KiB:
+      blockhaul ctl /run/disks.ctl bitmap-add a tuesday --granularity 4k
+",
+    ),
+    (
+        "ctl bitmap-remove",
+        "\
+  Track writes in this bitmap no longer:
+      blockhaul ctl /run/disks.ctl bitmap-remove a tuesday
+",
+    ),
+    (
+        "ctl bitmap-clear",
+        "\
+  Forget what was written until now:
+      blockhaul ctl /run/disks.ctl bitmap-clear a tuesday
+",
+    ),
+    (
+        "ctl jobs",
+        "\
+  List the jobs, as text and as JSON:
+      blockhaul ctl /run/disks.ctl jobs
+      blockhaul ctl /run/disks.ctl jobs --json
+",
+    ),
+    (
+        "ctl job-pause",
+        "\
+  Pause job 1, and continue it:
+      blockhaul ctl /run/disks.ctl job-pause 1
+      blockhaul ctl /run/disks.ctl job-resume 1
+",
+    ),
+    (
+        "ctl job-resume",
+        "\
+  Continue job 1:
+      blockhaul ctl /run/disks.ctl job-resume 1
+",
+    ),
+    (
+        "ctl job-cancel",
+        "\
+  Cancel job 1:
+      blockhaul ctl /run/disks.ctl job-cancel 1
+",
+    ),
+    (
+        "ctl job-rate",
+        "\
+  Limit job 1 to 20 MiB per second, then not at all:
+      blockhaul ctl /run/disks.ctl job-rate 1 20M
+      blockhaul ctl /run/disks.ctl job-rate 1 0
+",
+    ),
+    (
+        "ctl job-wait",
+        "\
+  Wait for job 1; the exit status is that of the job:
+      blockhaul ctl /run/disks.ctl job-wait 1
+",
+    ),
+    (
         "ctl reload",
         "\
   Use a renewed certificate:

@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
-use blockhaul_engine::{Manifest, Options, Progress, Summary};
+use blockhaul_engine::{Control, Engine, Manifest, Options, Progress, Summary};
 use blockhaul_io::Pool;
 
 use crate::brackets::Groups;
@@ -33,6 +33,9 @@ const SPARSE_OVER: u32 = 64 << 10;
 /// Interval of checks whether a source that is being opened is still wanted.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// Controls the engine of a job, once it copies.
+pub(crate) type JobControl = Arc<OnceLock<Control>>;
+
 /// A copy that is about to run.
 pub(crate) struct Job {
     registry: Registry,
@@ -50,6 +53,12 @@ pub(crate) struct Job {
     verify: bool,
     manifest: Option<ManifestFile>,
     pub(crate) progress: Arc<Progress>,
+    /// A source that is open already: a point in time of a disk in use.
+    given: Option<Stack>,
+    /// The source is one.
+    is_snapshot: bool,
+    /// Controls the engine, once it copies.
+    control: JobControl,
     /// The opened stacks.
     open: Vec<Stack>,
     /// The source, once it is open and all checks without the target are done.
@@ -106,7 +115,11 @@ impl Job {
         let (Some(source), Some(target)) = (&args.source, &args.target) else {
             return Err(Failure::usage("give a source and a target, or --job with a file"));
         };
-        let (source, target) = (groups.spec(source)?, groups.spec(target)?);
+        Job::between(args, groups.spec(source)?, groups.spec(target)?)
+    }
+
+    /// The same for these ends.
+    pub(crate) fn between(args: &args::Copy, source: Spec, target: Spec) -> Result<Job, Failure> {
         let registry =
             devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_deref());
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
@@ -144,12 +157,27 @@ impl Job {
             verify: args.verify,
             manifest: args.manifest.clone().map(ManifestFile::new),
             progress: Arc::new(Progress::new()),
+            given: None,
+            is_snapshot: false,
+            control: JobControl::default(),
             open: Vec::new(),
             first: None,
             ready: None,
             preparation: None,
             touched: false,
         })
+    }
+
+    /// Copies from this point in time of a disk in use. What is safe on the target is released
+    /// there, where possible, so that later writes to the disk need not be saved.
+    pub(crate) fn read_from(&mut self, source: Stack) {
+        self.given = Some(source);
+        self.is_snapshot = true;
+    }
+
+    /// Controls the engine, once it copies.
+    pub(crate) fn control(&self) -> JobControl {
+        self.control.clone()
     }
 
     /// Whether the target keeps its contents, because it shows a part or a form of them.
@@ -422,9 +450,9 @@ impl Job {
             journal.source += &self.part.identity(made.as_ref());
             self.options.journal = Some(journal);
         }
+        self.options.discard_source |= self.can_release(&source, &target);
         self.touch().await?;
-        let copied =
-            blockhaul_engine::copy(&source, &target, &self.options, pool, &self.progress).await;
+        let copied = self.run_engine(&source, &target, pool).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
         // Its warnings were already logged.
         let mut warnings = Vec::new();
@@ -457,6 +485,30 @@ impl Job {
             text += &format!("; manifest with digest {}", made.digest());
         }
         Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
+    }
+
+    async fn run_engine(
+        &self,
+        source: &Stack,
+        target: &Stack,
+        pool: &Pool,
+    ) -> blockhaul_block::Result<Summary> {
+        let engine = Engine::open(source, target, &self.options, pool, &self.progress).await?;
+        // Set once: a job copies once.
+        let _ = self.control.set(engine.control());
+        let plan = engine.plan();
+        engine.run_last(&plan).await
+    }
+
+    /// Whether a point in time may be released where it is copied: it is not read again, and a
+    /// connection to the target that is made again shows the same disk.
+    fn can_release(&self, source: &Stack, target: &Stack) -> bool {
+        let (from, to) = (source.device().facts(), target.device().facts());
+        let is_read_again = self.verify || self.options.digest.is_some();
+        self.is_snapshot
+            && !is_read_again
+            && to.can.contains(Can::MULTI_CONN)
+            && blockhaul_engine::check_discard(&from, &to).is_ok()
     }
 
     /// The source's manifest, if required. It is made before the copy: later changes are copied
@@ -527,6 +579,10 @@ impl Job {
     }
 
     async fn open_source(&mut self) -> Result<Stack, Failure> {
+        if let Some(given) = self.given.take() {
+            self.open.push(given.clone());
+            return Ok(given);
+        }
         let layers = std::mem::take(&mut self.source_layers);
         // What is in use by another program is not discarded.
         let intent = if self.options.discard_source { Intent::TARGET } else { Intent::READ };

@@ -14,13 +14,16 @@ use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
+use blockhaul_snapshot::{Bitmap, OnFailure, Options, Trim};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
 use super::exports::{One, Running, Table};
 use super::figures;
+use super::jobs::{Job, Jobs, Wanted};
 use super::listen::Cleanup;
 use super::notify::Notify;
+use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use crate::aside::{self, Serving};
@@ -93,6 +96,7 @@ pub struct Operations {
     pub worker: Remote,
     pub secured: Secured,
     pub notify: Notify,
+    pub jobs: Arc<Jobs>,
 }
 
 /// The operations of a server, for code that runs before it.
@@ -194,6 +198,18 @@ fn text<'a>(
     found.ok_or_else(|| Refusal::usage(format!("{command}: {name:?} is missing or not a string")))
 }
 
+/// A member that may be missing.
+fn optional_text(
+    command: &str,
+    request: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<String>, Refusal> {
+    match request.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(_) => text(command, request, name).map(|text| Some(text.to_string())),
+    }
+}
+
 /// A list of texts; empty if missing, `None` if it has another type.
 fn texts(value: Option<&Value>) -> Option<Vec<String>> {
     let Some(value) = value else { return Some(Vec::new()) };
@@ -234,6 +250,10 @@ impl Operations {
             "export-add" => return self.add_export(&request).await,
             "export-remove" => return self.remove_export(&request).await,
             "layer-add" | "layer-remove" => return self.change_layers(&command, &request).await,
+            "backup" => return self.begin_backup(&request).await,
+            "snapshot-add" => return self.add_snapshot(&request).await,
+            "job-wait" => return self.wait_for_job(&request).await,
+            "bitmap-add" | "bitmap-remove" => return self.change_bitmaps(&command, &request).await,
             _ => return self.carry_out(&command, &request),
         }
         let carried_out = blockhaul_io::offload(move || self.carry_out(&command, &request)).await;
@@ -276,6 +296,18 @@ impl Operations {
                 self.stopper.stop(Stop::Asked);
                 Ok(json!({ "clients": clients }))
             }
+            "jobs" => {
+                let all = self.jobs.all();
+                Ok(json!({ "jobs": all.iter().map(|job| job.described()).collect::<Vec<_>>() }))
+            }
+            "job-pause" | "job-resume" | "job-cancel" | "job-rate" => {
+                self.control_job(command, request)
+            }
+            "bitmap-clear" => {
+                let export = self.export(text("export")?)?;
+                export.bitmap(text("name")?).map_err(Refusal::of)?.clear();
+                Ok(json!({ "done": "cleared" }))
+            }
             "set" => {
                 let (layers, place) = self.layer(text("export")?, text("layer")?)?;
                 let layer = &layers[place];
@@ -286,7 +318,8 @@ impl Operations {
             }
             _ => Err(Refusal::usage(format!(
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
-                 export-remove, layer-add, layer-remove, reload, metrics, drain, stop, wait"
+                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, backup, jobs, job-pause, job-resume, \
+                 job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
     }
@@ -332,20 +365,7 @@ impl Operations {
         };
         let layers = texts(request.get("layers"));
         let layers = layers.ok_or_else(|| wrong("\"layers\" is not a list of strings"))?;
-        let spec = match request.get("device") {
-            Some(Value::String(device)) => Spec::parse(OsStr::new(device)),
-            Some(words @ Value::Array(_)) => {
-                let words = texts(Some(words)).filter(|words| !words.is_empty());
-                let words = words.ok_or_else(|| wrong("\"device\" is not a list of strings"))?;
-                Ok(Spec::Command(words.into_iter().map(OsString::from).collect()))
-            }
-            _ => {
-                return Err(wrong(
-                    "\"device\" is missing, or neither a string nor a list of strings",
-                ));
-            }
-        };
-        let spec = spec.map_err(|error| Refusal::usage(error.text()))?;
+        let spec = device_of("export-add", request, "device")?;
         let one = One::described(name, description, spec, readonly, layers);
         self.table.add(one).await.map_err(Refusal::of)?;
         log::info!(export = name; "added export {name:?}");
@@ -382,15 +402,7 @@ impl Operations {
     ) -> Result<Value, Refusal> {
         let export = text(command, request, "export")?;
         let layer = text(command, request, "layer")?;
-        let within = match request.get("seconds") {
-            None => BARRIER,
-            Some(value) => {
-                let time = value.as_f64().and_then(|time| Duration::try_from_secs_f64(time).ok());
-                time.ok_or_else(|| {
-                    Refusal::usage(format!("{command}: \"seconds\" is not a time in seconds"))
-                })?
-            }
-        };
+        let within = within(command, request)?;
         let found = self.export(export)?;
         if command == "layer-add" {
             self.table.add_layer(&found, layer, within).await.map_err(Refusal::of)?;
@@ -402,6 +414,113 @@ impl Operations {
         }
         let layers: Vec<_> = found.layers().iter().map(|layer| shown(layer)).collect();
         Ok(json!({ "layers": layers }))
+    }
+
+    /// Begins a backup of `export` to `target`, with `options` of copy and of the snapshot.
+    async fn begin_backup(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let export = self.export(text("backup", request, "export")?)?;
+        let options = texts(request.get("options"));
+        let wrong = || Refusal::usage("backup: \"options\" is not a list of strings");
+        let wanted = Wanted {
+            export: export.clone(),
+            target: device_of("backup", request, "target")?,
+            options: options.ok_or_else(wrong)?,
+            begin: Begin {
+                options: snapshot_options("backup", request)?,
+                take: optional_text("backup", request, "bitmap")?,
+                start: optional_text("backup", request, "start_bitmap")?,
+                trim: Trim::Releases,
+                within: within("backup", request)?,
+            },
+        };
+        let job = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
+        let described = job.described();
+        log::info!(export = export.name; "job {}: backup of {:?} to {}", described["job"], export.name,
+            described["target"].as_str().unwrap_or_default());
+        Ok(described)
+    }
+
+    /// Serves a point in time of `export` as `name`.
+    async fn add_snapshot(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let command = "snapshot-add";
+        let export = self.export(text(command, request, "export")?)?;
+        let name = text(command, request, "name")?;
+        let options = snapshot_options(command, request)?;
+        let within = within(command, request)?;
+        let trim = match request.get("discard") {
+            None | Some(Value::Bool(false)) => Trim::Refused,
+            Some(Value::Bool(true)) => Trim::Releases,
+            Some(_) => {
+                let text = "snapshot-add: \"discard\" is not true or false";
+                return Err(Refusal::usage(text));
+            }
+        };
+        let begin = Begin { options, take: None, start: None, trim, within };
+        self.table.add_snapshot(export.clone(), name, &begin).await.map_err(Refusal::of)?;
+        log::info!(export = name; "added snapshot {name:?} of export {:?}", export.name);
+        Ok(json!({ "done": "added" }))
+    }
+
+    /// Adds the bitmap `name` to `export`, or removes it.
+    async fn change_bitmaps(
+        &self,
+        command: &str,
+        request: &Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        let export = self.export(text(command, request, "export")?)?;
+        let name = text(command, request, "name")?;
+        if command == "bitmap-remove" {
+            self.table.remove_bitmap(&export, name).await.map_err(Refusal::of)?;
+            return Ok(json!({ "done": "removed" }));
+        }
+        let granularity = match request.get("granularity") {
+            None => GRANULARITY,
+            Some(value) => value.as_u64().ok_or_else(|| {
+                Refusal::usage("bitmap-add: \"granularity\" is not a number of bytes")
+            })?,
+        };
+        let within = within(command, request)?;
+        let added = self.table.add_bitmap(&export, name, granularity, within).await;
+        added.map_err(Refusal::of)?;
+        Ok(json!({ "done": "added" }))
+    }
+
+    fn job(&self, command: &str, request: &Map<String, Value>) -> Result<Arc<Job>, Refusal> {
+        let number = request.get("job").and_then(Value::as_u64).ok_or_else(|| {
+            Refusal::usage(format!("{command}: \"job\" is missing or not an integer"))
+        })?;
+        let found = self.jobs.find(number);
+        found.ok_or_else(|| Refusal::absent(format!("there is no job {number}")))
+    }
+
+    fn control_job(&self, command: &str, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let job = self.job(command, request)?;
+        let copies = match command {
+            "job-pause" => job.pause(true),
+            "job-resume" => job.pause(false),
+            "job-rate" => {
+                let rate = request.get("rate").and_then(Value::as_u64);
+                let wrong = || Refusal::usage("job-rate: \"rate\" is not a number of bytes");
+                job.limit(rate.ok_or_else(wrong)?)
+            }
+            _ => {
+                job.cancel();
+                true
+            }
+        };
+        match copies {
+            true => Ok(job.described()),
+            false => {
+                Err(Refusal::failed("the job is not copying: it has just begun, or has ended"))
+            }
+        }
+    }
+
+    /// Waits until a job has ended.
+    async fn wait_for_job(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let job = self.job("job-wait", request)?;
+        job.over().await;
+        Ok(job.described())
     }
 
     fn no_export(&self, export: &str) -> Refusal {
@@ -475,11 +594,79 @@ impl Operations {
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
                     "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
+                    "bitmaps": one.bitmaps().iter().map(|one| bitmap(one)).collect::<Vec<_>>(),
                     "layers": one.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
                 })
             })
             .collect()
     }
+}
+
+/// The maximum time for requests in flight to end: `seconds`.
+fn within(command: &str, request: &Map<String, Value>) -> Result<Duration, Refusal> {
+    Ok(seconds(command, request, "seconds")?.unwrap_or(BARRIER))
+}
+
+/// A time in seconds.
+fn seconds(
+    command: &str,
+    request: &Map<String, Value>,
+    name: &str,
+) -> Result<Option<Duration>, Refusal> {
+    let Some(value) = request.get(name) else { return Ok(None) };
+    let time = value.as_f64().and_then(|time| Duration::try_from_secs_f64(time).ok());
+    let wrong = || Refusal::usage(format!("{command}: {name:?} is not a time in seconds"));
+    time.map(Some).ok_or_else(wrong)
+}
+
+/// A device: a text, or the words of a command.
+fn device_of(command: &str, request: &Map<String, Value>, name: &str) -> Result<Spec, Refusal> {
+    let wrong = |what| Refusal::usage(format!("{command}: {name:?} {what}"));
+    let spec = match request.get(name) {
+        Some(Value::String(device)) => Spec::parse(OsStr::new(device)),
+        Some(words @ Value::Array(_)) => {
+            let words = texts(Some(words)).filter(|words| !words.is_empty());
+            let words = words.ok_or_else(|| wrong("is not a list of strings"))?;
+            Ok(Spec::Command(words.into_iter().map(OsString::from).collect()))
+        }
+        _ => return Err(wrong("is missing, or neither a string nor a list of strings")),
+    };
+    match spec.map_err(|error| Refusal::usage(error.text()))? {
+        Spec::Pipe => Err(wrong("cannot be the standard output of the server")),
+        spec => Ok(spec),
+    }
+}
+
+/// How a point in time is kept: the member `snapshot`, with `block`, `directory`, `max`,
+/// `guest_timeout` (seconds) and `on_failure` (`break` or `fail`).
+fn snapshot_options(command: &str, request: &Map<String, Value>) -> Result<Options, Refusal> {
+    let mut options = Options::default();
+    let given = match request.get("snapshot") {
+        None => return Ok(options),
+        Some(Value::Object(given)) => given,
+        Some(_) => return Err(Refusal::usage(format!("{command}: \"snapshot\" is not an object"))),
+    };
+    let wrong =
+        |name: &str| Refusal::usage(format!("{command}: \"snapshot\" has a wrong {name:?}"));
+    for (name, value) in given {
+        match (name.as_str(), value) {
+            ("block", value) => options.block = value.as_u64().ok_or_else(|| wrong(name))?,
+            ("max", value) => options.max = value.as_u64().ok_or_else(|| wrong(name))?,
+            ("directory", Value::String(path)) => options.directory = Some(path.into()),
+            ("guest_timeout", _) => {
+                options.guest_timeout =
+                    seconds(command, given, name)?.unwrap_or(options.guest_timeout);
+            }
+            ("on_failure", Value::String(what)) if what == "break" => {
+                options.on_failure = OnFailure::BreakSnapshot;
+            }
+            ("on_failure", Value::String(what)) if what == "fail" => {
+                options.on_failure = OnFailure::FailWrite;
+            }
+            (name, _) => return Err(wrong(name)),
+        }
+    }
+    Ok(options)
 }
 
 /// Ends the server when its last client has disconnected. Does not keep its exports open.
@@ -493,6 +680,14 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
         // Lost when the server has ended, which is detected above.
         let _ = changed.await;
     }
+}
+
+fn bitmap(bitmap: &Bitmap) -> Value {
+    json!({
+        "name": bitmap.name(),
+        "granularity": bitmap.granularity(),
+        "dirty": bitmap.dirty_bytes(),
+    })
 }
 
 fn shown(layer: &Adjustable) -> Value {

@@ -4,15 +4,17 @@ use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, DeviceExt as _, Error, Kind};
+use blockhaul_block::{Can, Device, DeviceExt as _};
 use blockhaul_catalog::{
     Adjustable, Barrier, Exports, Gate, Intent, Layer, Listed, Named, Registry, Several, Shared,
     Spec, Stack, guarded, percent_decode,
 };
 use blockhaul_io::FifoLock;
+use blockhaul_snapshot::{Bitmap, Snapshot};
 use clap::Parser as _;
 
 use super::fresh::Fresh;
+use super::snapshots::{self, SnapshotOf};
 use super::trace;
 use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups};
@@ -64,6 +66,12 @@ pub struct Running {
     pub stack: Mutex<Option<Stack>>,
     /// Its layers and gates, innermost first.
     pub layers: Mutex<Vec<Arc<Adjustable>>>,
+    /// Its points in time, over the layers.
+    pub snapshots: Mutex<Vec<Snapshot>>,
+    /// Its dirty bitmaps, below the points in time.
+    pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    /// The export of which this one is a point in time.
+    pub snapshot_of: Option<SnapshotOf>,
 }
 
 impl Wanted {
@@ -195,6 +203,9 @@ impl Wanted {
             shared: None,
             stack: Mutex::default(),
             layers: Mutex::new(configured),
+            snapshots: Mutex::default(),
+            bitmaps: Mutex::default(),
+            snapshot_of: None,
         };
         let exports = match self.storage_exports(one, &layers).await? {
             Some(own) => {
@@ -390,22 +401,46 @@ impl Table {
             return Err(Failure::usage(text));
         }
         self.wanted.check_one(&one)?;
-        if self.running().iter().any(|before| before.name == one.name) {
-            let text = format!("two exports have the name {:?}: choose another", one.name);
+        self.check_new(&one.name)?;
+        let (mut storage, running) = self.wanted.open_one(&one).await?;
+        storage.exports = guarded(storage.exports, &self.common_gates())?;
+        self.serve(storage, running)
+    }
+
+    /// Refuses a name that is in use.
+    pub fn check_new(&self, name: &str) -> Result<(), Failure> {
+        if self.running().iter().any(|before| before.name == name) {
+            let text = format!("two exports have the name {name:?}: choose another");
             return Err(Failure::usage(text));
         }
-        let (mut storage, running) = self.wanted.open_one(&one).await?;
-        let gates = self.gates.lock().expect("no panic under this lock").clone();
-        storage.exports = guarded(storage.exports, &gates)?;
+        if name.len() > blockhaul_wire::limits::STRING || name.contains('\0') {
+            let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
+            return Err(Failure::usage(text));
+        }
+        Ok(())
+    }
+
+    /// Serves an export to clients that connect from now on.
+    pub fn serve(&self, storage: Named, running: Running) -> Result<(), Failure> {
         self.exports.add(storage)?;
         self.lock().push(Arc::new(running));
         Ok(())
     }
 
+    /// The gates for exports that are added.
+    pub fn common_gates(&self) -> Vec<Arc<dyn Gate>> {
+        self.gates.lock().expect("no panic under this lock").clone()
+    }
+
+    /// Waits until no other change of exports is under way; none begins while the result exists.
+    pub async fn change(&self) -> impl Sized + use<> {
+        self.changes.lock().await
+    }
+
     /// Removes an export. Its clients get ESHUTDOWN for later requests; its devices are closed when
     /// they have disconnected. `false` if there is none of this name.
     pub async fn remove(&self, name: &str) -> bool {
-        let _change = self.changes.lock().await;
+        let change = self.changes.lock().await;
         let found = {
             let mut running = self.lock();
             let place = running.iter().position(|one| one.name == name);
@@ -414,8 +449,11 @@ impl Table {
         let Some(found) = found else { return false };
         self.exports.remove(name);
         if let Some(shared) = &found.shared {
-            let error = Error::new(Kind::ShuttingDown, "the export was removed from the server");
-            shared.switch().close(error);
+            shared.switch().close(snapshots::removed());
+        }
+        drop(change);
+        if let Some(SnapshotOf { live, snapshot }) = &found.snapshot_of {
+            self.end_snapshot(live, snapshot).await;
         }
         // Not on a worker: it may wait for its own server to end, whose connections workers close.
         let _ = blockhaul_io::offload(move || drop(found)).await;
@@ -436,7 +474,7 @@ impl Table {
             return Err(not_transparent(adjustable.name()));
         };
         let new = stack.with_layer(layer.clone()).await?;
-        self.exchange(shared, export.write, &new, time).await?;
+        self.exchange(shared, export, &new, time).await?;
         *export.stack.lock().expect("no panic under this lock") = Some(new);
         export.layers.lock().expect("no panic under this lock").push(adjustable);
         Ok(())
@@ -463,14 +501,14 @@ impl Table {
         }
         let number = layers[..place].iter().filter(|layer| layer.layer().is_some()).count();
         let new = stack.without_layer(number).await?;
-        self.exchange(shared, export.write, &new, time).await?;
+        self.exchange(shared, export, &new, time).await?;
         *export.stack.lock().expect("no panic under this lock") = Some(new);
         export.layers.lock().expect("no panic under this lock").remove(place);
         Ok(())
     }
 
     /// The changeable parts of an export.
-    fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
+    pub fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
             _ if self.wanted.trace => Err(Failure::usage("with --trace, layers cannot be changed")),
@@ -487,11 +525,11 @@ impl Table {
     async fn exchange(
         &self,
         shared: &Shared,
-        write: bool,
+        export: &Running,
         new: &Stack,
         time: Duration,
     ) -> Result<(), Failure> {
-        let new = self.wanted.served(new, write)?;
+        let new = self.top(export, new).await?;
         let old = shared.switch().device();
         let carry = async || {
             let can = old.facts().can;

@@ -109,6 +109,7 @@ impl Job {
             worker: Remote::to(blockhaul_io::worker()),
             secured: self.secured.clone(),
             notify: self.notify.clone(),
+            jobs: Arc::default(),
         });
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
@@ -126,6 +127,7 @@ impl Job {
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
+        operations.jobs.stop().await;
         let held = server.stop(PATIENCE).await;
         // They hold the server, and with it its exports.
         drop((control, metrics, operations));

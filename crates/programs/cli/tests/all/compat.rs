@@ -21,7 +21,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let scratch = Scratch::new().unwrap();
-        for name in ["nbdcopy", "nbdinfo"] {
+        for name in ["nbdcopy", "nbdinfo", "nbdkit"] {
             std::os::unix::fs::symlink(OURS, scratch.file(name)).unwrap();
         }
         Place { scratch }
@@ -212,6 +212,17 @@ fn failures_end_with_1_and_the_programs_name() {
     }
     // Nothing was made on the way.
     assert!(!place.file("a").exists());
+}
+
+#[test]
+fn a_missing_filter_is_named_and_not_the_plugin_below_it() {
+    let place = Place::new();
+    place.disk("disk");
+    let output = place.run("nbdkit --filter=nosuch file disk");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nbdkit-nosuch-filter.so"), "{said}");
+    assert!(!said.contains("no plugin file"), "{said}");
 }
 
 #[test]

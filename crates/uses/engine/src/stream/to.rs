@@ -254,5 +254,5 @@ async fn write_out(pipe: &File, data: Data) -> Result<()> {
         Ok(())
     });
     let written = written.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
-    written.map_err(|error| Error::system("cannot write to the pipe", error))
+    written.map_err(|error| Error::system("cannot write", error))
 }

@@ -1,0 +1,206 @@
+//! Dirty bitmaps: which blocks of a disk were written since a moment.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockhaul_block::{
+    Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
+};
+use blockhaul_catalog::Layer;
+use blockhaul_layers::support::Runs;
+
+/// The metadata context of a bitmap is this and its name, as in QEMU.
+pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
+/// State of a dirty range in that context (QEMU's docs/interop/nbd.txt).
+pub const DIRTY: u64 = 1;
+/// Smallest granularity in bytes.
+pub const GRANULARITY_MIN: u64 = 512;
+/// Largest granularity in bytes.
+pub const GRANULARITY_MAX: u64 = 64 << 20;
+/// Bitmaps of one disk: their contexts and `base:allocation` fit a set of contexts.
+pub const BITMAPS_MAX: usize = 32;
+/// Longest name in bytes, as in QEMU.
+const NAME_MAX: usize = 1023;
+/// Runs in one reply.
+const RUNS_MAX: usize = 16384;
+
+/// A bitmap, which has a bit for each block of `granularity` bytes.
+#[derive(Debug)]
+pub struct Bitmap {
+    name: String,
+    size: u64,
+    granularity: u64,
+    dirty: Mutex<Runs<bool>>,
+}
+
+impl Bitmap {
+    /// A clean bitmap of a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if the granularity is not a power of two from [`GRANULARITY_MIN`] to
+    /// [`GRANULARITY_MAX`], or the name is empty or too long.
+    pub fn new(name: &str, size: u64, granularity: u64) -> Result<Bitmap> {
+        let range = GRANULARITY_MIN..=GRANULARITY_MAX;
+        if !granularity.is_power_of_two() || !range.contains(&granularity) {
+            let text = "the granularity of a bitmap must be a power of two from 512 to 64M";
+            return Err(Error::new(Kind::Usage, text));
+        }
+        if name.is_empty() || name.len() > NAME_MAX || name.contains('\0') {
+            let text = "the name of a bitmap must have 1 to 1023 bytes, without a NUL";
+            return Err(Error::new(Kind::Usage, text));
+        }
+        Ok(Bitmap { name: name.to_string(), size, granularity, dirty: Mutex::default() })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The metadata context that shows it.
+    pub fn context(&self) -> String {
+        format!("{BITMAP_CONTEXT}{}", self.name)
+    }
+
+    /// Bytes of a block.
+    pub fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    /// Number of bytes in dirty blocks.
+    pub fn dirty_bytes(&self) -> u64 {
+        let dirty = self.lock();
+        let runs = dirty.iter(0, self.size.div_ceil(self.granularity));
+        runs.filter(|(.., dirty)| *dirty).map(|(from, to, _)| self.bytes(from, to).1).sum()
+    }
+
+    /// Makes all blocks clean.
+    pub fn clear(&self) {
+        *self.lock() = Runs::default();
+    }
+
+    /// Makes all blocks clean, and returns a bitmap with those that were dirty.
+    #[must_use]
+    pub fn take(&self) -> Bitmap {
+        let dirty = std::mem::take(&mut *self.lock());
+        let (name, size, granularity) = (self.name.clone(), self.size, self.granularity);
+        Bitmap { name, size, granularity, dirty: Mutex::new(dirty) }
+    }
+
+    /// Makes dirty here what is dirty in `other`, a bitmap of the same disk.
+    pub fn merge(&self, other: &Bitmap) {
+        let runs: Vec<_> = {
+            let dirty = other.lock();
+            let all = dirty.iter(0, other.size.div_ceil(other.granularity));
+            all.filter(|(.., dirty)| *dirty).map(|(from, to, _)| other.bytes(from, to)).collect()
+        };
+        for (at, len) in runs {
+            self.mark(at, at + len);
+        }
+    }
+
+    /// A range of bytes is about to change.
+    fn mark(&self, at: u64, end: u64) {
+        let end = end.min(self.size);
+        if at < end {
+            self.lock().set(at / self.granularity, end.div_ceil(self.granularity), true);
+        }
+    }
+
+    /// The state of a range, from its start on.
+    pub(crate) fn extents(&self, at: u64, len: u64, flags: Flags) -> Extents {
+        let end = at.saturating_add(len).min(self.size);
+        let most = if flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX };
+        let dirty = self.lock();
+        let mut extents = Extents::new();
+        let blocks = dirty.iter(at / self.granularity, end.div_ceil(self.granularity));
+        for (from, to, dirty) in blocks.take(most) {
+            let (start, len) = self.bytes(from, to);
+            let (from, to) = (start.max(at), (start + len).min(end));
+            extents.push(to - from, if dirty { DIRTY } else { 0 });
+        }
+        extents
+    }
+
+    /// Blocks as offset and length in bytes.
+    fn bytes(&self, from: u64, to: u64) -> (u64, u64) {
+        let at = from.saturating_mul(self.granularity);
+        (at, to.saturating_mul(self.granularity).min(self.size).saturating_sub(at))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Runs<bool>> {
+        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A layer that marks in these bitmaps what is written, and shows them as metadata contexts. All
+/// handles that write to the disk must be under it.
+pub fn tracking(bitmaps: Vec<Arc<Bitmap>>) -> Arc<dyn Layer> {
+    Arc::new(Tracking(bitmaps.into()))
+}
+
+struct Tracking(Arc<[Arc<Bitmap>]>);
+
+impl Layer for Tracking {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let below = inner.facts();
+        let mut facts = Facts::same(&below);
+        if !below.can.contains(Can::EXTENTS) {
+            facts.contexts.clear();
+        }
+        let first = facts.contexts.len();
+        facts.contexts.extend(self.0.iter().map(|bitmap| bitmap.context()));
+        facts.can |= Can::EXTENTS;
+        let bitmaps = self.0.clone();
+        Ok(Arc::new(Tracked { facts: Arc::new(facts), inner, first, bitmaps }))
+    }
+}
+
+struct Tracked {
+    facts: Arc<Facts>,
+    inner: Arc<dyn Device>,
+    /// Index of the context of the first bitmap.
+    first: usize,
+    bitmaps: Arc<[Arc<Bitmap>]>,
+}
+
+impl Tracked {
+    fn extents(&self, request: Request, contexts: Contexts) -> Pending {
+        let Request { at, len, flags, .. } = request;
+        let own = contexts.iter().filter_map(|index| index.checked_sub(self.first));
+        let own = own.filter_map(|index| self.bitmaps.get(index));
+        let own: Vec<Extents> = own.map(|bitmap| bitmap.extents(at, len, flags)).collect();
+        let below = contexts.iter().filter(|index| *index < self.first);
+        let below = below.fold(Contexts::empty(), Contexts::with);
+        if below.is_empty() {
+            return Pending::ready(Ok(Reply::Extents(own)));
+        }
+        let asked = self.inner.submit(Request::extents(at, len, below).with(flags));
+        if own.is_empty() {
+            return asked;
+        }
+        Pending::start(async move {
+            let Reply::Extents(mut lists) = asked.await? else { return Err(Error::misfit()) };
+            lists.extend(own);
+            Ok(Reply::Extents(lists))
+        })
+    }
+}
+
+impl Device for Tracked {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        match request.op {
+            // Before it is written: a bitmap may show too much, never too little.
+            Op::Write(_) | Op::Zero | Op::Trim => {
+                let end = request.end().unwrap_or(u64::MAX);
+                self.bitmaps.iter().for_each(|bitmap| bitmap.mark(request.at, end));
+                self.inner.submit(request)
+            }
+            Op::Extents(contexts) => self.extents(request, contexts),
+            Op::Read(_) | Op::Flush | Op::Cache => self.inner.submit(request),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What happens when old contents cannot be saved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Device, DeviceExt as _, Facts, Kind, Op, Pending, Request};
+use blockhaul_io::Data;
+use blockhaul_snapshot::{BLOCK_MAX, OnFailure, Options, Snapshot, Trim};
+
+use crate::support::{BLOCK, begun, on_worker, read, write};
+
+/// Reads take a second.
+struct SlowToRead(Arc<dyn Device>);
+
+impl Device for SlowToRead {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if !matches!(request.op, Op::Read(_)) {
+            return self.0.submit(request);
+        }
+        let inner = self.0.clone();
+        Pending::start(async move {
+            blockhaul_io::sleep(Duration::from_secs(1)).await;
+            inner.submit(request).await
+        })
+    }
+}
+
+async fn full_disk() -> Arc<dyn Device> {
+    let memory = blockhaul_backends::memory(8 * BLOCK);
+    write(&memory, 0, &[7; 8 * BLOCK as usize]).await;
+    memory
+}
+
+#[test]
+fn a_full_store_breaks_the_snapshot_and_not_the_guest() {
+    on_worker(|| async {
+        let memory = full_disk().await;
+        let options = Options { max: 2 * BLOCK, ..Options::default() };
+        let (snapshot, live) = begun(&memory, &options).await;
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        write(&live, 0, &[1; 2 * BLOCK as usize]).await;
+        assert_eq!(read(&view, 0, 4).await, [7; 4]);
+        write(&live, 4 * BLOCK, b"too much").await;
+        assert_eq!(read(&live, 4 * BLOCK, 8).await, b"too much");
+        let lost = view.read(0, 512).await.unwrap_err();
+        assert!(lost.to_string().contains("the snapshot is lost"), "{lost}");
+        assert!(snapshot.stats().broken.unwrap().contains("131072 bytes"));
+    });
+}
+
+#[test]
+fn a_full_store_fails_the_write_if_the_snapshot_matters_more() {
+    on_worker(|| async {
+        let memory = full_disk().await;
+        let on_failure = OnFailure::FailWrite;
+        let options = Options { max: 2 * BLOCK, on_failure, ..Options::default() };
+        let (snapshot, live) = begun(&memory, &options).await;
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        write(&live, 0, &[1; 2 * BLOCK as usize]).await;
+        let refused = live.write(4 * BLOCK, Data::copy_of(b"too much")).await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::NoSpace);
+        assert_eq!(read(&live, 4 * BLOCK, 1).await, [7], "nothing was written");
+        assert_eq!(read(&view, 0, 8 * BLOCK as usize).await, [7; 8 * BLOCK as usize]);
+        // Space that the reader frees is used again.
+        view.trim(0, BLOCK).await.unwrap();
+        write(&live, 4 * BLOCK, b"fits").await;
+        assert_eq!(read(&view, 4 * BLOCK, 4).await, [7; 4]);
+    });
+}
+
+#[test]
+fn a_guest_does_not_wait_longer_than_allowed() {
+    on_worker(|| async {
+        let disk: Arc<dyn Device> = Arc::new(SlowToRead(full_disk().await));
+        let options = Options { guest_timeout: Duration::from_millis(20), ..Options::default() };
+        let (snapshot, live) = begun(&disk, &options).await;
+        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let started = blockhaul_io::now();
+        write(&live, 0, b"in time").await;
+        assert!(blockhaul_io::elapsed(started) < Duration::from_millis(900));
+        assert!(snapshot.stats().broken.unwrap().contains("0.02 s"));
+        assert!(view.read(0, 512).await.is_err());
+    });
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    for block in [0, 512, 5000, 2 * BLOCK_MAX] {
+        let options = Options { block, ..Options::default() };
+        let refused = Snapshot::new(1 << 20, &options).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Usage, "{block}");
+    }
+    let directory = Some("/no/such/folder".into());
+    let refused = Snapshot::new(1 << 20, &Options { directory, ..Options::default() });
+    assert!(refused.map(drop).unwrap_err().to_string().contains("/no/such/folder"));
+}

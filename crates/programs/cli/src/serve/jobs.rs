@@ -1,0 +1,289 @@
+//! Jobs of a server: backups of exports in use.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use blockhaul_catalog::{Spec, Stack};
+use blockhaul_engine::Progress;
+use blockhaul_io::{Notify, Pool};
+use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
+use serde_json::{Value, json};
+
+use super::exports::{Running, Table};
+use super::snapshots::{Begin, Begun, Taken};
+use crate::args::{self, Command};
+use crate::copy::job::{Job as Copy, JobControl};
+use crate::exit::Failure;
+use crate::long;
+
+/// Number of ended jobs that are remembered.
+const ENDED_MAX: usize = 100;
+
+/// The options of `copy` that a backup takes: those that need no terminal, no other file, and a
+/// source that is there only once.
+const ALLOWED: &[&str] = &[
+    "allocated",
+    "connections",
+    "destination-is-zero",
+    "direct",
+    "iops",
+    "min-rate",
+    "multi-conn",
+    "no-extents",
+    "no-progress",
+    "rate",
+    "request-size",
+    "requests",
+    "retries",
+    "retry-delay",
+    "sparse",
+    "target-layer",
+    "timeout",
+    "verify",
+];
+
+/// The jobs of a server.
+#[derive(Default)]
+pub struct Jobs {
+    list: Mutex<VecDeque<Arc<Job>>>,
+    last: AtomicU64,
+}
+
+/// A backup that runs or has ended.
+pub struct Job {
+    id: u64,
+    export: String,
+    target: String,
+    snapshot: Snapshot,
+    progress: Arc<Progress>,
+    control: JobControl,
+    started: Instant,
+    ended: OnceLock<End>,
+    changed: Notify,
+}
+
+/// How a job has ended.
+struct End {
+    after: Duration,
+    /// The report, or why it failed.
+    result: Result<String, Failure>,
+    /// On request.
+    cancelled: bool,
+}
+
+/// What a backup is to do.
+pub struct Wanted {
+    pub export: Arc<Running>,
+    pub target: Spec,
+    /// Options of `copy`, as words.
+    pub options: Vec<String>,
+    /// Its point in time. The bitmap that is handed over to it selects what is copied.
+    pub begin: Begin,
+}
+
+impl Jobs {
+    /// Begins a backup. On a worker; returns when its point in time has begun, and all that can be
+    /// refused without the target was refused.
+    pub async fn backup(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+        wanted: Wanted,
+    ) -> Result<Arc<Job>, Failure> {
+        let Wanted { export, target, options, begin } = wanted;
+        let args = copy_options(&options, begin.take.as_deref())?;
+        let named = Spec::Path(export.storage.clone().into());
+        let mut copy = Copy::between(&args, named, target.clone())?;
+        copy.options.flush = true;
+        copy.options.rate = long::rate(&args)?;
+        let Begun { snapshot, view, taken } = table.begin_snapshot(&export, &begin).await?;
+        copy.read_from(Stack::over(view));
+        let job = Arc::new(Job {
+            id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            export: export.name.clone(),
+            target: target.to_string(),
+            snapshot,
+            progress: copy.progress.clone(),
+            control: copy.control(),
+            started: blockhaul_io::now(),
+            ended: OnceLock::new(),
+            changed: Notify::default(),
+        });
+        self.remember(job.clone());
+        let (table, running) = (table.clone(), job.clone());
+        drop(blockhaul_io::spawn(async move { running.run(copy, &table, &export, taken).await }));
+        Ok(job)
+    }
+
+    fn remember(&self, job: Arc<Job>) {
+        let mut list = self.lock();
+        let ended = list.iter().filter(|job| job.is_over()).count();
+        if ended > ENDED_MAX
+            && let Some(place) = list.iter().position(|job| job.is_over())
+        {
+            list.remove(place);
+        }
+        list.push_back(job);
+    }
+
+    /// All jobs, in the order in which they began.
+    pub fn all(&self) -> Vec<Arc<Job>> {
+        self.lock().iter().cloned().collect()
+    }
+
+    /// The job of this number.
+    pub fn find(&self, id: u64) -> Option<Arc<Job>> {
+        self.lock().iter().find(|job| job.id == id).cloned()
+    }
+
+    /// Cancels all jobs and waits until they have ended.
+    pub async fn stop(&self) {
+        for job in self.all() {
+            if !job.is_over() {
+                log::warn!("the server stops: job {} is cancelled", job.id);
+                job.cancel();
+                job.over().await;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
+        self.list.lock().expect("no panic under this lock")
+    }
+}
+
+/// The options of a copy that is a backup.
+fn copy_options(options: &[String], bitmap: Option<&str>) -> Result<args::Copy, Failure> {
+    let mut words: Vec<OsString> = ["blockhaul", "copy", "--no-progress"].map(Into::into).into();
+    words.extend(options.iter().map(Into::into));
+    words.extend(["source", "target"].map(Into::into));
+    let wrong = |error: clap::Error| {
+        let text = error.render().to_string();
+        let text = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+        let text = text.collect::<Vec<_>>().join(" ");
+        Failure::usage(format!("backup: {}", text.trim_start_matches("error: ")))
+    };
+    for given in args::given(words.clone()).map_err(wrong)? {
+        if !ALLOWED.contains(&given.name.as_str()) {
+            return Err(Failure::usage(format!("backup: --{} cannot be used here", given.name)));
+        }
+    }
+    if let Some(name) = bitmap {
+        words.insert(2, format!("--bitmap={BITMAP_CONTEXT}{name}").into());
+    }
+    match args::parse(words).map_err(wrong)?.command {
+        Command::Copy(args) => Ok(*args),
+        _ => Err(Failure::usage("backup: these are not options of copy")),
+    }
+}
+
+impl Job {
+    async fn run(&self, copy: Copy, table: &Arc<Table>, export: &Running, taken: Option<Taken>) {
+        let pool = Pool::new(copy.memory());
+        let (result, copy) = copy.run(pool).await;
+        let cancelled = self.progress.is_cancelled();
+        let result = match (result, self.snapshot.stats().broken) {
+            // It was complete before the snapshot was lost, or noticed.
+            (Ok(report), _) => Ok(report.text),
+            (Err(failure), Some(lost)) if !cancelled => {
+                Err(Failure::new(failure.status(), format!("{failure} ({lost})")))
+            }
+            (Err(failure), _) => Err(failure),
+        };
+        if let (Err(_), Some(taken)) = (&result, taken) {
+            taken.give_back();
+        }
+        // Not on a worker: it may wait for the server of `[ CMD ]`.
+        let _ = blockhaul_io::offload(move || drop(copy)).await;
+        table.end_snapshot(export, &self.snapshot).await;
+        match &result {
+            Ok(_) => log::info!("job {}: backup to {} is complete", self.id, self.target),
+            Err(_) if cancelled => log::info!("job {}: cancelled", self.id),
+            Err(failure) => log::error!("job {}: backup to {}: {failure}", self.id, self.target),
+        }
+        let after = blockhaul_io::elapsed(self.started);
+        let _ = self.ended.set(End { after, result, cancelled });
+        self.changed.notify();
+    }
+
+    /// Whether it has ended.
+    pub fn is_over(&self) -> bool {
+        self.ended.get().is_some()
+    }
+
+    /// Waits until it has ended.
+    pub async fn over(&self) {
+        loop {
+            let changed = self.changed.listen();
+            if self.is_over() {
+                return;
+            }
+            // This side keeps the sender.
+            let _ = changed.await;
+        }
+    }
+
+    /// Ends it soon.
+    pub fn cancel(&self) {
+        self.progress.cancel();
+        if let Some(control) = self.control.get() {
+            control.cancel();
+        }
+    }
+
+    /// Starts no more requests until it is resumed. The snapshot stays. False: it is not copying.
+    pub fn pause(&self, paused: bool) -> bool {
+        let Some(control) = self.control.get().filter(|_| !self.is_over()) else { return false };
+        match paused {
+            true => control.pause(),
+            false => control.resume(),
+        }
+        true
+    }
+
+    /// Limits the bytes per second; 0: no limit. False: it is not copying.
+    pub fn limit(&self, bytes: u64) -> bool {
+        let Some(control) = self.control.get().filter(|_| !self.is_over()) else { return false };
+        let (_, requests) = control.rate_limits();
+        control.set_rate(bytes, requests);
+        true
+    }
+
+    fn state(&self) -> &'static str {
+        match self.ended.get() {
+            Some(End { result: Ok(_), .. }) => "completed",
+            Some(End { cancelled: true, .. }) => "cancelled",
+            Some(_) => "failed",
+            None if self.control.get().is_some_and(|control| control.is_paused()) => "paused",
+            None => "running",
+        }
+    }
+
+    /// For the control socket.
+    pub fn described(&self) -> Value {
+        let now = self.progress.snapshot();
+        let stats = self.snapshot.stats();
+        let ended = self.ended.get();
+        let seconds = ended.map_or_else(|| blockhaul_io::elapsed(self.started), |end| end.after);
+        json!({
+            "job": self.id,
+            "type": "backup",
+            "export": self.export,
+            "target": self.target,
+            "state": self.state(),
+            "done": now.done(),
+            "total": now.total,
+            "seconds": seconds.as_secs_f64(),
+            "result": ended.and_then(|end| end.result.as_ref().ok()),
+            "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
+            "exit_status": ended.map(|end| end.result.as_ref().map_or_else(Failure::status, |_| 0)),
+            "released": self.progress.discarded().0,
+            "saved": stats.saved,
+            "kept": stats.kept,
+            "writes_delayed": stats.waits,
+            "longest_delay": stats.longest_wait.as_secs_f64(),
+        })
+    }
+}

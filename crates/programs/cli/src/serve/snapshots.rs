@@ -1,0 +1,266 @@
+//! Points in time and dirty bitmaps of exports in use.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use blockhaul_block::{Can, Device, Error, Kind, fence};
+use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Options, Snapshot, Trim, tracking};
+
+use super::exports::{Running, Table};
+use crate::exit::Failure;
+
+/// Granularity of bitmaps, in bytes, unless another one is given.
+pub const GRANULARITY: u64 = 64 << 10;
+
+/// An export that shows a point in time of another one.
+pub struct SnapshotOf {
+    /// The export in use.
+    pub live: Arc<Running>,
+    /// Its point in time.
+    pub snapshot: Snapshot,
+}
+
+/// How a point in time begins.
+pub struct Begin {
+    /// How it is kept.
+    pub options: Options,
+    /// The bitmap that is handed over to it: clean from then on, and a context of the view.
+    pub take: Option<String>,
+    /// A bitmap that begins with it.
+    pub start: Option<String>,
+    /// Whether its readers can release parts of it.
+    pub trim: Trim,
+    /// Maximum time for requests in flight to end.
+    pub within: Duration,
+}
+
+/// A point in time that has begun.
+pub struct Begun {
+    pub snapshot: Snapshot,
+    /// The disk as it was.
+    pub view: Arc<dyn Device>,
+    /// What the bitmap held, for the case that nobody has made use of it.
+    pub taken: Option<Taken>,
+}
+
+/// What was dirty at a point in time.
+pub struct Taken {
+    live: Arc<Bitmap>,
+    dirty: Arc<Bitmap>,
+}
+
+impl Taken {
+    /// It is dirty still.
+    pub fn give_back(&self) {
+        self.live.merge(&self.dirty);
+    }
+}
+
+impl Table {
+    /// Begins a point in time of an export: at a moment when none of its requests is in flight.
+    pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, Failure> {
+        let _change = self.change().await;
+        let (shared, stack) = self.changeable(export)?;
+        let old = shared.switch().device();
+        if !old.facts().can.contains(Can::WRITE) {
+            let text = format!(
+                "export {:?} is read-only: it does not change, copy it as it is",
+                export.name
+            );
+            return Err(Failure::usage(text));
+        }
+        let bitmap = begin.take.as_deref().map(|name| export.bitmap(name)).transpose()?;
+        let snapshot = Snapshot::new(old.facts().size, &begin.options)?;
+        if let Some(name) = &begin.start {
+            export.start_bitmap(Bitmap::new(name, old.facts().size, GRANULARITY)?)?;
+        }
+        export.snapshots().push(snapshot.clone());
+        let mut taken = None;
+        let exchanged = async {
+            let new = self.top(export, &stack).await?;
+            // What its writers have written is in the point in time, flushed or not.
+            let at_that_moment = async || {
+                taken = bitmap.map(|live| Taken { dirty: Arc::new(live.take()), live });
+                Ok(())
+            };
+            let barrier = Barrier::Within(begin.within);
+            shared.switch().swap(new, barrier, at_that_moment).await?;
+            let shown = taken.iter().map(|taken: &Taken| taken.dirty.clone()).collect();
+            snapshot.view(shown, begin.trim).ok_or_else(|| Failure::from(Error::misfit()))
+        };
+        match exchanged.await {
+            Ok(view) => Ok(Begun { snapshot, view: fence(view), taken }),
+            Err(failure) => {
+                snapshot.end();
+                export.snapshots().pop();
+                if let Some(name) = &begin.start {
+                    export.bitmaps().retain(|bitmap| bitmap.name() != name);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Adds a clean bitmap, which tracks writes from now on; shown to clients that connect later.
+    pub async fn add_bitmap(
+        &self,
+        export: &Running,
+        name: &str,
+        granularity: u64,
+        time: Duration,
+    ) -> Result<(), Failure> {
+        let _change = self.change().await;
+        let (shared, stack) = self.changeable(export)?;
+        let size = shared.switch().device().facts().size;
+        export.start_bitmap(Bitmap::new(name, size, granularity)?)?;
+        let exchanged = self.retop(export, shared, &stack, Barrier::Within(time)).await;
+        if exchanged.is_err() {
+            export.bitmaps().retain(|bitmap| bitmap.name() != name);
+        }
+        exchanged
+    }
+
+    /// Removes a bitmap.
+    pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), Failure> {
+        let _change = self.change().await;
+        let (shared, stack) = self.changeable(export)?;
+        export.bitmap(name)?;
+        export.bitmaps().retain(|bitmap| bitmap.name() != name);
+        // Bitmaps may miss no write: not one begins on the old device after another on the new one.
+        self.retop(export, shared, &stack, Barrier::None).await
+    }
+
+    /// Moves clients to the same stack under the present bitmaps and points in time.
+    async fn retop(
+        &self,
+        export: &Running,
+        shared: &Shared,
+        stack: &Stack,
+        barrier: Barrier,
+    ) -> Result<(), Failure> {
+        let new = self.top(export, stack).await?;
+        shared.switch().swap(new, barrier, async || Ok(())).await?;
+        Ok(())
+    }
+
+    /// Ends a point in time. Writes in flight are finished as they began.
+    pub async fn end_snapshot(&self, export: &Running, snapshot: &Snapshot) {
+        let _change = self.change().await;
+        snapshot.end();
+        export.snapshots().retain(|other| !other.is_same(snapshot));
+        let Ok((shared, stack)) = self.changeable(export) else { return };
+        // It stays in the path of the requests, and does nothing there.
+        if let Err(failure) = self.retop(export, shared, &stack, Barrier::None).await {
+            log::debug!("the layer of an ended snapshot stays: {failure}");
+        }
+    }
+
+    /// The device for clients: a stack with the bitmaps and the points in time of its export over it.
+    pub async fn top(&self, export: &Running, stack: &Stack) -> Result<Arc<dyn Device>, Failure> {
+        let mut device = self.wanted().served(stack, export.write)?;
+        let bitmaps = export.bitmaps().clone();
+        let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
+        let snapshots = export.snapshots().clone();
+        for layer in tracking.into_iter().chain(snapshots.iter().map(Snapshot::layer)) {
+            device = Stack::over(device).with_layer(layer).await?.device().clone();
+        }
+        Ok(device)
+    }
+
+    /// Begins a point in time and serves it as another export, read-only.
+    pub async fn add_snapshot(
+        &self,
+        live: Arc<Running>,
+        name: &str,
+        begin: &Begin,
+    ) -> Result<(), Failure> {
+        self.check_new(name)?;
+        let Begun { snapshot, view, .. } = self.begin_snapshot(&live, begin).await?;
+        let added = self.serve_snapshot(live.clone(), name, snapshot.clone(), view).await;
+        if added.is_err() {
+            self.end_snapshot(&live, &snapshot).await;
+        }
+        added
+    }
+
+    async fn serve_snapshot(
+        &self,
+        live: Arc<Running>,
+        name: &str,
+        snapshot: Snapshot,
+        view: Arc<dyn Device>,
+    ) -> Result<(), Failure> {
+        let _change = self.change().await;
+        self.check_new(name)?;
+        let description = format!("snapshot of {}", live.storage);
+        let shared = Shared::new(name, &description, view);
+        let running = Running {
+            name: name.to_string(),
+            description: description.clone(),
+            storage: description.clone(),
+            write: false,
+            single: true,
+            own: None,
+            shared: Some(shared.clone()),
+            stack: std::sync::Mutex::default(),
+            layers: std::sync::Mutex::default(),
+            snapshots: std::sync::Mutex::default(),
+            bitmaps: std::sync::Mutex::default(),
+            snapshot_of: Some(SnapshotOf { live, snapshot }),
+        };
+        let gates = self.common_gates();
+        let storage = Named {
+            name: name.to_string(),
+            description,
+            exports: guarded(shared, &gates)?,
+            single: true,
+        };
+        self.serve(storage, running)
+    }
+}
+
+impl Running {
+    /// Its bitmaps.
+    pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
+        self.bitmaps.lock().expect("no panic under this lock")
+    }
+
+    /// The bitmap of this name.
+    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, Failure> {
+        let all = self.bitmaps();
+        let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
+        found.ok_or_else(|| {
+            let known: Vec<_> = all.iter().map(|bitmap| format!("{:?}", bitmap.name())).collect();
+            let known = match known.is_empty() {
+                true => "it has none".to_string(),
+                false => format!("known are {}", known.join(", ")),
+            };
+            Failure::usage(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
+        })
+    }
+
+    fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
+        let mut all = self.bitmaps();
+        if all.iter().any(|other| other.name() == bitmap.name()) {
+            let name = bitmap.name();
+            let text = format!("export {:?} has a bitmap {name:?} already", self.name);
+            return Err(Failure::usage(text));
+        }
+        if all.len() >= BITMAPS_MAX {
+            return Err(Failure::usage(format!("an export has at most {BITMAPS_MAX} bitmaps")));
+        }
+        all.push(Arc::new(bitmap));
+        Ok(())
+    }
+
+    /// Its points in time, the first innermost.
+    pub fn snapshots(&self) -> MutexGuard<'_, Vec<Snapshot>> {
+        self.snapshots.lock().expect("no panic under this lock")
+    }
+}
+
+/// The error of a job or a view whose export was removed.
+pub fn removed() -> Error {
+    Error::new(Kind::ShuttingDown, "the export was removed from the server")
+}
