@@ -127,7 +127,25 @@ impl LossyDisk {
 }
 
 /// A mounted file system, until it is dropped.
-struct Mounted(PathBuf);
+pub struct Mounted(PathBuf);
+
+impl Mounted {
+    /// Makes the directory `at` and mounts there; `args` are the arguments of mount before it. `None`, and
+    /// the reason on standard error, where this machine does not let us.
+    ///
+    /// # Panics
+    /// Where the directory cannot be made.
+    pub fn new(args: &[&str], at: &Path) -> Option<Mounted> {
+        std::fs::create_dir_all(at).expect("a scratch directory can be written");
+        setup("mount", &[args, &[text(at)]].concat())?;
+        Some(Mounted(at.to_owned()))
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
 
 impl Drop for Mounted {
     fn drop(&mut self) {

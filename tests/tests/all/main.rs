@@ -19,6 +19,7 @@ mod hosted;
 mod http;
 mod isolated;
 mod layers;
+mod live_file_system;
 mod lost_writes;
 mod main_job;
 mod negotiations;

@@ -143,14 +143,15 @@ fn figures_are_what_clients_do() {
         // It may say something else, too, and the last line need not be there whole.
         let logged = server.logged();
         let whole = logged.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-        let mut told = whole.filter_map(|line| line.strip_prefix("blockhaul: serve: metrics on "));
-        address = told.next().unwrap_or_default().to_string();
+        let mut told =
+            whole.filter_map(|line| line.strip_prefix("blockhaul: serve: metrics on http://"));
+        address = told.next().unwrap_or_default().trim_end_matches("/metrics").to_string();
         !address.is_empty()
     });
     let address = address.as_str();
     let page = || {
         let mut peer = TcpStream::connect(address).unwrap();
-        peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut page = String::new();
         peer.read_to_string(&mut page).unwrap();
         page
@@ -187,11 +188,11 @@ fn figures_are_what_clients_do() {
         assert!(of("handshakes_failed_total") >= 1.0);
         assert!(of("connections_total{result=\"accepted\"}") >= 4.0);
         // All but the last few of those that were answered at once.
-        let reads = of("request_seconds_count{kind=\"read\"}");
+        let reads = of("request_duration_seconds_count{kind=\"read\"}");
         assert!((86.0..=101.0).contains(&reads), "{reads}");
-        assert_eq!(of("request_seconds_count{kind=\"flush\"}"), 1.0);
-        assert_eq!(of("request_seconds_bucket{kind=\"flush\",le=\"0.025\"}"), 0.0);
-        assert!(of("request_seconds_sum{kind=\"flush\"}") >= 0.03);
+        assert_eq!(of("request_duration_seconds_count{kind=\"flush\"}"), 1.0);
+        assert_eq!(of("request_duration_seconds_bucket{kind=\"flush\",le=\"0.025\"}"), 0.0);
+        assert!(of("request_duration_seconds_sum{kind=\"flush\"}") >= 0.03);
     };
     let text = page();
     check(&text);

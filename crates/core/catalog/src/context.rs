@@ -36,6 +36,13 @@ impl OpenContext {
         OpenContext { registry: registry.clone(), depth: 0 }
     }
 
+    /// The same with another policy for names in files: for a device whose user decides about them.
+    #[must_use]
+    pub fn with_names(&self, names: NamePolicy) -> OpenContext {
+        let registry = Registry { names, ..self.registry.clone() };
+        OpenContext { registry, ..self.clone() }
+    }
+
     /// All kinds of storage and layers.
     pub fn registry(&self) -> &Registry {
         &self.registry

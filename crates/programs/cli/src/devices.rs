@@ -23,6 +23,8 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     let mut options = blockhaul_client::Options { min_rate, ..connecting(timeout) };
     options.contexts.extend(context.map(str::to_string));
     let mut backends = blockhaul_backends::all();
+    #[cfg(feature = "formats")]
+    backends.extend(blockhaul_formats::all());
     backends.extend(blockhaul_client::all(options));
     backends.extend(blockhaul_nbdkit_devices::devices::all());
     backends.extend(crate::plugin_host::all());

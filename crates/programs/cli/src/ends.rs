@@ -35,6 +35,24 @@ pub(crate) fn same_storage(source: &Spec, target: &Spec) -> String {
     format!("source {source} and target {target} are the same: choose another target")
 }
 
+/// A description for readers that did not write it: without parameters, arguments of a command, and
+/// the user of a URI, of which each may be or contain a secret.
+pub(crate) fn without_secrets(described: &str) -> String {
+    if let Some(words) = described.strip_prefix("[ ") {
+        let program = words.split(' ').next().unwrap_or_default();
+        return format!("[ {program} … ]");
+    }
+    let scheme = described.find(':').unwrap_or(described.len());
+    let end = described[scheme..].find('?').map_or(described.len(), |at| scheme + at);
+    let shown = &described[..end];
+    let Some(authority) = shown.find("://").map(|at| at + "://".len()) else {
+        return shown.to_string();
+    };
+    let rest = &shown[authority..];
+    let host = rest[..rest.find('/').unwrap_or(rest.len())].rfind('@').map_or(0, |at| at + 1);
+    format!("{}{}", &shown[..authority], &rest[host..])
+}
+
 /// The path of a file, if it is one.
 pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     match spec {
@@ -109,4 +127,27 @@ fn same_socket(one: &[u8], other: &[u8]) -> bool {
     let identity =
         |path| blockhaul_backends::identity(Path::new(std::ffi::OsStr::from_bytes(path)));
     identity(one).is_some_and(|found| Some(found) == identity(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_secret_is_left_out() {
+        for (described, shown) in [
+            ("disk.raw", "disk.raw"),
+            ("/a/what?.raw", "/a/what?.raw"),
+            ("memory:1G", "memory:1G"),
+            ("file:/a?passphrase=x", "file:/a"),
+            ("nbds://user:word@host:10809/x?tls-psk-file=k", "nbds://host:10809/x"),
+            ("nbd://host/a@b", "nbd://host/a@b"),
+            ("nbd+unix:///x?socket=/s", "nbd+unix:///x"),
+            ("[ qemu-nbd --password x ]", "[ qemu-nbd … ]"),
+            ("-", "-"),
+            ("", ""),
+        ] {
+            assert_eq!(without_secrets(described), shown, "{described}");
+        }
+    }
 }

@@ -1,26 +1,23 @@
 //! The metrics of running copies, for `--metrics`.
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use blockhaul_block::LATENCY_BOUNDS;
-use blockhaul_engine::{Meters, Progress, Rate, Routes, Snapshot};
+use blockhaul_engine::{Meters, Rate, Routes, Snapshot};
 
-use crate::metrics::{Figures, Page};
+use crate::metrics::{Figures, Text};
+use crate::snapshot::Watch;
 
-/// An observed copy.
-#[derive(Clone)]
-pub struct Watched {
-    /// Its name, if there are several.
-    pub name: Option<String>,
-    /// Its counters.
-    pub progress: Arc<Progress>,
+/// Makes the metrics of these copies.
+pub fn text(watch: Arc<Watch>) -> Text {
+    let pace = Mutex::new(Pace { since: Instant::now(), done: 0, rate: 0.0 });
+    let began = seconds_since_1970();
+    Arc::new(move |figures| write(figures, &watch, began, &pace))
 }
 
-/// The metrics page of these copies, which share a rate limit.
-pub fn page(disks: Vec<Watched>, limit: Option<Arc<Rate>>) -> Page {
-    let pace = Mutex::new(Pace { since: Instant::now(), done: 0, rate: 0.0 });
-    Arc::new(move || text(&disks, limit.as_deref(), &pace))
+fn seconds_since_1970() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Bytes per second between the last two samples that were far enough apart.
@@ -97,12 +94,68 @@ impl Making<'_> {
         }
     }
 
+    /// When the command began, and how it ended. After the end these stay in a file.
+    fn course(&mut self, watch: &Watch, began: f64) {
+        let help = "When the command began, in seconds since 1970.";
+        self.one("start_time_seconds", help, began);
+        let help = "Whether the command has ended.";
+        self.one("finished", help, f64::from(u8::from(watch.end().is_some())));
+        if let Some(end) = watch.end() {
+            let help = "When the command ended, in seconds since 1970.";
+            self.one("end_time_seconds", help, seconds_since_1970());
+            let help = "Exit status of the command; 0 for success.";
+            self.one("exit_status", help, f64::from(end.status));
+        }
+    }
+
+    fn bytes(&mut self) {
+        let help = "Bytes of the source that are complete: written as data, zeroed on the target, zero there \
+                    already, copied by an earlier run.";
+        self.by("bytes_total", help, "kind", |disk| {
+            let now = &disk.now;
+            [
+                ("data", now.data),
+                ("zero", now.zeroed),
+                ("skipped", now.skipped),
+                ("resumed", now.resumed),
+            ]
+        });
+        self.each("size_bytes", "Bytes of the source; 0 while unknown.", |disk| disk.now.total);
+        let help = "Bytes read again to verify or digest them.";
+        self.each("verified_bytes_total", help, |disk| disk.now.verified);
+    }
+
+    fn speed(&mut self, rate: f64, limit: Option<&Rate>) {
+        let help = "Bytes per second of all disks since the last scrape.";
+        self.one("bytes_per_second", help, rate);
+        let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
+        let help = "Limit of bytes per second; 0 for none.";
+        self.one("limit_bytes_per_second", help, bytes as f64);
+        let help = "Limit of requests per second; 0 for none.";
+        self.one("limit_requests_per_second", help, requests as f64);
+    }
+
+    fn requests(&mut self) {
+        self.each("requests_in_flight", "Requests in flight.", |disk| disk.meters.in_flight as u64);
+        let help = "Current limit of requests in flight (adaptive).";
+        self.each("requests_window", help, |disk| disk.now.requests as u64);
+        self.each("request_size_bytes", "Request size in bytes.", |disk| disk.now.request_size);
+        let help = "Connections in use, to each side.";
+        self.each("connections", help, |disk| disk.now.connections as u64);
+        let sides = |[source, target]: [u64; 2]| [(SIDES[0], source), (SIDES[1], target)];
+        let help = "Requests that were retried.";
+        self.by("retries_total", help, "side", |disk| sides(disk.meters.retried));
+        let help = "Connections that were reestablished.";
+        self.by("reconnects_total", help, "side", |disk| sides(disk.meters.reconnected));
+        self.by("route_bytes_total", "Bytes by route.", "route", |disk| disk.routes.named());
+    }
+
     /// Request times.
     fn latencies(&mut self) {
         for disk in &self.disks {
             for (side, latency) in SIDES.into_iter().zip(disk.meters.latency) {
                 self.figures.histogram(
-                    "blockhaul_copy_request_seconds",
+                    "blockhaul_copy_request_duration_seconds",
                     "Duration of reads of the source, and of requests that change the target.",
                     &disk.labels(Some(("side", side))),
                     (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
@@ -112,57 +165,25 @@ impl Making<'_> {
     }
 }
 
-fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
-    let disks: Vec<_> = disks
+fn write(figures: Figures, watch: &Watch, began: f64, pace: &Mutex<Pace>) -> String {
+    let disks: Vec<_> = watch
+        .disks()
         .iter()
-        .map(|Watched { name, progress }| Seen {
-            name: name.as_deref(),
-            now: progress.snapshot(),
-            meters: progress.meters(),
-            routes: progress.routes(),
+        .map(|disk| Seen {
+            name: disk.name.as_deref(),
+            now: disk.progress.snapshot(),
+            meters: disk.progress.meters(),
+            routes: disk.progress.routes(),
         })
         .collect();
     let done = disks.iter().map(|disk| disk.now.done() + disk.now.verified).sum();
-    let mut page = Making { figures: Figures::default(), disks };
-    page.by(
-        "bytes_total",
-        "Bytes of the source that are complete: written as data, zeroed on the target, zero there already, \
-         copied by an earlier run.",
-        "kind",
-        |disk| {
-            let now = &disk.now;
-            [
-                ("data", now.data),
-                ("zero", now.zeroed),
-                ("skipped", now.skipped),
-                ("resumed", now.resumed),
-            ]
-        },
-    );
-    page.each("size_bytes", "Bytes of the source; 0 while unknown.", |disk| disk.now.total);
-    let help = "Bytes read again to verify or digest them.";
-    page.each("verified_bytes_total", help, |disk| disk.now.verified);
     let rate = pace.lock().expect("no panic under this lock").note(done);
-    let help = "Bytes per second of all disks since the last scrape.";
-    page.one("bytes_per_second", help, rate);
-    let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
-    let help = "Limit of bytes per second; 0 for none.";
-    page.one("limit_bytes_per_second", help, bytes as f64);
-    let help = "Limit of requests per second; 0 for none.";
-    page.one("limit_requests_per_second", help, requests as f64);
-    page.each("requests_in_flight", "Requests in flight.", |disk| disk.meters.in_flight as u64);
-    let help = "Current limit of requests in flight (adaptive).";
-    page.each("requests_window", help, |disk| disk.now.requests as u64);
-    page.each("request_size_bytes", "Request size in bytes.", |disk| disk.now.request_size);
-    let help = "Connections in use, to each side.";
-    page.each("connections", help, |disk| disk.now.connections as u64);
-    let sides = |[source, target]: [u64; 2]| [(SIDES[0], source), (SIDES[1], target)];
-    let help = "Requests that were retried.";
-    page.by("retries_total", help, "side", |disk| sides(disk.meters.retried));
-    let help = "Connections that were reestablished.";
-    page.by("reconnects_total", help, "side", |disk| sides(disk.meters.reconnected));
-    let help = "Bytes by route.";
-    page.by("route_bytes_total", help, "route", |disk| disk.routes.named());
+    let mut page = Making { figures, disks };
+    page.figures.build_info();
+    page.course(watch, began);
+    page.bytes();
+    page.speed(rate, watch.limit());
+    page.requests();
     page.latencies();
     page.figures.finish()
 }
@@ -170,11 +191,21 @@ fn text(disks: &[Watched], limit: Option<&Rate>, pace: &Mutex<Pace>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::{End, Watched};
 
     #[test]
     fn every_line_is_a_figure_and_names_come_in_one_piece() {
-        let disk = |name: &str| Watched { name: Some(name.to_string()), progress: Arc::default() };
-        let page = page(vec![disk("a"), disk("b\"")], Some(Arc::new(Rate::new(5, 6))))();
+        let disk = |name: &str| Watched { name: Some(name.to_string()), ..Watched::default() };
+        let limit = Some(Arc::new(Rate::new(5, 6)));
+        let watch = Arc::new(Watch::new(vec![disk("a"), disk("b\"")], limit));
+        let text = text(watch.clone());
+        let running = text(Figures::default());
+        assert!(running.contains("blockhaul_copy_finished 0\n"), "{running}");
+        assert!(!running.contains("blockhaul_copy_exit_status"), "{running}");
+        watch.finish(End { status: 5, error: None });
+        let page = text(Figures::default());
+        assert!(page.contains("blockhaul_copy_exit_status 5\n"), "{page}");
+        assert!(page.starts_with("# HELP blockhaul_build_info "), "{page}");
         let mut seen: Vec<&str> = Vec::new();
         for line in page.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {

@@ -12,7 +12,7 @@ pub fn run(args: &args::Help) -> Outcome {
             true => help.ansi().to_string(),
             false => help.to_string(),
         };
-        out::print(text.as_bytes())?;
+        out::print(args::laid_out(&text).as_bytes())?;
         return Ok(0);
     }
     let text = match &args.topic[..] {

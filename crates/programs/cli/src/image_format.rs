@@ -21,13 +21,18 @@ struct Format {
 enum ShownBy {
     /// qemu-nbd, by this name of the format.
     QemuNbd(&'static str),
+    /// A device of ours, if it is only read; to write, qemu-nbd, by the same name.
+    Device(&'static str),
     /// A layer.
     Layer(&'static str),
     /// No command of ours; what to do first.
     Other(&'static str),
 }
 
-use ShownBy::{Layer, Other, QemuNbd};
+use ShownBy::{Device, Layer, Other, QemuNbd};
+
+/// What reads qcow2 images.
+const QCOW2: ShownBy = if cfg!(feature = "formats") { Device("qcow2") } else { QemuNbd("qcow2") };
 
 /// Bytes to read.
 const HEAD: usize = 512;
@@ -37,7 +42,7 @@ const HEAD: usize = 512;
 /// begins with a copy of its footer); VirtualBox's VDI header; the LUKS1 and LUKS2 specifications;
 /// RFC 1952 2.3; the .xz file format 2.1.1.1.
 const FORMATS: &[Format] = &[
-    Format { name: "qcow2", at: 0, magic: b"QFI\xfb", shown_by: QemuNbd("qcow2") },
+    Format { name: "qcow2", at: 0, magic: b"QFI\xfb", shown_by: QCOW2 },
     Format { name: "VMDK", at: 0, magic: b"KDMV", shown_by: QemuNbd("vmdk") },
     Format { name: "VMDK", at: 0, magic: b"# Disk DescriptorFile", shown_by: QemuNbd("vmdk") },
     Format { name: "VHDX", at: 0, magic: b"vhdxfile", shown_by: QemuNbd("vhdx") },
@@ -103,10 +108,16 @@ impl Format {
             Use::Served => "and its bytes are served as they are",
         };
         let instead = match (&self.shown_by, used) {
+            (Device(scheme), Use::Source) => {
+                format!("blockhaul copy {scheme}:{} TARGET", encoded(&path.to_string()))
+            }
+            (Device(scheme), Use::Served) => {
+                format!("blockhaul serve --readonly {scheme}:{}", encoded(&path.to_string()))
+            }
             (QemuNbd(format), Use::Source) => {
                 format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
             }
-            (QemuNbd(format), Use::Target) => {
+            (QemuNbd(format) | Device(format), Use::Target) => {
                 format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
             }
             (QemuNbd(format), Use::Served) => {
@@ -125,6 +136,11 @@ impl Format {
             "{path} is a {name} image {done}; for the disk in it: {instead}; file:{path} avoids this warning"
         )
     }
+}
+
+/// A path in the description of a device with options.
+fn encoded(path: &str) -> String {
+    path.replace('%', "%25").replace('?', "%3f")
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ const COMMON: &[&str] = &[
     "engine",
     "no-zero-copy",
     "metrics",
+    "page",
 ];
 /// The same, for the command line only.
 const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];

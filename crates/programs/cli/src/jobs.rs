@@ -11,10 +11,10 @@ use blockhaul_io::{Pool, Remote};
 use crate::copy::job::{Job, Report};
 use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
-use crate::figures::Watched;
 use crate::jobfile::{self, Disk};
-use crate::progress::{End, Reporter};
+use crate::progress::Reporter;
 use crate::session::Session;
+use crate::snapshot::{End, Watched};
 use crate::{args, brackets, long, signals};
 
 /// Disks copied at a time: enough to keep a path busy while one of them ends or begins.
@@ -88,7 +88,8 @@ impl Running {
             // An increment is complete when its manifest exists: the next one begins with that.
             journal.keep = args.since.is_none();
         }
-        let watched = Watched { name: Some(name.clone()), progress: job.progress.clone() };
+        let (ends, progress) = (job.shown_ends(), job.progress.clone());
+        let watched = Watched { name: Some(name.clone()), ends, progress, ..Watched::default() };
         let (journal, manifest) = (args.journal, args.manifest);
         Ok(Running { name, place, watched, journal, manifest, job: Some(job), result: None })
     }
@@ -255,6 +256,8 @@ async fn run_some(
         match ran {
             Ok((result, job)) => {
                 disk.job = Some(job);
+                // Set here only.
+                let _ = disk.watched.result.set(result.as_ref().err().map(Failure::to_string));
                 if let Err(failure) = &result {
                     log::warn!("disk {} failed: {failure}", disk.name);
                 }

@@ -12,8 +12,8 @@
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
 //!   copies.
 //! - `bench`: measures one device; the program blockhaul-bench does the rest.
-//! - `metrics`: a page for Prometheus; `figures`: the metrics of copies. `aside`: small servers
-//!   besides the main work. `ctl`: the client of a server's control socket.
+//! - `metrics`: metrics for Prometheus and a page for browsers; `figures`: the metrics of copies;
+//!   `snapshot`: their state as JSON. `aside`: small servers besides the main work. `ctl`: the client of a server's control socket.
 //! - `plugin`: the description of a plugin.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, remedies, and exit statuses.
@@ -50,6 +50,7 @@ mod ranges;
 mod serve;
 mod session;
 mod signals;
+mod snapshot;
 mod syslog;
 mod tls_init;
 

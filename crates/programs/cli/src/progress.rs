@@ -4,15 +4,15 @@ use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::str::FromStr;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_engine::Snapshot;
 use rustix::fs::OFlags;
 
-use crate::exit::{Failure, Outcome, plain};
-use crate::figures::Watched;
+use crate::exit::{Failure, plain};
+use crate::snapshot::{View, Watch, position, verifying};
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,32 +46,12 @@ impl FromStr for Style {
 
 /// Interval at which the counters are read.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Weight of the newest interval in the displayed rate: a few seconds' memory.
-const NEWEST: f64 = 0.1;
 /// Cells of the bar.
 const CELLS: usize = 40;
 
-/// How a command ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct End {
-    /// Its exit status.
-    pub status: u8,
-    /// Why it failed.
-    pub error: Option<String>,
-}
-
-impl From<&Outcome> for End {
-    fn from(outcome: &Outcome) -> End {
-        match outcome {
-            Ok(status) => End { status: *status, error: None },
-            Err(failure) => End { status: failure.status(), error: Some(failure.to_string()) },
-        }
-    }
-}
-
 /// Shows progress until it is finished.
 pub struct Reporter {
-    stop: mpsc::Sender<End>,
+    stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -109,10 +89,10 @@ impl Reporter {
     }
 
     /// Starts showing.
-    pub fn start(sink: Sink, disks: Vec<Watched>) -> Result<Reporter, Failure> {
+    pub fn start(sink: Sink, watch: Arc<Watch>) -> Result<Reporter, Failure> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new().name("progress".into());
-        let thread = thread.spawn(move || report(sink, &disks, &stopped));
+        let thread = thread.spawn(move || report(sink, &watch, &stopped));
         match thread {
             Ok(thread) => Ok(Reporter { stop, thread: Some(thread) }),
             Err(error) => {
@@ -122,10 +102,10 @@ impl Reporter {
         }
     }
 
-    /// Shows the end state: everything if the copy succeeded.
-    pub fn finish(mut self, end: End) {
+    /// Shows the end state, after [`Watch::finish`]: everything if the copy succeeded.
+    pub fn finish(mut self) {
         // Fails only if the thread has ended because its output was closed.
-        let _ = self.stop.send(end);
+        let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -139,136 +119,22 @@ pub struct Sink {
     last: Option<String>,
 }
 
-fn report(mut sink: Sink, disks: &[Watched], stopped: &mpsc::Receiver<End>) {
-    let mut rate = Rate::new();
+fn report(mut sink: Sink, watch: &Watch, stopped: &mpsc::Receiver<()>) {
     loop {
-        let end = stopped.recv_timeout(INTERVAL);
-        let now = View::of(disks);
-        rate.note(&now.all);
-        let end = match end {
-            Ok(end) => Some(end),
-            Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
-        };
-        let shown = sink.show(&now, &rate, end.as_ref());
-        // The output is closed: the copy continues without.
-        if shown.is_err() || end.is_some() {
+        if stopped.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            return;
+        }
+        let view = watch.view();
+        // If the output is closed, the copy continues without.
+        if sink.show(&view).is_err() || view.end.is_some() {
             return;
         }
     }
 }
 
-/// The data to show.
-struct View {
-    /// All disks together.
-    all: Snapshot,
-    /// Names and counters of the disks, if there are several.
-    disks: Vec<(String, Snapshot)>,
-    in_flight: usize,
-    /// Repeated requests: to sources, to targets.
-    retried: [u64; 2],
-    /// Bytes by route.
-    routes: Vec<(&'static str, u64)>,
-}
-
-impl View {
-    fn of(disks: &[Watched]) -> View {
-        let mut view = View {
-            all: Snapshot::default(),
-            disks: Vec::new(),
-            in_flight: 0,
-            retried: [0; 2],
-            routes: Vec::new(),
-        };
-        for disk in disks {
-            let (now, meters) = (disk.progress.snapshot(), disk.progress.meters());
-            view.all = together(&view.all, &now);
-            view.in_flight += meters.in_flight;
-            for (sum, count) in view.retried.iter_mut().zip(meters.retried) {
-                *sum += count;
-            }
-            for (index, (name, bytes)) in disk.progress.routes().named().into_iter().enumerate() {
-                match view.routes.get_mut(index) {
-                    Some((_, sum)) => *sum += bytes,
-                    None => view.routes.push((name, bytes)),
-                }
-            }
-            view.disks.extend(disk.name.clone().map(|name| (name, now)));
-        }
-        view
-    }
-
-    /// Number of completed disks, of several.
-    fn complete(&self) -> usize {
-        let done = |now: &Snapshot| now.total > 0 && now.done() >= now.total;
-        self.disks.iter().filter(|(_, now)| done(now)).count()
-    }
-}
-
-/// The sum of two copies' counters.
-fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
-    Snapshot {
-        total: one.total.saturating_add(other.total),
-        data: one.data + other.data,
-        zeroed: one.zeroed + other.zeroed,
-        skipped: one.skipped + other.skipped,
-        resumed: one.resumed + other.resumed,
-        verified: one.verified + other.verified,
-        connections: one.connections + other.connections,
-        requests: one.requests + other.requests,
-        request_size: one.request_size.max(other.request_size),
-    }
-}
-
-/// Bytes per second, smoothed.
-struct Rate {
-    started: Instant,
-    last: (Instant, u64),
-    smoothed: Option<f64>,
-}
-
-impl Rate {
-    fn new() -> Rate {
-        let now = Instant::now();
-        Rate { started: now, last: (now, 0), smoothed: None }
-    }
-
-    fn note(&mut self, now: &Snapshot) {
-        let done = now.done() + now.verified;
-        let time = Instant::now();
-        let passed = time.duration_since(self.last.0).as_secs_f64();
-        if passed < 0.01 {
-            return;
-        }
-        let newest = done.saturating_sub(self.last.1) as f64 / passed;
-        self.smoothed = Some(match self.smoothed {
-            None => newest,
-            Some(before) => before * (1.0 - NEWEST) + newest * NEWEST,
-        });
-        self.last = (time, done);
-    }
-
-    fn bytes_per_second(&self) -> u64 {
-        self.smoothed.unwrap_or(0.0) as u64
-    }
-
-    /// Remaining seconds, if known.
-    fn eta(&self, now: &Snapshot) -> Option<u64> {
-        let left = now.total.checked_sub(position(now))?;
-        let rate = self.bytes_per_second();
-        (now.total > 0 && rate > 0).then(|| left.div_ceil(rate))
-    }
-}
-
-/// Whether the copy is complete and being verified.
-fn verifying(now: &Snapshot) -> bool {
-    now.verified > 0 && now.done() >= now.total
-}
-
-/// The position of the copy, or of its verification.
-fn position(now: &Snapshot) -> u64 {
-    let done = if verifying(now) { now.verified } else { now.done() };
-    if now.total > 0 { done.min(now.total) } else { done }
+/// Whether the command succeeded; `None` while it runs.
+fn success(view: &View) -> Option<bool> {
+    view.end.as_ref().map(|end| end.status == 0)
 }
 
 fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
@@ -283,14 +149,14 @@ fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
 }
 
 impl Sink {
-    fn show(&mut self, view: &View, rate: &Rate, end: Option<&End>) -> std::io::Result<()> {
-        let success = end.map(|end| end.status == 0);
+    fn show(&mut self, view: &View) -> std::io::Result<()> {
+        let success = success(view);
         match self.style {
             Style::Bar => {
                 let size = rustix::termios::tcgetwinsize(&self.file);
                 let columns = size.map_or(0, |size| usize::from(size.ws_col));
-                let mut line = format!("\r{}\x1b[K", bar(view, rate, success, columns));
-                if end.is_some() {
+                let mut line = format!("\r{}\x1b[K", bar(view, columns));
+                if success.is_some() {
                     line.push('\n');
                 }
                 self.file.write_all(line.as_bytes())
@@ -304,7 +170,7 @@ impl Sink {
             }
             Style::Json(_) => {
                 self.last = None;
-                self.line(json(view, rate, end).to_string())
+                self.line(view.json().to_string())
             }
         }
     }
@@ -320,71 +186,24 @@ impl Sink {
     }
 }
 
-fn json(view: &View, rate: &Rate, end: Option<&End>) -> serde_json::Value {
-    let now = &view.all;
-    let used = view.routes.iter().filter(|(_, bytes)| *bytes > 0);
-    let routes: serde_json::Map<_, _> =
-        used.map(|(name, bytes)| ((*name).to_string(), (*bytes).into())).collect();
-    let mut line = counts(now);
-    line["connections"] = now.connections.into();
-    line["requests"] = now.requests.into();
-    line["request_size"] = now.request_size.into();
-    line["in_flight"] = view.in_flight.into();
-    line["retries"] = serde_json::json!({ "source": view.retried[0], "target": view.retried[1] });
-    line["routes"] = routes.into();
-    line["rate"] = rate.bytes_per_second().into();
-    line["eta"] = rate.eta(now).into();
-    line["elapsed"] = rate.started.elapsed().as_secs_f64().into();
-    line["finished"] = end.is_some().into();
-    if let Some(end) = end {
-        line["success"] = (end.status == 0).into();
-        line["exit_status"] = end.status.into();
-        line["error"] = end.error.as_deref().into();
-        line["eta"] = serde_json::Value::Null;
-    }
-    if !view.disks.is_empty() {
-        let disk = |(name, now): &(String, Snapshot)| {
-            let mut line = counts(now);
-            line["name"] = name.as_str().into();
-            line
-        };
-        line["disks"] = view.disks.iter().map(disk).collect();
-    }
-    line
-}
-
-/// The counters of a copy, of one disk or of all.
-fn counts(now: &Snapshot) -> serde_json::Value {
-    serde_json::json!({
-        "phase": if verifying(now) { "verify" } else { "copy" },
-        "done": now.done(),
-        "total": now.total,
-        "data": now.data,
-        "zeroed": now.zeroed,
-        "skipped": now.skipped,
-        "resumed": now.resumed,
-        "verified": now.verified,
-    })
-}
-
 /// The bar and the text after it, in at most `columns` columns; 0: no limit. Data is `*`, zeroes
 /// and holes are `.`, what an earlier run has copied is `=`.
-fn bar(view: &View, rate: &Rate, end: Option<bool>, columns: usize) -> String {
-    let now = &view.all;
+fn bar(view: &View, columns: usize) -> String {
+    let (now, end) = (&view.all, success(view));
     let what = if verifying(now) { "verify " } else { "" };
-    let rate_text = format!("{}/s", rounded(rate.bytes_per_second()));
+    let rate_text = format!("{}/s", rounded(view.rate));
     if now.total == 0 && end != Some(true) {
         return format!("{what}{} {rate_text}", rounded(now.done()));
     }
     let share = if now.total == 0 { 1.0 } else { position(now) as f64 / now.total as f64 };
     let share = if end == Some(true) { 1.0 } else { share };
-    let disks = match view.disks.len() {
+    let disks = match view.named() {
         0 => String::new(),
         count => format!("{}/{count} disks ", view.complete()),
     };
-    let rest = match (end, rate.eta(now)) {
+    let rest = match (end, view.eta()) {
         (Some(_), _) => {
-            let seconds = rate.started.elapsed().as_secs_f64();
+            let seconds = view.elapsed.as_secs_f64();
             let average = rounded((now.done() as f64 / seconds.max(0.001)) as u64);
             let verified = if verifying(now) { ", verified" } else { "" };
             format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
@@ -445,9 +264,8 @@ fn clock(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
+    use crate::snapshot::{End, Watched};
 
     fn at(data: u64, total: u64) -> Snapshot {
         Snapshot { total, data, ..Snapshot::default() }
@@ -473,26 +291,33 @@ mod tests {
     }
 
     fn view(all: Snapshot) -> View {
-        View { all, disks: Vec::new(), in_flight: 3, retried: [1, 2], routes: vec![("zero", 7)] }
+        let retried = [1, 2];
+        View {
+            all,
+            rate: 1048576,
+            in_flight: 3,
+            retried,
+            routes: vec![("zero", 7)],
+            ..View::default()
+        }
     }
 
     #[test]
     fn lines_are_short_and_json_is_json() {
-        let mut rate = Rate::new();
-        rate.smoothed = Some(1048576.0);
         let half = view(at(512 << 20, 1 << 30));
-        let line = bar(&half, &rate, None, 0);
+        let line = bar(&half, 0);
         let cells = format!("{}{}", "*".repeat(20), "-".repeat(20));
         let split = "(512 MiB data, 0 B zero)";
         assert_eq!(line, format!(" 50% [{cells}] 1.0 MiB/s 8:32 left {split}"));
         for columns in [1, 5, 40, 60, 80, 200] {
-            assert!(bar(&half, &rate, None, columns).chars().count() < columns.max(2));
+            assert!(bar(&half, columns).chars().count() < columns.max(2));
         }
-        assert!(bar(&half, &rate, None, 60).ends_with("8:32 left"));
-        let line = json(&half, &rate, None);
+        assert!(bar(&half, 60).ends_with("8:32 left"));
+        let line = half.json();
         assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
         assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
-        assert_eq!(json(&view(at(5, 0)), &rate, Some(&End::default()))["success"], true);
+        let ended = View { end: Some(End::default()), ..view(at(5, 0)) };
+        assert_eq!((&ended.json()["success"], &ended.json()["eta"]), (&true.into(), &().into()));
         assert_eq!(clock(3723), "1:02:03");
         assert_eq!(rounded(1536), "1.5 KiB");
     }
@@ -513,15 +338,11 @@ mod tests {
     }
 
     #[test]
-    fn several_disks_are_shown_together_and_one_by_one() {
-        let disk = |name: &str| Watched { name: Some(name.to_string()), progress: Arc::default() };
-        let disks = [disk("a"), disk("b")];
-        disks[0].progress.expect(10);
-        disks[1].progress.expect(30);
-        let line = json(&View::of(&disks), &Rate::new(), None);
-        assert_eq!((&line["total"], &line["disks"][1]["total"]), (&40.into(), &30.into()));
-        assert_eq!(line["disks"][0]["name"], "a");
-        let line = bar(&View::of(&disks), &Rate::new(), None, 0);
+    fn completed_disks_are_counted() {
+        let disk = |name: &str| Watched { name: Some(name.to_string()), ..Watched::default() };
+        let watch = Watch::new(vec![disk("a"), disk("b")], None);
+        watch.disks()[1].progress.expect(30);
+        let line = bar(&watch.view(), 0);
         assert!(line.starts_with("0/2 disks   0% [---"), "{line}");
     }
 }

@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use blockhaul_engine::Rate;
-use blockhaul_io::{Remote, Runtime};
+use blockhaul_io::Runtime;
 
 use crate::exit::{self, Failure, plain};
-use crate::figures::Watched;
-use crate::progress::{End, Reporter, Sink};
-use crate::{args, figures, metrics, out, signals};
+use crate::metrics::{Destinations, Metrics, Status};
+use crate::progress::{Reporter, Sink};
+use crate::snapshot::{End, Watch, Watched};
+use crate::{args, figures, out, signals};
 
 /// One or more copies, from before the first to after the last.
 pub struct Session {
     runtime: Runtime,
+    watch: Arc<Watch>,
     reporter: Option<Reporter>,
-    metrics: Option<metrics::Server>,
+    metrics: Option<Metrics>,
     signal: Arc<AtomicI32>,
 }
 
@@ -27,6 +29,10 @@ impl Session {
         disks: Vec<Watched>,
         limit: Option<Arc<Rate>>,
     ) -> Result<Session, Failure> {
+        let wanted = Destinations::new(&args.metrics, args.page)?;
+        if wanted.page {
+            disks.iter().for_each(|disk| disk.progress.keep_map());
+        }
         let signal = Arc::new(AtomicI32::new(0));
         let (cancelled, caught) = (disks.clone(), signal.clone());
         let on_signal = move |number| {
@@ -41,15 +47,17 @@ impl Session {
         let runtime = Runtime::start(&config).map_err(|error| {
             Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
+        let watch = Arc::new(Watch::new(disks, limit));
         let reporter = match sink {
             None => None,
-            Some(sink) => Some(Reporter::start(sink, disks.clone())?),
+            Some(sink) => Some(Reporter::start(sink, watch.clone())?),
         };
-        let metrics = match &args.metrics {
-            None => None,
-            Some(address) => Some(serve(address, disks, limit, &runtime.remote())?),
-        };
-        Ok(Session { runtime, reporter, metrics, signal })
+        let seen = watch.clone();
+        let status: Status = Arc::new(move || seen.view().json());
+        let published = (figures::text(watch.clone()), status);
+        let metrics = (wanted != Destinations::default())
+            .then(|| Metrics::start(&wanted, "copy", published, &runtime.remote()));
+        Ok(Session { runtime, watch, reporter, metrics: metrics.transpose()?, signal })
     }
 
     /// Runs work on a worker, and waits for it.
@@ -69,25 +77,12 @@ impl Session {
 
     /// Shows the end state: everything after success.
     pub fn finish(&mut self, end: End) {
-        self.metrics = None;
+        self.watch.finish(end);
         if let Some(reporter) = self.reporter.take() {
-            reporter.finish(end);
+            reporter.finish();
+        }
+        if let Some(metrics) = self.metrics.take() {
+            self.runtime.block_on(|| metrics.end());
         }
     }
-}
-
-/// Serves metrics; prints the address if it is not known.
-fn serve(
-    address: &metrics::Address,
-    disks: Vec<Watched>,
-    limit: Option<Arc<Rate>>,
-    worker: &Remote,
-) -> Result<metrics::Server, Failure> {
-    let server = metrics::Server::start(address, figures::page(disks, limit), worker)?;
-    if let metrics::Address::Tcp(asked) = address
-        && asked.port() == 0
-    {
-        out::error(&format!("blockhaul: copy: metrics on http://{}/metrics\n", server.address()));
-    }
-    Ok(server)
 }

@@ -64,8 +64,8 @@ pub async fn digest(
     Ok(hasher.finish(size))
 }
 
-/// The length of a piece and the read that fetches it; `None`: the piece is zero.
-type Piece = (u64, Option<Task<Result<Option<Data>>>>);
+/// The offset and length of a piece, and the read that fetches it; `None`: the piece is zero.
+type Piece = (u64, u64, Option<Task<Result<Option<Data>>>>);
 
 async fn read_all(
     queue: &SegmentQueue,
@@ -107,7 +107,7 @@ async fn read_all(
                     }
                     read
                 };
-                out.push_back((len, (!zero).then(|| blockhaul_io::start(read))));
+                out.push_back((at, len, (!zero).then(|| blockhaul_io::start(read))));
                 at += len;
             }
         }
@@ -119,7 +119,7 @@ async fn read_all(
     result
 }
 
-async fn take((len, piece): Piece, hasher: &mut Hasher, progress: &Progress) -> Result<()> {
+async fn take((at, len, piece): Piece, hasher: &mut Hasher, progress: &Progress) -> Result<()> {
     let read = match piece {
         Some(piece) => piece.await?,
         None => None,
@@ -128,6 +128,6 @@ async fn take((len, piece): Piece, hasher: &mut Hasher, progress: &Progress) -> 
         Some(data) => hasher.bytes(data.bytes()),
         None => hasher.zeroes(len),
     }
-    progress.add_verified(len);
+    progress.add_verified(at, len);
     Ok(())
 }

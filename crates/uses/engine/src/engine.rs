@@ -97,6 +97,7 @@ impl Engine {
             None => selection,
         };
         progress.set_total(selection.total());
+        progress.set_disk_size(source.device().facts().size);
         let opened = match &options.journal {
             None => None,
             Some(journal) => {

@@ -1,8 +1,10 @@
 //! Counters of a copy, readable without locks.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::disk_map::{DiskMap, Fate, MapSnapshot};
 use crate::meter::{Meter, Meters};
 use crate::route_counters::{Counters, Routes};
 
@@ -25,6 +27,8 @@ pub struct Progress {
     request_size: AtomicU64,
     cancelled: AtomicBool,
     complete: AtomicBool,
+    wants_map: AtomicBool,
+    map: OnceLock<DiskMap>,
     pub(crate) counters: Counters,
     pub(crate) meter: Meter,
 }
@@ -91,6 +95,32 @@ impl Progress {
         (self.discarded.load(Ordering::Relaxed), self.not_discarded.load(Ordering::Relaxed))
     }
 
+    /// Keeps a map of the disk from now on, if it is called before the copy begins. A copy from a
+    /// pipe has none.
+    pub fn keep_map(&self) {
+        self.wants_map.store(true, Ordering::Relaxed);
+    }
+
+    /// The map of the disk; `None` without [`Progress::keep_map`], or while the size is unknown.
+    pub fn map(&self) -> Option<MapSnapshot> {
+        self.map.get().map(DiskMap::read)
+    }
+
+    /// The disk that is copied has `size` bytes; later sizes do not change the map.
+    pub(crate) fn set_disk_size(&self, size: u64) {
+        if self.wants_map.load(Ordering::Relaxed)
+            && let Some(map) = DiskMap::new(size)
+        {
+            let _ = self.map.set(map);
+        }
+    }
+
+    fn note(&self, fate: Fate, at: u64, bytes: u64) {
+        if let Some(map) = self.map.get() {
+            map.add(fate, at, bytes);
+        }
+    }
+
     /// Request times and other measurements.
     pub fn meters(&self) -> Meters {
         self.meter.read()
@@ -136,24 +166,29 @@ impl Progress {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_data(&self, bytes: u64) {
+    pub(crate) fn add_data(&self, at: u64, bytes: u64) {
         self.data.fetch_add(bytes, Ordering::Relaxed);
+        self.note(Fate::Data, at, bytes);
     }
 
-    pub(crate) fn add_zeroed(&self, bytes: u64) {
+    pub(crate) fn add_zeroed(&self, at: u64, bytes: u64) {
         self.zeroed.fetch_add(bytes, Ordering::Relaxed);
+        self.note(Fate::Zero, at, bytes);
     }
 
-    pub(crate) fn add_skipped(&self, bytes: u64) {
+    pub(crate) fn add_skipped(&self, at: u64, bytes: u64) {
         self.skipped.fetch_add(bytes, Ordering::Relaxed);
+        self.note(Fate::Zero, at, bytes);
     }
 
-    pub(crate) fn add_resumed(&self, bytes: u64) {
+    pub(crate) fn add_resumed(&self, at: u64, bytes: u64) {
         self.resumed.fetch_add(bytes, Ordering::Relaxed);
+        self.note(Fate::Resumed, at, bytes);
     }
 
-    pub(crate) fn add_verified(&self, bytes: u64) {
+    pub(crate) fn add_verified(&self, at: u64, bytes: u64) {
         self.verified.fetch_add(bytes, Ordering::Relaxed);
+        self.note(Fate::Verified, at, bytes);
     }
 
     pub(crate) fn add_discarded(&self, bytes: u64) {

@@ -217,7 +217,7 @@ impl Maker<'_> {
 
     /// Handles what an earlier run has copied; false if the queue was stopped.
     async fn recorded(&mut self, at: u64, len: u64) -> bool {
-        self.making.progress.add_resumed(len);
+        self.making.progress.add_resumed(at, len);
         self.segmenter.leave_to(at + len);
         if !self.making.earlier.check {
             return true;

@@ -198,13 +198,23 @@ pub struct Copy {
     #[arg(long, conflicts_with = "progress")]
     pub no_progress: bool,
 
-    /// Serve metrics for Prometheus on a loopback address or a Unix socket
+    /// Publish metrics for Prometheus: localhost:PORT, unix:PATH or textfile:PATH
     ///
     /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0
     /// selects a free port and prints it. While the copy runs, it answers GET /metrics. There is no
-    /// password: whoever reaches the address can read the metrics.
+    /// password: whoever reaches the address can read the metrics. textfile:PATH writes a file for
+    /// node_exporter every 15 s and at the end; PATH ends in .prom, and the label run has its name.
+    /// May be given twice, for an address and a file.
     #[arg(long, value_name = "ADDR", help_heading = "Long copies")]
-    pub metrics: Option<crate::metrics::Address>,
+    pub metrics: Vec<crate::metrics::Destination>,
+
+    /// Serve a web page at the address of --metrics that shows the progress
+    ///
+    /// The page shows a map of the disk, rate and latency over time, and the slower side. It is
+    /// read-only and loads nothing from other servers. The same data as JSON: GET /status.json, and
+    /// as one event a second: GET /events.
+    #[arg(long, help_heading = "Long copies", requires = "metrics")]
+    pub page: bool,
 
     /// Drop a connection if no byte has moved for this long (0: never)
     ///
@@ -347,12 +357,16 @@ EXAMPLES
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Report progress to a program, one JSON object per line: done, total (0 while unknown), data,
   zeroed, skipped, resumed, verified (bytes), connections, requests, request_size (the current
-  adaptive value), in_flight, retries, routes, rate (bytes/s), elapsed, eta (s, null while unknown),
-  phase (copy or verify), finished; the last line also has success; with --job, all have disks:
+  adaptive value), in_flight, retries, reconnects, latency (sums and histograms), bottleneck (source,
+  target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed, eta (s, null while
+  unknown), phase (copy or verify), finished; the last line also has success, exit_status and error;
+  with --job, all have disks, else source and target; with --page, map:
       blockhaul copy --progress=json nbd://server/disk disk.raw
   Serve metrics for Prometheus, and read them with curl:
       blockhaul copy --metrics localhost:9100 nbd://server/disk disk.raw
       curl http://localhost:9100/metrics
+  Watch a copy in a browser, at http://localhost:9100/:
+      blockhaul copy --metrics localhost:9100 --page nbd://server/disk disk.raw
   Copy several disks, with one limit and one report:
       blockhaul copy --job vm1.toml --progress
 ";
@@ -364,7 +378,8 @@ JOB FILES
   line, or as a list of words for a server that is started as with [ CMD ARG… ]; a name for messages
   [default: its number]; and any option of copy by its long name, flags as true. [defaults] apply to
   each disk that does not set the option itself. Keys before the first table apply to all disks
-  together: parallel, total-memory, total-connections, rate, rate-file, iops, threads, engine, metrics.
+  together: parallel, total-memory, total-connections, rate, rate-file, iops, threads, engine, metrics,
+  page.
       parallel = 2
       rate = \"08:00-18:00=50M,*=0\"
       [defaults]

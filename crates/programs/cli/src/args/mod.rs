@@ -6,6 +6,7 @@ mod copy;
 mod ctl;
 mod engine;
 mod info;
+mod layout;
 mod pages;
 mod serve;
 mod tls;
@@ -20,6 +21,7 @@ pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};
+pub use self::layout::laid_out;
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
 pub use self::value::{TlsMode, VsockPlace};
@@ -177,6 +179,7 @@ DEVICES AND LAYERS
   blockhaul help devices    all devices and their options
   blockhaul help layers     all layers and their options
   blockhaul help NAME       one of them, for example blockhaul help memory
+  blockhaul help exit-status, blockhaul help job    exit statuses; files of copy --job
 ";
 
 const EXAMPLES: &str = "\
@@ -206,8 +209,11 @@ fn long_version() -> String {
         "" => String::new(),
         commit => format!("commit: {commit}\n"),
     };
-    let features =
-        [("luks", cfg!(feature = "luks")), ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins"))];
+    let features = [
+        ("formats", cfg!(feature = "formats")),
+        ("luks", cfg!(feature = "luks")),
+        ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
+    ];
     let features: Vec<_> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let kernel = rustix::system::uname();
     format!(
@@ -290,7 +296,10 @@ pub fn show_error(error: &clap::Error) -> u8 {
     let colors = |terminal| {
         let rendered = error.render();
         let text = if terminal { rendered.ansi().to_string() } else { rendered.to_string() };
-        brackets::readable(&text)
+        match error.use_stderr() {
+            true => brackets::readable(&text),
+            false => layout::laid_out(&brackets::readable(&text)),
+        }
     };
     use std::io::IsTerminal as _;
     if error.use_stderr() {

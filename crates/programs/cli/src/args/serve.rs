@@ -162,13 +162,23 @@ pub struct Serve {
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 
-    /// Serve metrics for Prometheus on a loopback address or a Unix socket
+    /// Publish metrics for Prometheus: localhost:PORT, unix:PATH or textfile:PATH
     ///
     /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0
     /// selects a free port and prints it. The server answers GET /metrics. There is no password:
-    /// whoever reaches the address can read the metrics.
+    /// whoever reaches the address can read the metrics. textfile:PATH writes a file for
+    /// node_exporter every 15 s and at the end, as the user of --user; PATH ends in .prom, and the
+    /// label run has its name. May be given twice, for an address and a file.
     #[arg(long, value_name = "ADDR")]
-    pub metrics: Option<crate::metrics::Address>,
+    pub metrics: Vec<crate::metrics::Destination>,
+
+    /// Serve a web page at the address of --metrics that shows clients and load
+    ///
+    /// The page shows clients, exports, rate and latency over time. It is read-only and loads
+    /// nothing from other servers. The same data as JSON: GET /status.json, and as one event a
+    /// second: GET /events.
+    #[arg(long, requires = "metrics")]
+    pub page: bool,
 
     /// Change to this user (name or number) once everything is open
     ///

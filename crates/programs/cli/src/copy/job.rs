@@ -190,6 +190,11 @@ impl Job {
         (&self.source, &self.target)
     }
 
+    /// Both sides for a page that other users may read.
+    pub(crate) fn shown_ends(&self) -> [String; 2] {
+        [&self.source, &self.target].map(|spec| ends::without_secrets(&spec.to_string()))
+    }
+
     /// Maximum bytes of payloads in flight.
     pub(crate) fn memory(&self) -> u64 {
         self.options.memory()

@@ -12,10 +12,10 @@ use blockhaul_io::Pool;
 use self::job::Job;
 use crate::brackets::Groups;
 use crate::exit::{Failure, Outcome};
-use crate::figures::Watched;
 use crate::long;
-use crate::progress::{End, Reporter};
+use crate::progress::Reporter;
 use crate::session::Session;
+use crate::snapshot::{End, Watched};
 use crate::{args, jobs, logger, signals};
 
 /// Runs `blockhaul copy`.
@@ -32,7 +32,8 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let mut job = Job::new(args, groups)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     job.options.rate = long::rate(args)?;
-    let watched = Watched { name: None, progress: job.progress.clone() };
+    let (ends, progress) = (job.shown_ends(), job.progress.clone());
+    let watched = Watched { ends, progress, ..Watched::default() };
     let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
     let to_pipe = *job.ends().1 == Spec::Pipe;
     let pool = Pool::new(job.memory());

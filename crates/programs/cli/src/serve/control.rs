@@ -28,6 +28,7 @@ use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use crate::aside::{self, Serving};
 use crate::exit::{Failure, OPEN, USAGE, plain};
+use crate::metrics::Figures;
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
@@ -289,7 +290,9 @@ impl Operations {
                 Ok(json!({ "clients": clients }))
             }
             "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
-            "metrics" => Ok(json!({ "text": figures::text(&self.server.sums()) })),
+            "metrics" => {
+                Ok(json!({ "text": figures::write(Figures::default(), &self.server.sums()) }))
+            }
             "stop" => {
                 log::info!("stopping on request of the control socket");
                 let clients = self.server.open();
@@ -571,7 +574,8 @@ impl Operations {
         }
     }
 
-    fn exports(&self) -> Vec<Value> {
+    /// The exports, as `ctl exports` prints them.
+    pub fn exports(&self) -> Vec<Value> {
         let sums = self.server.sums().exports;
         let running = self.table.running();
         let only = running.len() == 1;
@@ -695,7 +699,8 @@ fn shown(layer: &Adjustable) -> Value {
     json!({ "name": layer.name(), "options": options, "changeable": layer.changeable() })
 }
 
-fn client(client: &Client) -> Value {
+/// A client, as `ctl clients` prints it.
+pub fn client(client: &Client) -> Value {
     let Counts { requests, bytes, errors, in_flight, .. } = client.counts;
     let named = |counts: [u64; OpKind::ALL.len()]| {
         let all = OpKind::ALL.into_iter().zip(counts);

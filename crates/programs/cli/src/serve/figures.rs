@@ -5,23 +5,23 @@ use std::sync::{Arc, Weak};
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
 use blockhaul_server::{Exported, Server, Sums};
 
-use crate::metrics::{Figures, Page};
+use crate::metrics::{Figures, Text};
 
-/// The metrics page of this server; empty when it has ended. Does not keep its exports open.
-pub fn page(server: &Arc<Server>) -> Page {
+/// Makes the metrics of this server; none when it has ended. Does not keep its exports open.
+pub fn text(server: &Arc<Server>) -> Text {
     let server: Weak<Server> = Arc::downgrade(server);
-    Arc::new(move || server.upgrade().map(|server| text(&server.sums())).unwrap_or_default())
+    Arc::new(move |figures| match server.upgrade() {
+        Some(server) => write(figures, &server.sums()),
+        None => figures.finish(),
+    })
 }
 
-/// The page.
-pub fn text(sums: &Sums) -> String {
-    let mut figures = Figures::default();
+/// Adds the metrics of a server.
+pub fn write(mut figures: Figures, sums: &Sums) -> String {
     let one = |figures: &mut Figures, name: &str, kind: &str, help: &str, value: f64| {
         figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
     };
-    let help = "Version of the server, as a label.";
-    let version = [("version", env!("CARGO_PKG_VERSION"))];
-    figures.add("blockhaul_serve_info", "gauge", help, &version, 1.0);
+    figures.build_info();
     let help = "Open connections, including handshakes.";
     one(&mut figures, "connections", "gauge", help, sums.open as f64);
     let help = "Connections in their handshake.";
@@ -42,7 +42,7 @@ pub fn text(sums: &Sums) -> String {
     exports(&mut figures, sums);
     for (kind, latency) in OpKind::ALL.into_iter().zip(&sums.latency) {
         figures.histogram(
-            "blockhaul_serve_request_seconds",
+            "blockhaul_serve_request_duration_seconds",
             "Duration of requests in devices. Of requests that complete at once, one in 16 is measured and \
              represents all.",
             &[("kind", kind.name())],

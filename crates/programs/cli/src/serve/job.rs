@@ -19,10 +19,10 @@ use super::notify::Notify;
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
-use super::{command, figures, stdio, system};
+use super::{command, figures, status, stdio, system};
 use crate::exit::{FAILED, Failure, plain};
-use crate::metrics::{self, Address};
-use crate::{logger, out, signals};
+use crate::metrics::{Destinations, Metrics};
+use crate::{logger, signals};
 
 /// Time for clients to read their last replies; waited twice at most, so that they delay a stop by
 /// less than a second.
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 pub struct Job {
     pub operations: Shared,
     pub notify: Notify,
-    pub metrics: Option<Address>,
+    pub metrics: Destinations,
     pub identity: Option<Identity>,
     pub exit_with_parent: bool,
     pub table: Arc<Table>,
@@ -92,8 +92,10 @@ impl Job {
         if let Some(program) = self.print_uri {
             say += &for_people(&uri, program);
         }
-        let metrics = self.metrics.take().map(|address| serve_figures(&address, &server));
-        let metrics = metrics.transpose()?;
+        let page = Arc::new(status::Page::new(&self.operations));
+        let published = (figures::text(&server), page.status());
+        let here = Remote::to(blockhaul_io::worker());
+        let metrics = Metrics::start(&self.metrics, "serve", published, &here)?;
         if self.announced {
             let wanted = self.table.wanted();
             let write = if wanted.may_write() { "read-write" } else { "read-only" };
@@ -129,8 +131,10 @@ impl Job {
         }
         operations.jobs.stop().await;
         let held = server.stop(PATIENCE).await;
+        page.end(&operations);
+        metrics.end().await;
         // They hold the server, and with it its exports.
-        drop((control, metrics, operations));
+        drop((control, operations));
         alive.into_iter().for_each(blockhaul_io::Task::cancel);
         listening.into_iter().for_each(blockhaul_io::Task::cancel);
         if let Some(rest) = rest {
@@ -210,19 +214,6 @@ pub struct End {
     pub held: bool,
     /// When the stop began.
     pub begun: Instant,
-}
-
-/// Serves metrics; prints the address if it is not known.
-fn serve_figures(address: &Address, server: &Arc<Server>) -> Result<metrics::Server, Failure> {
-    let serving = metrics::Server::start(
-        address,
-        figures::page(server),
-        &Remote::to(blockhaul_io::worker()),
-    )?;
-    if matches!(address, Address::Tcp(asked) if asked.port() == 0) {
-        out::error(&format!("blockhaul: serve: metrics on {}\n", serving.address()));
-    }
-    Ok(serving)
 }
 
 /// A failure to change the user.

@@ -5,7 +5,7 @@
 //!   `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins. `stop`:
 //!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
 //!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
-//!   `--metrics`. `notify`: messages to a service manager.
+//!   `--metrics`. `status`: `--page`. `notify`: messages to a service manager.
 
 mod background;
 mod command;
@@ -19,6 +19,7 @@ mod listen;
 mod notify;
 mod single;
 mod snapshots;
+mod status;
 mod stdio;
 mod stop;
 mod system;
@@ -36,7 +37,7 @@ use blockhaul_server::{Limits, Offers};
 
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
-use crate::metrics::Address;
+use crate::metrics::Destinations;
 use crate::{args, devices, logger, signals};
 use background::Background;
 use control::{Control, Shared};
@@ -86,7 +87,7 @@ struct Asked {
     secured: Secured,
     tls: blockhaul_server::Tls,
     identity: Option<Identity>,
-    metrics: Option<Address>,
+    metrics: Destinations,
     /// Sockets from the service manager.
     inherited: listen::Inherited,
 }
@@ -106,9 +107,7 @@ impl Asked {
             (None, None) => None,
             (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
         };
-        let metrics = args.metrics.clone().map(Address::absolute).transpose();
-        let metrics =
-            metrics.map_err(|error| Failure::usage(format!("--metrics: {}", plain(&error))))?;
+        let metrics = Destinations::new(&args.metrics, args.page)?;
         if let Some(path) = &args.pidfile {
             job::check_pidfile(path)?;
         }

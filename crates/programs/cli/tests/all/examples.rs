@@ -36,6 +36,7 @@ fn examples_of_layers_run() {
 fn examples_of_devices_run() {
     let mut devices = blockhaul_backends::all();
     devices.extend(blockhaul_nbdkit_devices::devices::all());
+    devices.extend(blockhaul_formats::all());
     devices.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     devices.extend(blockhaul_cabi::all());
     devices.extend(blockhaul_script::all());

@@ -25,7 +25,7 @@ fn the_bytes_of_an_image_are_used_with_a_warning() {
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
     let wanted = format!("warning: {image} is a qcow2 image and is copied as it is");
-    assert!(said.contains(&wanted) && said.contains("[ qemu-nbd -r -f qcow2 "), "{said}");
+    assert!(said.contains(&wanted) && said.contains("blockhaul copy qcow2:"), "{said}");
     assert_eq!(std::fs::read(raw).unwrap(), QCOW2);
     // Not if the user says so, or the target is one as well.
     let file = format!("file:{image}");

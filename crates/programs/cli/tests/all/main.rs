@@ -22,3 +22,4 @@ mod serve;
 mod service;
 mod ssh;
 mod targets;
+mod watching;

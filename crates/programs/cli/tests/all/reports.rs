@@ -146,7 +146,7 @@ fn metrics_tell_of_a_copy_under_way() {
     assert_eq!(figure(&told, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
     assert!(figure(&told, "blockhaul_copy_connections") >= 1.0, "{told}");
     for side in ["source", "target"] {
-        let count = format!("blockhaul_copy_request_seconds_count{{side=\"{side}\"}}");
+        let count = format!("blockhaul_copy_request_duration_seconds_count{{side=\"{side}\"}}");
         assert!(figure(&told, &count) > 20.0, "{told}");
     }
     assert!(figure(&told, "blockhaul_copy_route_bytes_total{route=\"memory\"}") > 0.0, "{told}");

@@ -60,7 +60,7 @@ impl Lane {
             let (started, mut done) = (blockhaul_io::now(), Done::default());
             match self.zero(home, at, part, known, &mut done).await {
                 Ok(()) => {
-                    self.count(&done);
+                    self.count(at, &done);
                     self.digest_zeroes(at, part).await;
                     at += part;
                     attempts = 0;
@@ -129,7 +129,7 @@ impl Lane {
             };
             match self.try_chunk(home, at, room, look, &mut done).await {
                 Ok(()) => {
-                    self.count(&done);
+                    self.count(at, &done);
                     return Ok(());
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,
@@ -341,10 +341,12 @@ impl Lane {
         recovered
     }
 
-    pub(super) fn count(&self, done: &Done) {
-        self.shared.progress.add_data(done.data);
-        self.shared.progress.add_zeroed(done.zeroed);
-        self.shared.progress.add_skipped(done.skipped);
+    /// Counts what was done from `at` on.
+    pub(super) fn count(&self, at: u64, done: &Done) {
+        let progress = &self.shared.progress;
+        progress.add_data(at, done.data);
+        progress.add_zeroed(at + done.data, done.zeroed);
+        progress.add_skipped(at + done.data + done.zeroed, done.skipped);
         route_counters::add(&self.shared.progress.counters.seen, done.seen);
         route_counters::add(&self.shared.progress.counters.zeroes_written, done.zeroes);
     }

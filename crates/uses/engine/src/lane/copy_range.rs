@@ -93,7 +93,7 @@ impl Lane {
                 .await;
         match copied {
             Ok(Ok(bytes)) if bytes == len => {
-                self.shared.count_moved(&self.shared.progress.counters.copy_file_range, len);
+                self.shared.count_moved(&self.shared.progress.counters.copy_file_range, at, len);
                 Some(at + len)
             }
             refused => {

@@ -77,8 +77,8 @@ impl Lane {
 }
 
 impl Shared {
-    pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, bytes: u64) {
-        self.progress.add_data(bytes);
+    pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, at: u64, bytes: u64) {
+        self.progress.add_data(at, bytes);
         route_counters::add(counter, bytes);
     }
 }
@@ -93,7 +93,7 @@ fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
         let (from, to) = (&piece.from, &piece.to);
         match to.file.reflink_now(to.at, &from.file, from.at, to.len) {
             Ok(()) => {
-                shared.count_moved(&shared.progress.counters.reflink, to.len);
+                shared.count_moved(&shared.progress.counters.reflink, piece.at, to.len);
                 done.push((piece.at, piece.at + to.len));
             }
             Err(error) => {

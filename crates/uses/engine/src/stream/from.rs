@@ -174,7 +174,7 @@ impl Target {
         let mut parts = Vec::new();
         for (start, len, zero) in runs {
             match zero && self.resolved.target_is_zero {
-                true => self.progress.add_skipped(len as u64),
+                true => self.progress.add_skipped(at + start as u64, len as u64),
                 false => {
                     let pending = self.device.submit(request(start, len, zero));
                     parts.push((start, len, zero, pending));
@@ -188,9 +188,9 @@ impl Target {
             let again = || request(start, len, zero);
             let done = self.finish(pending, again, asked).await;
             match done {
-                Ok(()) if zero => self.progress.add_zeroed(len as u64),
+                Ok(()) if zero => self.progress.add_zeroed(at + start as u64, len as u64),
                 Ok(()) => {
-                    self.progress.add_data(len as u64);
+                    self.progress.add_data(at + start as u64, len as u64);
                     let seen = if self.resolved.sparse == 0 { 0 } else { len as u64 };
                     crate::route_counters::add(&self.progress.counters.seen, seen);
                 }

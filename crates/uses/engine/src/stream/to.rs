@@ -39,6 +39,7 @@ pub async fn copy_to_pipe(
     }
     let size = selection.total();
     progress.set_total(size);
+    progress.set_disk_size(facts.size);
     let resolved = Resolved::new(options, device, device, pool);
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
@@ -73,7 +74,6 @@ pub async fn copy_to_pipe(
 
 /// A read in flight, which returns `None` for a hole.
 struct Reading {
-    at: u64,
     /// The generation of the handle that it was submitted to.
     generation: u64,
     task: Task<Result<Option<Data>>>,
@@ -89,7 +89,7 @@ async fn write_pieces(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<()> {
-    let mut ahead: VecDeque<(u64, Option<Reading>)> = VecDeque::new();
+    let mut ahead: VecDeque<(u64, u64, Option<Reading>)> = VecDeque::new();
     // Retries have a buffer of their own, and only in their turn: later reads hold the other
     // buffers until then.
     let spare = Pool::new(Pool::cost(resolved.request_size as usize));
@@ -100,7 +100,7 @@ async fn write_pieces(
             && ahead.len() < resolved.requests
         {
             if zero {
-                ahead.push_back((len, None));
+                ahead.push_back((at, len, None));
                 next = pieces.next().await;
                 continue;
             }
@@ -120,11 +120,11 @@ async fn write_pieces(
                 progress.meter.end();
                 reply.map(content)
             });
-            ahead.push_back((len, Some(Reading { at, generation, task })));
+            ahead.push_back((at, len, Some(Reading { generation, task })));
             queued += len;
             next = pieces.next().await;
         }
-        let Some((len, read)) = ahead.pop_front() else { break };
+        let Some((at, len, read)) = ahead.pop_front() else { break };
         let data = match read {
             None => None,
             Some(read) => {
@@ -134,11 +134,11 @@ async fn write_pieces(
                     Ok(data) => data,
                     Err(error) => {
                         let failed = (error, read.generation);
-                        read_again(source, failed, (read.at, len), &spare).await?
+                        read_again(source, failed, (at, len), &spare).await?
                     }
                 };
                 if let Some(data) = &data {
-                    source.keep_proof(read.at, data.bytes());
+                    source.keep_proof(at, data.bytes());
                 }
                 data
             }
@@ -147,7 +147,7 @@ async fn write_pieces(
             Some(data) => out.data(data).await?,
             None => out.zeroes(len).await?,
         }
-        progress.add_data(len);
+        progress.add_data(at, len);
     }
     Ok(())
 }

@@ -353,7 +353,7 @@ impl Walk {
             Some(block) => block.await?,
             None => None,
         };
-        self.progress.add_verified(len);
+        self.progress.add_verified(at, len);
         units.add(at, len, digest);
         Ok(())
     }

@@ -1,0 +1,242 @@
+//! Persistent bitmaps, as contexts of extents ("Bitmaps").
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Extents, Result};
+
+use super::bytes::{be16, be32, be64, index, text};
+use super::error::damaged;
+use super::header::{BitmapDirectory, Header};
+use super::storage::read;
+
+/// The state of a dirty range in contexts `qemu:dirty-bitmap:NAME`, as QEMU's server reports it.
+const DIRTY: u64 = 1;
+/// Most bitmaps, and longest directory; QEMU allows as much of both.
+const COUNT_MAX: u32 = 65535;
+const DIRECTORY_MAX: u64 = 64 << 20;
+/// Longest bitmap table in bytes that is kept in memory: a bitmap for 1 EiB with the defaults.
+const TABLE_MAX: u64 = 16 << 20;
+/// Longest name in bytes; QEMU allows as much.
+const NAME_MAX: usize = 1023;
+/// Length in bytes of the fixed part of an entry of the directory.
+const FIXED: usize = 24;
+/// Granularities that QEMU supports, as powers of two.
+const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
+/// Offsets in entries of a bitmap table: bits 9 to 55; the others, but the first, are reserved.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const ALL_ONES: u64 = 1;
+/// Part of a bitmap in bytes that is read at a time.
+const PIECE: u64 = 64 << 10;
+
+/// Flags of a bitmap.
+mod flag {
+    /// It was not saved correctly.
+    pub(super) const IN_USE: u32 = 1 << 0;
+    /// It may be used although its extra data is not understood.
+    pub(super) const EXTRA_IS_COMPATIBLE: u32 = 1 << 2;
+}
+
+/// A bitmap that can be used.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Bitmap {
+    pub(super) name: String,
+    granularity_bits: u32,
+    cluster_bits: u32,
+    table: Vec<u64>,
+}
+
+/// Reads the bitmaps of an image that are consistent. One that is not, or that is damaged, is left
+/// out with a warning: the disk can be read without.
+pub(super) async fn list(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+    most: usize,
+) -> Vec<Bitmap> {
+    let Some(directory) = header.bitmaps else { return Vec::new() };
+    let found = match entries(file, file_len, header, directory).await {
+        Ok(found) => found,
+        Err(error) => {
+            log::warn!("{}: its bitmaps are left out: {error}", file.facts().name);
+            return Vec::new();
+        }
+    };
+    let (mut all, mut names) = (Vec::new(), HashSet::new());
+    for entry in found {
+        let name = entry.name.clone();
+        if all.len() == most {
+            log::warn!("{}: only the first {most} bitmaps are used", file.facts().name);
+            break;
+        }
+        match entry.open(file, file_len, header).await {
+            Ok(bitmap) if names.insert(name.clone()) => all.push(bitmap),
+            Ok(_) => log::warn!("{}: a second bitmap {name:?} is left out", file.facts().name),
+            Err(error) => log::warn!("{}: bitmap {name:?} is left out: {error}", file.facts().name),
+        }
+    }
+    all
+}
+
+/// An entry of the directory.
+struct Entry {
+    name: String,
+    table: u64,
+    table_entries: u32,
+    flags: u32,
+    kind: u8,
+    granularity_bits: u8,
+    extra: usize,
+}
+
+async fn entries(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+    directory: BitmapDirectory,
+) -> Result<Vec<Entry>> {
+    let BitmapDirectory { count, offset, len } = directory;
+    let is_inside = offset.checked_add(len).is_some_and(|end| end <= file_len);
+    if count > COUNT_MAX || len > DIRECTORY_MAX || !is_inside {
+        return Err(damaged(format!(
+            "{count} bitmaps in a directory of {len} bytes at offset {offset}"
+        )));
+    }
+    if !offset.is_multiple_of(header.cluster()) {
+        return Err(damaged(format!("a directory of bitmaps at offset {offset}")));
+    }
+    let bytes = read(file, offset, len).await?;
+    let mut rest = &bytes[..];
+    let mut all = Vec::new();
+    for number in 0..count {
+        let parsed = Entry::parse(rest);
+        let (entry, used) =
+            parsed.ok_or_else(|| damaged(format!("the entry of bitmap {number}")))?;
+        all.push(entry);
+        rest = rest.get(used..).unwrap_or_default();
+    }
+    Ok(all)
+}
+
+impl Entry {
+    /// An entry and its length; `None` if it exceeds the directory.
+    fn parse(bytes: &[u8]) -> Option<(Entry, usize)> {
+        let (name_len, extra) = (index(be16(bytes, 18)?.into()), index(be32(bytes, 20)?.into()));
+        let start = FIXED.checked_add(extra)?;
+        let end = start.checked_add(name_len)?;
+        let entry = Entry {
+            name: text(bytes.get(start..end)?),
+            table: be64(bytes, 0)?,
+            table_entries: be32(bytes, 8)?,
+            flags: be32(bytes, 12)?,
+            kind: *bytes.get(16)?,
+            granularity_bits: *bytes.get(17)?,
+            extra,
+        };
+        Some((entry, end.checked_next_multiple_of(8)?))
+    }
+
+    async fn open(self, file: &Arc<dyn Device>, file_len: u64, header: &Header) -> Result<Bitmap> {
+        let granularity_bits = u32::from(self.granularity_bits);
+        if !(1..=NAME_MAX).contains(&self.name.len()) {
+            return Err(damaged(format!("a name of {} bytes", self.name.len())));
+        }
+        if self.kind != 1 || !GRANULARITY_BITS.contains(&self.granularity_bits) {
+            let kind = self.kind;
+            return Err(damaged(format!("type {kind}, granularity 2^{granularity_bits}")));
+        }
+        if self.flags & flag::IN_USE != 0 {
+            return Err(super::error::unsupported(
+                "it was not saved correctly by its last user",
+                "make a new bitmap and a full backup",
+            ));
+        }
+        if self.extra > 0 && self.flags & flag::EXTRA_IS_COMPATIBLE == 0 {
+            return Err(damaged("it has unknown data that it needs"));
+        }
+        let bits = header.size.div_ceil(1 << granularity_bits);
+        let needed = bits.div_ceil(8).div_ceil(header.cluster());
+        let is_inside = self.table.checked_add(needed * 8).is_some_and(|end| end <= file_len);
+        if needed > self.table_entries.into() || !is_inside || needed * 8 > TABLE_MAX {
+            return Err(damaged(format!(
+                "a table of {} entries, {needed} needed",
+                self.table_entries
+            )));
+        }
+        let bytes = read(file, self.table, needed * 8).await?;
+        let table: Vec<_> = bytes.chunks_exact(8).filter_map(|entry| be64(entry, 0)).collect();
+        for &entry in &table {
+            check(entry, header.cluster(), file_len)?;
+        }
+        Ok(Bitmap { name: self.name, granularity_bits, cluster_bits: header.cluster_bits, table })
+    }
+}
+
+fn check(entry: u64, cluster: u64, file_len: u64) -> Result<()> {
+    let offset = entry & OFFSET;
+    let fine = match offset {
+        0 => entry & !ALL_ONES == 0,
+        _ => entry == offset && offset.is_multiple_of(cluster) && offset + cluster <= file_len,
+    };
+    if fine { Ok(()) } else { Err(damaged(format!("entry {entry:#x} of its table"))) }
+}
+
+impl Bitmap {
+    /// The states of a range of the disk, at least one byte; ends early when there are `most` runs.
+    pub(super) async fn extents(
+        &self,
+        file: &Arc<dyn Device>,
+        at: u64,
+        end: u64,
+        most: usize,
+    ) -> Result<Extents> {
+        let mut all = Extents::new();
+        let mut next = at;
+        while next < end && all.len() <= most {
+            let byte = next >> self.granularity_bits >> 3;
+            let entry = self.table.get(index(byte >> self.cluster_bits)).copied().unwrap_or(0);
+            // Where the bits of this cluster of the bitmap end on the disk.
+            let until = |bytes: u64| {
+                let end_byte = u128::from(bytes) << (3 + self.granularity_bits);
+                u64::try_from(end_byte).unwrap_or(u64::MAX).min(end)
+            };
+            let cluster_end = ((byte >> self.cluster_bits) + 1) << self.cluster_bits;
+            if entry & OFFSET == 0 {
+                let until = until(cluster_end);
+                all.push(until - next, entry & ALL_ONES);
+                next = until;
+                continue;
+            }
+            let wanted = ((end - 1) >> self.granularity_bits >> 3) + 1;
+            let last = (byte + PIECE).min(cluster_end).min(wanted);
+            let host = (entry & OFFSET) + (byte & ((1 << self.cluster_bits) - 1));
+            let bits = read(file, host, last - byte).await?;
+            let until = until(last);
+            self.push_bits(&bits, byte, (next, until), &mut all);
+            next = until;
+        }
+        match all.is_empty() {
+            true => Err(Error::misfit()),
+            false => Ok(all),
+        }
+    }
+
+    /// Appends the states of a range by its bits, the first of which is that of byte `first` of the
+    /// bitmap.
+    fn push_bits(&self, bits: &[u8], first: u64, range: (u64, u64), all: &mut Extents) {
+        let (mut next, end) = range;
+        while next < end {
+            let bit = next >> self.granularity_bits;
+            let byte = bits.get(index((bit >> 3) - first)).copied().unwrap_or(0);
+            // Most bytes have the same eight bits.
+            let (state, bit_end) = match byte {
+                0 => (0, ((bit >> 3) + 1) << 3),
+                0xff => (DIRTY, ((bit >> 3) + 1) << 3),
+                byte => (u64::from(byte >> (bit & 7) & 1), bit + 1),
+            };
+            let until = bit_end.checked_shl(self.granularity_bits).unwrap_or(end).min(end);
+            all.push(until - next, state);
+            next = until;
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! Opens an image with the files that it names: backing files, and external data files.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockhaul_block::emulate::emulate;
+use blockhaul_block::{Device, Error, FileId, Kind, Result, fence};
+use blockhaul_catalog::{Another, Intent, NamePolicy, OpenContext, Opened, Opening, Spec, Target};
+
+use super::bytes::index;
+use super::device::{Backing, Handle};
+use super::error::{unsupported, usage};
+use super::header::{Header, MAGIC, incompatible};
+use super::image::{Head, Image};
+use super::storage::read;
+
+/// Most images of a chain: more than QEMU's tools can handle, and few enough for the stack.
+const CHAIN_MAX: usize = 200;
+
+/// Opens the image that the user described.
+pub(super) async fn open(target: &Target) -> Result<Opened> {
+    refuse_writing(target)?;
+    let names = match target.args.text("names") {
+        Some("allow") => target.context.with_names(NamePolicy::Allow),
+        Some(_) => target.context.with_names(NamePolicy::Refuse),
+        None => target.context.clone(),
+    };
+    let description = target.text()?;
+    if description.is_empty() {
+        return Err(usage("requires a device: qcow2:PATH"));
+    }
+    let opener = Opener {
+        context: target.context.clone(),
+        names,
+        intent: Intent { direct: target.intent.direct, ..Intent::READ },
+        memory: target.args.size("cache").unwrap_or(0),
+    };
+    let own = Own {
+        snapshot: target.args.text("snapshot"),
+        backing: target.args.text("backing"),
+        backing_format: target.args.text("backing-format").map(Format::named).transpose()?,
+        data_file: target.args.text("data-file"),
+    };
+    let levels = opener.levels(description, own).await?;
+    let chain = Arc::new(Chain { levels });
+    let device = chain.first()?;
+    let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
+    Ok(Opened { device, more })
+}
+
+/// Images are only read.
+fn refuse_writing(target: &Target) -> Result<()> {
+    if !target.intent.write {
+        return Ok(());
+    }
+    let image = target.rest.to_string_lossy();
+    let text = format!(
+        "qcow2: images are opened read-only: serve with --readonly or under --layer cow, or write through \
+         [ qemu-nbd -f qcow2 {image} ]"
+    );
+    Err(Error::new(Kind::Unsupported, text))
+}
+
+/// What the user says about the top image of a chain.
+#[derive(Default)]
+struct Own<'a> {
+    snapshot: Option<&'a str>,
+    backing: Option<&'a str>,
+    backing_format: Option<Format>,
+    data_file: Option<&'a str>,
+}
+
+/// The formats of backing files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Raw,
+    Qcow2,
+}
+
+impl Format {
+    /// The format of a name in an image. Protocols of QEMU are names of formats, too: raw.
+    fn named(name: &str) -> Result<Format> {
+        match name {
+            "qcow2" => Ok(Format::Qcow2),
+            "raw" | "file" | "host_device" | "host_cdrom" | "nbd" | "http" | "https" => {
+                Ok(Format::Raw)
+            }
+            other => Err(unsupported(
+                format!("the backing file has format {other:?}, which is not known"),
+                "serve the backing file with [ qemu-nbd -r -f FORMAT … ] and name it with backing=DEVICE",
+            )),
+        }
+    }
+}
+
+/// A device with a file of the chain.
+struct Storage {
+    /// The first handle, fenced.
+    device: Arc<dyn Device>,
+    more: Option<Arc<dyn Another>>,
+}
+
+impl Storage {
+    fn new(opened: Opened) -> Storage {
+        Storage { device: fence(emulate(opened.device)), more: opened.more }
+    }
+
+    async fn another(&self) -> Result<Arc<dyn Device>> {
+        match &self.more {
+            None => Ok(self.device.clone()),
+            Some(more) => Ok(fence(emulate(more.another().await?))),
+        }
+    }
+}
+
+/// A file of the chain: an image, or raw bytes at its end.
+struct Level {
+    image: Option<Arc<Image>>,
+    file: Storage,
+    external: Option<Storage>,
+}
+
+/// An image and everything below it, the top first.
+struct Chain {
+    levels: Vec<Level>,
+}
+
+impl Chain {
+    fn has_more(&self) -> bool {
+        let files = self
+            .levels
+            .iter()
+            .flat_map(|level| std::iter::once(&level.file).chain(&level.external));
+        files.into_iter().any(|storage| storage.more.is_some())
+    }
+
+    /// The handle over the first handles of all files.
+    fn first(&self) -> Result<Arc<dyn Device>> {
+        let mut top: Option<Backing> = None;
+        for level in self.levels.iter().rev() {
+            let external = level.external.as_ref().map(|storage| storage.device.clone());
+            top = Some(level.over(level.file.device.clone(), external, top));
+        }
+        top.map(|top| top.device).ok_or_else(Error::misfit)
+    }
+
+    /// A handle over further handles.
+    async fn another(&self) -> Result<Arc<dyn Device>> {
+        let mut top: Option<Backing> = None;
+        for level in self.levels.iter().rev() {
+            let external = match &level.external {
+                Some(storage) => Some(storage.another().await?),
+                None => None,
+            };
+            top = Some(level.over(level.file.another().await?, external, top));
+        }
+        top.map(|top| top.device).ok_or_else(Error::misfit)
+    }
+}
+
+impl Level {
+    fn over(
+        &self,
+        file: Arc<dyn Device>,
+        external: Option<Arc<dyn Device>>,
+        below: Option<Backing>,
+    ) -> Backing {
+        match &self.image {
+            None => Backing::new(file, false),
+            Some(image) => {
+                let handle = Handle::new(image.clone(), file, external, below);
+                // The fence names the image in errors.
+                Backing::new(fence(Arc::new(handle)), true)
+            }
+        }
+    }
+}
+
+struct More(Arc<Chain>);
+
+impl Another for More {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let chain = self.0.clone();
+        Box::pin(async move { chain.another().await })
+    }
+}
+
+/// A file that is to be opened next.
+struct Next {
+    storage: Storage,
+    /// The directory that relative names in it begin at, if it is a file.
+    folder: Option<PathBuf>,
+    format: Format,
+}
+
+/// Opens files.
+struct Opener {
+    /// For devices that the user has named.
+    context: OpenContext,
+    /// For names in images.
+    names: OpenContext,
+    intent: Intent,
+    /// Memory for tables of an image, in bytes.
+    memory: u64,
+}
+
+impl Opener {
+    /// All files of a chain, the top first.
+    async fn levels(&self, description: &str, own: Own<'_>) -> Result<Vec<Level>> {
+        let opened = self.context.open(description, self.intent).await?;
+        let folder = folder_of(description);
+        let mut next = Next { storage: Storage::new(opened), folder, format: Format::Qcow2 };
+        let (mut levels, mut seen, mut own) = (Vec::new(), Vec::new(), own);
+        loop {
+            check_is_new(&next.storage, &mut seen)?;
+            if next.format == Format::Raw {
+                levels.push(Level { image: None, file: next.storage, external: None });
+                return Ok(levels);
+            }
+            if levels.len() == CHAIN_MAX {
+                let text = format!("a chain of more than {CHAIN_MAX} images: commit some of them");
+                return Err(usage(text));
+            }
+            let (level, below) = self.level(next, own).await?;
+            levels.push(level);
+            own = Own::default();
+            match below {
+                Some(below) => next = below,
+                None => return Ok(levels),
+            }
+        }
+    }
+
+    /// An image, and what is below it.
+    async fn level(&self, this: Next, own: Own<'_>) -> Result<(Level, Option<Next>)> {
+        let Next { storage: file, folder, .. } = this;
+        let name = file.device.facts().name.clone();
+        let told = |error: Error| error.on(&name);
+        let head = Head::read(&file.device).await.map_err(told)?;
+        let from = Namer { file: &name, folder: folder.as_deref() };
+        let external = self.data_file(&head.header, &from, own.data_file).await?;
+        let data_len = external.as_ref().map(|storage| storage.device.facts().size);
+        let image = Image::open(&file.device, &head, own.snapshot, data_len, self.memory);
+        let image = Some(Arc::new(image.await.map_err(told)?));
+        let below = self.backing(&head.header, &from, &own).await?;
+        Ok((Level { image, file, external }, below))
+    }
+
+    async fn data_file(
+        &self,
+        header: &Header,
+        from: &Namer<'_>,
+        own: Option<&str>,
+    ) -> Result<Option<Storage>> {
+        if !header.has(incompatible::DATA_FILE) {
+            return match own {
+                None => Ok(None),
+                Some(_) => Err(usage("data-file: the image has its data in itself: leave it out")),
+            };
+        }
+        if let Some(description) = own {
+            return Ok(Some(Storage::new(self.context.open(description, self.intent).await?)));
+        }
+        let Some(named) = &header.data_file else {
+            let what = format!("{} has an external data file, but not its name", from.file);
+            return Err(unsupported(what, "name it with data-file=DEVICE"));
+        };
+        let (opened, _) = self.named(from, named, "data-file").await?;
+        Ok(Some(Storage::new(opened)))
+    }
+
+    async fn backing(
+        &self,
+        header: &Header,
+        from: &Namer<'_>,
+        own: &Own<'_>,
+    ) -> Result<Option<Next>> {
+        if let Some(description) = own.backing {
+            let storage = Storage::new(self.context.open(description, self.intent).await?);
+            return Ok(Some(Next { storage, folder: None, format: Format::Raw }));
+        }
+        let Some(named) = &header.backing else { return Ok(None) };
+        let format = header.backing_format.as_deref().map(Format::named).transpose()?;
+        let (opened, folder) = self.named(from, named, "backing").await?;
+        let storage = Storage::new(opened);
+        let format = match format.or(own.backing_format) {
+            Some(format) => format,
+            None => unstated(from, named, &storage).await?,
+        };
+        Ok(Some(Next { storage, folder, format }))
+    }
+
+    /// Opens a device that an image names, if that is allowed; `option` is the option by which the
+    /// user can name it instead.
+    async fn named(
+        &self,
+        from: &Namer<'_>,
+        named: &str,
+        option: &str,
+    ) -> Result<(Opened, Option<PathBuf>)> {
+        let description = from.description(named, option)?;
+        let opened = self.names.open_named_in(from.file, &description, self.intent).await;
+        let policy = self.names.registry().names;
+        let opened = opened.map_err(|error| match (error.kind(), policy) {
+            (Kind::Refused, NamePolicy::Refuse) => {
+                let text = format!(
+                    "{error}; if you trust the image, allow it with \"qcow2:…?names=allow\", or name a device \
+                     with {option}=DEVICE"
+                );
+                // No permission of the system is missing.
+                Error::new(Kind::Unsupported, text)
+            }
+            (kind, _) => Error::new(kind, format!("qcow2: {} names {named:?}: {error}", from.file)),
+        })?;
+        Ok((opened, folder_of(&description)))
+    }
+}
+
+/// The format of a backing file that the image does not tell. A guest can write a header into a raw
+/// disk: one that looks like an image may be either.
+async fn unstated(from: &Namer<'_>, named: &str, storage: &Storage) -> Result<Format> {
+    let len = storage.device.facts().size.min(MAGIC.len() as u64);
+    let head = read(&storage.device, 0, len).await?;
+    if head[..index(len)] != MAGIC {
+        return Ok(Format::Raw);
+    }
+    let what = format!(
+        "{} does not tell the format of its backing file {named:?}, which begins as a qcow2 image; the guest \
+         of a raw disk may have written that",
+        from.file
+    );
+    Err(unsupported(what, "add backing-format=qcow2 or backing-format=raw"))
+}
+
+/// Refuses a file that is already part of the chain.
+fn check_is_new(storage: &Storage, seen: &mut Vec<Vec<FileId>>) -> Result<()> {
+    let facts = storage.device.facts();
+    if !facts.files.is_empty() && seen.contains(&facts.files) {
+        let text =
+            format!("qcow2: the chain of backing files is a loop: {} is in it twice", facts.name);
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    seen.push(facts.files.clone());
+    Ok(())
+}
+
+/// The image that a name comes from.
+struct Namer<'a> {
+    file: &'a str,
+    folder: Option<&'a Path>,
+}
+
+impl Namer<'_> {
+    /// The description of a device for a name in an image: a path, relative to the image, or a URI.
+    fn description(&self, named: &str, option: &str) -> Result<String> {
+        let way = format!("name the device with {option}=DEVICE");
+        if named.starts_with("json:") {
+            let what = format!("{} names {named:?}, in a notation that is not known", self.file);
+            return Err(unsupported(what, &way));
+        }
+        // As QEMU: a colon before any slash ends the name of a protocol.
+        let protocol = named.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
+        let path = match protocol {
+            Some(("file", path)) => path,
+            Some((_, rest)) if rest.starts_with("//") => return Ok(named.to_string()),
+            Some((protocol, _)) => {
+                let what =
+                    format!("{} names {named:?}; protocol {protocol:?} is not known", self.file);
+                return Err(unsupported(what, &way));
+            }
+            None => named,
+        };
+        if path.starts_with('/') {
+            return Ok(path.to_string());
+        }
+        let Some(folder) = self.folder else {
+            let what = format!(
+                "{} names {path:?}, relative to its own directory, but is not given by a path",
+                self.file
+            );
+            return Err(unsupported(what, &way));
+        };
+        match folder.join(path).to_str() {
+            // Never a scheme, whatever the name is.
+            Some(path) if path.starts_with('/') => Ok(path.to_string()),
+            Some(path) => Ok(format!("./{path}")),
+            None => Err(unsupported("the path of the image is not UTF-8", &way)),
+        }
+    }
+}
+
+/// The directory of a file, if the description is that of one.
+fn folder_of(description: &str) -> Option<PathBuf> {
+    let path = match Spec::parse(OsStr::new(description)).ok()? {
+        Spec::Path(path) => path,
+        Spec::Scheme { scheme, rest } if scheme == "file" => {
+            let path = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
+            PathBuf::from(blockhaul_catalog::percent_decode(path).ok()?)
+        }
+        _ => return None,
+    };
+    // A descriptor has no name.
+    path.file_name()?;
+    path.parent().map(Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_images_are_paths_beside_them_or_uris() {
+        let description = |folder: Option<&str>, named: &str| {
+            let folder = folder.map(Path::new);
+            Namer { file: "top.qcow2", folder }.description(named, "backing")
+        };
+        for (folder, named, wanted) in [
+            ("", "base.raw", "./base.raw"),
+            ("images", "base.raw", "./images/base.raw"),
+            ("/images", "sub/a:b", "/images/sub/a:b"),
+            ("/images", "/disks/a:b", "/disks/a:b"),
+            ("/images", "file:base.raw", "/images/base.raw"),
+            ("", "./memory:1G", "././memory:1G"),
+            ("x", "nbd://host/disk", "nbd://host/disk"),
+        ] {
+            assert_eq!(description(Some(folder), named).unwrap(), wanted);
+        }
+        assert!(matches!(
+            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap())).unwrap(),
+            Spec::Path(_)
+        ));
+        for (folder, named) in [(None, "a"), (Some(""), "json:{}"), (Some(""), "memory:1G")] {
+            let error = description(folder, named).unwrap_err().to_string();
+            assert!(error.contains("backing=DEVICE"), "{error}");
+        }
+        assert_eq!(folder_of("file:/a/b%20c?lock=off"), Some("/a".into()));
+        assert_eq!(folder_of("b.qcow2"), Some("".into()));
+        assert_eq!(folder_of("nbd://host/a"), None);
+    }
+}

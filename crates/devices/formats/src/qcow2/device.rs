@@ -1,0 +1,160 @@
+//! A handle to an image, as a device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
+    Request,
+};
+use blockhaul_io::Pool;
+
+use super::entry::Place;
+use super::image::Image;
+use super::{extents, read};
+
+/// The context of QEMU that counts the images between the top and the one that has the bytes.
+pub(super) const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
+/// Prefix of the contexts of persistent bitmaps.
+const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+/// Index of the first bitmap among the contexts.
+pub(super) const FIRST_BITMAP: usize = 2;
+
+/// An open image.
+pub(super) struct Handle {
+    facts: Arc<Facts>,
+    parts: Arc<Parts>,
+}
+
+/// What requests work with.
+pub(super) struct Parts {
+    pub(super) image: Arc<Image>,
+    /// The device with the image file.
+    pub(super) file: Arc<dyn Device>,
+    /// The device with the guest's data: the image file, or the external data file.
+    pub(super) data: Arc<dyn Device>,
+    /// Length of `data` in bytes.
+    pub(super) data_len: u64,
+    pub(super) is_external: bool,
+    pub(super) backing: Option<Backing>,
+    /// Memory for pieces of requests that are in several places.
+    pub(super) pieces: Pool,
+    /// Memory for compressed data.
+    pub(super) packed: Pool,
+}
+
+/// What is under an image.
+pub(super) struct Backing {
+    pub(super) device: Arc<dyn Device>,
+    /// Its size in bytes.
+    pub(super) size: u64,
+    /// The context that counts images, if it is one.
+    pub(super) depth: Option<Contexts>,
+    pub(super) base: Contexts,
+}
+
+impl Backing {
+    pub(super) fn new(device: Arc<dyn Device>, is_image: bool) -> Backing {
+        let facts = device.facts();
+        let depth = facts.context(ALLOCATION_DEPTH).filter(|_| is_image);
+        let base = base_of(&facts);
+        Backing { size: facts.size, depth, base, device }
+    }
+}
+
+/// The context of holes and zeroes of an emulated device, which has one.
+pub(super) fn base_of(facts: &Facts) -> Contexts {
+    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
+}
+
+impl Handle {
+    /// A handle over its own handles to the devices. All of them are fenced and have all
+    /// emulations.
+    pub(super) fn new(
+        image: Arc<Image>,
+        file: Arc<dyn Device>,
+        external: Option<Arc<dyn Device>>,
+        backing: Option<Backing>,
+    ) -> Handle {
+        let is_external = external.is_some();
+        let data = external.unwrap_or_else(|| file.clone());
+        let facts = Arc::new(facts(&image, &file, &data, backing.as_ref()));
+        let parts = Parts {
+            data_len: data.facts().size,
+            pieces: read::piece_pool(),
+            packed: read::packed_pool(image.layout.cluster()),
+            image,
+            file,
+            data,
+            is_external,
+            backing,
+        };
+        Handle { facts, parts: Arc::new(parts) }
+    }
+}
+
+fn facts(
+    image: &Image,
+    file: &Arc<dyn Device>,
+    data: &Arc<dyn Device>,
+    backing: Option<&Backing>,
+) -> Facts {
+    let below = file.facts();
+    let mut facts = Facts::new(format!("qcow2:{}", below.name), image.size);
+    facts.description.clone_from(&below.description);
+    // All handles read the same, and nothing is ever written.
+    facts.can = Can::EXTENTS | Can::MULTI_CONN;
+    facts.rotational = below.rotational;
+    facts.in_flight = below.in_flight;
+    facts.allocation_unit = u32::try_from(image.layout.unit()).unwrap_or(1);
+    let devices = [file, data].into_iter().chain(backing.map(|backing| &backing.device));
+    for one in devices {
+        let one = one.facts();
+        facts.block.maximum = facts.block.maximum.min(one.block.maximum);
+        facts.files.extend(one.files.iter().copied());
+    }
+    facts.files.sort_unstable();
+    facts.files.dedup();
+    facts.contexts = vec![BASE_ALLOCATION.to_string(), ALLOCATION_DEPTH.to_string()];
+    let names = image.bitmaps.iter().map(|bitmap| format!("{DIRTY_BITMAP}{}", bitmap.name));
+    facts.contexts.extend(names);
+    facts
+}
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => read::submit(&self.parts, at, room),
+            Op::Extents(contexts) => {
+                let parts = self.parts.clone();
+                let end = at.saturating_add(len);
+                Pending::start(async move { extents::list(&parts, at, end, contexts, flags).await })
+            }
+            _ => Error::new(Kind::ReadOnly, "a qcow2 image is read-only here").into(),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        if access != Access::Read {
+            return None;
+        }
+        let parts = &self.parts;
+        let runs = parts.image.runs_now(at, at.checked_add(len)?, 1)?.ok()?;
+        let run = runs.first()?;
+        match (run.place, &parts.backing) {
+            (Place::Data(host), _) => {
+                let len = run.len.min(parts.data_len.checked_sub(host)?);
+                parts.data.file_at(host, len, access)
+            }
+            (Place::Unallocated, Some(backing)) => {
+                let len = run.len.min(backing.size.checked_sub(at)?);
+                backing.device.file_at(at, len, access)
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! L1 and L2 entries: where a guest cluster is ("Cluster mapping", "Extended L2 Entries").
+
+use blockhaul_block::Result;
+
+use super::error::damaged;
+use super::header::{Header, incompatible};
+
+/// Offsets in standard entries: bits 9 to 55.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Reserved bits of L1 entries.
+const L1_RESERVED: u64 = !(OFFSET | COPIED);
+/// Reserved bits of standard L2 entries: 1 to 8 and 56 to 61.
+const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
+/// The refcount is exactly one.
+const COPIED: u64 = 1 << 63;
+const COMPRESSED: u64 = 1 << 62;
+/// The cluster reads as zeroes, in version 3 without extended entries.
+const ZERO: u64 = 1;
+/// Compressed data is counted in sectors.
+const SECTOR: u64 = 512;
+/// Subclusters of a cluster with extended entries.
+const SUBCLUSTERS: u32 = 32;
+
+/// Where a run of bytes of the disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Not in this image: in the backing file, or nowhere.
+    Unallocated,
+    /// Nowhere: it reads as zeroes. `stored`: space is reserved for it.
+    Zero { stored: bool },
+    /// In the image file, or the external data file, from this offset on.
+    Data(u64),
+    /// Compressed with the rest of its cluster, in the image file from this offset on, in at most
+    /// `len` bytes.
+    Packed { host: u64, len: u32 },
+}
+
+/// A run of bytes of the disk in one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Offset on the disk.
+    pub(super) at: u64,
+    /// Length in bytes, at least 1. A run never joins two compressed clusters.
+    pub(super) len: u64,
+    pub(super) place: Place,
+}
+
+impl Run {
+    /// The offset after it; runs are within a disk of at most 2^63 - 1 bytes.
+    pub(super) fn end(&self) -> u64 {
+        self.at + self.len
+    }
+}
+
+/// Appends a run, joining it to the last one if it continues that.
+pub(super) fn push(runs: &mut Vec<Run>, run: Run) {
+    if run.len == 0 {
+        return;
+    }
+    if let Some(last) = runs.last_mut() {
+        let continues = match (last.place, run.place) {
+            (Place::Data(one), Place::Data(other)) => one.checked_add(last.len) == Some(other),
+            (Place::Packed { .. }, _) | (_, Place::Packed { .. }) => false,
+            (one, other) => one == other,
+        };
+        if continues && last.end() == run.at {
+            last.len += run.len;
+            return;
+        }
+    }
+    runs.push(run);
+}
+
+/// How an image divides offsets, and what its entries may contain.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// log2 of the cluster size in bytes.
+    pub(super) cluster_bits: u32,
+    extended: bool,
+    version: u32,
+    data_file: bool,
+    /// Length of the image file in bytes.
+    file_len: u64,
+    /// Length in bytes of the file with the guest's data.
+    data_len: u64,
+}
+
+impl Layout {
+    pub(super) fn new(header: &Header, file_len: u64, data_len: u64) -> Layout {
+        Layout {
+            cluster_bits: header.cluster_bits,
+            extended: header.is_extended(),
+            version: header.version,
+            data_file: header.has(incompatible::DATA_FILE),
+            file_len,
+            data_len,
+        }
+    }
+
+    /// Cluster size in bytes.
+    pub(super) fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Length of the image file in bytes.
+    pub(super) fn file_len(&self) -> u64 {
+        self.file_len
+    }
+
+    /// Length of an L2 entry in 64-bit words.
+    pub(super) fn entry_words(&self) -> u64 {
+        if self.extended { 2 } else { 1 }
+    }
+
+    /// Number of entries of an L2 table.
+    pub(super) fn l2_entries(&self) -> u64 {
+        self.cluster() / 8 / self.entry_words()
+    }
+
+    /// Bytes of the disk that an L2 table describes: at most 2^39.
+    pub(super) fn l2_covers(&self) -> u64 {
+        self.l2_entries() << self.cluster_bits
+    }
+
+    /// Granularity of allocation in bytes.
+    pub(super) fn unit(&self) -> u64 {
+        if self.extended { self.cluster() / u64::from(SUBCLUSTERS) } else { self.cluster() }
+    }
+
+    /// The offset of the L2 table that an L1 entry names; `None` if all of its clusters are
+    /// unallocated.
+    ///
+    /// # Errors
+    /// If it is not a cluster within the image file.
+    pub(super) fn l2_table(&self, index: u64, entry: u64) -> Result<Option<u64>> {
+        let offset = entry & OFFSET;
+        let wrong = |why: &str| Err(damaged(format!("L1 entry {index} ({entry:#x}) {why}")));
+        if entry & L1_RESERVED != 0 {
+            return wrong("has reserved bits");
+        }
+        if offset == 0 {
+            return Ok(None);
+        }
+        if !offset.is_multiple_of(self.cluster()) {
+            return wrong("names an L2 table that is not at a multiple of the cluster size");
+        }
+        // Below 2^57: no overflow.
+        if offset + self.cluster() > self.file_len {
+            return wrong("names an L2 table beyond the end of the file");
+        }
+        Ok(Some(offset))
+    }
+
+    /// Appends the runs of a part of one guest cluster: `at..end`, at least one byte. `words` is
+    /// its L2 entry.
+    ///
+    /// # Errors
+    /// If the entry cannot be true.
+    pub(super) fn runs(&self, words: &[u64], at: u64, end: u64, runs: &mut Vec<Run>) -> Result<()> {
+        let &[entry, ref rest @ ..] = words else { return Ok(()) };
+        let place = match (entry & COMPRESSED != 0, rest.first()) {
+            (true, _) => self.packed(entry, at)?,
+            (false, Some(&bits)) => return self.subclusters(entry, bits, at, end, runs),
+            (false, None) => self.standard(entry, at)?,
+        };
+        push(runs, Run { at, len: end - at, place });
+        Ok(())
+    }
+
+    fn wrong(&self, entry: u64, at: u64, why: &str) -> blockhaul_block::Error {
+        let guest = at >> self.cluster_bits << self.cluster_bits;
+        damaged(format!(
+            "the L2 entry of the cluster at offset {guest} of the disk ({entry:#x}) {why}"
+        ))
+    }
+
+    /// The place of a byte in a cluster with a standard descriptor.
+    fn standard(&self, entry: u64, at: u64) -> Result<Place> {
+        let host = self.host(entry, at)?;
+        if entry & ZERO != 0 {
+            // "With version 2 ... this is always 0."
+            if self.version < 3 {
+                return Err(self.wrong(
+                    entry,
+                    at,
+                    "has a zero flag, which version 2 does not have",
+                ));
+            }
+            return Ok(Place::Zero { stored: host.is_some() });
+        }
+        match host {
+            None => Ok(Place::Unallocated),
+            Some(host) => Ok(Place::Data(self.inside(entry, host, at)?)),
+        }
+    }
+
+    /// The host cluster of an entry, if it has one.
+    fn host(&self, entry: u64, at: u64) -> Result<Option<u64>> {
+        let offset = entry & OFFSET;
+        if entry & L2_RESERVED != 0 {
+            return Err(self.wrong(entry, at, "has reserved bits"));
+        }
+        if !offset.is_multiple_of(self.cluster()) {
+            return Err(self.wrong(
+                entry,
+                at,
+                "has an offset that is no multiple of the cluster size",
+            ));
+        }
+        // In an external data file, a cluster at offset 0 is marked by bit 63.
+        let first = self.data_file && entry & COPIED != 0;
+        Ok((offset != 0 || first).then_some(offset))
+    }
+
+    /// The offset of a byte within a host cluster that begins inside the file. Its end may be
+    /// missing: the last cluster of a file need not be complete.
+    fn inside(&self, entry: u64, host: u64, at: u64) -> Result<u64> {
+        if host >= self.data_len {
+            return Err(self.wrong(entry, at, "names a cluster beyond the end of the file"));
+        }
+        Ok(host + (at & (self.cluster() - 1)))
+    }
+
+    /// The place of a compressed cluster.
+    fn packed(&self, entry: u64, at: u64) -> Result<Place> {
+        if self.data_file {
+            return Err(self.wrong(
+                entry,
+                at,
+                "is compressed, in an image with an external data file",
+            ));
+        }
+        // x in "Compressed Clusters Descriptor": at most 61.
+        let x = 62 - (self.cluster_bits - 8);
+        let host = entry & ((1 << x) - 1);
+        let more = (entry & (COMPRESSED - 1)) >> x;
+        if host >= self.file_len {
+            return Err(self.wrong(entry, at, "names compressed data beyond the end of the file"));
+        }
+        // At most 2^13 further sectors; the file may end within the last one.
+        let len = ((more + 1) * SECTOR - host % SECTOR).min(self.file_len - host);
+        let len = u32::try_from(len).map_err(|_| self.wrong(entry, at, "is too long"))?;
+        Ok(Place::Packed { host, len })
+    }
+
+    /// Appends the runs of a cluster with an extended entry.
+    fn subclusters(
+        &self,
+        entry: u64,
+        bits: u64,
+        at: u64,
+        end: u64,
+        runs: &mut Vec<Run>,
+    ) -> Result<()> {
+        let host = self.host(entry, at)?;
+        if entry & ZERO != 0 {
+            return Err(self.wrong(entry, at, "has reserved bits"));
+        }
+        let (allocated, zero) = (bits & u64::from(u32::MAX), bits >> SUBCLUSTERS);
+        if allocated & zero != 0 {
+            return Err(self.wrong(entry, at, "has subclusters that are both allocated and zero"));
+        }
+        let data = match (host, allocated) {
+            (Some(host), 1..) => Some(self.inside(entry, host, at)? - (at & (self.cluster() - 1))),
+            (None, 1..) => return Err(self.wrong(entry, at, "has subclusters without a cluster")),
+            (_, 0) => None,
+        };
+        let (start, unit) = (at & !(self.cluster() - 1), self.unit());
+        let mut next = at;
+        while next < end {
+            let number = (next - start) / unit;
+            let until = (start + (number + 1) * unit).min(end);
+            let place = match data {
+                Some(host) if allocated >> number & 1 != 0 => Place::Data(host + (next - start)),
+                _ if zero >> number & 1 != 0 => Place::Zero { stored: host.is_some() },
+                _ => Place::Unallocated,
+            };
+            push(runs, Run { at: next, len: until - next, place });
+            next = until;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(cluster_bits: u32, extended: bool) -> Layout {
+        let (file_len, version) = (1 << 40, 3);
+        Layout { cluster_bits, extended, version, data_file: false, file_len, data_len: file_len }
+    }
+
+    fn one(layout: Layout, words: &[u64], at: u64, end: u64) -> Result<Vec<Run>> {
+        let mut runs = Vec::new();
+        layout.runs(words, at, end, &mut runs).map(|()| runs)
+    }
+
+    #[test]
+    fn a_standard_entry_is_data_zero_or_nothing() {
+        let at = (5 << 16) + 10;
+        let place = |entry| one(layout(16, false), &[entry], at, at + 20).map(|runs| runs[0].place);
+        assert_eq!(place(0).unwrap(), Place::Unallocated);
+        assert_eq!(place(1).unwrap(), Place::Zero { stored: false });
+        assert_eq!(place(0x10001).unwrap(), Place::Zero { stored: true });
+        assert_eq!(place(COPIED | 0x30000).unwrap(), Place::Data(0x3000a));
+        for bad in [2, 0x200, 1 << 56, 1 << 40, COPIED | 1 << 55] {
+            assert!(place(bad).is_err(), "{bad:#x}");
+        }
+        let old = Layout { version: 2, ..layout(16, false) };
+        assert!(one(old, &[1], 0, 1).is_err());
+    }
+
+    #[test]
+    fn the_sectors_of_a_compressed_cluster_are_counted_from_its_first() {
+        // x = 54 with clusters of 64 KiB.
+        let entry = COMPRESSED | 3 << 54 | 0x1_2345;
+        let runs = one(layout(16, false), &[entry], 0, 1 << 16).unwrap();
+        let len = 4 * 512 - 0x145;
+        assert_eq!(
+            runs,
+            [Run { at: 0, len: 1 << 16, place: Place::Packed { host: 0x1_2345, len } }]
+        );
+        let short = Layout { file_len: 0x1_2400, ..layout(16, false) };
+        let runs = one(short, &[entry], 0, 1).unwrap();
+        assert_eq!(runs[0].place, Place::Packed { host: 0x1_2345, len: 0xbb });
+        let shorter = Layout { file_len: 0x1_2345, ..short };
+        assert!(one(shorter, &[entry], 0, 1).is_err());
+    }
+
+    #[test]
+    fn subclusters_are_joined_where_they_are_alike() {
+        let layout = layout(16, true);
+        let (data, zero) = (0b1110_u64, 0b1_0000_u64);
+        let runs = one(layout, &[0x20000, zero << 32 | data], 1024, 1 << 16).unwrap();
+        let unit = 2048;
+        assert_eq!(
+            runs,
+            [
+                Run { at: 1024, len: 1024, place: Place::Unallocated },
+                Run { at: unit, len: 3 * unit, place: Place::Data(0x20000 + unit) },
+                Run { at: 4 * unit, len: unit, place: Place::Zero { stored: true } },
+                Run { at: 5 * unit, len: 27 * unit, place: Place::Unallocated },
+            ]
+        );
+        for (entry, bits) in [(0x20000, 1 << 32 | 1), (0, 1), (1, 0), (0x20001, 1)] {
+            assert!(one(layout, &[entry, bits], 0, 1).is_err(), "{entry:#x} {bits:#x}");
+        }
+    }
+
+    #[test]
+    fn an_l1_entry_names_a_cluster_of_the_file() {
+        let layout = layout(16, false);
+        assert_eq!(layout.l2_table(0, 0).unwrap(), None);
+        assert_eq!(layout.l2_table(0, COPIED | 0x30000).unwrap(), Some(0x30000));
+        for bad in [1, 0x200, 1 << 40, (1 << 40) - 0x8000, 1 << 56, 1 << 62] {
+            assert!(layout.l2_table(7, bad).unwrap_err().to_string().contains("L1 entry 7"));
+        }
+    }
+}

@@ -1,0 +1,427 @@
+//! The header and its extensions (QEMU's docs/interop/qcow2.txt, "Header" to "Bitmaps extension").
+
+use blockhaul_block::Result;
+
+use super::bytes::{be32, be64, index, text};
+use super::error::{damaged, unsupported};
+
+/// The first bytes of an image.
+pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
+/// Length in bytes of the part of the header that all versions have and that of version 3.
+const LEN_V2: usize = 72;
+const LEN_V3: usize = 104;
+/// Cluster sizes that exist, as powers of two: 512 bytes to 2 MiB.
+const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+/// Smallest cluster with extended L2 entries: 16 KiB.
+const EXTENDED_BITS_MIN: u32 = 14;
+/// Longest name of a backing file in bytes; QEMU allows as much.
+const BACKING_NAME_MAX: u32 = 1023;
+/// Longest L1 table in bytes; QEMU allows as much.
+const L1_MAX: u64 = 32 << 20;
+/// Longest refcount table in bytes; QEMU allows as much.
+const REFCOUNT_TABLE_MAX: u64 = 8 << 20;
+/// Maximum number of header extensions that are read: more than are defined.
+const EXTENSIONS_MAX: usize = 64;
+/// Length in bytes of an entry of the table of feature names.
+const FEATURE_LEN: usize = 48;
+
+/// Incompatible features ("Header", bytes 72 to 79).
+pub(super) mod incompatible {
+    /// Refcounts may be too low or too high. Reading does not use them.
+    pub(in crate::qcow2) const DIRTY: u64 = 1 << 0;
+    /// Any table may be wrong.
+    pub(in crate::qcow2) const CORRUPT: u64 = 1 << 1;
+    /// Guest data is in another file.
+    pub(in crate::qcow2) const DATA_FILE: u64 = 1 << 2;
+    /// Compressed clusters are not in zlib's format.
+    pub(in crate::qcow2) const COMPRESSION: u64 = 1 << 3;
+    /// L2 entries have 128 bits.
+    pub(in crate::qcow2) const EXTENDED_L2: u64 = 1 << 4;
+    /// All that this program knows.
+    pub(super) const KNOWN: u64 = DIRTY | CORRUPT | DATA_FILE | COMPRESSION | EXTENDED_L2;
+}
+
+/// Auto-clear features ("Header", bytes 88 to 95).
+mod autoclear {
+    /// The bitmaps are consistent with the disk.
+    pub(super) const BITMAPS: u64 = 1 << 0;
+    /// The external data file is a raw image of the disk.
+    pub(super) const RAW_DATA_FILE: u64 = 1 << 1;
+}
+
+/// Types of extensions ("Header extensions").
+mod extension {
+    pub(super) const END: u32 = 0;
+    pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+    pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
+    pub(super) const BITMAPS: u32 = 0x2385_2875;
+    pub(super) const DATA_FILE: u32 = 0x4441_5441;
+}
+
+/// How clusters are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    /// A deflate stream without zlib's header.
+    Deflate,
+    /// A zstd frame.
+    Zstd,
+}
+
+/// Place of the table of snapshots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SnapshotTable {
+    pub(super) offset: u64,
+    pub(super) count: u32,
+}
+
+/// Place of the directory of bitmaps; lengths in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct BitmapDirectory {
+    pub(super) count: u32,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// An L1 table: its offset in the image file, and its number of entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct L1Place {
+    pub(super) offset: u64,
+    pub(super) entries: u32,
+}
+
+/// A header that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    /// 2 or 3.
+    pub(super) version: u32,
+    /// log2 of the cluster size in bytes, 9 to 21.
+    pub(super) cluster_bits: u32,
+    /// Size of the disk in bytes, at most 2^63 - 1.
+    pub(super) size: u64,
+    pub(super) l1: L1Place,
+    pub(super) snapshots: SnapshotTable,
+    /// Bits of [`incompatible`]; no others.
+    pub(super) incompatible: u64,
+    pub(super) compression: Compression,
+    /// The name of the backing file, as it is in the image.
+    pub(super) backing: Option<String>,
+    /// The format of the backing file.
+    pub(super) backing_format: Option<String>,
+    /// The name of the external data file; none if the image leaves it to the user.
+    pub(super) data_file: Option<String>,
+    /// The directory of bitmaps, if they are consistent.
+    pub(super) bitmaps: Option<BitmapDirectory>,
+}
+
+impl Header {
+    /// Cluster size in bytes.
+    pub(super) fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Whether an incompatible feature is used.
+    pub(super) fn has(&self, feature: u64) -> bool {
+        self.incompatible & feature != 0
+    }
+
+    /// Whether L2 entries have 128 bits.
+    pub(super) fn is_extended(&self) -> bool {
+        self.has(incompatible::EXTENDED_L2)
+    }
+
+    /// The cluster size of an image, from its first bytes.
+    ///
+    /// # Errors
+    /// If it is no qcow2 image, or has no possible cluster size.
+    pub(super) fn cluster_bits(head: &[u8]) -> Result<u32> {
+        if !head.starts_with(&MAGIC) {
+            return Err(super::error::usage(
+                "the file does not begin as a qcow2 image: use file:PATH for a raw one",
+            ));
+        }
+        let (version, bits) = be32(head, 4).zip(be32(head, 20)).ok_or_else(cut_short)?;
+        if !(2..=3).contains(&version) {
+            let way = "convert it to version 3 with \"qemu-img convert -O qcow2\"";
+            return Err(unsupported(format!("version {version} of the format is not known"), way));
+        }
+        if !CLUSTER_BITS.contains(&bits) {
+            return Err(damaged(format!("cluster size 2^{bits} in the header (2^9 to 2^21)")));
+        }
+        Ok(bits)
+    }
+
+    /// Reads the header and its extensions from an image's first cluster; the file may be shorter
+    /// than that.
+    ///
+    /// # Errors
+    /// If a field is out of range, or the image has features that this program does not know.
+    pub(super) fn parse(first: &[u8]) -> Result<Header> {
+        let cluster_bits = Header::cluster_bits(first)?;
+        let fixed = Fixed::parse(first, cluster_bits)?;
+        let found = Extensions::parse(first, fixed.len)?;
+        fixed.check_incompatible(&found.feature_names)?;
+        let compression = fixed.compression()?;
+        let backing = fixed.backing(first)?;
+        if backing.is_some() && fixed.has_raw_data_file() {
+            return Err(damaged("a backing file and a raw external data file at once"));
+        }
+        let bitmaps = found.bitmaps.filter(|_| fixed.autoclear & autoclear::BITMAPS != 0);
+        Ok(Header {
+            version: fixed.version,
+            cluster_bits,
+            size: fixed.size,
+            l1: fixed.l1,
+            snapshots: fixed.snapshots,
+            incompatible: fixed.incompatible,
+            compression,
+            backing,
+            backing_format: found.backing_format,
+            data_file: found.data_file,
+            bitmaps,
+        })
+    }
+}
+
+fn cut_short() -> blockhaul_block::Error {
+    damaged("the file ends within its header")
+}
+
+/// The fields at fixed offsets.
+struct Fixed {
+    version: u32,
+    cluster_bits: u32,
+    backing_offset: u64,
+    backing_len: u32,
+    size: u64,
+    l1: L1Place,
+    snapshots: SnapshotTable,
+    incompatible: u64,
+    autoclear: u64,
+    /// 0: zlib, also if the header is too short for the field.
+    compression_type: u8,
+    /// Length in bytes.
+    len: usize,
+}
+
+impl Fixed {
+    fn parse(head: &[u8], cluster_bits: u32) -> Result<Fixed> {
+        let word = |at| be32(head, at).ok_or_else(cut_short);
+        let long = |at| be64(head, at).ok_or_else(cut_short);
+        let version = word(4)?;
+        // Version 2 ends here, and has the defaults of the rest.
+        let is_new = version >= 3;
+        let len = if is_new { index(word(100)?.into()) } else { LEN_V2 };
+        let fixed = Fixed {
+            version,
+            cluster_bits,
+            backing_offset: long(8)?,
+            backing_len: word(16)?,
+            size: long(24)?,
+            l1: L1Place { offset: long(40)?, entries: word(36)? },
+            snapshots: SnapshotTable { offset: long(64)?, count: word(60)? },
+            incompatible: if is_new { long(72)? } else { 0 },
+            autoclear: if is_new { long(88)? } else { 0 },
+            compression_type: if len > LEN_V3 {
+                *head.get(LEN_V3).ok_or_else(cut_short)?
+            } else {
+                0
+            },
+            len,
+        };
+        fixed.check(word(32)?, if is_new { word(96)? } else { 4 })?;
+        fixed.check_tables(long(48)?, word(56)?)?;
+        Ok(fixed)
+    }
+
+    fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    fn check(&self, crypt_method: u32, refcount_order: u32) -> Result<()> {
+        let len = self.len as u64;
+        if self.version >= 3
+            && (len < LEN_V3 as u64 || !len.is_multiple_of(8) || len > self.cluster())
+        {
+            return Err(damaged(format!("header length {len}")));
+        }
+        if i64::try_from(self.size).is_err() {
+            return Err(damaged(format!("disk size {} (at most 2^63 - 1)", self.size)));
+        }
+        if refcount_order > 6 {
+            return Err(damaged(format!("refcounts of 2^{refcount_order} bits (at most 2^6)")));
+        }
+        let method = match crypt_method {
+            0 => return Ok(()),
+            1 => "AES".to_string(),
+            2 => "LUKS".to_string(),
+            other => format!("method {other}"),
+        };
+        let way = "decrypt it with \"qemu-img convert --image-opts\" first, or open it with [ qemu-nbd … ]";
+        Err(unsupported(format!("the image is encrypted ({method})"), way))
+    }
+
+    fn check_tables(&self, refcount_offset: u64, refcount_clusters: u32) -> Result<()> {
+        let aligned = |what: &str, offset: u64| match offset.is_multiple_of(self.cluster()) {
+            true => Ok(()),
+            false => Err(damaged(format!(
+                "the {what} begins at offset {offset}, which is not a multiple of the cluster size {}",
+                self.cluster()
+            ))),
+        };
+        aligned("L1 table", self.l1.offset)?;
+        aligned("refcount table", refcount_offset)?;
+        if self.snapshots.count > 0 {
+            aligned("snapshot table", self.snapshots.offset)?;
+        }
+        check_l1_len(self.l1)?;
+        let len = u64::from(refcount_clusters) << self.cluster_bits;
+        if len > REFCOUNT_TABLE_MAX {
+            return Err(damaged(format!("a refcount table of {len} bytes (at most 8 MiB)")));
+        }
+        Ok(())
+    }
+
+    /// Refuses features that this program does not know, by the names that the image gives them.
+    fn check_incompatible(&self, names: &[FeatureName]) -> Result<()> {
+        let unknown = self.incompatible & !incompatible::KNOWN;
+        if unknown != 0 {
+            let bits = (0..64).filter(|bit| unknown & (1 << bit) != 0);
+            let list: Vec<_> = bits.map(|bit| name_of(names, bit)).collect();
+            let what = format!("the image has unknown incompatible features: {}", list.join(", "));
+            let way = "use [ qemu-nbd -r -f qcow2 IMAGE ] of a QEMU that knows them";
+            return Err(unsupported(what, way));
+        }
+        if self.incompatible & incompatible::EXTENDED_L2 != 0
+            && self.cluster_bits < EXTENDED_BITS_MIN
+        {
+            let cluster = self.cluster();
+            return Err(damaged(format!("extended L2 entries with clusters of {cluster} bytes")));
+        }
+        Ok(())
+    }
+
+    fn compression(&self) -> Result<Compression> {
+        let flagged = self.incompatible & incompatible::COMPRESSION != 0;
+        match (self.compression_type, flagged) {
+            (0, false) => Ok(Compression::Deflate),
+            (1, true) => Ok(Compression::Zstd),
+            (0 | 1, _) => Err(damaged("the compression type contradicts its feature bit")),
+            (other, _) => Err(unsupported(
+                format!("compression type {other} is not known"),
+                "use [ qemu-nbd -r -f qcow2 IMAGE ] of a QEMU that knows it",
+            )),
+        }
+    }
+
+    fn has_raw_data_file(&self) -> bool {
+        self.autoclear & autoclear::RAW_DATA_FILE != 0
+            && self.incompatible & incompatible::DATA_FILE != 0
+    }
+
+    fn backing(&self, first: &[u8]) -> Result<Option<String>> {
+        if self.backing_offset == 0 {
+            return Ok(None);
+        }
+        let (start, len) = (self.backing_offset, self.backing_len);
+        let place = || format!("the name of the backing file, {len} bytes at offset {start}");
+        let end = start.checked_add(len.into()).filter(|&end| end <= self.cluster());
+        let Some(end) = end.filter(|_| len <= BACKING_NAME_MAX) else {
+            return Err(damaged(format!("{}, exceeds the first cluster or 1023 bytes", place())));
+        };
+        let bytes = first.get(index(start)..index(end));
+        let bytes = bytes.ok_or_else(|| damaged(format!("the file ends before {}", place())))?;
+        // QEMU takes an empty name for none.
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        let name = std::str::from_utf8(bytes).ok().filter(|name| !name.contains('\0'));
+        let way = "name the backing device with backing=DEVICE";
+        match name {
+            Some(name) => Ok(Some(name.to_string())),
+            None => Err(unsupported("the name of the backing file is not UTF-8", way)),
+        }
+    }
+}
+
+/// Checks the length of an L1 table, also that of a snapshot.
+pub(super) fn check_l1_len(l1: L1Place) -> Result<()> {
+    let len = u64::from(l1.entries) * 8;
+    if len > L1_MAX {
+        return Err(damaged(format!("an L1 table of {len} bytes (at most 32 MiB)")));
+    }
+    Ok(())
+}
+
+struct FeatureName {
+    /// 0: incompatible.
+    kind: u8,
+    bit: u8,
+    name: String,
+}
+
+fn name_of(names: &[FeatureName], bit: u8) -> String {
+    let found = names.iter().find(|name| name.kind == 0 && name.bit == bit);
+    found.map_or_else(|| format!("bit {bit}"), |found| format!("{:?} (bit {bit})", found.name))
+}
+
+/// What the extensions say.
+#[derive(Default)]
+struct Extensions {
+    backing_format: Option<String>,
+    data_file: Option<String>,
+    bitmaps: Option<BitmapDirectory>,
+    feature_names: Vec<FeatureName>,
+}
+
+impl Extensions {
+    /// Reads the extensions in the first cluster from an offset on. The area may end with the file.
+    fn parse(first: &[u8], start: usize) -> Result<Extensions> {
+        let mut found = Extensions::default();
+        let mut at = start;
+        for _ in 0..EXTENSIONS_MAX {
+            let Some((kind, len)) = be32(first, at).zip(be32(first, at + 4)) else { break };
+            if kind == extension::END {
+                break;
+            }
+            let len = index(len.into());
+            let end = (at + 8).checked_add(len);
+            let Some(data) = end.and_then(|end| first.get(at + 8..end)) else {
+                return Err(damaged(format!(
+                    "header extension {kind:#x} at offset {at} exceeds the first cluster"
+                )));
+            };
+            found.add(kind, data)?;
+            // The length is at most that of a cluster.
+            at += 8 + len.next_multiple_of(8);
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, kind: u32, data: &[u8]) -> Result<()> {
+        match kind {
+            extension::BACKING_FORMAT => self.backing_format = Some(text(data)),
+            extension::DATA_FILE => self.data_file = Some(text(data)),
+            extension::FEATURE_NAMES => self.feature_names = feature_names(data),
+            extension::BITMAPS => self.bitmaps = Some(bitmaps(data)?),
+            // "Other": can be safely ignored.
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn feature_names(data: &[u8]) -> Vec<FeatureName> {
+    let entries = data.chunks_exact(FEATURE_LEN);
+    let parse = |entry: &[u8]| {
+        let name = entry[2..].split(|&byte| byte == 0).next().unwrap_or_default();
+        FeatureName { kind: entry[0], bit: entry[1], name: text(name) }
+    };
+    entries.map(parse).collect()
+}
+
+fn bitmaps(data: &[u8]) -> Result<BitmapDirectory> {
+    let short = || damaged(format!("a bitmaps extension of {} bytes (24)", data.len()));
+    let count = be32(data, 0).ok_or_else(short)?;
+    let (len, offset) = be64(data, 8).zip(be64(data, 16)).ok_or_else(short)?;
+    Ok(BitmapDirectory { count, offset, len })
+}

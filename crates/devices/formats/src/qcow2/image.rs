@@ -1,0 +1,256 @@
+//! An image's metadata, read once and shared by all handles: where each byte of the disk is.
+
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Device, Error, Result};
+
+use super::bitmap::{self, Bitmap};
+use super::bytes::index;
+use super::cache::{Slice, SliceCache};
+use super::entry::{Layout, Place, Run, push};
+use super::error::damaged;
+use super::header::{Compression, Header, L1Place, incompatible};
+use super::kept::Kept;
+use super::snapshot::{self, Snapshot};
+use super::storage::read;
+
+/// Longest part of an L2 table that is read at once, in bytes.
+const SLICE_MAX: u64 = 64 << 10;
+/// Bytes at the start of a file that are read before the cluster size is known.
+const HEAD: u64 = 4096;
+/// Most bitmaps that are contexts: others are needed, too.
+pub(super) const BITMAPS_MAX: usize = 60;
+
+/// The metadata of an image, or of one of its snapshots.
+pub(super) struct Image {
+    /// Size of the disk in bytes.
+    pub(super) size: u64,
+    pub(super) layout: Layout,
+    pub(super) compression: Compression,
+    pub(super) bitmaps: Vec<Bitmap>,
+    /// Unpacked clusters.
+    pub(super) kept: Kept,
+    /// Whether the file has holes where clusters are, once that was looked for.
+    pub(super) is_sparse: OnceLock<bool>,
+    /// The entries that the disk needs.
+    l1: Vec<u64>,
+    cache: SliceCache,
+    /// Length of a slice in bytes.
+    slice: u64,
+}
+
+/// A header, and the length of the file that it was read from.
+pub(super) struct Head {
+    pub(super) header: Header,
+    pub(super) file_len: u64,
+}
+
+impl Head {
+    /// Reads the header of the image in a device.
+    pub(super) async fn read(file: &Arc<dyn Device>) -> Result<Head> {
+        let file_len = file.facts().size;
+        let head = read(file, 0, HEAD.min(file_len)).await?;
+        let cluster = 1 << Header::cluster_bits(&head)?;
+        let header = match cluster <= head.len() as u64 {
+            true => Header::parse(&head[..index(cluster)])?,
+            false => Header::parse(&read(file, 0, cluster.min(file_len)).await?)?,
+        };
+        let name = file.facts().name.clone();
+        if header.has(incompatible::CORRUPT) {
+            log::warn!(
+                "{name}: the image is marked as corrupt, and read as far as that is possible; repair it with \
+                 \"qemu-img check -r all\""
+            );
+        }
+        Ok(Head { header, file_len })
+    }
+}
+
+impl Image {
+    /// Reads the metadata of the image, or of one of its snapshots. `data_len` is the length in
+    /// bytes of the external data file, if there is one; `memory` bounds the L2 cache in bytes.
+    pub(super) async fn open(
+        file: &Arc<dyn Device>,
+        head: &Head,
+        snapshot: Option<&str>,
+        data_len: Option<u64>,
+        memory: u64,
+    ) -> Result<Image> {
+        let Head { header, file_len } = head;
+        let layout = Layout::new(header, *file_len, data_len.unwrap_or(*file_len));
+        let (l1, size) = match snapshot {
+            None => (header.l1, header.size),
+            Some(name) => {
+                let all = snapshot::list(file, *file_len, header).await?;
+                let Snapshot { l1, size, .. } = snapshot::find(all, name)?;
+                (l1, size.unwrap_or(header.size))
+            }
+        };
+        let l1 = l1_table(file, layout, l1, size).await?;
+        let bitmaps = match snapshot {
+            None => bitmap::list(file, *file_len, header, BITMAPS_MAX).await,
+            // They describe the disk as it is now.
+            Some(_) => Vec::new(),
+        };
+        let slice = SLICE_MAX.min(layout.cluster());
+        Ok(Image {
+            size,
+            layout,
+            compression: header.compression,
+            bitmaps,
+            kept: Kept::new(layout.cluster()),
+            is_sparse: OnceLock::new(),
+            l1,
+            cache: SliceCache::new(memory, slice),
+            slice,
+        })
+    }
+
+    /// The runs of a range that is within the disk, at least one of them; ends early when there are
+    /// `most`. `None` if an L2 table must be read first.
+    pub(super) fn runs_now(&self, at: u64, end: u64, most: usize) -> Option<Result<Vec<Run>>> {
+        let mut walk = Walk { next: at, end, most, entries: u64::MAX, runs: Vec::new() };
+        match self.walk(&mut walk) {
+            Ok(None) => Some(Ok(walk.runs)),
+            Ok(Some(_)) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// All runs of a range; reads L2 tables through `file`.
+    pub(super) async fn runs(&self, file: &Arc<dyn Device>, at: u64, end: u64) -> Result<Vec<Run>> {
+        let mut entries = u64::MAX;
+        self.some_runs(file, at, end, usize::MAX, &mut entries).await
+    }
+
+    /// The runs of a range, at least one; ends early when there are `most`, or when `entries` of
+    /// tables were looked at, which is counted down.
+    pub(super) async fn some_runs(
+        &self,
+        file: &Arc<dyn Device>,
+        at: u64,
+        end: u64,
+        most: usize,
+        entries: &mut u64,
+    ) -> Result<Vec<Run>> {
+        let mut walk = Walk { next: at, end, most, entries: *entries, runs: Vec::new() };
+        while let Some(offset) = self.walk(&mut walk)? {
+            let slice = self.load(file, offset).await?;
+            // The cache may have dropped it already, if it is small.
+            self.walk_slice(&mut walk, &slice)?;
+        }
+        *entries = walk.entries;
+        Ok(walk.runs)
+    }
+
+    /// Goes on until the walk has ended, or the slice at the returned offset is needed.
+    fn walk(&self, walk: &mut Walk) -> Result<Option<u64>> {
+        while walk.goes_on() {
+            let number = walk.next / self.layout.l2_covers();
+            let entry = self.l1.get(index(number)).copied().unwrap_or(0);
+            let Some(table) = self.layout.l2_table(number, entry)? else {
+                let end = (number + 1).saturating_mul(self.layout.l2_covers()).min(walk.end);
+                let (at, len) = (walk.next, end - walk.next);
+                push(&mut walk.runs, Run { at, len, place: Place::Unallocated });
+                walk.goes_to(end);
+                continue;
+            };
+            let offset = table + self.byte_of(walk.next) / self.slice * self.slice;
+            match self.cache.find(offset) {
+                Some(slice) => self.walk_slice(walk, &slice)?,
+                None => return Ok(Some(offset)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The offset of an entry in its L2 table, in bytes.
+    fn byte_of(&self, at: u64) -> u64 {
+        at % self.layout.l2_covers() / self.layout.cluster() * self.layout.entry_words() * 8
+    }
+
+    /// Appends the runs that a slice describes.
+    fn walk_slice(&self, walk: &mut Walk, slice: &[u64]) -> Result<()> {
+        let words = index(self.layout.entry_words());
+        let mut place = index(self.byte_of(walk.next) % self.slice / 8);
+        while walk.goes_on() {
+            let Some(entry) = slice.get(place..place + words) else { return Ok(()) };
+            let cluster_end = (walk.next | (self.layout.cluster() - 1)) + 1;
+            let end = cluster_end.min(walk.end);
+            self.layout.runs(entry, walk.next, end, &mut walk.runs)?;
+            walk.goes_to(end);
+            place += words;
+        }
+        Ok(())
+    }
+
+    /// A slice, from the cache or the file.
+    async fn load(&self, file: &Arc<dyn Device>, offset: u64) -> Result<Slice> {
+        let _turn = self.cache.loading.lock(offset, offset + 1).await;
+        if let Some(slice) = self.cache.find(offset) {
+            return Ok(slice);
+        }
+        let bytes = read(file, offset, self.slice).await?;
+        let slice: Slice = words(&bytes).collect();
+        self.cache.keep(offset, slice.clone());
+        Ok(slice)
+    }
+}
+
+/// A search for runs.
+struct Walk {
+    next: u64,
+    end: u64,
+    /// Number of runs that is enough.
+    most: usize,
+    /// Number of entries that may still be looked at.
+    entries: u64,
+    runs: Vec<Run>,
+}
+
+impl Walk {
+    fn goes_on(&self) -> bool {
+        // The last run may still grow.
+        self.next < self.end && self.runs.len() <= self.most && self.entries > 0
+    }
+
+    fn goes_to(&mut self, next: u64) {
+        self.next = next;
+        self.entries -= 1;
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().map(|word| u64::from_be_bytes(*word))
+}
+
+/// Reads the entries of an L1 table that a disk of `size` bytes needs.
+async fn l1_table(
+    file: &Arc<dyn Device>,
+    layout: Layout,
+    place: L1Place,
+    size: u64,
+) -> Result<Vec<u64>> {
+    let needed = size.div_ceil(layout.l2_covers());
+    let L1Place { offset, entries } = place;
+    if needed > entries.into() {
+        return Err(damaged(format!(
+            "a disk of {size} bytes needs an L1 table of {needed} entries; it has {entries}"
+        )));
+    }
+    // At most 2^32 entries.
+    let len = needed * 8;
+    if offset.checked_add(len).is_none_or(|end| end > layout.file_len()) {
+        return Err(damaged(format!(
+            "the L1 table, {len} bytes at offset {offset}, exceeds the {} bytes of the file",
+            layout.file_len()
+        )));
+    }
+    let bytes = read(file, offset, len).await?;
+    let table: Vec<_> = words(&bytes).collect();
+    if table.len() as u64 != needed {
+        return Err(Error::misfit());
+    }
+    Ok(table)
+}

@@ -1,0 +1,75 @@
+//! Reads tables and compressed data from the device that holds an image.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
+use blockhaul_io::{Buf, Data, Pool, Reservation};
+
+use super::bytes::index;
+
+/// Longest table that is read with one request.
+const PIECE: u64 = 1 << 20;
+
+/// Reads a range of a device that has all of it, into memory outside any pool. `len` is bounded by
+/// the caller.
+pub(super) async fn read(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Buf> {
+    let mut buf = Buf::unpooled(index(len));
+    read_into(device, at, &mut buf, None).await?;
+    Ok(buf)
+}
+
+/// Fills `out` from a device, in as many requests as it needs; false if all of it is zero. Memory
+/// comes from a pool, or is outside any.
+pub(super) async fn read_into(
+    device: &Arc<dyn Device>,
+    at: u64,
+    out: &mut [u8],
+    pool: Option<&Pool>,
+) -> Result<bool> {
+    let mut found_data = false;
+    let mut next = at;
+    for part in out.chunks_mut(index(piece(device))) {
+        let room = match pool {
+            Some(pool) => room(pool, part.len()).await?,
+            None => Reservation::unpooled(part.len()),
+        };
+        found_data |= place(device.submit(Request::read(next, room)).await?, part)?;
+        next += part.len() as u64;
+    }
+    Ok(found_data)
+}
+
+/// Copies the reply of a read to its place; false if it is zero.
+pub(super) fn place(reply: Reply, out: &mut [u8]) -> Result<bool> {
+    match reply {
+        Reply::Data(data) => {
+            copy(&data, out)?;
+            Ok(true)
+        }
+        Reply::Hole => {
+            out.fill(0);
+            Ok(false)
+        }
+        _ => Err(Error::misfit()),
+    }
+}
+
+fn copy(data: &Data, out: &mut [u8]) -> Result<()> {
+    data.load().map_err(|error| Error::system("cannot read the image", error))?;
+    if data.len() != out.len() {
+        return Err(Error::misfit());
+    }
+    out.copy_from_slice(data.bytes());
+    Ok(())
+}
+
+/// Longest request for tables.
+pub(super) fn piece(device: &Arc<dyn Device>) -> u64 {
+    PIECE.min(device.facts().block.maximum.into()).max(1)
+}
+
+/// Waits for memory of a pool.
+pub(super) async fn room(pool: &Pool, len: usize) -> Result<Reservation> {
+    let room = pool.reserve(len).await;
+    room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
+}

@@ -1,0 +1,157 @@
+//! Images made by QEMU's tools, and their disks read by ours.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Contexts, Device, DeviceExt as _, Extents, Facts, Result};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_io::{Config, Runtime};
+use blockhaul_testkit::tools::{self, Peer, Scratch};
+
+/// Longest read at once.
+const PIECE: u64 = 3 << 20;
+
+pub fn registry() -> Registry {
+    let mut backends = blockhaul_backends::all();
+    backends.extend(blockhaul_formats::all());
+    Registry { backends, path: blockhaul_backends::PATH_SCHEME, ..Registry::default() }
+}
+
+pub async fn open(spec: &str, intent: Intent) -> Result<Stack> {
+    let spec = Spec::parse(OsStr::new(spec)).unwrap();
+    registry().open(&spec, Vec::new(), intent).await
+}
+
+/// Runs with a device on two workers.
+pub fn with<T, F>(spec: &str, work: impl FnOnce(Arc<dyn Device>) -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    try_with(spec, work).unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub fn try_with<T, F>(
+    spec: &str,
+    work: impl FnOnce(Arc<dyn Device>) -> F + Send + 'static,
+) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let spec = spec.to_string();
+    runtime.block_on(move || async move {
+        let stack = open(&spec, Intent::READ).await?;
+        Ok(work(stack.device().clone()).await)
+    })
+}
+
+/// All bytes of a device.
+pub async fn content(device: &Arc<dyn Device>) -> Result<Vec<u8>> {
+    let size = device.facts().size;
+    let mut bytes = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let len = PIECE.min(size - at).min(device.facts().block.maximum.into());
+        bytes.extend_from_slice(device.read(at, len as usize).await?.bytes());
+        at += len;
+    }
+    Ok(bytes)
+}
+
+/// All extents of a device in a context.
+pub async fn extents(device: &Arc<dyn Device>, contexts: Contexts) -> Result<Extents> {
+    let size = device.facts().size;
+    let mut all = Extents::new();
+    while all.total() < size {
+        let at = all.total();
+        let lists = device.extents(at, size - at, contexts).await?;
+        lists[0].runs().iter().for_each(|run| all.push(run.len, run.state));
+    }
+    Ok(all)
+}
+
+pub fn facts(spec: &str) -> Facts {
+    with(spec, |device| async move { Facts::clone(&device.facts()) })
+}
+
+pub fn read_all(spec: &str) -> Result<Vec<u8>> {
+    try_with(spec, |device| async move { content(&device).await })?
+}
+
+/// The text of the error that opening or reading a device ends with.
+pub fn error(spec: &str) -> String {
+    match read_all(spec) {
+        Ok(bytes) => panic!("{spec}: {} bytes were read", bytes.len()),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// QEMU's tools and a directory for images.
+pub struct Qemu {
+    img: Peer,
+    io: Peer,
+    pub scratch: Scratch,
+}
+
+impl Qemu {
+    /// The tools, or none: the test is then skipped.
+    pub fn find() -> Option<Qemu> {
+        let (img, io) = (Peer::require("qemu-img")?, Peer::require("qemu-io")?);
+        Some(Qemu { img, io, scratch: Scratch::new().unwrap() })
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.scratch.file(name)
+    }
+
+    /// The description of an image in the directory, with options.
+    pub fn spec(&self, name: &str, options: &str) -> String {
+        format!("qcow2:{}?{options}", self.file(name).display())
+    }
+
+    /// Runs qemu-img in the directory; its standard output.
+    pub fn img(&self, args: &[&str]) -> String {
+        let (status, text) = self.run(self.img.command(), args);
+        assert!(status, "qemu-img {args:?}: {text}");
+        text
+    }
+
+    /// Makes an image of QEMU.
+    pub fn create(&self, name: &str, options: &str, size: u64) {
+        self.img(&["create", "-q", "-f", "qcow2", "-o", options, name, &size.to_string()]);
+    }
+
+    /// Runs commands of qemu-io on a file.
+    pub fn io(&self, format: &str, name: &str, commands: &[String]) {
+        let mut args = vec!["-f", format];
+        commands.iter().for_each(|command| args.extend(["-c", command]));
+        args.push(name);
+        let (status, text) = self.run(self.io.command(), &args);
+        assert!(status && !text.contains("failed"), "{args:?}: {text}");
+    }
+
+    /// The disk in an image, as qemu-img reads it.
+    pub fn raw(&self, name: &str) -> Vec<u8> {
+        self.img(&["convert", "-f", "qcow2", "-O", "raw", name, "converted.raw"]);
+        std::fs::read(self.file("converted.raw")).unwrap()
+    }
+
+    fn run(&self, mut command: Command, args: &[&str]) -> (bool, String) {
+        command.args(args).current_dir(self.scratch.path());
+        let output = tools::output(&mut command, Duration::from_secs(60)).unwrap();
+        let text = tools::text(&output.stdout);
+        match output.status.success() {
+            true => (true, text),
+            false => (false, text + &tools::text(&output.stderr)),
+        }
+    }
+}
+
+pub fn write(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+}

@@ -1,0 +1,12 @@
+//! Tests of image formats, next to QEMU's tools.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+mod chains;
+mod common;
+mod conformance;
+mod equality;
+mod hostile;
+mod mutations;
+mod odd;
+mod parts;
+mod streams;

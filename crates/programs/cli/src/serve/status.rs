@@ -1,0 +1,102 @@
+//! `--page`: the state of a server as JSON.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use blockhaul_block::OpKind;
+use serde_json::{Value, json};
+
+use super::control::{Operations, Shared, client};
+use crate::ends::without_secrets;
+use crate::metrics::Status;
+use crate::snapshot::latencies;
+
+/// Maximum number of clients and of exports in a snapshot; their numbers are always complete.
+const SHOWN_MAX: usize = 200;
+
+/// The snapshots of a server.
+pub struct Page {
+    /// The server. It does not keep its exports open.
+    operations: Shared,
+    started: Instant,
+    /// The last snapshot.
+    end: OnceLock<Value>,
+}
+
+impl Page {
+    /// Those of this server, which may start later.
+    pub fn new(operations: &Shared) -> Page {
+        Page { operations: operations.clone(), started: Instant::now(), end: OnceLock::new() }
+    }
+
+    /// Makes snapshots; the last one after the end.
+    pub fn status(self: &Arc<Page>) -> Status {
+        let page = self.clone();
+        Arc::new(move || page.end.get().cloned().unwrap_or_else(|| page.now()))
+    }
+
+    /// Takes the last snapshot, when the server has stopped.
+    pub fn end(&self, operations: &Operations) {
+        let mut last = self.snapshot(operations);
+        last["finished"] = true.into();
+        // A second end changes nothing.
+        let _ = self.end.set(last);
+    }
+
+    fn now(&self) -> Value {
+        let mut snapshot = json!({ "command": "serve", "finished": false });
+        self.operations.with(|operations| snapshot = self.snapshot(operations));
+        snapshot
+    }
+
+    fn snapshot(&self, operations: &Operations) -> Value {
+        let sums = operations.server.sums();
+        let by_kind = |counts: fn(&blockhaul_server::Counts) -> [u64; OpKind::ALL.len()]| {
+            let kinds = OpKind::ALL.into_iter().enumerate().map(|(index, kind)| {
+                let all = sums.exports.values().map(|export| counts(&export.counts)[index]);
+                (kind.name().to_string(), Value::from(all.sum::<u64>()))
+            });
+            Value::Object(kinds.collect())
+        };
+        let mut clients = operations.server.clients();
+        clients.truncate(SHOWN_MAX);
+        let mut exports = operations.exports();
+        let exports_count = exports.len();
+        exports.truncate(SHOWN_MAX);
+        exports.iter_mut().for_each(hide_secrets);
+        let errors = sums.exports.values().map(|export| export.counts.errors).sum::<u64>();
+        let in_flight = sums.exports.values().map(|export| export.counts.in_flight).sum::<u64>();
+        let kinds = OpKind::ALL.into_iter().map(OpKind::name);
+        json!({
+            "command": "serve",
+            "version": env!("CARGO_PKG_VERSION"),
+            "finished": false,
+            "elapsed": self.started.elapsed().as_secs_f64(),
+            "connections": sums.open,
+            "handshakes": sums.handshakes,
+            "accepted": sums.accepted,
+            "refused": sums.refused,
+            "handshakes_failed": sums.failed,
+            "memory": sums.memory,
+            "memory_limit": sums.memory_limit,
+            "in_flight": in_flight,
+            "requests": by_kind(|counts| counts.requests),
+            "bytes": by_kind(|counts| counts.bytes),
+            "errors": errors,
+            "latency": latencies(kinds.zip(sums.latency)),
+            "clients": clients.iter().map(client).collect::<Vec<_>>(),
+            "exports": exports,
+            "exports_count": exports_count,
+        })
+    }
+}
+
+/// Leaves out of an export what only its operator may read: parameters of the device and of layers.
+fn hide_secrets(export: &mut Value) {
+    if let Some(device) = export["device"].as_str().map(without_secrets) {
+        export["device"] = device.into();
+    }
+    if let Some(layers) = export["layers"].as_array_mut() {
+        layers.iter_mut().for_each(|layer| *layer = layer["name"].take());
+    }
+}
