@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Scratch, Server};
-use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, program, serve, succeed, text};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, program, serve, succeed, text};
 
 /// Lines that are not run, by a part of them, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -32,13 +32,18 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("nbds://", "needs a server with keys; tls.rs"),
     ("scp ", "needs a host"),
     ("blockhaul bench", "bench.rs"),
+    (":9100", "a port that may be in use; the program's tests of the page take a free one"),
+    ("qcow2:https:", "needs a host"),
+    ("| ssh ", "needs a host"),
+    ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
 ];
 
 /// What stands for absolute paths.
-const PATHS: &[(&str, &str)] = &[("/run/", "run/"), ("/var/images", "images")];
+const PATHS: &[(&str, &str)] =
+    &[("/var/lib/prometheus/node-exporter/", "run/"), ("/run/", "run/"), ("/var/images", "images")];
 
 /// Bytes of every disk.
 const SIZE: &str = "4M";
@@ -57,6 +62,7 @@ const DISKS: &[&str] = &[
     "1.raw",
     "2.raw",
     "images/a.raw",
+    "backup.raw",
     "a.raw",
 ];
 
@@ -80,7 +86,7 @@ fn the_commands_in_pages_run() {
         });
         count += lines.len();
         if !lines.is_empty()
-            && let Err(why) = run(&lines, qemu_img.command())
+            && let Err(why) = run(&lines, &qemu_img)
         {
             failed.insert(name, why);
         }
@@ -119,7 +125,7 @@ fn without_comment(line: &str) -> String {
 }
 
 /// Runs the lines of a page in a fresh directory with disks and with the hosts that they name.
-fn run(lines: &[String], qemu_img: Command) -> Result<(), String> {
+fn run(lines: &[String], qemu_img: &Peer) -> Result<(), String> {
     let scratch = Scratch::new().unwrap();
     prepare(&scratch, qemu_img);
     // Servers in the background are asked to end, however the script ends.
@@ -157,7 +163,7 @@ fn run(lines: &[String], qemu_img: Command) -> Result<(), String> {
 }
 
 /// Makes the disks: all the same, so that whatever is copied or compared fits.
-fn prepare(scratch: &Scratch, mut qemu_img: Command) {
+fn prepare(scratch: &Scratch, qemu_img: &Peer) {
     for dir in ["bin", "run", "images", "drivers", "root"] {
         fs::create_dir(scratch.file(dir)).unwrap();
     }
@@ -167,9 +173,14 @@ fn prepare(scratch: &Scratch, mut qemu_img: Command) {
     for name in &DISKS[1..] {
         fs::copy(&first, scratch.file(name)).unwrap();
     }
-    let convert = ["convert", "-f", "raw", "-O", "qcow2", text(&first)];
-    let output = bounded(qemu_img.args(convert).arg(scratch.file("vm.qcow2")), LIMIT);
-    assert!(output.status.success(), "{}", lossy(&output.stderr));
+    let images = [("vm.qcow2", "qcow2"), ("old.qcow2", "qcow2"), ("vm.vmdk", "vmdk")];
+    for (name, format) in images {
+        let convert = ["convert", "-f", "raw", "-O", format, text(&first)];
+        done(qemu_img.command().args(convert).arg(scratch.file(name)));
+    }
+    done(qemu_img.command().args(["bitmap", "--add"]).arg(scratch.file("vm.qcow2")).arg("daily"));
+    let snapshot = ["snapshot", "-c", "before the upgrade"];
+    done(qemu_img.command().args(snapshot).arg(scratch.file("vm.qcow2")));
 }
 
 /// The line with each `nbd://HOST/NAME` replaced by a server of the test's, one for each host.
