@@ -1,8 +1,9 @@
-//! The commands in the README and in `docs`, each block run as a script. Those in `docs/layers` are the
+//! The commands in the README and in `docs`, those of each page run as a script. Those in `docs/layers` are the
 //! examples of the help, which the tests of the program run.
 //!
-//! A line that starts a server gets a client that lists what it serves. Names of hosts and absolute paths
-//! lead to servers and directories of the test.
+//! A line that starts a server gets a client that lists what it serves; a server with `--control` stays in
+//! the background until the page's end. Names of hosts and absolute paths lead to servers and directories of
+//! the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Scratch, Server};
-use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, program, serve, succeed, text};
+use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, program, serve, succeed, text};
 
 /// Lines that are not run, by a part of them, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -31,14 +32,18 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("nbds://", "needs a server with keys; tls.rs"),
     ("scp ", "needs a host"),
     ("blockhaul bench", "bench.rs"),
-    ("/run/d.ctl", "several terminals; control.rs"),
+    (":9100", "a port that may be in use; the program's tests of the page take a free one"),
+    ("qcow2:https:", "needs a host"),
+    ("| ssh ", "needs a host"),
+    ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
 ];
 
 /// What stands for absolute paths.
-const PATHS: &[(&str, &str)] = &[("/run/", "run/"), ("/var/images", "images")];
+const PATHS: &[(&str, &str)] =
+    &[("/var/lib/prometheus/node-exporter/", "run/"), ("/run/", "run/"), ("/var/images", "images")];
 
 /// Bytes of every disk.
 const SIZE: &str = "4M";
@@ -57,11 +62,13 @@ const DISKS: &[&str] = &[
     "1.raw",
     "2.raw",
     "images/a.raw",
+    "backup.raw",
+    "a.raw",
 ];
 
-/// A block of commands: its page, its first line, and its lines without comments.
-struct Block {
-    place: String,
+/// The commands of a page, without comments.
+struct Page {
+    name: String,
     lines: Vec<String>,
 }
 
@@ -70,7 +77,7 @@ fn the_commands_in_pages_run() {
     let (qemu_img, _) = (require_peer!("qemu-img"), require_peer!("qemu-nbd"));
     require_peer!("nbdcopy");
     let (mut failed, mut used, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
-    for Block { place, mut lines } in blocks() {
+    for Page { name, mut lines } in pages() {
         lines.retain(|line| {
             let reasons: Vec<_> =
                 LEFT_OUT.iter().map(|(part, _)| *part).filter(|part| line.contains(part)).collect();
@@ -79,9 +86,9 @@ fn the_commands_in_pages_run() {
         });
         count += lines.len();
         if !lines.is_empty()
-            && let Err(why) = run(&lines, qemu_img.command())
+            && let Err(why) = run(&lines, &qemu_img)
         {
-            failed.insert(place, why);
+            failed.insert(name, why);
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
@@ -90,47 +97,49 @@ fn the_commands_in_pages_run() {
     assert!(unused.is_empty(), "no page has these lines any more: {unused:?}");
 }
 
-/// The blocks that begin with a command of ours.
-fn blocks() -> Vec<Block> {
+/// Every page with the lines of its blocks that begin with a command of ours.
+fn pages() -> Vec<Page> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut pages = vec![root.join("README.md")];
+    let mut paths = vec![root.join("README.md")];
     let inner = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    pages.extend(inner.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
-    pages.sort();
-    let mut found = Vec::new();
-    for page in pages {
-        let name = page.file_name().unwrap().display().to_string();
-        let content = fs::read_to_string(&page).unwrap();
-        // Text and blocks take turns; the first line of a block is its language.
-        let mut line = 1;
-        for (index, part) in content.split("```").enumerate() {
-            let lines: Vec<String> = part.lines().skip(1).map(without_comment).collect();
-            let ours = lines.first().is_some_and(|line| line.starts_with("blockhaul "));
-            if index % 2 == 1 && ours {
-                found.push(Block { place: format!("{name}:{line}"), lines });
-            }
-            line += part.matches('\n').count();
-        }
-    }
-    found
+    paths.extend(inner.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    paths.sort();
+    paths
+        .iter()
+        .map(|path| {
+            let content = fs::read_to_string(path).unwrap();
+            // Text and blocks take turns; the first line of a block is its language.
+            let blocks = content.split("```").skip(1).step_by(2);
+            let ours =
+                blocks.map(|block| block.lines().skip(1).map(without_comment)).filter(|block| {
+                    block.clone().next().is_some_and(|line| line.starts_with("blockhaul "))
+                });
+            let name = path.file_name().unwrap().display().to_string();
+            Page { name, lines: ours.flatten().collect() }
+        })
+        .collect()
 }
 
 fn without_comment(line: &str) -> String {
     line.split_once("  #").map_or(line, |(command, _)| command).trim().to_owned()
 }
 
-/// Runs lines in a fresh directory with disks and with the hosts that they name.
-fn run(lines: &[String], qemu_img: Command) -> Result<(), String> {
+/// Runs the lines of a page in a fresh directory with disks and with the hosts that they name.
+fn run(lines: &[String], qemu_img: &Peer) -> Result<(), String> {
     let scratch = Scratch::new().unwrap();
     prepare(&scratch, qemu_img);
-    let mut script = String::from("set -e\n");
+    // Servers in the background are asked to end, however the script ends.
+    let mut script =
+        String::from("set -e\ntrap 'cat *.pid 2>/dev/null | xargs -r kill || true' EXIT\n");
     let mut hosts = BTreeMap::new();
     for line in lines {
         let mut line = hosts_replaced(line, &scratch, &mut hosts);
         for (from, to) in PATHS {
             line = line.replace(from, to);
         }
-        if line.starts_with("blockhaul serve ") && !line.contains("--run") {
+        if line.starts_with("blockhaul serve ") && line.contains("--control") {
+            line += &format!(" --background --pidfile {}.pid", script.len());
+        } else if line.starts_with("blockhaul serve ") && !line.contains("--run") {
             line += " --run 'blockhaul info --list \"$uri\"'";
         }
         script += &format!("echo {} >&2\n{line}\n", quoted(&line));
@@ -154,7 +163,7 @@ fn run(lines: &[String], qemu_img: Command) -> Result<(), String> {
 }
 
 /// Makes the disks: all the same, so that whatever is copied or compared fits.
-fn prepare(scratch: &Scratch, mut qemu_img: Command) {
+fn prepare(scratch: &Scratch, qemu_img: &Peer) {
     for dir in ["bin", "run", "images", "drivers", "root"] {
         fs::create_dir(scratch.file(dir)).unwrap();
     }
@@ -164,9 +173,14 @@ fn prepare(scratch: &Scratch, mut qemu_img: Command) {
     for name in &DISKS[1..] {
         fs::copy(&first, scratch.file(name)).unwrap();
     }
-    let convert = ["convert", "-f", "raw", "-O", "qcow2", text(&first)];
-    let output = bounded(qemu_img.args(convert).arg(scratch.file("vm.qcow2")), LIMIT);
-    assert!(output.status.success(), "{}", lossy(&output.stderr));
+    let images = [("vm.qcow2", "qcow2"), ("old.qcow2", "qcow2"), ("vm.vmdk", "vmdk")];
+    for (name, format) in images {
+        let convert = ["convert", "-f", "raw", "-O", format, text(&first)];
+        done(qemu_img.command().args(convert).arg(scratch.file(name)));
+    }
+    done(qemu_img.command().args(["bitmap", "--add"]).arg(scratch.file("vm.qcow2")).arg("daily"));
+    let snapshot = ["snapshot", "-c", "before the upgrade"];
+    done(qemu_img.command().args(snapshot).arg(scratch.file("vm.qcow2")));
 }
 
 /// The line with each `nbd://HOST/NAME` replaced by a server of the test's, one for each host.

@@ -27,7 +27,9 @@ impl Flavour {
     pub fn features(self) -> &'static [&'static str] {
         match self {
             Flavour::Shared => &[],
-            Flavour::Static => &["--no-default-features", "--features", "luks,vendored-openssl"],
+            Flavour::Static => {
+                &["--no-default-features", "--features", "formats,luks,vendored-openssl"]
+            }
         }
     }
 
@@ -117,4 +119,23 @@ fn linked_statically(path: &Path) -> Outcome {
     }
     println!("the static program: {} bytes", size_of(path)?);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_static_program_lacks_only_plugins() {
+        let read = |name: &str| fs::read_to_string(run::workspace().join(name)).unwrap();
+        let manifest = read("crates/programs/cli/Cargo.toml");
+        let line = manifest.lines().find_map(|line| line.strip_prefix("default = [")).unwrap();
+        let names = line.trim_end_matches(']').split(", ").map(|name| name.trim_matches('"'));
+        let mut names: Vec<_> = names.filter(|name| *name != "nbdkit-plugins").collect();
+        names.push("vendored-openssl");
+        let expected = format!("--no-default-features --features {}", names.join(","));
+        assert_eq!(Flavour::Static.features().join(" "), expected);
+        assert!(read("Containerfile").contains(&expected));
+    }
 }
