@@ -256,10 +256,10 @@ fn servers_that_refuse_a_second_connection() {
         Server::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
     };
     let from = ondemand("f", &from_dir);
-    copy(&[], &from.uri(""), text(&target)).used_one("cannot connect");
+    copy(&[], &from.uri(""), text(&target)).used_one("cannot open an export");
     assert_same(&image, &target, "from ondemand");
     let to = ondemand("t", &to_dir);
-    copy(&["--flush"], text(&image), &to.uri("")).used_one("cannot connect");
+    copy(&["--flush"], text(&image), &to.uri("")).used_one("cannot open an export");
     assert_same(&image, &to_dir.join("default"), "to ondemand");
 }
 

@@ -594,7 +594,8 @@ fn words_that_cannot_be_understood() {
     assert_fails(&["patern:1M", "null:"], 2, &["did you mean pattern?"]);
     assert_fails(&["python:x.py", "null:"], 2, &["'nbdkit:python?script=x.py'"]);
     assert_fails(&["https://h/x", "null:"], 2, &["'nbdkit:curl?url=https://h/x'"]);
-    assert_fails(&["qcow2:x.img", "null:"], 2, &["[ qemu-nbd -f qcow2 x.img ]"]);
+    assert_fails(&["vmdk:x.img", "null:"], 2, &["[ qemu-nbd -f vmdk x.img ]"]);
+    assert_fails(&["qcow2:x.img", "null:"], 3, &["x.img", "check the name"]);
     assert_fails(&["rate:1M", "null:"], 2, &["rate is a layer"]);
     assert_fails(&["memory", "null:"], 2, &["for the device write memory:SIZE"]);
     assert_fails(&["/dev/null?lock=off", "null:"], 2, &["write file:/dev/null?lock=off"]);
