@@ -324,7 +324,7 @@ struct Candidates<'a> {
 
 impl Candidates<'_> {
     /// Measures the fastest of `points` and the defaults several times, in turn, so that a
-    /// disturbance meets all of them. `None` if there was no time for any.
+    /// disturbance meets all of them. `None` if nothing was measured.
     async fn advice(
         &self,
         schedule: &mut Schedule,
@@ -343,8 +343,10 @@ impl Candidates<'_> {
         }
         let mut medians = measured.into_iter().map(median);
         let defaults = medians.next().flatten();
-        let points: Vec<_> = medians.flatten().collect();
-        Ok(advise(&points, defaults, self.own_connections))
+        let again: Vec<_> = medians.flatten().collect();
+        // A slow device has no time for more than one measurement.
+        let points = if again.is_empty() { points } else { &again[..] };
+        Ok(advise(points, defaults, self.own_connections))
     }
 }
 
