@@ -31,6 +31,7 @@ impl Ending {
 
     /// Worker `index` has to stop and has nothing to do. True: all workers end now. A worker
     /// whose inbox is closed has never started.
+    #[cold]
     pub(crate) fn agree(&self, index: usize, workers: &[Arc<Inbox>]) -> bool {
         let mut agreement = self.lock();
         agreement.idle[index] = true;
@@ -50,6 +51,7 @@ impl Ending {
     }
 
     /// Worker `index` is about to run tasks again. False: the workers have agreed to end.
+    #[cold]
     pub(crate) fn withdraw(&self, index: usize) -> bool {
         let mut agreement = self.lock();
         agreement.idle[index] = agreement.reached;
