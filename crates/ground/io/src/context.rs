@@ -13,7 +13,6 @@ use crate::timers::Timers;
 
 thread_local! {
     static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
-    static LOCAL: RefCell<VecDeque<Runnable>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// The state of a worker thread.
@@ -21,6 +20,8 @@ pub(crate) struct Worker {
     pub(crate) inbox: Arc<Inbox>,
     /// The inboxes of all workers of the runtime, its own included.
     pub(crate) peers: Vec<Arc<Inbox>>,
+    /// Tasks that are ready, in the order in which they became so.
+    pub(crate) ready: RefCell<VecDeque<Runnable>>,
     pub(crate) engine: Cell<&'static str>,
     pub(crate) driver: RefCell<Box<dyn Driver>>,
     pub(crate) ops: RefCell<Table>,
@@ -36,13 +37,14 @@ impl Worker {
     pub(crate) fn scheduler(&self) -> impl Fn(Runnable) + Send + Sync + use<> {
         let inbox = self.inbox.clone();
         move |runnable| {
-            let here = try_with_worker(|worker| {
-                worker.inbox.worker == inbox.worker && Arc::ptr_eq(&worker.inbox, &inbox)
+            let mut task = Some(runnable);
+            try_with_worker(|worker| {
+                if Arc::ptr_eq(&worker.inbox, &inbox) {
+                    worker.ready.borrow_mut().extend(task.take());
+                }
             });
-            if here == Some(true) {
-                push_task(runnable);
-            } else {
-                inbox.push(Item::Run(runnable));
+            if let Some(task) = task {
+                inbox.push(Item::Run(task));
             }
         }
     }
@@ -52,21 +54,6 @@ impl Worker {
 pub(crate) fn set_worker(worker: Worker) {
     let fresh = CURRENT.with(|current| current.set(worker).is_ok());
     assert!(fresh, "a new thread has no worker yet");
-}
-
-/// Queues a task on the current thread.
-pub(crate) fn push_task(task: Runnable) {
-    LOCAL.with_borrow_mut(|queue| queue.push_back(task));
-}
-
-/// The next task of the current thread.
-pub(crate) fn pop_task() -> Option<Runnable> {
-    LOCAL.with_borrow_mut(VecDeque::pop_front)
-}
-
-/// Whether no task of the current thread is ready.
-pub(crate) fn is_idle() -> bool {
-    LOCAL.with_borrow(VecDeque::is_empty)
 }
 
 /// Counts bytes that were sent or received.

@@ -5,7 +5,9 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-use crate::context::{Worker, is_idle, pop_task, push_task, set_worker, with_worker};
+use async_task::Runnable;
+
+use crate::context::{Worker, set_worker, with_worker};
 use crate::driver::{self, Done, Engine, Sleep};
 use crate::ending::Ending;
 use crate::inbox::{Inbox, Item};
@@ -63,6 +65,7 @@ impl Runtime {
                             set_worker(Worker {
                                 inbox,
                                 peers,
+                                ready: RefCell::default(),
                                 engine: Cell::new(engine),
                                 driver: RefCell::new(driver),
                                 ops: RefCell::default(),
@@ -166,7 +169,7 @@ fn run(worker: &Worker) {
         }
         for item in worker.inbox.take() {
             match item {
-                Item::Run(runnable) => push_task(runnable),
+                Item::Run(runnable) => worker.ready.borrow_mut().push_back(runnable),
                 Item::Call(call) => panic::contained(call),
                 Item::Stop => stopping = true,
             }
@@ -174,11 +177,11 @@ fn run(worker: &Worker) {
         // After a panic, the remaining tasks run on the next turn.
         panic::contained(|| {
             for _ in 0..TASKS_PER_TURN {
-                let Some(runnable) = pop_task() else { break };
+                let Some(runnable) = next_ready(worker) else { break };
                 runnable.run();
             }
         });
-        let idle = is_idle();
+        let idle = worker.ready.borrow().is_empty();
         if stopping && idle && worker.ops.borrow().files_out == 0 {
             if ending.agree(index, &worker.peers) {
                 break;
@@ -214,9 +217,14 @@ fn run(worker: &Worker) {
     let ops = std::mem::take(&mut *worker.ops.borrow_mut());
     let timers = std::mem::take(&mut *worker.timers.borrow_mut());
     drop((ops, timers));
-    while let Some(runnable) = pop_task() {
+    while let Some(runnable) = next_ready(worker) {
         drop(runnable);
     }
+}
+
+/// The next task that is ready. The queue is not borrowed while the task runs.
+fn next_ready(worker: &Worker) -> Option<Runnable> {
+    worker.ready.borrow_mut().pop_front()
 }
 
 /// Continues with another driver after an unexpected driver error. Operations in flight fail.
