@@ -68,9 +68,7 @@ impl Bitmap {
 
     /// Number of bytes in dirty blocks.
     pub fn dirty_bytes(&self) -> u64 {
-        let dirty = self.lock();
-        let runs = dirty.iter(0, self.size.div_ceil(self.granularity));
-        runs.filter(|(.., dirty)| *dirty).map(|(from, to, _)| self.bytes(from, to).1).sum()
+        self.ranges().into_iter().map(|(_, len)| len).sum()
     }
 
     /// Makes all blocks clean.
@@ -88,18 +86,20 @@ impl Bitmap {
 
     /// Makes dirty here what is dirty in `other`, a bitmap of the same disk.
     pub fn merge(&self, other: &Bitmap) {
-        let runs: Vec<_> = {
-            let dirty = other.lock();
-            let all = dirty.iter(0, other.size.div_ceil(other.granularity));
-            all.filter(|(.., dirty)| *dirty).map(|(from, to, _)| other.bytes(from, to)).collect()
-        };
-        for (at, len) in runs {
+        for (at, len) in other.ranges() {
             self.mark(at, at + len);
         }
     }
 
+    /// The dirty ranges, as offset and length in bytes, in order.
+    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
+        let dirty = self.lock();
+        let runs = dirty.iter(0, self.size.div_ceil(self.granularity));
+        runs.filter(|(.., dirty)| *dirty).map(|(from, to, _)| self.bytes(from, to)).collect()
+    }
+
     /// A range of bytes is about to change.
-    fn mark(&self, at: u64, end: u64) {
+    pub(crate) fn mark(&self, at: u64, end: u64) {
         let end = end.min(self.size);
         if at < end {
             self.lock().set(at / self.granularity, end.div_ceil(self.granularity), true);

@@ -5,6 +5,7 @@
 //! - `live`: the layer that all who write to the disk must use from that moment on.
 //! - `view`: the disk as it was.
 //! - `bitmap`: which blocks were written since a moment.
+//! - `changes`: the same for a copy that follows the disk.
 //!
 //! Reads of the live disk, and writes to a block that is saved already, are passed on unchanged. The
 //! first write to a block waits until its old contents are saved. A reader of the view never delays
@@ -12,6 +13,7 @@
 //! overwritten meanwhile.
 
 mod bitmap;
+mod changes;
 mod live;
 mod point;
 mod view;
@@ -26,6 +28,7 @@ use blockhaul_catalog::Layer;
 pub use crate::bitmap::{
     BITMAP_CONTEXT, BITMAPS_MAX, Bitmap, DIRTY, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
 };
+pub use crate::changes::Changes;
 use crate::live::LiveLayer;
 use crate::point::Point;
 use crate::view::View;

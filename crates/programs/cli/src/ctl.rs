@@ -111,14 +111,27 @@ pub fn run(args: &args::Ctl) -> Outcome {
                 "command": "backup",
                 "export": export,
                 "target": from_here(target)?,
-                "options": backup_options(&args.command),
+                "options": copy_options(&args.command),
                 "bitmap": bitmap,
                 "start_bitmap": start_bitmap,
                 "snapshot": snapshot_options(snapshot)?,
                 "seconds": snapshot.within.as_secs_f64(),
             }))?;
             if *wait {
-                return wait_for_job(&mut server, number(&answer["job"]), json);
+                return wait_for_job(&mut server, number(&answer["job"]), false, json);
+            }
+            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
+        }
+        CtlCommand::Mirror { export, target, within, wait, .. } => {
+            let answer = server.ask(&json!({
+                "command": "mirror",
+                "export": export,
+                "target": from_here(target)?,
+                "options": copy_options(&args.command),
+                "seconds": within.as_secs_f64(),
+            }))?;
+            if *wait {
+                return wait_for_job(&mut server, number(&answer["job"]), true, json);
             }
             tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
         }
@@ -129,12 +142,24 @@ pub fn run(args: &args::Ctl) -> Outcome {
         CtlCommand::JobPause { job } => control_job(&mut server, "job-pause", *job, json),
         CtlCommand::JobResume { job } => control_job(&mut server, "job-resume", *job, json),
         CtlCommand::JobCancel { job } => control_job(&mut server, "job-cancel", *job, json),
+        CtlCommand::JobComplete { job, within, stay, wait } => {
+            let answer = server.ask(&json!({
+                "command": "job-complete",
+                "job": job,
+                "seconds": within.as_secs_f64(),
+                "switch": !stay,
+            }))?;
+            if *wait {
+                return wait_for_job(&mut server, *job, false, json);
+            }
+            tell(&answer, json, |_| String::new())
+        }
         CtlCommand::JobRate { job, rate } => {
             let ask = json!({ "command": "job-rate", "job": job, "rate": rate });
             let answer = server.ask(&ask)?;
             tell(&answer, json, |_| String::new())
         }
-        CtlCommand::JobWait { job } => wait_for_job(&mut server, *job, json),
+        CtlCommand::JobWait { job, ready } => wait_for_job(&mut server, *job, *ready, json),
         CtlCommand::Reload => {
             let answer = server.ask(&json!({ "command": "reload" }))?;
             tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
@@ -175,10 +200,13 @@ fn control_job(server: &mut Connection<'_>, command: &str, job: u64, json: bool)
     tell(&answer, json, |_| String::new())
 }
 
-/// Waits until a job has ended; the status is that of the job.
-fn wait_for_job(server: &mut Connection<'_>, job: u64, json: bool) -> Outcome {
+/// Waits until a job has ended, or is `ready`; the status is that of the job, 0 while it runs.
+fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) -> Outcome {
     server.wait_long()?;
-    let answer = server.ask(&json!({ "command": "job-wait", "job": job }))?;
+    let answer = server.ask(&json!({ "command": "job-wait", "job": job, "ready": ready }))?;
+    if ready && answer["exit_status"].is_null() {
+        return tell(&answer, json, |_| format!("job {job} is ready\n"));
+    }
     let status = answer["exit_status"].as_u64().and_then(|status| u8::try_from(status).ok());
     match (status, text(&answer["error"])) {
         (Some(status), Some(error)) if !json => Err(Failure::new(status, error)),
@@ -204,17 +232,11 @@ fn snapshot_options(options: &args::SnapshotOptions) -> Result<Value, Failure> {
     Ok(given)
 }
 
-/// The options of copy that a backup was given, as words for the server.
-fn backup_options(command: &CtlCommand) -> Vec<String> {
-    let CtlCommand::Backup {
-        verify,
-        rate,
-        connections,
-        requests,
-        request_size,
-        target_is_zero,
-        ..
-    } = command
+/// The options of copy that a job was given, as words for the server.
+fn copy_options(command: &CtlCommand) -> Vec<String> {
+    let (CtlCommand::Backup { rate, connections, requests, request_size, target_is_zero, .. }
+    | CtlCommand::Mirror { rate, connections, requests, request_size, target_is_zero, .. }) =
+        command
     else {
         return Vec::new();
     };
@@ -228,7 +250,8 @@ fn backup_options(command: &CtlCommand) -> Vec<String> {
     for (name, value) in values {
         words.extend(value.map(|value| format!("--{name}={value}")));
     }
-    for (name, given) in [("verify", verify), ("destination-is-zero", target_is_zero)] {
+    let verify = matches!(command, CtlCommand::Backup { verify: true, .. });
+    for (name, given) in [("verify", verify), ("destination-is-zero", *target_is_zero)] {
         words.extend(given.then(|| format!("--{name}")));
     }
     words
@@ -438,7 +461,8 @@ fn bitmaps(all: &Value) -> String {
 }
 
 fn jobs(answer: &Value) -> String {
-    let header = ["JOB", "TYPE", "EXPORT", "TARGET", "STATE", "DONE", "TOTAL", "SAVED", "AGE"];
+    let header =
+        ["JOB", "TYPE", "EXPORT", "TARGET", "STATE", "DONE", "TOTAL", "SAVED", "DIRTY", "AGE"];
     let mut rows = vec![header.map(String::from).to_vec()];
     for job in answer["jobs"].as_array().into_iter().flatten() {
         rows.push(vec![
@@ -453,6 +477,7 @@ fn jobs(answer: &Value) -> String {
             size(number(&job["done"])),
             size(number(&job["total"])),
             size(number(&job["saved"])),
+            size(number(&job["dirty"])),
             age(job["seconds"].as_f64().unwrap_or_default()),
         ]);
     }

@@ -189,6 +189,42 @@ pub enum CtlCommand {
         #[arg(long)]
         wait: bool,
     },
+    /// Copy an export in use to a target that follows it, and move the clients there
+    ///
+    /// After a full copy, what clients have written meanwhile is copied in rounds. The job is ready
+    /// when the rest can be copied within a second, and follows the export until job-complete or
+    /// job-cancel. Layers of the export cannot be changed while the job runs.
+    Mirror {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Target in the notation of copy
+        ///
+        /// A relative path is relative to the current directory, not to that of the server.
+        #[arg(value_name = "TARGET")]
+        target: OsString,
+        /// Maximum rate in bytes per second; job-rate changes it
+        #[arg(long, value_name = "RATE")]
+        rate: Option<String>,
+        /// Connections to the target
+        #[arg(short = 'C', long, value_name = "N")]
+        connections: Option<u16>,
+        /// Requests in flight on each connection
+        #[arg(short = 'R', long, value_name = "N")]
+        requests: Option<u32>,
+        /// Size of a request
+        #[arg(long, value_name = "SIZE")]
+        request_size: Option<String>,
+        /// The target reads as zeroes: holes need not be zeroed
+        #[arg(long)]
+        target_is_zero: bool,
+        /// Time that requests in flight may take to complete when the job begins
+        #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+        within: Duration,
+        /// Wait until the job is ready
+        #[arg(long)]
+        wait: bool,
+    },
     /// Track what clients write from now on, in a dirty bitmap
     ///
     /// Clients that connect later see it as the metadata context qemu:dirty-bitmap:NAME. It is lost
@@ -245,6 +281,25 @@ pub enum CtlCommand {
         #[arg(value_name = "N")]
         job: u64,
     },
+    /// End a mirror: its target becomes the device of the export
+    ///
+    /// The requests of clients wait while the last changes are copied and the target is flushed, and
+    /// continue on the target. Nobody is disconnected. If clients write so fast that they would have
+    /// to wait longer than --within, the job goes on until they write less, or is cancelled.
+    JobComplete {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+        /// Time that clients may have to wait
+        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+        within: Duration,
+        /// Leave the clients where they are: the target is the disk of that moment
+        #[arg(long)]
+        stay: bool,
+        /// Wait until the job has ended
+        #[arg(long)]
+        wait: bool,
+    },
     /// Change the maximum rate of a job
     JobRate {
         /// Number of the job, as jobs shows it
@@ -261,6 +316,9 @@ pub enum CtlCommand {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]
         job: u64,
+        /// Wait until a mirror is ready to complete
+        #[arg(long)]
+        ready: bool,
     },
     /// Read certificates, keys, revocations and pre-shared keys again
     ///

@@ -201,6 +201,24 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "ctl mirror",
+        "\
+  Move the clients of a disk to another file, without disconnecting them:
+      blockhaul ctl /run/disks.ctl mirror a new.raw --wait
+      blockhaul ctl /run/disks.ctl job-complete 1 --wait
+  Copy a disk to another host until it is the same there, and leave the clients here:
+      blockhaul ctl /run/disks.ctl mirror a nbds://other.example/a --wait
+      blockhaul ctl /run/disks.ctl job-complete 1 --stay --wait
+",
+    ),
+    (
+        "ctl job-complete",
+        "\
+  Move the clients to the target of job 1 if they need not wait longer than 200 ms:
+      blockhaul ctl /run/disks.ctl job-complete 1 --within 200ms --wait
+",
+    ),
+    (
         "ctl job-cancel",
         "\
   Cancel job 1:
@@ -220,6 +238,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "\
   Wait for job 1; the exit status is that of the job:
       blockhaul ctl /run/disks.ctl job-wait 1
+  Wait until the mirror of job 1 could complete:
+      blockhaul ctl /run/disks.ctl job-wait 1 --ready
 ",
     ),
     (

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -36,6 +36,17 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Controls the engine of a job, once it copies.
 pub(crate) type JobControl = Arc<OnceLock<Control>>;
 
+/// What goes on after everything was copied once, with the same engine.
+pub(crate) trait Follower: Send + Sync {
+    /// Refuses a target that it cannot use, before the target is touched.
+    fn check(&self, target: &Stack) -> blockhaul_block::Result<()>;
+
+    /// Copies everything, and what follows, and finishes the engine.
+    fn follow(self: Arc<Self>, engine: Engine, target: Stack) -> Following;
+}
+
+type Following = Pin<Box<dyn Future<Output = blockhaul_block::Result<Summary>>>>;
+
 /// A copy that is about to run.
 pub(crate) struct Job {
     registry: Registry,
@@ -57,6 +68,8 @@ pub(crate) struct Job {
     given: Option<Stack>,
     /// The source is one.
     is_snapshot: bool,
+    /// Runs the engine.
+    follower: Option<Arc<dyn Follower>>,
     /// Controls the engine, once it copies.
     control: JobControl,
     /// The opened stacks.
@@ -159,6 +172,7 @@ impl Job {
             progress: Arc::new(Progress::new()),
             given: None,
             is_snapshot: false,
+            follower: None,
             control: JobControl::default(),
             open: Vec::new(),
             first: None,
@@ -173,6 +187,12 @@ impl Job {
     pub(crate) fn read_from(&mut self, source: Stack) {
         self.given = Some(source);
         self.is_snapshot = true;
+    }
+
+    /// Copies from this disk in use; `follower` copies what changes meanwhile.
+    pub(crate) fn follow(&mut self, source: Stack, follower: Arc<dyn Follower>) {
+        self.given = Some(source);
+        self.follower = Some(follower);
     }
 
     /// Controls the engine, once it copies.
@@ -398,6 +418,9 @@ impl Job {
         let [from, to] = [&source, &target].map(|side| side.device().facts());
         self.check_discard(&from, &to)?;
         self.check_apart(&from.files, &to.files)?;
+        if let Some(follower) = &self.follower {
+            follower.check(&target).map_err(|error| self.failed(&error))?;
+        }
         self.progress.expect(size);
         Ok((source, target))
     }
@@ -501,6 +524,9 @@ impl Job {
         let engine = Engine::open(source, target, &self.options, pool, &self.progress).await?;
         // Set once: a job copies once.
         let _ = self.control.set(engine.control());
+        if let Some(follower) = &self.follower {
+            return follower.clone().follow(engine, target.clone()).await;
+        }
         let plan = engine.plan();
         engine.run_last(&plan).await
     }

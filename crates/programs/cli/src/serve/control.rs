@@ -22,6 +22,7 @@ use super::exports::{One, Running, Table};
 use super::figures;
 use super::jobs::{Job, Jobs, Wanted};
 use super::listen::Cleanup;
+use super::mirror::{self, Ending};
 use super::notify::Notify;
 use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
@@ -252,6 +253,7 @@ impl Operations {
             "export-remove" => return self.remove_export(&request).await,
             "layer-add" | "layer-remove" => return self.change_layers(&command, &request).await,
             "backup" => return self.begin_backup(&request).await,
+            "mirror" => return self.begin_mirror(&request).await,
             "snapshot-add" => return self.add_snapshot(&request).await,
             "job-wait" => return self.wait_for_job(&request).await,
             "bitmap-add" | "bitmap-remove" => return self.change_bitmaps(&command, &request).await,
@@ -306,6 +308,7 @@ impl Operations {
             "job-pause" | "job-resume" | "job-cancel" | "job-rate" => {
                 self.control_job(command, request)
             }
+            "job-complete" => self.complete_job(request),
             "bitmap-clear" => {
                 let export = self.export(text("export")?)?;
                 export.bitmap(text("name")?).map_err(Refusal::of)?.clear();
@@ -321,8 +324,8 @@ impl Operations {
             }
             _ => Err(Refusal::usage(format!(
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
-                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, backup, jobs, job-pause, job-resume, \
-                 job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
+                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, backup, mirror, jobs, job-pause, job-resume, \
+                 job-complete, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
     }
@@ -443,6 +446,41 @@ impl Operations {
         Ok(described)
     }
 
+    /// Begins a mirror of `export` to `target`, with `options` of copy.
+    async fn begin_mirror(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let export = self.export(text("mirror", request, "export")?)?;
+        let options = texts(request.get("options"));
+        let wrong = || Refusal::usage("mirror: \"options\" is not a list of strings");
+        let options = options.ok_or_else(wrong)?;
+        let target = device_of("mirror", request, "target")?;
+        let within = within("mirror", request)?;
+        let job = self.jobs.mirror(&self.table, export.clone(), target, &options, within).await;
+        let described = job.map_err(Refusal::of)?.described();
+        log::info!(export = export.name; "job {}: mirror of {:?} to {}", described["job"], export.name,
+            described["target"].as_str().unwrap_or_default());
+        Ok(described)
+    }
+
+    /// Asks a mirror to complete; `seconds` is the time that clients may wait, and `switch` says
+    /// whether they move to the target.
+    fn complete_job(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let job = self.job("job-complete", request)?;
+        let switch = match request.get("switch") {
+            None | Some(Value::Bool(true)) => true,
+            Some(Value::Bool(false)) => false,
+            Some(_) => return Err(Refusal::usage("job-complete: \"switch\" is not true or false")),
+        };
+        let within = seconds("job-complete", request, "seconds")?.unwrap_or(mirror::WITHIN);
+        let Some(mirror) = job.mirror() else {
+            return Err(Refusal::usage("job-complete: the job is not a mirror"));
+        };
+        if job.is_over() {
+            return Err(Refusal::failed("the job has ended"));
+        }
+        mirror.complete(Ending { within, switch });
+        Ok(job.described())
+    }
+
     /// Serves a point in time of `export` as `name`.
     async fn add_snapshot(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
         let command = "snapshot-add";
@@ -522,7 +560,10 @@ impl Operations {
     /// Waits until a job has ended.
     async fn wait_for_job(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
         let job = self.job("job-wait", request)?;
-        job.over().await;
+        match request.get("ready") {
+            Some(Value::Bool(true)) => job.ready().await,
+            _ => job.over().await,
+        }
         Ok(job.described())
     }
 
@@ -593,7 +634,7 @@ impl Operations {
                 json!({
                     "name": one.name,
                     "description": one.description,
-                    "device": one.storage,
+                    "device": one.storage(),
                     "size": facts.as_ref().map(|facts| facts.size),
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,

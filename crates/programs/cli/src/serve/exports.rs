@@ -10,7 +10,7 @@ use blockhaul_catalog::{
     Spec, Stack, guarded, percent_decode,
 };
 use blockhaul_io::FifoLock;
-use blockhaul_snapshot::{Bitmap, Snapshot};
+use blockhaul_snapshot::{Bitmap, Changes, Snapshot};
 use clap::Parser as _;
 
 use super::fresh::Fresh;
@@ -52,8 +52,8 @@ pub struct Running {
     pub name: String,
     /// For users; may be empty.
     pub description: String,
-    /// Its description as typed.
-    pub storage: String,
+    /// The description of its device, as typed.
+    pub storage: Mutex<String>,
     /// Clients may write to it.
     pub write: bool,
     /// It has no exports of its own.
@@ -70,6 +70,8 @@ pub struct Running {
     pub snapshots: Mutex<Vec<Snapshot>>,
     /// Its dirty bitmaps, below the points in time.
     pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    /// What has changed, for a mirror of it; between the bitmaps and the points in time.
+    pub mirrored: Mutex<Option<Changes>>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }
@@ -196,7 +198,7 @@ impl Wanted {
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
-            storage: one.spec.to_string(),
+            storage: Mutex::new(one.spec.to_string()),
             write: one.intent.write,
             single: true,
             own: None,
@@ -205,6 +207,7 @@ impl Wanted {
             layers: Mutex::new(configured),
             snapshots: Mutex::default(),
             bitmaps: Mutex::default(),
+            mirrored: Mutex::default(),
             snapshot_of: None,
         };
         let exports = match self.storage_exports(one, &layers).await? {
@@ -468,6 +471,7 @@ impl Table {
         time: Duration,
     ) -> Result<(), Failure> {
         let _change = self.changes.lock().await;
+        export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
         let adjustable = Arc::new(Adjustable::new(&self.wanted.registry, text)?);
         let Some(layer) = adjustable.layer().filter(|_| adjustable.kind().transparent()) else {
@@ -488,6 +492,7 @@ impl Table {
         time: Duration,
     ) -> Result<(), Failure> {
         let _change = self.changes.lock().await;
+        export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
         let layers = export.layers();
         let found = &layers[place];
@@ -551,6 +556,11 @@ impl Running {
     /// Its current layers and gates, innermost first.
     pub fn layers(&self) -> Vec<Arc<Adjustable>> {
         self.layers.lock().expect("no panic under this lock").clone()
+    }
+
+    /// The description of its device, as typed.
+    pub fn storage(&self) -> String {
+        self.storage.lock().expect("no panic under this lock").clone()
     }
 
     /// The current device, if all clients share it.

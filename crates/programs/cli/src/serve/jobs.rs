@@ -1,4 +1,4 @@
-//! Jobs of a server: backups of exports in use.
+//! Jobs of a server: backups and mirrors of exports in use.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -13,9 +13,10 @@ use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
 use super::exports::{Running, Table};
-use super::snapshots::{Begin, Begun, Taken};
+use super::mirror::Mirror;
+use super::snapshots::{Begin, Begun};
 use crate::args::{self, Command};
-use crate::copy::job::{Job as Copy, JobControl};
+use crate::copy::job::{Job as Copy, JobControl, Report};
 use crate::exit::Failure;
 use crate::long;
 
@@ -52,17 +53,25 @@ pub struct Jobs {
     last: AtomicU64,
 }
 
-/// A backup that runs or has ended.
+/// A job that runs or has ended.
 pub struct Job {
     id: u64,
     export: String,
     target: String,
-    snapshot: Snapshot,
+    work: Work,
     progress: Arc<Progress>,
     control: JobControl,
     started: Instant,
     ended: OnceLock<End>,
     changed: Notify,
+}
+
+/// What a job does.
+enum Work {
+    /// Copies this point in time.
+    Backup(Snapshot),
+    /// Copies the disk, and what is written to it meanwhile.
+    Mirror(Arc<Mirror>),
 }
 
 /// How a job has ended.
@@ -93,18 +102,66 @@ impl Jobs {
         wanted: Wanted,
     ) -> Result<Arc<Job>, Failure> {
         let Wanted { export, target, options, begin } = wanted;
-        let args = copy_options(&options, begin.take.as_deref())?;
-        let named = Spec::Path(export.storage.clone().into());
-        let mut copy = Copy::between(&args, named, target.clone())?;
-        copy.options.flush = true;
-        copy.options.rate = long::rate(&args)?;
+        let mut copy = copy("backup", &export, &target, &options, begin.take.as_deref())?;
         let Begun { snapshot, view, taken } = table.begin_snapshot(&export, &begin).await?;
         copy.read_from(Stack::over(view));
+        let job = self.begin(&export, &target, &copy, Work::Backup(snapshot.clone()));
+        let (table, running) = (table.clone(), job.clone());
+        drop(blockhaul_io::spawn(async move {
+            let (result, copy) = {
+                let pool = Pool::new(copy.memory());
+                copy.run(pool).await
+            };
+            if let (Err(_), Some(taken)) = (&result, taken) {
+                taken.give_back();
+            }
+            let lost = snapshot.stats().broken;
+            // Not on a worker: it may wait for the server of `[ CMD ]`.
+            let _ = blockhaul_io::offload(move || drop(copy)).await;
+            table.end_snapshot(&export, &snapshot).await;
+            running.end(result, lost);
+        }));
+        Ok(job)
+    }
+
+    /// Begins a mirror. On a worker; returns when changes of the disk are noted, and all that can be
+    /// refused without the target was refused.
+    pub async fn mirror(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+        export: Arc<Running>,
+        target: Spec,
+        options: &[String],
+        within: Duration,
+    ) -> Result<Arc<Job>, Failure> {
+        if options.iter().any(|option| option.starts_with("--verify")) {
+            return Err(Failure::usage("mirror: --verify cannot be used here"));
+        }
+        let mut copy = copy("mirror", &export, &target, options, None)?;
+        let progress = copy.progress.clone();
+        let begun = Mirror::begin(table, &export, target.to_string(), progress, within);
+        let (mirror, source) = begun.await?;
+        copy.follow(source, mirror.clone());
+        let job = self.begin(&export, &target, &copy, Work::Mirror(mirror.clone()));
+        let running = job.clone();
+        drop(blockhaul_io::spawn(async move {
+            let (result, copy) = {
+                let pool = Pool::new(copy.memory());
+                copy.run(pool).await
+            };
+            mirror.give_up().await;
+            let _ = blockhaul_io::offload(move || drop(copy)).await;
+            running.end(result, None);
+        }));
+        Ok(job)
+    }
+
+    fn begin(&self, export: &Running, target: &Spec, copy: &Copy, work: Work) -> Arc<Job> {
         let job = Arc::new(Job {
             id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             export: export.name.clone(),
             target: target.to_string(),
-            snapshot,
+            work,
             progress: copy.progress.clone(),
             control: copy.control(),
             started: blockhaul_io::now(),
@@ -112,9 +169,7 @@ impl Jobs {
             changed: Notify::default(),
         });
         self.remember(job.clone());
-        let (table, running) = (table.clone(), job.clone());
-        drop(blockhaul_io::spawn(async move { running.run(copy, &table, &export, taken).await }));
-        Ok(job)
+        job
     }
 
     fn remember(&self, job: Arc<Job>) {
@@ -154,8 +209,28 @@ impl Jobs {
     }
 }
 
-/// The options of a copy that is a backup.
-fn copy_options(options: &[String], bitmap: Option<&str>) -> Result<args::Copy, Failure> {
+/// The copy of a job.
+fn copy(
+    command: &str,
+    export: &Running,
+    target: &Spec,
+    options: &[String],
+    bitmap: Option<&str>,
+) -> Result<Copy, Failure> {
+    let args = copy_options(command, options, bitmap)?;
+    let named = Spec::Path(export.storage().into());
+    let mut copy = Copy::between(&args, named, target.clone())?;
+    copy.options.flush = true;
+    copy.options.rate = long::rate(&args)?;
+    Ok(copy)
+}
+
+/// The options of a copy that is a job.
+fn copy_options(
+    command: &str,
+    options: &[String],
+    bitmap: Option<&str>,
+) -> Result<args::Copy, Failure> {
     let mut words: Vec<OsString> = ["blockhaul", "copy", "--no-progress"].map(Into::into).into();
     words.extend(options.iter().map(Into::into));
     words.extend(["source", "target"].map(Into::into));
@@ -163,11 +238,11 @@ fn copy_options(options: &[String], bitmap: Option<&str>) -> Result<args::Copy, 
         let text = error.render().to_string();
         let text = text.lines().map(str::trim).take_while(|line| !line.is_empty());
         let text = text.collect::<Vec<_>>().join(" ");
-        Failure::usage(format!("backup: {}", text.trim_start_matches("error: ")))
+        Failure::usage(format!("{command}: {}", text.trim_start_matches("error: ")))
     };
     for given in args::given(words.clone()).map_err(wrong)? {
         if !ALLOWED.contains(&given.name.as_str()) {
-            return Err(Failure::usage(format!("backup: --{} cannot be used here", given.name)));
+            return Err(Failure::usage(format!("{command}: --{} cannot be used here", given.name)));
         }
     }
     if let Some(name) = bitmap {
@@ -175,16 +250,15 @@ fn copy_options(options: &[String], bitmap: Option<&str>) -> Result<args::Copy, 
     }
     match args::parse(words).map_err(wrong)?.command {
         Command::Copy(args) => Ok(*args),
-        _ => Err(Failure::usage("backup: these are not options of copy")),
+        _ => Err(Failure::usage(format!("{command}: these are not options of copy"))),
     }
 }
 
 impl Job {
-    async fn run(&self, copy: Copy, table: &Arc<Table>, export: &Running, taken: Option<Taken>) {
-        let pool = Pool::new(copy.memory());
-        let (result, copy) = copy.run(pool).await;
+    /// Notes how it has ended; `lost`: why its point in time is lost.
+    fn end(&self, result: Result<Report, Failure>, lost: Option<String>) {
         let cancelled = self.progress.is_cancelled();
-        let result = match (result, self.snapshot.stats().broken) {
+        let result = match (result, lost) {
             // It was complete before the snapshot was lost, or noticed.
             (Ok(report), _) => Ok(report.text),
             (Err(failure), Some(lost)) if !cancelled => {
@@ -192,20 +266,33 @@ impl Job {
             }
             (Err(failure), _) => Err(failure),
         };
-        if let (Err(_), Some(taken)) = (&result, taken) {
-            taken.give_back();
-        }
-        // Not on a worker: it may wait for the server of `[ CMD ]`.
-        let _ = blockhaul_io::offload(move || drop(copy)).await;
-        table.end_snapshot(export, &self.snapshot).await;
+        let (id, kind, target) = (self.id, self.kind(), &self.target);
         match &result {
-            Ok(_) => log::info!("job {}: backup to {} is complete", self.id, self.target),
-            Err(_) if cancelled => log::info!("job {}: cancelled", self.id),
-            Err(failure) => log::error!("job {}: backup to {}: {failure}", self.id, self.target),
+            Ok(_) => log::info!("job {id}: {kind} to {target} is complete"),
+            Err(_) if cancelled => log::info!("job {id}: cancelled"),
+            Err(failure) => log::error!("job {id}: {kind} to {target}: {failure}"),
         }
         let after = blockhaul_io::elapsed(self.started);
         let _ = self.ended.set(End { after, result, cancelled });
         self.changed.notify();
+        if let Some(mirror) = self.mirror() {
+            mirror.has_ended();
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.work {
+            Work::Backup(_) => "backup",
+            Work::Mirror(_) => "mirror",
+        }
+    }
+
+    /// The mirror, if it is one.
+    pub fn mirror(&self) -> Option<&Arc<Mirror>> {
+        match &self.work {
+            Work::Backup(_) => None,
+            Work::Mirror(mirror) => Some(mirror),
+        }
     }
 
     /// Whether it has ended.
@@ -225,11 +312,22 @@ impl Job {
         }
     }
 
+    /// Waits until it could complete, or has ended.
+    pub async fn ready(&self) {
+        match self.mirror() {
+            Some(mirror) => mirror.ready(|| self.is_over()).await,
+            None => self.over().await,
+        }
+    }
+
     /// Ends it soon.
     pub fn cancel(&self) {
         self.progress.cancel();
         if let Some(control) = self.control.get() {
             control.cancel();
+        }
+        if let Some(mirror) = self.mirror() {
+            mirror.wake();
         }
     }
 
@@ -239,6 +337,14 @@ impl Job {
         match paused {
             true => control.pause(),
             false => control.resume(),
+        }
+        if let Some(mirror) = self.mirror() {
+            mirror.wake();
+            if paused && mirror.is_cutting() {
+                // Clients wait for it.
+                control.resume();
+                return false;
+            }
         }
         true
     }
@@ -257,19 +363,22 @@ impl Job {
             Some(End { cancelled: true, .. }) => "cancelled",
             Some(_) => "failed",
             None if self.control.get().is_some_and(|control| control.is_paused()) => "paused",
-            None => "running",
+            None => match self.mirror() {
+                Some(mirror) if mirror.is_completing() => "completing",
+                Some(mirror) if mirror.is_ready() => "ready",
+                _ => "running",
+            },
         }
     }
 
     /// For the control socket.
     pub fn described(&self) -> Value {
         let now = self.progress.snapshot();
-        let stats = self.snapshot.stats();
         let ended = self.ended.get();
         let seconds = ended.map_or_else(|| blockhaul_io::elapsed(self.started), |end| end.after);
-        json!({
+        let mut described = json!({
             "job": self.id,
-            "type": "backup",
+            "type": self.kind(),
             "export": self.export,
             "target": self.target,
             "state": self.state(),
@@ -279,11 +388,23 @@ impl Job {
             "result": ended.and_then(|end| end.result.as_ref().ok()),
             "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
             "exit_status": ended.map(|end| end.result.as_ref().map_or_else(Failure::status, |_| 0)),
-            "released": self.progress.discarded().0,
-            "saved": stats.saved,
-            "kept": stats.kept,
-            "writes_delayed": stats.waits,
-            "longest_delay": stats.longest_wait.as_secs_f64(),
-        })
+        });
+        let more = match &self.work {
+            Work::Mirror(mirror) => mirror.described(),
+            Work::Backup(snapshot) => {
+                let stats = snapshot.stats();
+                json!({
+                    "released": self.progress.discarded().0,
+                    "saved": stats.saved,
+                    "kept": stats.kept,
+                    "writes_delayed": stats.waits,
+                    "longest_delay": stats.longest_wait.as_secs_f64(),
+                })
+            }
+        };
+        if let (Value::Object(described), Value::Object(more)) = (&mut described, more) {
+            described.extend(more);
+        }
+        described
     }
 }

@@ -16,6 +16,7 @@ mod fresh;
 mod job;
 mod jobs;
 mod listen;
+mod mirror;
 mod notify;
 mod single;
 mod snapshots;

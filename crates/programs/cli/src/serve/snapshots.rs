@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Kind, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Options, Snapshot, Trim, tracking};
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Options, Snapshot, Trim, tracking};
 
 use super::exports::{Running, Table};
 use crate::exit::Failure;
@@ -132,7 +132,7 @@ impl Table {
     }
 
     /// Moves clients to the same stack under the present bitmaps and points in time.
-    async fn retop(
+    pub async fn retop(
         &self,
         export: &Running,
         shared: &Shared,
@@ -161,8 +161,10 @@ impl Table {
         let mut device = self.wanted().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
+        let marking = export.mirrored().as_ref().map(Changes::layer);
         let snapshots = export.snapshots().clone();
-        for layer in tracking.into_iter().chain(snapshots.iter().map(Snapshot::layer)) {
+        let snapshots = snapshots.iter().map(Snapshot::layer);
+        for layer in tracking.into_iter().chain(marking).chain(snapshots) {
             device = Stack::over(device).with_layer(layer).await?.device().clone();
         }
         Ok(device)
@@ -193,12 +195,12 @@ impl Table {
     ) -> Result<(), Failure> {
         let _change = self.change().await;
         self.check_new(name)?;
-        let description = format!("snapshot of {}", live.storage);
+        let description = format!("snapshot of {}", live.storage());
         let shared = Shared::new(name, &description, view);
         let running = Running {
             name: name.to_string(),
             description: description.clone(),
-            storage: description.clone(),
+            storage: std::sync::Mutex::new(description.clone()),
             write: false,
             single: true,
             own: None,
@@ -207,6 +209,7 @@ impl Table {
             layers: std::sync::Mutex::default(),
             snapshots: std::sync::Mutex::default(),
             bitmaps: std::sync::Mutex::default(),
+            mirrored: std::sync::Mutex::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
         let gates = self.common_gates();
@@ -252,6 +255,22 @@ impl Running {
         }
         all.push(Arc::new(bitmap));
         Ok(())
+    }
+
+    /// What a mirror of it notes.
+    pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
+        self.mirrored.lock().expect("no panic under this lock")
+    }
+
+    /// Refuses what cannot be done while a mirror job runs.
+    pub fn check_not_mirrored(&self) -> Result<(), Failure> {
+        match *self.mirrored() {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("a mirror job of export {:?} is running", self.name);
+                Err(Failure::usage(text))
+            }
+        }
     }
 
     /// Its points in time, the first innermost.

@@ -1,104 +1,10 @@
 //! Backups and snapshots of disks that clients write to.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(120);
-const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
-const SIZE: &str = "32M";
-
-fn blockhaul(args: &[&str]) -> Output {
-    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
-}
-
-#[track_caller]
-fn succeed(args: &[&str]) -> String {
-    let output = blockhaul(args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
-/// A served disk of random bytes.
-struct Disk {
-    scratch: Scratch,
-    server: Server,
-    control: String,
-    path: PathBuf,
-}
-
-impl Disk {
-    fn serve(more: &[&str]) -> Disk {
-        let scratch = Scratch::new().unwrap();
-        let path = scratch.file("disk.raw");
-        let control = scratch.file("ctl").to_str().unwrap().to_string();
-        fill(path.to_str().unwrap(), 1);
-        let export = format!("a={}", path.display());
-        let mut args = vec!["--control", &control, "--export", &export];
-        args.extend(more);
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
-        Disk { scratch, server, control, path }
-    }
-
-    fn file(&self, name: &str) -> String {
-        self.scratch.file(name).to_str().unwrap().to_string()
-    }
-
-    fn ctl(&self, args: &[&str]) -> Output {
-        blockhaul(&[&["ctl", &self.control], args].concat())
-    }
-
-    #[track_caller]
-    fn ctl_succeeds(&self, args: &[&str]) -> String {
-        succeed(&[&["ctl", &self.control], args].concat())
-    }
-
-    #[track_caller]
-    fn ctl_fails(&self, args: &[&str], status: i32, words: &[&str]) {
-        let output = self.ctl(args);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
-        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
-    }
-
-    /// A client overwrites the whole disk.
-    fn overwrite(&self, seed: u32) {
-        fill(&self.server.uri("a"), seed);
-    }
-
-    /// A client overwrites 2 MiB in the middle.
-    fn write_part(&self) {
-        let part = "random:32M?seed=9";
-        let to = self.server.uri("a");
-        succeed(&["copy", "--no-progress", "--range", "8M:2M", part, &to]);
-    }
-
-    fn job(&self, number: usize) -> serde_json::Value {
-        let all = self.ctl_succeeds(&["jobs", "--json"]);
-        let all: serde_json::Value = serde_json::from_str(&all).unwrap();
-        all["jobs"][number - 1].clone()
-    }
-
-    #[track_caller]
-    fn wait_for(&self, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) {
-        let started = Instant::now();
-        while !is_so(&self.job(1)) {
-            assert!(started.elapsed() < LIMIT, "{what}: {}", self.job(1));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
-fn fill(target: &str, seed: u32) {
-    succeed(&["copy", "--no-progress", &format!("random:{SIZE}?seed={seed}"), target]);
-}
-
-#[track_caller]
-fn assert_holds(path: &str, seed: u32) {
-    succeed(&["compare", path, &format!("random:{SIZE}?seed={seed}")]);
-}
+use crate::served_disk::{Disk, assert_holds, blockhaul, succeed};
 
 #[test]
 fn a_backup_is_the_disk_as_it_was_when_it_began() {

@@ -1,0 +1,401 @@
+//! Mirror jobs: a target follows a disk in use, until it equals the disk and clients move to it.
+//!
+//! A full copy is followed by rounds over what has changed meanwhile. When the rest can be copied in
+//! time, the mirror is *ready*; it goes on with rounds until it is asked to complete. Then the
+//! requests of clients wait while the last round and a flush end, and continue on the target.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Can, Error, Facts, Kind, Result};
+use blockhaul_catalog::{Barrier, Stack};
+use blockhaul_engine::{Control, Engine, Progress, Summary};
+use blockhaul_io::Notify;
+use blockhaul_snapshot::Changes;
+use serde_json::{Value, json};
+
+use super::exports::{Running, Table};
+use super::snapshots::GRANULARITY;
+use crate::copy::job::Follower;
+use crate::exit::Failure;
+
+/// Time between rounds while a mirror is ready: changes are collected.
+const PACE: Duration = Duration::from_millis(100);
+/// Interval of flushes while a mirror is ready, so that the last one is short.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Rounds of fewer bytes say nothing about the rate.
+const TELLING: u64 = 1 << 20;
+/// Time that clients may wait at the end, unless another one is given.
+pub const WITHIN: Duration = Duration::from_secs(1);
+
+/// A mirror job, as its task and the control socket see it.
+pub struct Mirror {
+    table: Arc<Table>,
+    export: Arc<Running>,
+    target: String,
+    changes: Changes,
+    progress: Arc<Progress>,
+    state: Mutex<State>,
+    /// It became ready, or has ended.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// Bytes per second of the latest round that says something.
+    rate: Option<f64>,
+    /// Time of the latest flush.
+    flush: Duration,
+    flushed: Option<Instant>,
+    rounds: u64,
+    ready: bool,
+    wanted: Option<Ending>,
+    /// Clients wait.
+    cutting: bool,
+    /// Why the latest attempt to complete was given up.
+    postponed: Option<String>,
+    /// Time that clients have waited at the end.
+    downtime: Option<Duration>,
+}
+
+/// How a mirror is to end.
+#[derive(Debug, Clone, Copy)]
+pub struct Ending {
+    /// Time that clients may wait.
+    pub within: Duration,
+    /// Clients move to the target. Otherwise they stay, and the target is the disk of that moment.
+    pub switch: bool,
+}
+
+impl Mirror {
+    /// Begins to note what clients write to the export.
+    pub async fn begin(
+        table: &Arc<Table>,
+        export: &Arc<Running>,
+        target: String,
+        progress: Arc<Progress>,
+        within: Duration,
+    ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
+        let _change = table.change().await;
+        let (shared, stack) = table.changeable(export)?;
+        export.check_not_mirrored()?;
+        let facts = shared.switch().device().facts();
+        if !facts.can.contains(Can::WRITE) {
+            let text = format!(
+                "export {:?} is read-only: it does not change, copy it as it is",
+                export.name
+            );
+            return Err(Failure::usage(text));
+        }
+        let changes = Changes::new(facts.size, GRANULARITY)?;
+        *export.mirrored() = Some(changes.clone());
+        if let Err(failure) = table.retop(export, shared, &stack, Barrier::Within(within)).await {
+            *export.mirrored() = None;
+            return Err(failure);
+        }
+        let mirror = Mirror {
+            table: table.clone(),
+            export: export.clone(),
+            target,
+            changes,
+            progress,
+            state: Mutex::default(),
+            changed: Notify::default(),
+        };
+        Ok((Arc::new(mirror), Stack::over(stack.device().clone())))
+    }
+
+    /// Copies, and follows the disk until the end.
+    async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary> {
+        let control = engine.control();
+        let plan = engine.plan();
+        let first = engine.run(&plan).await?;
+        self.learn(&first);
+        loop {
+            self.catch_up(&mut engine).await?;
+            self.flush(&mut engine).await?;
+            self.lock().ready = true;
+            self.changed.notify();
+            if let Some(ending) = self.wait(&control).await? {
+                if self.cut_over(&mut engine, &control, &target, ending).await? {
+                    return engine.finish().await;
+                }
+                blockhaul_io::sleep(PACE).await;
+            }
+        }
+    }
+
+    /// Rounds, until the rest can be copied in time.
+    async fn catch_up(&self, engine: &mut Engine) -> Result<()> {
+        loop {
+            let dirty = self.changes.take();
+            if dirty.is_empty() {
+                return Ok(());
+            }
+            self.round(engine, &dirty).await?;
+            let within = self.lock().wanted.map_or(WITHIN, |ending| ending.within);
+            if self.predicted() <= within {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Copies ranges again.
+    async fn round(&self, engine: &mut Engine, dirty: &[(u64, u64)]) -> Result<()> {
+        let plan = engine.empty_plan();
+        for &(at, len) in dirty {
+            plan.add(at, len)?;
+        }
+        plan.close();
+        let copied = engine.run(&plan).await?;
+        self.learn(&copied);
+        self.lock().rounds += 1;
+        Ok(())
+    }
+
+    /// Flushes the target: the first time, and when the latest flush was a while ago.
+    async fn flush(&self, engine: &mut Engine) -> Result<()> {
+        let due = self.lock().flushed.is_none_or(|at| blockhaul_io::elapsed(at) > FLUSH_EVERY);
+        if due {
+            let started = blockhaul_io::now();
+            engine.flush().await?;
+            let mut state = self.lock();
+            state.flush = blockhaul_io::elapsed(started);
+            state.flushed = Some(blockhaul_io::now());
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something to do: changes (`None`), or the end.
+    async fn wait(&self, control: &Control) -> Result<Option<Ending>> {
+        loop {
+            let changed = self.changes.listen();
+            if self.progress.is_cancelled() {
+                return Err(Error::new(Kind::ShuttingDown, "cancelled"));
+            }
+            if !control.is_paused() {
+                let wanted = self.lock().wanted;
+                if wanted.is_some() {
+                    return Ok(wanted);
+                }
+                if self.changes.bytes() > 0 {
+                    // A request to complete need not wait for the next round.
+                    let _ = blockhaul_io::timeout(PACE, changed).await;
+                    return Ok(None);
+                }
+            }
+            // This side keeps the sender.
+            let _ = changed.await;
+        }
+    }
+
+    /// The end: clients wait for the last round and a flush. False: it is to be tried again.
+    async fn cut_over(
+        &self,
+        engine: &mut Engine,
+        control: &Control,
+        target: &Stack,
+        ending: Ending,
+    ) -> Result<bool> {
+        if self.predicted() > ending.within {
+            return Ok(false);
+        }
+        let _change = self.table.change().await;
+        let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
+        let (shared, stack) = self.table.changeable(&self.export).map_err(refused)?;
+        let next = if ending.switch { target.clone() } else { stack };
+        *self.export.mirrored() = None;
+        let new = match self.table.top(&self.export, &next).await {
+            Ok(new) => new,
+            Err(failure) => {
+                *self.export.mirrored() = Some(self.changes.clone());
+                return Err(refused(failure));
+            }
+        };
+        let started = blockhaul_io::now();
+        let last = async || self.last_round(engine, control, ending).await;
+        let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
+        let mut state = self.lock();
+        state.cutting = false;
+        let Err(error) = swapped else {
+            state.downtime = Some(blockhaul_io::elapsed(started));
+            if ending.switch {
+                log::info!(export = self.export.name; "clients of {:?} are on {} now", self.export.name, self.target);
+                *self.export.stack.lock().expect("no panic under this lock") = Some(next);
+                self.export
+                    .storage
+                    .lock()
+                    .expect("no panic under this lock")
+                    .clone_from(&self.target);
+            }
+            return Ok(true);
+        };
+        // The layer that marks is still there.
+        *self.export.mirrored() = Some(self.changes.clone());
+        if error.kind() != Kind::TimedOut {
+            return Err(error);
+        }
+        log::info!(export = self.export.name; "the mirror is not completed yet: {error}");
+        state.postponed = Some(error.to_string());
+        Ok(false)
+    }
+
+    /// While no request is in flight: copies the rest, and makes it durable.
+    async fn last_round(
+        &self,
+        engine: &mut Engine,
+        control: &Control,
+        ending: Ending,
+    ) -> Result<()> {
+        self.lock().cutting = true;
+        let too_late = |why: &'static str| Err(Error::new(Kind::TimedOut, why));
+        if control.is_paused() {
+            return too_late("it is paused");
+        }
+        if self.predicted() > ending.within {
+            return too_late("clients would wait too long for what has changed");
+        }
+        let dirty = self.changes.take();
+        let copied = async {
+            self.round(engine, &dirty).await?;
+            engine.flush().await
+        };
+        copied.await.inspect_err(|_| self.changes.give_back(&dirty))
+    }
+
+    /// Time that clients would wait now.
+    fn predicted(&self) -> Duration {
+        let bytes = self.changes.bytes();
+        let state = self.lock();
+        let copying = match state.rate {
+            Some(rate) if rate > 0.0 => bytes as f64 / rate,
+            _ => 0.0,
+        };
+        state.flush + Duration::try_from_secs_f64(copying).unwrap_or(Duration::MAX / 2)
+    }
+
+    fn learn(&self, round: &Summary) {
+        let bytes = round.data.saturating_add(round.zeroed);
+        let seconds = round.elapsed.as_secs_f64();
+        if bytes >= TELLING && seconds > 0.0 {
+            self.lock().rate = Some(bytes as f64 / seconds);
+        }
+    }
+
+    /// Ends the notes of a mirror that has not completed.
+    pub async fn give_up(&self) {
+        let _change = self.table.change().await;
+        let mine = |changes: &Changes| changes.is_same(&self.changes);
+        if !self.export.mirrored().as_ref().is_some_and(mine) {
+            return;
+        }
+        *self.export.mirrored() = None;
+        let Ok((shared, stack)) = self.table.changeable(&self.export) else { return };
+        // It stays in the path of the requests, and costs little.
+        if let Err(failure) = self.table.retop(&self.export, shared, &stack, Barrier::None).await {
+            log::debug!("the layer of an ended mirror stays: {failure}");
+        }
+    }
+
+    /// Asks it to end.
+    pub fn complete(&self, ending: Ending) {
+        self.lock().wanted = Some(ending);
+        self.changes.wake();
+    }
+
+    /// Looks again whether it is paused or cancelled.
+    pub fn wake(&self) {
+        self.changes.wake();
+    }
+
+    /// Waits until it is ready, or `over`.
+    pub async fn ready(&self, over: impl Fn() -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if self.is_ready() || over() {
+                return;
+            }
+            // This side keeps the sender.
+            let _ = changed.await;
+        }
+    }
+
+    /// Wakes those who wait until it is ready.
+    pub fn has_ended(&self) {
+        self.changed.notify();
+    }
+
+    /// Whether clients wait for it just now.
+    pub fn is_cutting(&self) -> bool {
+        self.lock().cutting
+    }
+
+    /// Whether it could complete in time.
+    pub fn is_ready(&self) -> bool {
+        self.lock().ready
+    }
+
+    /// Whether it was asked to complete.
+    pub fn is_completing(&self) -> bool {
+        self.lock().wanted.is_some()
+    }
+
+    /// For the control socket.
+    pub fn described(&self) -> Value {
+        let (dirty, predicted) = (self.changes.bytes(), self.predicted());
+        let state = self.lock();
+        json!({
+            "ready": state.ready,
+            "dirty": dirty,
+            "rounds": state.rounds,
+            "rate": state.rate,
+            "predicted_downtime": state.rate.map(|_| predicted.as_secs_f64()),
+            "downtime": state.downtime.map(|time| time.as_secs_f64()),
+            "postponed": state.postponed,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+}
+
+impl Follower for Mirror {
+    fn check(&self, target: &Stack) -> Result<()> {
+        let Some(device) = self.export.device() else { return Ok(()) };
+        let (from, to) = (device.facts(), target.device().facts());
+        match missing(&from, &to) {
+            None => Ok(()),
+            Some(what) => {
+                let text = format!("clients of the export could not move to it: {what}");
+                Err(Error::new(Kind::Unsupported, text).on(&to.name))
+            }
+        }
+    }
+
+    fn follow(
+        self: Arc<Self>,
+        engine: Engine,
+        target: Stack,
+    ) -> Pin<Box<dyn Future<Output = Result<Summary>>>> {
+        Box::pin(async move { self.run(engine, target).await })
+    }
+}
+
+/// What clients of one device would miss at another one.
+fn missing(from: &Facts, to: &Facts) -> Option<String> {
+    let lacks = from.can.difference(to.can);
+    if to.size < from.size {
+        return Some(format!("it has {} bytes, the export has {}", to.size, from.size));
+    }
+    if to.block.minimum > from.block.minimum {
+        return Some(format!(
+            "its blocks have {} bytes, those of the export {}",
+            to.block.minimum, from.block.minimum
+        ));
+    }
+    let names: Vec<_> = lacks.iter_names().map(|(name, _)| name.to_lowercase()).collect();
+    (!names.is_empty())
+        .then(|| format!("it does not support {}", names.join(", ").replace('_', "-")))
+}

@@ -1,0 +1,185 @@
+//! Mirrors of disks that clients write to, and the clients that move to them.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Instant;
+
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::tools::{Server, text};
+
+use crate::served_disk::{Disk, LIMIT, OURS, assert_holds, blockhaul, succeed};
+
+/// A process that is killed at the end of the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A client that slowly overwrites the disk.
+fn slow_writer(disk: &Disk, seed: u32, rate: &str) -> Killed {
+    let random = format!("random:32M?seed={seed}");
+    let mut command = Command::new(OURS);
+    command.args(["copy", "--no-progress", "--rate", rate, &random, &disk.server.uri("a")]);
+    Killed(command.spawn().unwrap())
+}
+
+/// The device of the export, as `ctl exports` shows it.
+fn device(disk: &Disk) -> String {
+    let exports = disk.ctl_succeeds(&["exports", "--json"]);
+    let exports: serde_json::Value = serde_json::from_str(&exports).unwrap();
+    exports["exports"][0]["device"].as_str().unwrap().to_string()
+}
+
+#[test]
+fn clients_move_to_the_target_while_they_write() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("mirror.raw");
+    assert_eq!(disk.ctl_succeeds(&["mirror", "a", &target, "--wait"]), "job 1 is ready\n");
+    assert_holds(&target, 1);
+    let mut writer = slow_writer(&disk, 2, "16M");
+    disk.wait_for("it follows", |job| job["rounds"].as_u64() > Some(1));
+    let said = disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait"]);
+    assert!(said.contains("bytes"), "{said}");
+    assert!(writer.0.try_wait().unwrap().is_none(), "the client has ended before the move");
+    assert_eq!(device(&disk), target);
+    assert!(writer.0.wait().unwrap().success());
+    assert_holds(&target, 2);
+    let old = blockhaul(&["compare", disk.path.to_str().unwrap(), "random:32M?seed=2"]);
+    assert_eq!(old.status.code(), Some(1), "what was written later is not on the old device");
+    let job = disk.job(1);
+    assert_eq!(job["state"], "completed", "{job}");
+    assert!(job["downtime"].as_f64() < Some(10.0), "{job}");
+    // The export can be mirrored again, and back to a file that is not in use any more.
+    disk.ctl_succeeds(&["mirror", "a", disk.path.to_str().unwrap(), "--wait"]);
+    disk.ctl_succeeds(&["job-complete", "2", "--wait"]);
+    assert_holds(disk.path.to_str().unwrap(), 2);
+}
+
+#[test]
+fn a_mirror_can_end_as_a_copy_of_that_moment() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("mirror.raw");
+    disk.ctl_succeeds(&["mirror", "a", &target]);
+    disk.ctl_succeeds(&["job-wait", "1", "--ready"]);
+    disk.overwrite(2);
+    disk.ctl_succeeds(&["job-complete", "1", "--stay", "--within", "10s", "--wait"]);
+    disk.overwrite(3);
+    assert_holds(&target, 2);
+    assert_holds(disk.path.to_str().unwrap(), 3);
+    assert_eq!(device(&disk), disk.path.to_str().unwrap());
+    disk.ctl_fails(&["job-complete", "1"], 1, &["the job has ended"]);
+}
+
+#[test]
+fn clients_do_not_wait_longer_than_they_may() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("mirror.raw");
+    disk.ctl_succeeds(&["mirror", "a", &target, "--wait"]);
+    // At this rate, the rest cannot be copied in time while the client writes.
+    disk.ctl_succeeds(&["job-rate", "1", "1M"]);
+    let mut writer = slow_writer(&disk, 2, "8M");
+    disk.wait_for("it measures the rate", |job| job["rate"].as_f64() < Some(2e6));
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "20ms"]);
+    assert!(writer.0.wait().unwrap().success());
+    let job = disk.job(1);
+    assert_eq!(job["state"], "completing", "{job}");
+    // A paused job completes when it is resumed.
+    disk.ctl_succeeds(&["job-pause", "1"]);
+    disk.ctl_succeeds(&["job-rate", "1", "0"]);
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "10s"]);
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    disk.ctl_succeeds(&["job-wait", "1"]);
+    assert_holds(&target, 2);
+    assert_eq!(device(&disk), target);
+}
+
+#[test]
+fn a_failed_or_cancelled_mirror_leaves_the_clients_where_they_are() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("mirror.raw");
+    disk.ctl_succeeds(&["mirror", "a", &target, "--rate", "1M"]);
+    disk.wait_for("it copies", |job| job["done"].as_u64() > Some(0));
+    disk.ctl_fails(&["mirror", "a", "other.raw"], 2, &["a mirror job of export \"a\" is running"]);
+    disk.ctl_fails(&["layer-add", "a", "stats"], 2, &["a mirror job of export \"a\" is running"]);
+    disk.ctl_succeeds(&["job-cancel", "1"]);
+    disk.wait_for("cancelled", |job| job["state"] == "cancelled");
+    disk.ctl_succeeds(&["layer-add", "a", "stats"]);
+    disk.overwrite(2);
+    assert_holds(disk.path.to_str().unwrap(), 2);
+    // A target whose server goes away.
+    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("b"), &["memory:32M"]);
+    let server = server.unwrap();
+    disk.ctl_succeeds(&["mirror", "a", &server.uri(""), "--wait"]);
+    drop(server);
+    disk.overwrite(3);
+    assert_ne!(disk.ctl(&["job-wait", "2"]).status.code(), Some(0));
+    assert_eq!(disk.job(2)["state"], "failed");
+    disk.overwrite(4);
+    assert_holds(disk.path.to_str().unwrap(), 4);
+    assert_eq!(device(&disk), disk.path.to_str().unwrap());
+}
+
+#[test]
+fn wrong_mirrors_are_refused_before_anything_is_touched() {
+    let disk = Disk::serve(&["--export", "r=[", "memory:1M", "-r", "]"]);
+    let small = disk.file("small");
+    std::fs::write(&small, b"precious").unwrap();
+    disk.ctl_fails(&["mirror", "r", "t"], 2, &["read-only: it does not change"]);
+    disk.ctl_fails(&["mirror", "nosuch", "t"], 3, &["there is no export \"nosuch\""]);
+    disk.ctl_fails(&["mirror", "a", "-"], 2, &["standard output of the server"]);
+    disk.ctl_fails(&["mirror", "a", &small, "--rate", "x"], 2, &["rate"]);
+    disk.ctl_fails(&["mirror", "a", "nosuch:x"], 2, &["unknown scheme"]);
+    let own = disk.path.to_str().unwrap();
+    disk.ctl_fails(&["mirror", "a", own], 2, &["are the same"]);
+    disk.ctl_succeeds(&["mirror", "a", "memory:1M"]);
+    let output = disk.ctl(&["job-wait", "1", "--ready"]);
+    assert!(text(&output.stderr).contains("1048576"), "{output:?}");
+    disk.ctl_succeeds(&["backup", "a", &disk.file("backup.raw")]);
+    disk.ctl_fails(&["job-complete", "2"], 2, &["the job is not a mirror"]);
+    disk.ctl_fails(&["job-complete", "9"], 3, &["there is no job 9"]);
+    assert_eq!(std::fs::read(&small).unwrap(), b"precious");
+    assert_holds(own, 1);
+    assert!(!Path::new("t").exists());
+}
+
+/// fio writes at random and verifies, while its export moves from file to file.
+#[test]
+fn an_export_moves_between_files_under_a_client_that_verifies() {
+    let fio = require_peer!("fio");
+    let moves = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 4 };
+    let disk = Disk::serve(&[]);
+    let mut command = fio.command();
+    command.args(["--name=verified", "--thread", "--ioengine=nbd", "--rw=randwrite"]);
+    command.args(["--bsrange=4k-64k", "--size=32M", "--time_based", "--runtime=100000"]);
+    command.args(["--iodepth=16", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1"]);
+    command.args(["--fsync=97", "--randrepeat=1", "--rate=,40m", "--output-format=terse"]);
+    command.arg(format!("--uri={}", disk.server.uri("a")));
+    command.arg(format!("--aux-path={}", disk.scratch.path().display()));
+    let log = File::create(disk.scratch.file("fio.log")).unwrap();
+    command.stdout(log.try_clone().unwrap()).stderr(log);
+    let mut client = Killed(command.spawn().unwrap());
+    let started = Instant::now();
+    for number in 1..=moves {
+        let target = disk.file(if number % 2 == 0 { "even.raw" } else { "odd.raw" });
+        disk.ctl_succeeds(&["mirror", "a", &target, "--wait"]);
+        let number = number.to_string();
+        disk.ctl_succeeds(&["job-complete", &number, "--within", "10s", "--wait"]);
+        assert_eq!(device(&disk), target);
+        let ended = client.0.try_wait().unwrap();
+        let said = || std::fs::read_to_string(disk.scratch.file("fio.log")).unwrap();
+        assert!(ended.is_none(), "fio has ended: {ended:?}: {}", said());
+        assert!(started.elapsed() < LIMIT * moves, "too slow");
+    }
+    drop(client);
+    // A mirror of the whole is equal once nobody writes.
+    let copy = disk.file("copy.raw");
+    let number = (moves + 1).to_string();
+    disk.ctl_succeeds(&["mirror", "a", &copy, "--wait"]);
+    disk.ctl_succeeds(&["job-complete", &number, "--stay", "--wait"]);
+    succeed(&["compare", &copy, &device(&disk)]);
+}
