@@ -1,5 +1,6 @@
 //! Dirty bitmaps: which blocks of a disk were written since a moment.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
@@ -30,6 +31,8 @@ pub struct Bitmap {
     size: u64,
     granularity: u64,
     dirty: Mutex<Runs<bool>>,
+    /// Writes are not marked.
+    disabled: AtomicBool,
 }
 
 impl Bitmap {
@@ -48,7 +51,8 @@ impl Bitmap {
             let text = "the name of a bitmap must have 1 to 1023 bytes, without a NUL";
             return Err(Error::new(Kind::Usage, text));
         }
-        Ok(Bitmap { name: name.to_string(), size, granularity, dirty: Mutex::default() })
+        let (name, disabled) = (name.to_string(), AtomicBool::new(false));
+        Ok(Bitmap { name, size, granularity, dirty: Mutex::default(), disabled })
     }
 
     /// Its name.
@@ -81,7 +85,23 @@ impl Bitmap {
     pub fn take(&self) -> Bitmap {
         let dirty = std::mem::take(&mut *self.lock());
         let (name, size, granularity) = (self.name.clone(), self.size, self.granularity);
-        Bitmap { name, size, granularity, dirty: Mutex::new(dirty) }
+        let disabled = AtomicBool::new(false);
+        Bitmap { name, size, granularity, dirty: Mutex::new(dirty), disabled }
+    }
+
+    /// Marks what is written from now on, or does not.
+    pub fn enable(&self, enabled: bool) {
+        self.disabled.store(!enabled, Ordering::SeqCst);
+    }
+
+    /// Whether writes are marked.
+    pub fn is_enabled(&self) -> bool {
+        !self.disabled.load(Ordering::SeqCst)
+    }
+
+    /// Makes a range of bytes dirty.
+    pub fn set(&self, at: u64, len: u64) {
+        self.mark(at, at.saturating_add(len));
     }
 
     /// Makes dirty here what is dirty in `other`, a bitmap of the same disk.
@@ -92,7 +112,7 @@ impl Bitmap {
     }
 
     /// The dirty ranges, as offset and length in bytes, in order.
-    pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
         let dirty = self.lock();
         let runs = dirty.iter(0, self.size.div_ceil(self.granularity));
         runs.filter(|(.., dirty)| *dirty).map(|(from, to, _)| self.bytes(from, to)).collect()
@@ -196,7 +216,8 @@ impl Device for Tracked {
             // Before it is written: a bitmap may show too much, never too little.
             Op::Write(_) | Op::Zero | Op::Trim => {
                 let end = request.end().unwrap_or(u64::MAX);
-                self.bitmaps.iter().for_each(|bitmap| bitmap.mark(request.at, end));
+                let enabled = self.bitmaps.iter().filter(|bitmap| bitmap.is_enabled());
+                enabled.for_each(|bitmap| bitmap.mark(request.at, end));
                 self.inner.submit(request)
             }
             Op::Extents(contexts) => self.extents(request, contexts),

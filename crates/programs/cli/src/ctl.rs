@@ -106,6 +106,19 @@ pub fn run(args: &args::Ctl) -> Outcome {
             let ask = json!({ "command": "bitmap-clear", "export": export, "name": name });
             tell(&server.ask(&ask)?, json, |_| String::new())
         }
+        CtlCommand::BitmapEnable { export, name } => {
+            let ask = json!({ "command": "bitmap-enable", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::BitmapDisable { export, name } => {
+            let ask = json!({ "command": "bitmap-disable", "export": export, "name": name });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
+        CtlCommand::BitmapMerge { export, name, from } => {
+            let ask =
+                json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from });
+            tell(&server.ask(&ask)?, json, |_| String::new())
+        }
         CtlCommand::Backup { export, target, snapshot, wait, bitmap, start_bitmap, .. } => {
             let answer = server.ask(&json!({
                 "command": "backup",
@@ -454,7 +467,10 @@ fn exports(answer: &Value) -> String {
 fn bitmaps(all: &Value) -> String {
     let shown = all.as_array().into_iter().flatten().map(|bitmap| {
         let name = text(&bitmap["name"]).unwrap_or_default();
-        format!("{name} ({})", size(number(&bitmap["dirty"])))
+        match text(&bitmap["inconsistent"]) {
+            Some(why) => format!("{name} (inconsistent: {why})"),
+            None => format!("{name} ({})", size(number(&bitmap["dirty"]))),
+        }
     });
     let shown: Vec<_> = shown.collect();
     if shown.is_empty() { "-".into() } else { shown.join(" ") }

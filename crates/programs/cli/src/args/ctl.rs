@@ -228,7 +228,7 @@ pub enum CtlCommand {
     /// Track what clients write from now on, in a dirty bitmap
     ///
     /// Clients that connect later see it as the metadata context qemu:dirty-bitmap:NAME. It is lost
-    /// when the server ends.
+    /// when the server ends, except with serve --bitmaps.
     BitmapAdd {
         /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
@@ -260,6 +260,38 @@ pub enum CtlCommand {
         /// Name of the bitmap
         #[arg(value_name = "NAME")]
         name: String,
+    },
+    /// Mark writes in a dirty bitmap again
+    BitmapEnable {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Mark no more writes in a dirty bitmap
+    ///
+    /// It keeps what it shows.
+    BitmapDisable {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Make dirty in a bitmap what is dirty in others
+    BitmapMerge {
+        /// Name of the export; '' for the one without a name
+        #[arg(value_name = "EXPORT")]
+        export: String,
+        /// Name of the bitmap that changes
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// Names of the others
+        #[arg(value_name = "FROM", required = true)]
+        from: Vec<String>,
     },
     /// List the jobs, with their progress
     Jobs,

@@ -178,6 +178,27 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "ctl bitmap-enable",
+        "\
+  Mark writes again:
+      blockhaul ctl /run/disks.ctl bitmap-enable a tuesday
+",
+    ),
+    (
+        "ctl bitmap-disable",
+        "\
+  Keep what was written until now, and nothing later:
+      blockhaul ctl /run/disks.ctl bitmap-disable a tuesday
+",
+    ),
+    (
+        "ctl bitmap-merge",
+        "\
+  Let tuesday show what monday shows, too, after the backup of monday has failed:
+      blockhaul ctl /run/disks.ctl bitmap-merge a tuesday monday
+",
+    ),
+    (
         "ctl jobs",
         "\
   List the jobs, as text and as JSON:

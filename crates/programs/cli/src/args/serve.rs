@@ -162,6 +162,14 @@ pub struct Serve {
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 
+    /// Keep dirty bitmaps in this directory when the server ends
+    ///
+    /// A later server continues them for the export of the same name and device. After a crash they
+    /// are inconsistent: ctl exports shows them, and ctl bitmap-remove removes them. Other programs
+    /// must not write to the device in between.
+    #[arg(long, value_name = "DIR", conflicts_with = "per_client")]
+    pub bitmaps: Option<PathBuf>,
+
     /// Publish metrics for Prometheus: localhost:PORT, unix:PATH or textfile:PATH
     ///
     /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0

@@ -14,7 +14,7 @@ use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_os::Identity;
 use blockhaul_server::{Client, Counts, Disconnected, Server};
-use blockhaul_snapshot::{Bitmap, OnFailure, Options, Trim};
+use blockhaul_snapshot::{OnFailure, Options, Trim};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
@@ -314,6 +314,19 @@ impl Operations {
                 export.bitmap(text("name")?).map_err(Refusal::of)?.clear();
                 Ok(json!({ "done": "cleared" }))
             }
+            "bitmap-enable" | "bitmap-disable" => {
+                let bitmap = self.export(text("export")?)?.bitmap(text("name")?);
+                bitmap.map_err(Refusal::of)?.enable(command == "bitmap-enable");
+                Ok(json!({ "done": command.trim_start_matches("bitmap-") }))
+            }
+            "bitmap-merge" => {
+                let export = self.export(text("export")?)?;
+                let wrong = || Refusal::usage("bitmap-merge: \"from\" is not a list of names");
+                let from = texts(request.get("from")).filter(|from| !from.is_empty());
+                let merged = export.merge_bitmaps(text("name")?, &from.ok_or_else(wrong)?);
+                merged.map_err(Refusal::of)?;
+                Ok(json!({ "done": "merged" }))
+            }
             "set" => {
                 let (layers, place) = self.layer(text("export")?, text("layer")?)?;
                 let layer = &layers[place];
@@ -324,7 +337,8 @@ impl Operations {
             }
             _ => Err(Refusal::usage(format!(
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
-                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, backup, mirror, jobs, job-pause, job-resume, \
+                 export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, \
+                 bitmap-enable, bitmap-disable, bitmap-merge, backup, mirror, jobs, job-pause, job-resume, \
                  job-complete, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
@@ -639,7 +653,7 @@ impl Operations {
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
                     "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
-                    "bitmaps": one.bitmaps().iter().map(|one| bitmap(one)).collect::<Vec<_>>(),
+                    "bitmaps": bitmaps(one),
                     "layers": one.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
                 })
             })
@@ -727,12 +741,21 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     }
 }
 
-fn bitmap(bitmap: &Bitmap) -> Value {
-    json!({
-        "name": bitmap.name(),
-        "granularity": bitmap.granularity(),
-        "dirty": bitmap.dirty_bytes(),
-    })
+/// The bitmaps of an export; those that are inconsistent have a reason instead of a state.
+fn bitmaps(export: &Running) -> Vec<Value> {
+    let sound = export.bitmaps().clone();
+    let inconsistent = export.inconsistent().clone();
+    let sound = sound.iter().map(|bitmap| {
+        json!({
+            "name": bitmap.name(),
+            "granularity": bitmap.granularity(),
+            "enabled": bitmap.is_enabled(),
+            "dirty": bitmap.dirty_bytes(),
+        })
+    });
+    let inconsistent =
+        inconsistent.iter().map(|(name, why)| json!({ "name": name, "inconsistent": why }));
+    sound.chain(inconsistent).collect()
 }
 
 fn shown(layer: &Adjustable) -> Value {

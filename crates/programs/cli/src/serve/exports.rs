@@ -13,6 +13,7 @@ use blockhaul_io::FifoLock;
 use blockhaul_snapshot::{Bitmap, Changes, Snapshot};
 use clap::Parser as _;
 
+use super::bitmap_files::BitmapFiles;
 use super::fresh::Fresh;
 use super::snapshots::{self, SnapshotOf};
 use super::trace;
@@ -34,6 +35,8 @@ pub struct Wanted {
     per_client: bool,
     /// Requests are logged.
     trace: bool,
+    /// Where dirty bitmaps are kept.
+    pub bitmap_files: Option<BitmapFiles>,
 }
 
 /// A requested export.
@@ -70,6 +73,8 @@ pub struct Running {
     pub snapshots: Mutex<Vec<Snapshot>>,
     /// Its dirty bitmaps, below the points in time.
     pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    /// Names of bitmaps from earlier that may lack writes, and why.
+    pub inconsistent: Mutex<Vec<(String, String)>>,
     /// What has changed, for a mirror of it; between the bitmaps and the points in time.
     pub mirrored: Mutex<Option<Changes>>,
     /// The export of which this one is a point in time.
@@ -125,7 +130,9 @@ impl Wanted {
         }
         let (layers, any_name) = (args.layer.clone(), args.any_name);
         let (per_client, trace) = (args.per_client, args.trace);
-        let wanted = Wanted { registry, exports, layers, any_name, per_client, trace };
+        let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
+        let wanted =
+            Wanted { registry, exports, layers, any_name, per_client, trace, bitmap_files };
         wanted.check()?;
         for one in &wanted.exports {
             let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
@@ -207,6 +214,7 @@ impl Wanted {
             layers: Mutex::new(configured),
             snapshots: Mutex::default(),
             bitmaps: Mutex::default(),
+            inconsistent: Mutex::default(),
             mirrored: Mutex::default(),
             snapshot_of: None,
         };
@@ -383,7 +391,9 @@ impl Table {
     pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
         for one in &self.wanted.exports {
             let (storage, running) = self.wanted.open_one(one).await?;
-            self.lock().push(Arc::new(running));
+            let running = Arc::new(running);
+            self.lock().push(running.clone());
+            self.restore_bitmaps(&running).await?;
             self.exports.add(storage)?;
         }
         let all = devices::adjustable(&self.wanted.registry, &self.wanted.layers)?;
@@ -407,6 +417,7 @@ impl Table {
         self.check_new(&one.name)?;
         let (mut storage, running) = self.wanted.open_one(&one).await?;
         storage.exports = guarded(storage.exports, &self.common_gates())?;
+        self.restore_bitmaps(&running).await?;
         self.serve(storage, running)
     }
 
@@ -454,6 +465,7 @@ impl Table {
         if let Some(shared) = &found.shared {
             shared.switch().close(snapshots::removed());
         }
+        self.keep_bitmaps(&found).await;
         drop(change);
         if let Some(SnapshotOf { live, snapshot }) = &found.snapshot_of {
             self.end_snapshot(live, snapshot).await;

@@ -131,6 +131,8 @@ impl Job {
         }
         operations.jobs.stop().await;
         let held = server.stop(PATIENCE).await;
+        // What devices hold is marked already.
+        self.table.keep_all_bitmaps().await;
         page.end(&operations);
         metrics.end().await;
         // They hold the server, and with it its exports.

@@ -8,6 +8,7 @@
 //!   `--metrics`. `status`: `--page`. `notify`: messages to a service manager.
 
 mod background;
+mod bitmap_files;
 mod command;
 mod control;
 mod exports;

@@ -74,6 +74,9 @@ impl Table {
         let snapshot = Snapshot::new(old.facts().size, &begin.options)?;
         if let Some(name) = &begin.start {
             export.start_bitmap(Bitmap::new(name, old.facts().size, GRANULARITY)?)?;
+            self.write_bitmaps(export).inspect_err(|_| {
+                export.bitmaps().retain(|bitmap| bitmap.name() != name);
+            })?;
         }
         export.snapshots().push(snapshot.clone());
         let mut taken = None;
@@ -114,19 +117,78 @@ impl Table {
         let (shared, stack) = self.changeable(export)?;
         let size = shared.switch().device().facts().size;
         export.start_bitmap(Bitmap::new(name, size, granularity)?)?;
-        let exchanged = self.retop(export, shared, &stack, Barrier::Within(time)).await;
+        let exchanged = async {
+            self.write_bitmaps(export)?;
+            self.retop(export, shared, &stack, Barrier::Within(time)).await
+        };
+        let exchanged = exchanged.await;
         if exchanged.is_err() {
             export.bitmaps().retain(|bitmap| bitmap.name() != name);
         }
         exchanged
     }
 
+    /// The file of bitmaps says which are in use.
+    fn write_bitmaps(&self, export: &Running) -> Result<(), Failure> {
+        match &self.wanted().bitmap_files {
+            None => Ok(()),
+            Some(files) => files.write(export, false),
+        }
+    }
+
+    /// Continues the bitmaps of an earlier server, before the first client can write.
+    pub async fn restore_bitmaps(&self, export: &Running) -> Result<(), Failure> {
+        let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
+        let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
+        let kept = files.read(&export.name, &export.storage(), size)?;
+        for (name, why) in &kept.inconsistent {
+            log::warn!(
+                export = export.name;
+                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
+                export.name
+            );
+        }
+        if kept.bitmaps.is_empty() && kept.inconsistent.is_empty() {
+            return Ok(());
+        }
+        *export.bitmaps() = kept.bitmaps;
+        *export.inconsistent() = kept.inconsistent;
+        files.write(export, false)?;
+        let (shared, stack) = self.changeable(export)?;
+        self.retop(export, shared, &stack, Barrier::None).await
+    }
+
+    /// Keeps the bitmaps of an export that clients cannot write to any more.
+    pub async fn keep_bitmaps(&self, export: &Running) {
+        let Some(files) = &self.wanted().bitmap_files else { return };
+        if export.snapshot_of.is_some() || export.shared.is_none() {
+            return;
+        }
+        match files.write(export, true) {
+            Ok(()) => {}
+            Err(failure) => {
+                log::error!(export = export.name; "{failure}: they are inconsistent now")
+            }
+        }
+    }
+
+    /// Keeps the bitmaps of all exports, at the end of the server.
+    pub async fn keep_all_bitmaps(&self) {
+        for export in self.running() {
+            self.keep_bitmaps(&export).await;
+        }
+    }
+
     /// Removes a bitmap.
     pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), Failure> {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
+        if export.forget_inconsistent(name) {
+            return self.write_bitmaps(export);
+        }
         export.bitmap(name)?;
         export.bitmaps().retain(|bitmap| bitmap.name() != name);
+        self.write_bitmaps(export)?;
         // Bitmaps may miss no write: not one begins on the old device after another on the new one.
         self.retop(export, shared, &stack, Barrier::None).await
     }
@@ -209,6 +271,7 @@ impl Table {
             layers: std::sync::Mutex::default(),
             snapshots: std::sync::Mutex::default(),
             bitmaps: std::sync::Mutex::default(),
+            inconsistent: std::sync::Mutex::default(),
             mirrored: std::sync::Mutex::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
@@ -231,6 +294,7 @@ impl Running {
 
     /// The bitmap of this name.
     pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, Failure> {
+        self.check_consistent(name)?;
         let all = self.bitmaps();
         let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
         found.ok_or_else(|| {
@@ -243,7 +307,40 @@ impl Running {
         })
     }
 
+    /// Names of bitmaps that may lack writes, and why.
+    pub fn inconsistent(&self) -> MutexGuard<'_, Vec<(String, String)>> {
+        self.inconsistent.lock().expect("no panic under this lock")
+    }
+
+    fn check_consistent(&self, name: &str) -> Result<(), Failure> {
+        let all = self.inconsistent();
+        match all.iter().find(|(other, _)| other == name) {
+            None => Ok(()),
+            Some((_, why)) => Err(Failure::usage(format!(
+                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
+                self.name
+            ))),
+        }
+    }
+
+    /// Forgets an inconsistent bitmap. False: there is none of this name.
+    fn forget_inconsistent(&self, name: &str) -> bool {
+        let mut all = self.inconsistent();
+        let before = all.len();
+        all.retain(|(other, _)| other != name);
+        all.len() < before
+    }
+
+    /// Makes dirty in the bitmap `to` what is dirty in the bitmaps `from`.
+    pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), Failure> {
+        let to = self.bitmap(to)?;
+        let from = from.iter().map(|name| self.bitmap(name)).collect::<Result<Vec<_>, _>>()?;
+        from.iter().for_each(|other| to.merge(other));
+        Ok(())
+    }
+
     fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
+        self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();
         if all.iter().any(|other| other.name() == bitmap.name()) {
             let name = bitmap.name();

@@ -184,3 +184,66 @@ fn raw(disk: &Disk, line: &str) -> String {
     BufReader::new(stream).read_line(&mut reply).unwrap();
     reply
 }
+
+#[test]
+fn bitmaps_outlive_the_server_and_are_never_silently_wrong() {
+    let kept = Scratch::new().unwrap();
+    let directory = kept.path().to_str().unwrap();
+    let more = ["--bitmaps", directory];
+    let mut disk = Disk::serve(&more);
+    let shown = |disk: &Disk| -> serde_json::Value {
+        let exports = disk.ctl_succeeds(&["exports", "--json"]);
+        let exports: serde_json::Value = serde_json::from_str(&exports).unwrap();
+        exports["exports"][0]["bitmaps"].clone()
+    };
+    let target = disk.file("backup.raw");
+    disk.ctl_succeeds(&["backup", "a", &target, "--start-bitmap", "daily", "--wait"]);
+    disk.write_part();
+    disk.ctl_succeeds(&["bitmap-add", "a", "late", "--granularity", "4k"]);
+    disk.ctl_succeeds(&["bitmap-disable", "a", "late"]);
+    // An orderly end.
+    disk = disk.again(&more, true);
+    let bitmaps = shown(&disk);
+    assert_eq!((&bitmaps[0]["dirty"], &bitmaps[1]["dirty"]), (&(2 << 20).into(), &0.into()));
+    assert_eq!((&bitmaps[1]["granularity"], &bitmaps[1]["enabled"]), (&4096.into(), &false.into()));
+    disk.write_part();
+    assert_eq!(shown(&disk)[1]["dirty"], 0, "it is disabled");
+    disk.ctl_succeeds(&["bitmap-merge", "a", "late", "daily"]);
+    assert_eq!(shown(&disk)[1]["dirty"], 2 << 20);
+    disk.ctl_succeeds(&["backup", "a", &target, "--bitmap", "daily", "--wait"]);
+    succeed(&["compare", &target, disk.path.to_str().unwrap()]);
+    // A crash, before anything is written: nobody can know that.
+    disk = disk.again(&more, false);
+    let why = shown(&disk)[0]["inconsistent"].as_str().unwrap().to_string();
+    assert!(why.contains("did not end in order"), "{why}");
+    for words in [
+        &["backup", "a", "t", "--bitmap", "daily"][..],
+        &["backup", "a", "t", "--start-bitmap", "daily"],
+        &["bitmap-add", "a", "daily"],
+        &["bitmap-clear", "a", "daily"],
+        &["bitmap-merge", "a", "daily", "late"],
+    ] {
+        disk.ctl_fails(words, 2, &["\"daily\"", "is inconsistent", "remove it"]);
+    }
+    let context = ["copy", "--no-progress", "--bitmap", "qemu:dirty-bitmap:daily"];
+    let lost = blockhaul(&[&context[..], &[&disk.server.uri("a"), &target]].concat());
+    assert!(text(&lost.stderr).contains("no bitmap"), "{lost:?}");
+    // It stays so until it is removed.
+    disk = disk.again(&more, true);
+    assert!(shown(&disk)[0]["inconsistent"].is_string());
+    disk.ctl_succeeds(&["bitmap-remove", "a", "daily"]);
+    disk.ctl_succeeds(&["bitmap-remove", "a", "late"]);
+    assert_eq!(shown(&disk), serde_json::json!([]));
+    assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0);
+    // A device that clients have moved to is not the one of the command line.
+    disk.ctl_succeeds(&["bitmap-add", "a", "weekly"]);
+    let other = disk.file("other.raw");
+    disk.ctl_succeeds(&["mirror", "a", &other, "--wait"]);
+    disk.ctl_succeeds(&["job-complete", "1", "--wait"]);
+    disk = disk.again(&more, true);
+    let why = shown(&disk)[0]["inconsistent"].as_str().unwrap().to_string();
+    assert!(why.contains("the device was") && why.contains("other.raw"), "{why}");
+    // A file that is not ours.
+    std::fs::write(Path::new(directory).join("bitmaps-b.json"), "{}").unwrap();
+    disk.ctl_fails(&["export-add", "b=memory:1M"], 1, &["bitmaps-b.json", "version 1"]);
+}

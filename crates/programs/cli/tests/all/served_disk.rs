@@ -42,6 +42,22 @@ impl Disk {
         Disk { scratch, server, control, path }
     }
 
+    /// The same disk with another server; the first one ends in order, or is killed.
+    pub fn again(self, more: &[&str], orderly: bool) -> Disk {
+        let Disk { scratch, server, control, path } = self;
+        // The kernel may close the sockets of a killed server later.
+        let socket = scratch.socket(&format!("nbd-{}", server.pid()));
+        match orderly {
+            true => assert!(server.stop().unwrap().success()),
+            false => drop(server),
+        }
+        let export = format!("a={}", path.display());
+        let mut args = vec!["--control", &control, "--export", &export];
+        args.extend(more);
+        let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+        Disk { scratch, server, control, path }
+    }
+
     pub fn file(&self, name: &str) -> String {
         self.scratch.file(name).to_str().unwrap().to_string()
     }

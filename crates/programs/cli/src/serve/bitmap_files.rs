@@ -1,0 +1,192 @@
+//! Dirty bitmaps that outlive a server: a file for each export, in the directory of `--bitmaps`.
+//!
+//! A file is either *clean*, with what each bitmap shows, or *in use*, with their names only. It is
+//! made in use, durably, before clients can write, and clean when they cannot any more. After a crash
+//! it is in use still, and its bitmaps are *inconsistent*: they can only be removed.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockhaul_snapshot::Bitmap;
+use serde_json::{Value, json};
+
+use super::exports::Running;
+use crate::exit::{FAILED, Failure, plain};
+
+/// Version of the format.
+const VERSION: u64 = 1;
+/// Largest file that is read, in bytes: some million ranges.
+const SIZE_MAX: u64 = 256 << 20;
+
+/// The directory of the files.
+pub struct BitmapFiles(PathBuf);
+
+/// What a file holds.
+#[derive(Default)]
+pub struct Kept {
+    pub bitmaps: Vec<Arc<Bitmap>>,
+    /// Names of bitmaps that may lack writes, and why.
+    pub inconsistent: Vec<(String, String)>,
+}
+
+impl BitmapFiles {
+    /// In this directory, which must exist.
+    pub fn new(directory: &Path) -> Result<BitmapFiles, Failure> {
+        match fs::metadata(directory) {
+            Ok(found) if found.is_dir() => Ok(BitmapFiles(directory.to_path_buf())),
+            Ok(_) => Err(Failure::usage(format!(
+                "--bitmaps {}: it is not a directory",
+                directory.display()
+            ))),
+            Err(error) => Err(Failure::usage(format!(
+                "--bitmaps {}: {}: create it first",
+                directory.display(),
+                plain(&error)
+            ))),
+        }
+    }
+
+    /// Reads the bitmaps of an export with a disk of `size` bytes.
+    pub fn read(&self, export: &str, device: &str, size: u64) -> Result<Kept, Failure> {
+        let path = self.path(export);
+        let text = match fs::metadata(&path).map(|found| found.len()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            Ok(len) if len > SIZE_MAX => Err(io::Error::other("the file is too large")),
+            Ok(_) => fs::read(&path),
+            Err(error) => Err(error),
+        };
+        let wrong = |why: &str| {
+            Failure::new(
+                FAILED,
+                format!(
+                    "cannot read the bitmaps in {}: {why}: move the file away, and make a full backup next",
+                    path.display()
+                ),
+            )
+        };
+        let text = text.map_err(|error| wrong(&plain(&error)))?;
+        let value: Value =
+            serde_json::from_slice(&text).map_err(|error| wrong(&error.to_string()))?;
+        if value["version"] != VERSION {
+            return Err(wrong(&format!("it is not of version {VERSION}")));
+        }
+        let all = value["bitmaps"].as_array().ok_or_else(|| wrong("it has no list of bitmaps"))?;
+        let doubt = doubt(&value, device, size);
+        let mut kept = Kept::default();
+        for one in all {
+            let name = one["name"].as_str().ok_or_else(|| wrong("a bitmap has no name"))?;
+            let own = one["inconsistent"].as_str().map(String::from);
+            match own.or_else(|| doubt.clone()) {
+                Some(why) => kept.inconsistent.push((name.to_string(), why)),
+                None => kept.bitmaps.push(restored(name, size, one).map_err(|why| wrong(&why))?),
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Writes the file of an export, durably; `clean`: with what the bitmaps show.
+    pub fn write(&self, export: &Running, clean: bool) -> Result<(), Failure> {
+        let path = self.path(&export.name);
+        let bitmaps = export.bitmaps().clone();
+        let inconsistent = export.inconsistent().clone();
+        let written = if bitmaps.is_empty() && inconsistent.is_empty() {
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                Err(_) => Ok(()),
+                Ok(()) => blockhaul_io::sync_folder(&path),
+            }
+        } else {
+            let size = export.device().map(|device| device.facts().size);
+            let sound = bitmaps.iter().map(|bitmap| described(bitmap, clean));
+            let broken =
+                inconsistent.iter().map(|(name, why)| json!({ "name": name, "inconsistent": why }));
+            let value = json!({
+                "version": VERSION,
+                "export": export.name,
+                "device": export.storage(),
+                "size": size,
+                "state": if clean { "clean" } else { "in use" },
+                "bitmaps": sound.chain(broken).collect::<Vec<_>>(),
+            });
+            replace(&path, format!("{value}\n").as_bytes())
+        };
+        written.map_err(|error| {
+            let text = format!("cannot write the bitmaps to {}: {}", path.display(), plain(&error));
+            Failure::new(FAILED, text)
+        })
+    }
+
+    /// The file of an export: its name, without characters that are special in file names.
+    fn path(&self, export: &str) -> PathBuf {
+        let mut name = String::from("bitmaps-");
+        for byte in export.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' => {
+                    name.push(char::from(byte));
+                }
+                _ => name.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        self.0.join(name + ".json")
+    }
+}
+
+/// Why no bitmap of a file can be trusted, if so.
+fn doubt(value: &Value, device: &str, size: u64) -> Option<String> {
+    if value["state"] != "clean" {
+        return Some("the server did not end in order".to_string());
+    }
+    if value["size"] != size {
+        return Some(format!("the disk had {} bytes", value["size"]));
+    }
+    let before = value["device"].as_str().unwrap_or_default();
+    (before != device).then(|| format!("the device was {before}"))
+}
+
+fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<Bitmap>, String> {
+    let granularity = value["granularity"].as_u64().ok_or("a bitmap has no granularity")?;
+    let bitmap = Bitmap::new(name, size, granularity).map_err(|error| error.to_string())?;
+    let dirty = value["dirty"].as_array().ok_or("a bitmap has no list of dirty ranges")?;
+    for range in dirty {
+        let (at, len) = (range[0].as_u64(), range[1].as_u64());
+        let range =
+            at.zip(len).filter(|(at, len)| at.checked_add(*len).is_some_and(|end| end <= size));
+        let (at, len) = range.ok_or("a dirty range is not in the disk")?;
+        bitmap.set(at, len);
+    }
+    bitmap.enable(value["enabled"] != false);
+    Ok(Arc::new(bitmap))
+}
+
+fn described(bitmap: &Bitmap, clean: bool) -> Value {
+    let mut value = json!({
+        "name": bitmap.name(),
+        "granularity": bitmap.granularity(),
+        "enabled": bitmap.is_enabled(),
+    });
+    if clean {
+        value["dirty"] = json!(bitmap.ranges());
+    }
+    value
+}
+
+/// Replaces a file durably.
+fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut fresh = path.as_os_str().to_os_string();
+    fresh.push(".new");
+    let fresh = PathBuf::from(fresh);
+    let written = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&fresh)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&fresh, path))
+        .and_then(|()| blockhaul_io::sync_folder(path));
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    written
+}
