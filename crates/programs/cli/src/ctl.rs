@@ -119,21 +119,36 @@ pub fn run(args: &args::Ctl) -> Outcome {
                 json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from });
             tell(&server.ask(&ask)?, json, |_| String::new())
         }
-        CtlCommand::Backup { export, target, snapshot, wait, bitmap, start_bitmap, .. } => {
+        CtlCommand::Backup {
+            export, target, with, snapshot, wait, bitmap, start_bitmap, ..
+        } => {
+            let others: Vec<_> = with
+                .chunks_exact(2)
+                .map(|pair| {
+                    Ok(json!({ "export": pair[0].to_string_lossy(), "target": from_here(&pair[1])? }))
+                })
+                .collect::<Result<_, Failure>>()?;
             let answer = server.ask(&json!({
                 "command": "backup",
                 "export": export,
                 "target": from_here(target)?,
+                "with": others,
                 "options": copy_options(&args.command),
                 "bitmap": bitmap,
                 "start_bitmap": start_bitmap,
                 "snapshot": snapshot_options(snapshot)?,
                 "seconds": snapshot.within.as_secs_f64(),
             }))?;
+            let jobs = match answer["jobs"].as_array() {
+                None => vec![number(&answer["job"])],
+                Some(jobs) => jobs.iter().map(|job| number(&job["job"])).collect(),
+            };
             if *wait {
-                return wait_for_job(&mut server, number(&answer["job"]), false, json);
+                return wait_for_jobs(&mut server, &jobs, json);
             }
-            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
+            tell(&answer, json, |_| {
+                jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
+            })
         }
         CtlCommand::Mirror { export, target, within, wait, .. } => {
             let answer = server.ask(&json!({
@@ -228,6 +243,18 @@ fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) 
             Ok(status.unwrap_or(FAILED))
         }
     }
+}
+
+/// Waits until several jobs have ended; the status is the first that is not 0.
+fn wait_for_jobs(server: &mut Connection<'_>, jobs: &[u64], json: bool) -> Outcome {
+    let mut outcome = Ok(0);
+    for job in jobs {
+        let ended = wait_for_job(server, *job, false, json);
+        if matches!(outcome, Ok(0)) {
+            outcome = ended;
+        }
+    }
+    outcome
 }
 
 fn snapshot_options(options: &args::SnapshotOptions) -> Result<Value, Failure> {

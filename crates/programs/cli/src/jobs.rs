@@ -4,11 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_backends::Shared;
 use blockhaul_engine::{ByKernel, Rate};
 use blockhaul_io::{Pool, Remote};
 
-use crate::copy::job::{Job, Report};
+use crate::copy::job::{Job, Report, overlap};
 use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
 use crate::jobfile::{self, Disk};
@@ -201,34 +200,11 @@ where
 /// Checks the storage of all open sides: no disk may have the target of another one as a side.
 /// False: one has.
 fn are_apart(disks: &mut [Running]) -> bool {
-    let files: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()?.files()).collect();
-    let parts: Vec<_> = disks.iter().map(|disk| disk.job.as_ref().map(Job::shows_a_part)).collect();
-    for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
-        for (other_index, (other, other_part)) in files.iter().zip(&parts).enumerate() {
-            let (Some([source, target]), Some(part)) = (one, part) else { continue };
-            let (Some([_, taken]), Some([_, taken_part])) = (other, other_part) else { continue };
-            let meets =
-                |side: usize, files: &[blockhaul_block::FileId]| match blockhaul_backends::shared(
-                    files, taken,
-                ) {
-                    Shared::Nothing => false,
-                    // Layers select the part, and the parts may differ.
-                    Shared::Part => !part[side] && !taken_part,
-                    Shared::Same => true,
-                };
-            let what = if other_index != index && meets(0, source) {
-                "its source overlaps the target"
-            } else if other_index < index && meets(1, target) {
-                "its target overlaps the target"
-            } else {
-                continue;
-            };
-            let text = format!("{what} of disk {}: choose another target", disks[other_index].name);
-            disks[index].result = Some(Err(Failure::usage(text)));
-            return false;
-        }
-    }
-    true
+    let jobs: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()).collect();
+    let Some((index, what, other)) = overlap(&jobs) else { return true };
+    let text = format!("{what} of disk {}: choose another target", disks[other].name);
+    disks[index].result = Some(Err(Failure::usage(text)));
+    false
 }
 
 /// Copies disks until none is left.

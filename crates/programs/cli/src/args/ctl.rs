@@ -155,6 +155,12 @@ pub enum CtlCommand {
         /// A relative path is relative to the current directory, not to that of the server.
         #[arg(value_name = "TARGET")]
         target: OsString,
+        /// Back up another export to another target at the same moment; may be repeated
+        ///
+        /// Each disk is a job. If one fails, the others end, too, and no bitmap is cleared. Options
+        /// apply to all disks, --rate to their sum.
+        #[arg(long, value_names = ["EXPORT", "TARGET"], num_args = 2)]
+        with: Vec<OsString>,
         /// Compare the target with the snapshot before the job is complete
         #[arg(long)]
         verify: bool,

@@ -154,6 +154,8 @@ const EXAMPLES: &[(&str, &str)] = &[
   A full backup that begins a dirty bitmap; later only what has changed since:
       blockhaul ctl /run/disks.ctl backup a a.raw --start-bitmap daily --wait
       blockhaul ctl /run/disks.ctl backup a a.raw --bitmap daily --wait
+  Back up two disks of a machine at the same moment, or neither:
+      blockhaul ctl /run/disks.ctl backup a a.raw --with b b.raw --wait
 ",
     ),
     (

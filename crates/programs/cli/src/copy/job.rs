@@ -122,6 +122,34 @@ impl Report {
     }
 }
 
+/// The first of several open copies with a side that is the target of another one: its index, what
+/// overlaps, and the index of the other.
+pub(crate) fn overlap(jobs: &[Option<&Job>]) -> Option<(usize, &'static str, usize)> {
+    let files: Vec<_> = jobs.iter().map(|job| job.and_then(Job::files)).collect();
+    let parts: Vec<_> = jobs.iter().map(|job| job.map(Job::shows_a_part)).collect();
+    for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
+        for (other_index, (other, other_part)) in files.iter().zip(&parts).enumerate() {
+            let (Some([source, target]), Some(part)) = (one, part) else { continue };
+            let (Some([_, taken]), Some([_, taken_part])) = (other, other_part) else { continue };
+            let meets = |side: usize, files: &[FileId]| {
+                match blockhaul_backends::shared(files, taken) {
+                    Shared::Nothing => false,
+                    // Layers select the part, and the parts may differ.
+                    Shared::Part => !part[side] && !taken_part,
+                    Shared::Same => true,
+                }
+            };
+            if other_index != index && meets(0, source) {
+                return Some((index, "its source overlaps the target", other_index));
+            }
+            if other_index < index && meets(1, target) {
+                return Some((index, "its target overlaps the target", other_index));
+            }
+        }
+    }
+    None
+}
+
 impl Job {
     /// Parses the arguments, with all checks possible without opening anything.
     pub(crate) fn new(args: &args::Copy, groups: &Groups) -> Result<Job, Failure> {

@@ -436,14 +436,24 @@ impl Operations {
         Ok(json!({ "layers": layers }))
     }
 
-    /// Begins a backup of `export` to `target`, with `options` of copy and of the snapshot.
+    /// Begins a backup of `export` to `target`, and of those in `with` at the same moment, with
+    /// `options` of copy and of the snapshot.
     async fn begin_backup(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
-        let export = self.export(text("backup", request, "export")?)?;
+        let mut disks = vec![self.disk(request)?];
+        match request.get("with") {
+            None => {}
+            Some(Value::Array(others)) => {
+                for other in others {
+                    let wrong = || Refusal::usage("backup: \"with\" is not a list of objects");
+                    disks.push(self.disk(other.as_object().ok_or_else(wrong)?)?);
+                }
+            }
+            Some(_) => return Err(Refusal::usage("backup: \"with\" is not a list of objects")),
+        }
         let options = texts(request.get("options"));
         let wrong = || Refusal::usage("backup: \"options\" is not a list of strings");
         let wanted = Wanted {
-            export: export.clone(),
-            target: device_of("backup", request, "target")?,
+            disks,
             options: options.ok_or_else(wrong)?,
             begin: Begin {
                 options: snapshot_options("backup", request)?,
@@ -453,11 +463,23 @@ impl Operations {
                 within: within("backup", request)?,
             },
         };
-        let job = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
-        let described = job.described();
-        log::info!(export = export.name; "job {}: backup of {:?} to {}", described["job"], export.name,
-            described["target"].as_str().unwrap_or_default());
-        Ok(described)
+        let jobs = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
+        let described: Vec<_> = jobs.iter().map(|job| job.described()).collect();
+        for job in &described {
+            let shown = |name: &str| job[name].as_str().unwrap_or_default();
+            log::info!(export = shown("export"); "job {}: backup of {:?} to {}", job["job"],
+                shown("export"), shown("target"));
+        }
+        match &described[..] {
+            [only] => Ok(only.clone()),
+            _ => Ok(json!({ "jobs": described })),
+        }
+    }
+
+    /// An export and the target of its backup.
+    fn disk(&self, request: &Map<String, Value>) -> Result<(Arc<Running>, Spec), Refusal> {
+        let export = self.export(text("backup", request, "export")?)?;
+        Ok((export, device_of("backup", request, "target")?))
     }
 
     /// Begins a mirror of `export` to `target`, with `options` of copy.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 
 use super::exports::{Running, Table};
 use super::mirror::Mirror;
-use super::snapshots::{Begin, Begun};
+use super::snapshots::{Begin, Begun, Taken};
 use crate::args::{self, Command};
-use crate::copy::job::{Job as Copy, JobControl, Report};
+use crate::copy::job::{Job as Copy, JobControl, Report, overlap};
 use crate::exit::Failure;
 use crate::long;
 
@@ -61,6 +61,8 @@ pub struct Job {
     work: Work,
     progress: Arc<Progress>,
     control: JobControl,
+    /// It was asked to end.
+    cancelled: AtomicBool,
     started: Instant,
     ended: OnceLock<End>,
     changed: Notify,
@@ -85,43 +87,58 @@ struct End {
 
 /// What a backup is to do.
 pub struct Wanted {
-    pub export: Arc<Running>,
-    pub target: Spec,
-    /// Options of `copy`, as words.
+    /// Exports and their targets: one, or a group at one point in time.
+    pub disks: Vec<(Arc<Running>, Spec)>,
+    /// Options of `copy`, as words. A rate is for all disks together.
     pub options: Vec<String>,
-    /// Its point in time. The bitmap that is handed over to it selects what is copied.
+    /// The point in time. The bitmap that is handed over to it selects what is copied.
     pub begin: Begin,
 }
 
+/// One disk of a backup that has begun.
+struct Disk {
+    export: Arc<Running>,
+    snapshot: Snapshot,
+    taken: Option<Taken>,
+    job: Arc<Job>,
+}
+
 impl Jobs {
-    /// Begins a backup. On a worker; returns when its point in time has begun, and all that can be
-    /// refused without the target was refused.
+    /// Begins a backup: a job for each disk. On a worker; returns when the point in time has begun,
+    /// and all that can be refused without the target was refused.
+    ///
+    /// A group is complete as a whole or not at all: if one disk fails, the others are cancelled.
     pub async fn backup(
         self: &Arc<Self>,
         table: &Arc<Table>,
         wanted: Wanted,
-    ) -> Result<Arc<Job>, Failure> {
-        let Wanted { export, target, options, begin } = wanted;
-        let mut copy = copy("backup", &export, &target, &options, begin.take.as_deref())?;
-        let Begun { snapshot, view, taken } = table.begin_snapshot(&export, &begin).await?;
-        copy.read_from(Stack::over(view));
-        let job = self.begin(&export, &target, &copy, Work::Backup(snapshot.clone()));
-        let (table, running) = (table.clone(), job.clone());
-        drop(blockhaul_io::spawn(async move {
-            let (result, copy) = {
-                let pool = Pool::new(copy.memory());
-                copy.run(pool).await
-            };
-            if let (Err(_), Some(taken)) = (&result, taken) {
-                taken.give_back();
+    ) -> Result<Vec<Arc<Job>>, Failure> {
+        let Wanted { disks, options, begin } = wanted;
+        let bitmap = begin.take.as_deref();
+        let mut copies = Vec::new();
+        let mut rate = None;
+        for (index, (export, target)) in disks.iter().enumerate() {
+            if disks[..index].iter().any(|(other, _)| other.name == export.name) {
+                let text = format!("backup: export {:?} is in the group twice", export.name);
+                return Err(Failure::usage(text));
             }
-            let lost = snapshot.stats().broken;
-            // Not on a worker: it may wait for the server of `[ CMD ]`.
-            let _ = blockhaul_io::offload(move || drop(copy)).await;
-            table.end_snapshot(&export, &snapshot).await;
-            running.end(result, lost);
-        }));
-        Ok(job)
+            let mut copy = copy("backup", export, target, &options, bitmap)?;
+            rate = rate.or(copy.options.rate.take());
+            copy.options.rate.clone_from(&rate);
+            copies.push(copy);
+        }
+        let exports: Vec<_> = disks.iter().map(|(export, _)| &**export).collect();
+        let all = table.begin_snapshots(&exports, &begin).await?;
+        let mut begun = Vec::new();
+        for (((export, target), copy), one) in disks.iter().zip(&mut copies).zip(all) {
+            let Begun { snapshot, view, taken } = one;
+            copy.read_from(Stack::over(view));
+            let job = self.begin(export, target, copy, Work::Backup(snapshot.clone()));
+            begun.push(Disk { export: export.clone(), snapshot, taken, job });
+        }
+        let jobs: Vec<_> = begun.iter().map(|disk| disk.job.clone()).collect();
+        drop(blockhaul_io::spawn(run_group(table.clone(), begun, copies)));
+        Ok(jobs)
     }
 
     /// Begins a mirror. On a worker; returns when changes of the disk are noted, and all that can be
@@ -164,6 +181,7 @@ impl Jobs {
             work,
             progress: copy.progress.clone(),
             control: copy.control(),
+            cancelled: AtomicBool::new(false),
             started: blockhaul_io::now(),
             ended: OnceLock::new(),
             changed: Notify::default(),
@@ -207,6 +225,94 @@ impl Jobs {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
         self.list.lock().expect("no panic under this lock")
     }
+}
+
+/// Copies the disks of a backup.
+async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<Copy>) {
+    let (results, copies) = copy_group(&disks, copies).await;
+    // Not on a worker: it may wait for the server of `[ CMD ]`.
+    let _ = blockhaul_io::offload(move || drop(copies)).await;
+    let failed = results.iter().any(Result::is_err);
+    for (disk, result) in disks.iter().zip(results) {
+        let lost = disk.snapshot.stats().broken;
+        table.end_snapshot(&disk.export, &disk.snapshot).await;
+        if failed && let Some(taken) = &disk.taken {
+            taken.give_back();
+        }
+        disk.job.end(result, lost);
+    }
+}
+
+/// Copies all disks; once one has failed, the others end soon.
+async fn copy_group(
+    disks: &[Disk],
+    copies: Vec<Copy>,
+) -> (Vec<Result<Report, Failure>>, Vec<Copy>) {
+    let (mut open, mut refused) = (Vec::new(), None);
+    // All checks come before a target is touched.
+    for (index, copy) in copies.into_iter().enumerate() {
+        let (result, copy) = if disks.len() > 1 && refused.is_none() {
+            copy.check_both().await
+        } else {
+            (Ok(()), copy)
+        };
+        refused = refused.or(result.err().map(|failure| (index, failure)));
+        open.push(copy);
+    }
+    if refused.is_none()
+        && let Some((index, what, other)) = overlap(&open.iter().map(Some).collect::<Vec<_>>())
+    {
+        let text =
+            format!("{what} of export {:?}: choose another target", disks[other].export.name);
+        refused = Some((index, Failure::usage(text)));
+    }
+    if let Some((index, failure)) = refused {
+        let mut results: Vec<_> =
+            open.iter().map(|_| Err(for_others(disks, index, &failure))).collect();
+        results[index] = Err(failure);
+        return (results, open);
+    }
+    let jobs: Arc<[Arc<Job>]> = disks.iter().map(|disk| disk.job.clone()).collect();
+    let memory = open.first().map_or(0, Copy::memory);
+    let pool = Pool::new(memory);
+    let first = Arc::new(OnceLock::new());
+    let running: Vec<_> = open
+        .into_iter()
+        .enumerate()
+        .map(|(index, copy)| {
+            let (pool, jobs, first) = (pool.clone(), jobs.clone(), first.clone());
+            blockhaul_io::start(async move {
+                let (result, copy) = copy.run(pool).await;
+                if result.is_err() {
+                    // The others fail because of it.
+                    let _ = first.set(index);
+                    jobs.iter().for_each(|job| job.stop());
+                }
+                (result, copy)
+            })
+        })
+        .collect();
+    let (mut results, mut ended) = (Vec::new(), Vec::new());
+    for one in running {
+        let (result, copy) = one.await;
+        results.push(result);
+        ended.push(copy);
+    }
+    if let Some(&first) = first.get() {
+        let result = results.remove(first);
+        if let Err(failure) = &result {
+            results.iter_mut().for_each(|result| *result = Err(for_others(disks, first, failure)));
+        }
+        results.insert(first, result);
+    }
+    (results, ended)
+}
+
+/// Why the other disks of a group are not complete.
+fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
+    let name = &disks[failed].export.name;
+    let text = format!("the backup of export {name:?}, of the same group, has failed: {failure}");
+    Failure::new(failure.status(), text)
 }
 
 /// The copy of a job.
@@ -257,7 +363,7 @@ fn copy_options(
 impl Job {
     /// Notes how it has ended; `lost`: why its point in time is lost.
     fn end(&self, result: Result<Report, Failure>, lost: Option<String>) {
-        let cancelled = self.progress.is_cancelled();
+        let cancelled = self.cancelled.load(Ordering::Relaxed);
         let result = match (result, lost) {
             // It was complete before the snapshot was lost, or noticed.
             (Ok(report), _) => Ok(report.text),
@@ -320,8 +426,14 @@ impl Job {
         }
     }
 
-    /// Ends it soon.
+    /// Ends it soon, on request.
     pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.stop();
+    }
+
+    /// Ends it soon.
+    fn stop(&self) {
         self.progress.cancel();
         if let Some(control) = self.control.get() {
             control.cancel();

@@ -1,6 +1,7 @@
 //! Points in time and dirty bitmaps of exports in use.
 
-use std::sync::{Arc, MutexGuard};
+use std::pin::Pin;
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Kind, fence};
@@ -45,6 +46,7 @@ pub struct Begun {
 }
 
 /// What was dirty at a point in time.
+#[derive(Clone)]
 pub struct Taken {
     live: Arc<Bitmap>,
     dirty: Arc<Bitmap>,
@@ -57,13 +59,105 @@ impl Taken {
     }
 }
 
+/// A point in time that is about to begin.
+struct Prepared<'a> {
+    export: &'a Running,
+    shared: &'a Shared,
+    /// What clients use from then on.
+    device: Option<Arc<dyn Device>>,
+    snapshot: Snapshot,
+    /// The bitmap that is handed over to it.
+    bitmap: Option<Arc<Bitmap>>,
+    taken: OnceLock<Taken>,
+}
+
+impl Prepared<'_> {
+    /// No request is in flight: what was written is in the point in time, flushed or not.
+    fn take(&self) {
+        if let Some(live) = self.bitmap.clone() {
+            let _ = self.taken.set(Taken { dirty: Arc::new(live.take()), live });
+        }
+    }
+
+    fn begun(&self, trim: Trim) -> Result<Begun, Failure> {
+        let taken = self.taken.get().cloned();
+        let shown = taken.iter().map(|taken| taken.dirty.clone()).collect();
+        let view = self.snapshot.view(shown, trim).ok_or_else(Error::misfit)?;
+        Ok(Begun { snapshot: self.snapshot.clone(), view: fence(view), taken })
+    }
+
+    /// It does not begin.
+    fn undo(&self, start: Option<&str>) {
+        self.snapshot.end();
+        self.export.snapshots().retain(|other| !other.is_same(&self.snapshot));
+        if let Some(name) = start {
+            self.export.bitmaps().retain(|bitmap| bitmap.name() != name);
+        }
+        if let Some(taken) = self.taken.get() {
+            taken.give_back();
+        }
+    }
+}
+
+/// Exchanges the devices of all exports at a moment when the requests of all of them are held. The
+/// last one is exchanged first; after it, nothing can fail.
+fn at_one_moment<'a>(
+    exports: &'a [Prepared<'a>],
+    barrier: Barrier,
+) -> Pin<Box<dyn Future<Output = blockhaul_block::Result<()>> + 'a>> {
+    Box::pin(async move {
+        let Some((first, others)) = exports.split_first() else { return Ok(()) };
+        let device = first.device.clone().ok_or_else(Error::misfit)?;
+        let rest = async || {
+            at_one_moment(others, barrier).await?;
+            first.take();
+            Ok(())
+        };
+        first.shared.switch().swap(device, barrier, rest).await.map(drop)
+    })
+}
+
 impl Table {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
     pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, Failure> {
+        let mut begun = self.begin_snapshots(&[export], begin).await?;
+        begun.pop().ok_or_else(|| Failure::from(Error::misfit()))
+    }
+
+    /// Begins the same point in time of several exports: at a moment when no request of any of them
+    /// is in flight.
+    pub async fn begin_snapshots(
+        &self,
+        exports: &[&Running],
+        begin: &Begin,
+    ) -> Result<Vec<Begun>, Failure> {
         let _change = self.change().await;
+        let mut prepared = Vec::new();
+        let begun = async {
+            for export in exports {
+                prepared.push(self.prepare_snapshot(export, begin).await?);
+            }
+            at_one_moment(&prepared, Barrier::Within(begin.within)).await?;
+            prepared.iter().map(|one| one.begun(begin.trim)).collect()
+        };
+        let begun: Result<Vec<Begun>, Failure> = begun.await;
+        if begun.is_err() {
+            for one in &prepared {
+                one.undo(begin.start.as_deref());
+            }
+        }
+        begun
+    }
+
+    /// Makes all that a point in time needs, but for the exchange of the device.
+    async fn prepare_snapshot<'a>(
+        &self,
+        export: &'a Running,
+        begin: &Begin,
+    ) -> Result<Prepared<'a>, Failure> {
         let (shared, stack) = self.changeable(export)?;
-        let old = shared.switch().device();
-        if !old.facts().can.contains(Can::WRITE) {
+        let facts = shared.switch().device().facts();
+        if !facts.can.contains(Can::WRITE) {
             let text = format!(
                 "export {:?} is read-only: it does not change, copy it as it is",
                 export.name
@@ -71,35 +165,26 @@ impl Table {
             return Err(Failure::usage(text));
         }
         let bitmap = begin.take.as_deref().map(|name| export.bitmap(name)).transpose()?;
-        let snapshot = Snapshot::new(old.facts().size, &begin.options)?;
+        let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
-            export.start_bitmap(Bitmap::new(name, old.facts().size, GRANULARITY)?)?;
-            self.write_bitmaps(export).inspect_err(|_| {
-                export.bitmaps().retain(|bitmap| bitmap.name() != name);
-            })?;
+            export.start_bitmap(Bitmap::new(name, facts.size, GRANULARITY)?)?;
         }
         export.snapshots().push(snapshot.clone());
-        let mut taken = None;
-        let exchanged = async {
-            let new = self.top(export, &stack).await?;
-            // What its writers have written is in the point in time, flushed or not.
-            let at_that_moment = async || {
-                taken = bitmap.map(|live| Taken { dirty: Arc::new(live.take()), live });
-                Ok(())
-            };
-            let barrier = Barrier::Within(begin.within);
-            shared.switch().swap(new, barrier, at_that_moment).await?;
-            let shown = taken.iter().map(|taken: &Taken| taken.dirty.clone()).collect();
-            snapshot.view(shown, begin.trim).ok_or_else(|| Failure::from(Error::misfit()))
+        let made = async {
+            if begin.start.is_some() {
+                self.write_bitmaps(export)?;
+            }
+            self.top(export, &stack).await
         };
-        match exchanged.await {
-            Ok(view) => Ok(Begun { snapshot, view: fence(view), taken }),
+        let (taken, device) = (OnceLock::new(), made.await);
+        let mut prepared = Prepared { export, shared, device: None, snapshot, bitmap, taken };
+        match device {
+            Ok(device) => {
+                prepared.device = Some(device);
+                Ok(prepared)
+            }
             Err(failure) => {
-                snapshot.end();
-                export.snapshots().pop();
-                if let Some(name) = &begin.start {
-                    export.bitmaps().retain(|bitmap| bitmap.name() != name);
-                }
+                prepared.undo(begin.start.as_deref());
                 Err(failure)
             }
         }

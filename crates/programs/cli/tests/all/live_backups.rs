@@ -1,8 +1,12 @@
 //! Backups and snapshots of disks that clients write to.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{Scratch, text};
+use blockhaul_wire::Replies;
 
 use crate::served_disk::{Disk, assert_holds, blockhaul, succeed};
 
@@ -246,4 +250,67 @@ fn bitmaps_outlive_the_server_and_are_never_silently_wrong() {
     // A file that is not ours.
     std::fs::write(Path::new(directory).join("bitmaps-b.json"), "{}").unwrap();
     disk.ctl_fails(&["export-add", "b=memory:1M"], 1, &["bitmaps-b.json", "version 1"]);
+}
+
+#[test]
+fn several_disks_are_backed_up_at_one_moment_as_a_whole_or_not_at_all() {
+    let more = ["--export", "b=memory:32M", "--export", "c=memory:32M"];
+    let disk = Disk::serve(&more);
+    // A client that writes the same number to both disks, first to b: at no moment is c ahead.
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let mut clients = ["b", "c"].map(|export| {
+        let mut client = Conversation::connect(disk.server.socket()).unwrap();
+        client.hello(3).unwrap();
+        client.negotiate(Replies::Structured).unwrap();
+        client.go(export).unwrap();
+        client
+    });
+    let writer = std::thread::spawn(move || {
+        let mut count = 0_u64;
+        while !stopped.load(Ordering::Relaxed) {
+            count += 1;
+            for client in &mut clients {
+                client.write(16 << 20, &[&count.to_le_bytes()[..], &[0; 504]].concat()).unwrap();
+            }
+        }
+        count
+    });
+    let number = |path: &str| -> u64 {
+        use std::os::unix::fs::FileExt as _;
+        let mut bytes = [0; 8];
+        let file = std::fs::File::open(path).unwrap();
+        file.read_exact_at(&mut bytes, 16 << 20).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    let (to_b, to_c) = (disk.file("b.raw"), disk.file("c.raw"));
+    let mut last = 0;
+    for _ in 0..10 {
+        let with = ["--with", "c", &to_c, "--wait"];
+        disk.ctl_succeeds(&[&["backup", "b", &to_b][..], &with].concat());
+        let (b, c) = (number(&to_b), number(&to_c));
+        assert!(b == c || b == c + 1, "{b} and {c} are not of one moment");
+        assert!(b >= last, "{b} is older than {last}");
+        last = b;
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(writer.join().unwrap() >= last);
+    assert!(last > 1, "nothing was written");
+    // One fails: the others end, and bitmaps are as they were.
+    disk.ctl_succeeds(&["bitmap-add", "a", "daily"]);
+    disk.ctl_succeeds(&["bitmap-add", "b", "daily"]);
+    disk.write_part();
+    let target = disk.file("a.raw");
+    disk.ctl_succeeds(&["backup", "a", &target, "--wait"]);
+    let group = ["--with", "b", "/no/such/b.raw", "--bitmap", "daily", "--wait"];
+    let output = disk.ctl(&[&["backup", "a", &target][..], &group].concat());
+    assert_ne!(output.status.code(), Some(0), "{output:?}");
+    let exports = disk.ctl_succeeds(&["exports", "--json"]);
+    let exports: serde_json::Value = serde_json::from_str(&exports).unwrap();
+    assert_eq!(exports["exports"][0]["bitmaps"][0]["dirty"], 2 << 20);
+    // Two targets that are one file, one disk twice.
+    let words = ["backup", "b", &to_b, "--with", "c", &to_b, "--wait"];
+    assert_eq!(disk.ctl(&words).status.code(), Some(2));
+    disk.ctl_fails(&["backup", "b", &to_b, "--with", "b", &to_c], 2, &["in the group twice"]);
+    assert_eq!(number(&to_b), last, "the earlier backup was touched");
 }
