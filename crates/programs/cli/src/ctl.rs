@@ -21,6 +21,9 @@ const ANSWER_MAX: u64 = 256 << 20;
 pub fn run(args: &args::Ctl) -> Outcome {
     let mut server = Connection::open(&args.socket, args.timeout)?;
     let json = args.json;
+    if let Some(request) = silent(&args.command)? {
+        return tell(&server.ask(&request)?, json, |_| String::new());
+    }
     match &args.command {
         CtlCommand::Clients => {
             let answer = server.ask(&json!({ "command": "clients" }))?;
@@ -52,142 +55,6 @@ pub fn run(args: &args::Ctl) -> Outcome {
             }
             tell(&last, json, |_| String::new())
         }
-        CtlCommand::ExportAdd { export, readonly, description, layer } => {
-            let (name, device) = added(export)?;
-            let answer = server.ask(&json!({
-                "command": "export-add",
-                "name": name,
-                "device": device,
-                "readonly": readonly,
-                "description": description,
-                "layers": layer,
-            }))?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::ExportRemove { export, force } => {
-            let ask = json!({ "command": "export-remove", "name": export, "force": force });
-            let answer = server.ask(&ask)?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::LayerAdd { export, layer, within } => {
-            let answer = server.ask(&layers_changed("layer-add", export, layer, *within))?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::LayerRemove { export, layer, within } => {
-            let answer = server.ask(&layers_changed("layer-remove", export, layer, *within))?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::SnapshotAdd { export, name, discard, snapshot } => {
-            let answer = server.ask(&json!({
-                "command": "snapshot-add",
-                "export": export,
-                "name": name,
-                "discard": discard,
-                "snapshot": snapshot_options(snapshot)?,
-                "seconds": snapshot.within.as_secs_f64(),
-            }))?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::BitmapAdd { export, name, granularity, within } => {
-            let answer = server.ask(&json!({
-                "command": "bitmap-add",
-                "export": export,
-                "name": name,
-                "granularity": granularity,
-                "seconds": within.as_secs_f64(),
-            }))?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::BitmapRemove { export, name } => {
-            let ask = json!({ "command": "bitmap-remove", "export": export, "name": name });
-            tell(&server.ask(&ask)?, json, |_| String::new())
-        }
-        CtlCommand::BitmapClear { export, name } => {
-            let ask = json!({ "command": "bitmap-clear", "export": export, "name": name });
-            tell(&server.ask(&ask)?, json, |_| String::new())
-        }
-        CtlCommand::BitmapEnable { export, name } => {
-            let ask = json!({ "command": "bitmap-enable", "export": export, "name": name });
-            tell(&server.ask(&ask)?, json, |_| String::new())
-        }
-        CtlCommand::BitmapDisable { export, name } => {
-            let ask = json!({ "command": "bitmap-disable", "export": export, "name": name });
-            tell(&server.ask(&ask)?, json, |_| String::new())
-        }
-        CtlCommand::BitmapMerge { export, name, from } => {
-            let ask =
-                json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from });
-            tell(&server.ask(&ask)?, json, |_| String::new())
-        }
-        CtlCommand::Backup {
-            export, target, with, snapshot, wait, bitmap, start_bitmap, ..
-        } => {
-            let others: Vec<_> = with
-                .chunks_exact(2)
-                .map(|pair| {
-                    Ok(json!({ "export": pair[0].to_string_lossy(), "target": from_here(&pair[1])? }))
-                })
-                .collect::<Result<_, Failure>>()?;
-            let answer = server.ask(&json!({
-                "command": "backup",
-                "export": export,
-                "target": from_here(target)?,
-                "with": others,
-                "options": copy_options(&args.command),
-                "bitmap": bitmap,
-                "start_bitmap": start_bitmap,
-                "snapshot": snapshot_options(snapshot)?,
-                "seconds": snapshot.within.as_secs_f64(),
-            }))?;
-            let jobs = match answer["jobs"].as_array() {
-                None => vec![number(&answer["job"])],
-                Some(jobs) => jobs.iter().map(|job| number(&job["job"])).collect(),
-            };
-            if *wait {
-                return wait_for_jobs(&mut server, &jobs, json);
-            }
-            tell(&answer, json, |_| {
-                jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
-            })
-        }
-        CtlCommand::Mirror { export, target, within, wait, .. } => {
-            let answer = server.ask(&json!({
-                "command": "mirror",
-                "export": export,
-                "target": from_here(target)?,
-                "options": copy_options(&args.command),
-                "seconds": within.as_secs_f64(),
-            }))?;
-            if *wait {
-                return wait_for_job(&mut server, number(&answer["job"]), true, json);
-            }
-            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
-        }
-        CtlCommand::Jobs => {
-            let answer = server.ask(&json!({ "command": "jobs" }))?;
-            tell(&answer, json, jobs)
-        }
-        CtlCommand::JobPause { job } => control_job(&mut server, "job-pause", *job, json),
-        CtlCommand::JobResume { job } => control_job(&mut server, "job-resume", *job, json),
-        CtlCommand::JobCancel { job } => control_job(&mut server, "job-cancel", *job, json),
-        CtlCommand::JobComplete { job, within, stay, wait } => {
-            let answer = server.ask(&json!({
-                "command": "job-complete",
-                "job": job,
-                "seconds": within.as_secs_f64(),
-                "switch": !stay,
-            }))?;
-            if *wait {
-                return wait_for_job(&mut server, *job, false, json);
-            }
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::JobRate { job, rate } => {
-            let ask = json!({ "command": "job-rate", "job": job, "rate": rate });
-            let answer = server.ask(&ask)?;
-            tell(&answer, json, |_| String::new())
-        }
-        CtlCommand::JobWait { job, ready } => wait_for_job(&mut server, *job, *ready, json),
         CtlCommand::Reload => {
             let answer = server.ask(&json!({ "command": "reload" }))?;
             tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
@@ -214,18 +81,145 @@ pub fn run(args: &args::Ctl) -> Outcome {
             tell(&answer, json, |_| String::new())?;
             server.wait(*wait)
         }
+        job => run_job(&mut server, job, json),
     }
+}
+
+/// Runs a command about a job.
+fn run_job(server: &mut Connection<'_>, command: &CtlCommand, json: bool) -> Outcome {
+    match command {
+        CtlCommand::Backup { wait, .. } => {
+            let answer = server.ask(&backup(command)?)?;
+            let jobs = match answer["jobs"].as_array() {
+                None => vec![number(&answer["job"])],
+                Some(jobs) => jobs.iter().map(|job| number(&job["job"])).collect(),
+            };
+            if *wait {
+                return wait_for_jobs(server, &jobs, json);
+            }
+            tell(&answer, json, |_| {
+                jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
+            })
+        }
+        CtlCommand::Mirror { export, target, within, wait, .. } => {
+            let answer = server.ask(&json!({
+                "command": "mirror",
+                "export": export,
+                "target": from_here(target)?,
+                "options": copy_options(command),
+                "seconds": within.as_secs_f64(),
+            }))?;
+            if *wait {
+                return wait_for_job(server, number(&answer["job"]), true, json);
+            }
+            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
+        }
+        CtlCommand::JobComplete { job, within, stay, wait } => {
+            let answer = server.ask(&json!({
+                "command": "job-complete",
+                "job": job,
+                "seconds": within.as_secs_f64(),
+                "switch": !stay,
+            }))?;
+            if *wait {
+                return wait_for_job(server, *job, false, json);
+            }
+            tell(&answer, json, |_| String::new())
+        }
+        CtlCommand::JobWait { job, ready } => wait_for_job(server, *job, *ready, json),
+        _ => {
+            let answer = server.ask(&json!({ "command": "jobs" }))?;
+            tell(&answer, json, jobs)
+        }
+    }
+}
+
+/// The request of a command that prints nothing.
+fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
+    let bitmap = |command: &str, export: &str, name: &str| json!({ "command": command, "export": export, "name": name });
+    let job = |command: &str, job: u64| json!({ "command": command, "job": job });
+    Ok(Some(match command {
+        CtlCommand::ExportAdd { export, readonly, description, layer } => {
+            let (name, device) = added(export)?;
+            json!({
+                "command": "export-add",
+                "name": name,
+                "device": device,
+                "readonly": readonly,
+                "description": description,
+                "layers": layer,
+            })
+        }
+        CtlCommand::ExportRemove { export, force } => {
+            json!({ "command": "export-remove", "name": export, "force": force })
+        }
+        CtlCommand::LayerAdd { export, layer, within } => {
+            layers_changed("layer-add", export, layer, *within)
+        }
+        CtlCommand::LayerRemove { export, layer, within } => {
+            layers_changed("layer-remove", export, layer, *within)
+        }
+        CtlCommand::SnapshotAdd { export, name, discard, snapshot } => json!({
+            "command": "snapshot-add",
+            "export": export,
+            "name": name,
+            "discard": discard,
+            "snapshot": snapshot_options(snapshot)?,
+            "seconds": snapshot.within.as_secs_f64(),
+        }),
+        CtlCommand::BitmapAdd { export, name, granularity, within } => json!({
+            "command": "bitmap-add",
+            "export": export,
+            "name": name,
+            "granularity": granularity,
+            "seconds": within.as_secs_f64(),
+        }),
+        CtlCommand::BitmapRemove { export, name } => bitmap("bitmap-remove", export, name),
+        CtlCommand::BitmapClear { export, name } => bitmap("bitmap-clear", export, name),
+        CtlCommand::BitmapEnable { export, name } => bitmap("bitmap-enable", export, name),
+        CtlCommand::BitmapDisable { export, name } => bitmap("bitmap-disable", export, name),
+        CtlCommand::BitmapMerge { export, name, from } => {
+            json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from })
+        }
+        CtlCommand::JobPause { job: number } => job("job-pause", *number),
+        CtlCommand::JobResume { job: number } => job("job-resume", *number),
+        CtlCommand::JobCancel { job: number } => job("job-cancel", *number),
+        CtlCommand::JobRate { job, rate } => {
+            json!({ "command": "job-rate", "job": job, "rate": rate })
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// The request of a backup.
+fn backup(command: &CtlCommand) -> Result<Value, Failure> {
+    let CtlCommand::Backup { export, target, with, snapshot, bitmap, start_bitmap, .. } = command
+    else {
+        return Ok(Value::Null);
+    };
+    let others: Vec<_> = with
+        .chunks_exact(2)
+        .map(|pair| {
+            Ok(json!({ "export": pair[0].to_string_lossy(), "target": from_here(&pair[1])? }))
+        })
+        .collect::<Result<_, Failure>>()?;
+    Ok(json!({
+        "command": "backup",
+        "export": export,
+        "target": from_here(target)?,
+        "with": others,
+        "options": copy_options(command),
+        "bitmap": bitmap,
+        "start_bitmap": start_bitmap,
+        "snapshot": snapshot_options(snapshot)?,
+        "seconds": snapshot.within.as_secs_f64(),
+    }))
 }
 
 /// A request that changes the layers of an export.
 fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) -> Value {
     let seconds = within.as_secs_f64();
     json!({ "command": command, "export": export, "layer": layer, "seconds": seconds })
-}
-
-fn control_job(server: &mut Connection<'_>, command: &str, job: u64, json: bool) -> Outcome {
-    let answer = server.ask(&json!({ "command": command, "job": job }))?;
-    tell(&answer, json, |_| String::new())
 }
 
 /// Waits until a job has ended, or is `ready`; the status is that of the job, 0 while it runs.

@@ -142,6 +142,15 @@ impl Drop for Created {
     }
 }
 
+/// Bytes that the file system or the disk allocates or writes at a time.
+fn allocation_unit(stat: &Stat, is_disk: bool) -> u32 {
+    let known = match is_disk {
+        true => limits::queue_number(stat.st_rdev, "physical_block_size"),
+        false => u64::try_from(stat.st_blksize).ok(),
+    };
+    limits::block_size(known).unwrap_or(4096)
+}
+
 struct Open<'a> {
     path: &'a Path,
     target: &'a Target,
@@ -155,32 +164,10 @@ struct Open<'a> {
 
 impl Open<'_> {
     fn run(&self, name: &str) -> Result<(FileDevice, Option<Resize>)> {
-        // Checked before it is opened, because opening a pipe waits for its other end.
-        let there = match self.stat() {
-            Ok(stat) if self.stays() => {
-                only_regular(&stat)?;
-                There::File
-            }
-            Ok(stat) => match check_type(&stat)? {
-                true => There::Disk(stat.st_rdev),
-                false => There::File,
-            },
-            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => There::Nothing,
-            Err(errno) => return Err(self.refused(errno)),
-        };
-        if let Some(handed) = self.handed
-            && self.target.intent.write
-            && handed.is_readonly()
-        {
-            let text = "is only open for reading: open it for reading and writing, in a shell with \
-                        N<>FILE";
-            return Err(Error::new(Kind::ReadOnly, text));
-        }
-        let wanted = match self.target.args.text("direct") {
-            None => self.target.intent.direct,
-            Some(_) if self.target.args.switch("direct") => Direct::On,
-            Some(_) => Direct::Off,
-        };
+        let there = self.look()?;
+        self.check_handed()?;
+        let intent = &self.target.intent;
+        let wanted = self.direct();
         let direct = wanted == Direct::On;
         let file = self.first(there, direct)?;
         let created = match there {
@@ -194,75 +181,46 @@ impl Open<'_> {
             // It may have been replaced since the check.
             only_regular(&stat)?;
         }
-        let lock = match self.target.intent.write && self.target.args.switch("lock") {
-            true => Lock::take(&file, &stat, self.target.intent.target_size.is_some())?,
+        let lock = match intent.write && self.target.args.switch("lock") {
+            true => Lock::take(&file, &stat, intent.target_size.is_some())?,
             false => None,
         };
         // Direct partial writes need the rest of the block, which does not exist while the file
         // grows.
-        let grows = self.target.intent.grows && !is_disk && !direct;
-        let mut zeroed = false;
-        let mut resize = None;
-        let size = match self.target.intent.target_size.filter(|_| !is_disk) {
+        let grows = intent.grows && !is_disk && !direct;
+        let (size, resize) = match intent.target_size.filter(|_| !is_disk) {
             Some(size) => {
-                if !grows {
-                    check_size(&file, size)?;
-                }
-                // Emptied, so that the old contents read as zeroes, unless it is overwritten.
-                zeroed = grows || !(self.target.intent.overwrites && has_blocks(&stat, size));
-                let (name, file, empty) = (name.to_string(), file.clone(), zeroed);
-                let size_then = (!grows).then_some(size);
-                resize = Some(Resize { name, file, size: size_then, empty, created });
-                size
+                let resize = self.resize(name, &file, &stat, (size, grows), created)?;
+                (size, Some(resize))
             }
-            None => seek(&file, SeekFrom::End(0))
-                .map_err(|errno| system("cannot determine its size", errno))?,
+            None => {
+                let size = seek(&file, SeekFrom::End(0));
+                (size.map_err(|errno| system("cannot determine its size", errno))?, None)
+            }
         };
-        let disk = if is_disk { stat.st_rdev } else { stat.st_dev };
-
-        let mut align = 1;
-        let mut buffered = None;
-        if direct {
-            let known = limits::direct_align(&file, is_disk.then_some(disk));
-            align = known.ok_or_else(no_direct)?;
-            // If the size is not a multiple, only the page cache can reach the end.
-            if !size.is_multiple_of(u64::from(align)) {
-                let cached = self.descriptor(false, OFlags::empty())?;
-                // Readahead would cache pages that other requests write directly.
-                let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
-                buffered = Some(cached);
-                align = align.max(page());
-            }
-        }
+        let disk = is_disk.then_some(stat.st_rdev);
+        let (align, buffered) = match direct {
+            true => self.for_direct(&file, disk, size)?,
+            false => (1, None),
+        };
         let nearness = match is_disk {
             // A device node is on a file system that says nothing about the device.
             true => Nearness::Local,
             false => limits::nearness(&file),
         };
         let past = match wanted {
-            Direct::Auto if nearness != Nearness::Memory => self.past(is_disk.then_some(disk)),
+            Direct::Auto if nearness != Nearness::Memory => self.past(disk),
             _ => None,
         };
+        let unit = allocation_unit(&stat, is_disk);
         let minimum = if buffered.is_some() { 1 } else { align };
-        let wanted = match is_disk {
-            true => limits::queue_number(disk, "physical_block_size"),
-            false => u64::try_from(stat.st_blksize).ok(),
-        };
-        let unit = limits::block_size(wanted).unwrap_or(4096);
         let preferred = unit.clamp(PREFERRED.0, PREFERRED.1).max(align);
-        let writes_past = past.is_some() && self.target.intent.write;
-        let mut can = Can::FLUSH | Can::EXTENTS | Can::MULTI_CONN;
-        if self.target.intent.write {
-            can |= Can::CHANGES;
-        }
-        if !direct {
-            can |= Can::CACHE;
-        }
+        let writes_past = past.is_some() && intent.write;
         let facts = Facts {
             block: BlockSizes { minimum, preferred, ..BlockSizes::default() },
-            can,
-            rotational: limits::rotational(disk),
-            zeroed,
+            can: self.abilities(direct),
+            rotational: limits::rotational(disk.unwrap_or(stat.st_dev)),
+            zeroed: resize.as_ref().is_some_and(|resize| resize.empty),
             takes_parked: !direct && !writes_past,
             allocation_unit: unit,
             files: vec![super::identity::of(&stat)],
@@ -272,6 +230,89 @@ impl Open<'_> {
         let storage =
             Storage { file, buffered, past, align, is_disk, grows, nearness, _lock: lock };
         Ok((FileDevice::new(facts, storage), resize))
+    }
+
+    /// What is there, before it is opened: opening a pipe waits for its other end.
+    fn look(&self) -> Result<There> {
+        match self.stat() {
+            Ok(stat) if self.stays() => {
+                only_regular(&stat)?;
+                Ok(There::File)
+            }
+            Ok(stat) => Ok(match check_type(&stat)? {
+                true => There::Disk(stat.st_rdev),
+                false => There::File,
+            }),
+            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => Ok(There::Nothing),
+            Err(errno) => Err(self.refused(errno)),
+        }
+    }
+
+    /// Refuses a descriptor that cannot be written.
+    fn check_handed(&self) -> Result<()> {
+        let readonly = self.handed.is_some_and(Handed::is_readonly);
+        if !readonly || !self.target.intent.write {
+            return Ok(());
+        }
+        let text = "is only open for reading: open it for reading and writing, in a shell with \
+                    N<>FILE";
+        Err(Error::new(Kind::ReadOnly, text))
+    }
+
+    /// Whether direct I/O is wanted: by the description, else by the intent.
+    fn direct(&self) -> Direct {
+        match self.target.args.text("direct") {
+            None => self.target.intent.direct,
+            Some(_) if self.target.args.switch("direct") => Direct::On,
+            Some(_) => Direct::Off,
+        }
+    }
+
+    /// How a target gets its size. It is emptied, so that the old contents read as zeroes, unless it
+    /// is overwritten.
+    fn resize(
+        &self,
+        name: &str,
+        file: &blockhaul_io::File,
+        stat: &Stat,
+        (size, grows): (u64, bool),
+        created: Option<Created>,
+    ) -> Result<Resize> {
+        if !grows {
+            check_size(file, size)?;
+        }
+        let empty = grows || !(self.target.intent.overwrites && has_blocks(stat, size));
+        let size = (!grows).then_some(size);
+        Ok(Resize { name: name.to_string(), file: file.clone(), size, empty, created })
+    }
+
+    /// The alignment of direct I/O in bytes, and a descriptor for what only the page cache can
+    /// reach: the end, if the size is not a multiple.
+    fn for_direct(
+        &self,
+        file: &blockhaul_io::File,
+        disk: Option<u64>,
+        size: u64,
+    ) -> Result<(u32, Option<blockhaul_io::File>)> {
+        let align = limits::direct_align(file, disk).ok_or_else(no_direct)?;
+        if size.is_multiple_of(u64::from(align)) {
+            return Ok((align, None));
+        }
+        let cached = self.descriptor(false, OFlags::empty())?;
+        // Readahead would cache pages that other requests write directly.
+        let _ = rustix::fs::fadvise(&cached, 0, None, rustix::fs::Advice::Random);
+        Ok((align.max(page()), Some(cached)))
+    }
+
+    fn abilities(&self, direct: bool) -> Can {
+        let mut can = Can::FLUSH | Can::EXTENTS | Can::MULTI_CONN;
+        if self.target.intent.write {
+            can |= Can::CHANGES;
+        }
+        if !direct {
+            can |= Can::CACHE;
+        }
+        can
     }
 
     /// The same file for direct I/O, if possible.
