@@ -103,7 +103,7 @@ pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
     read_shaped(&COPY, path, given)
 }
 
-/// Reads a file of `blockhaul pull`. The target of each disk is yet to be set.
+/// Reads a file of `blockhaul pull`. The target and the journal of each disk are yet to be set.
 pub fn read_pull(path: &Path) -> Result<JobFile, Failure> {
     read_shaped(&PULL, path, &[])
 }
@@ -391,8 +391,9 @@ impl Reader<'_> {
             }
         }
         if self.shape.sides.len() == 1 {
-            // The parser wants a target.
+            // Both are set later; the parser wants them.
             words.push("null:".into());
+            words.insert(2, "--journal=later".into());
         }
         let (args, groups) = self.understand(words, &options, at, &format!("disk {name}: "))?;
         Ok(Disk { name, place: self.place(at), args, groups, keys })

@@ -47,13 +47,20 @@ pub fn run(args: &args::Pull) -> Outcome {
         return Err(Failure::usage(text));
     }
     let listed = pulls.iter_mut().map(Pull::take_disk).collect();
-    let mut copies = Copies::prepare(common, listed)?;
+    let mut copies = match Copies::prepare(common, listed) {
+        Ok(copies) => copies,
+        Err(failure) => {
+            pulls.iter_mut().for_each(Pull::forget);
+            return Err(failure);
+        }
+    };
     copies.run(sink)?;
     for (index, pull) in pulls.iter_mut().enumerate() {
         let copied = copies.results().nth(index).flatten().is_some_and(|result| result.is_ok());
         if copied && let Err(failure) = publish(pull, &copies) {
             copies.fail(index, failure);
         }
+        pull.forget();
     }
     let results = copies.results().map(|result| result.map(|result| result.map_err(text_of)));
     let rows = report::filled(rows, results.collect());
@@ -115,6 +122,16 @@ struct Pull {
 }
 
 impl Pull {
+    /// Removes what was recorded of a copy that has not begun.
+    fn forget(&mut self) {
+        if self.writer.unfinished().is_none() || self.writer.journal(self.number).exists() {
+            return;
+        }
+        if let Err(error) = self.writer.abandon() {
+            log::warn!("disk {}: {error}", self.wanted.name);
+        }
+    }
+
     fn take_disk(&mut self) -> jobfile::Disk {
         self.disk.take().expect("taken once")
     }

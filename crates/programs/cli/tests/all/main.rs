@@ -17,6 +17,7 @@ mod live_backups;
 mod long;
 mod names;
 mod part;
+mod pull;
 mod reports;
 mod serve;
 mod service;
