@@ -32,7 +32,7 @@ pub fn run(args: &args::Chain) -> Outcome {
         }
         ChainCommand::Merge { dir, no_check, engine } => {
             let mut work = Work::begin(dir, engine.config(0), !no_check)?;
-            if !work.complete_fold()? && !work.fold()? {
+            if !work.complete_fold()? && !work.fold(true)? {
                 let text = format!(
                     "{} has no increment on its oldest point: there is nothing to merge",
                     dir.display()
@@ -44,8 +44,11 @@ pub fn run(args: &args::Chain) -> Outcome {
         ChainCommand::Prune { dir, keep, no_check, engine } => {
             let mut work = Work::begin(dir, engine.config(0), !no_check)?;
             work.complete_fold()?;
-            while work.writer.store().points().len() > *keep as usize {
-                if !work.writer.drop_oldest().map_err(stored)? && !work.fold()? {
+            loop {
+                let extra = work.writer.store().points().len().saturating_sub(*keep as usize);
+                let is_done = extra == 0
+                    || !work.writer.drop_oldest().map_err(stored)? && !work.fold(extra == 1)?;
+                if is_done {
                     break;
                 }
             }
@@ -259,11 +262,12 @@ impl Work {
     fn complete_fold(&mut self) -> Result<bool, Failure> {
         let oldest = self.writer.store().points().first();
         let is_folding = oldest.is_some_and(|oldest| oldest.folding().is_some());
-        if is_folding { self.copy() } else { Ok(false) }
+        if is_folding { self.copy(true) } else { Ok(false) }
     }
 
-    /// Merges the oldest increment; `false`: there is none.
-    fn fold(&mut self) -> Result<bool, Failure> {
+    /// Merges the oldest increment; `false`: there is none. `is_last`: the result is not merged again at
+    /// once, so that it gets digests.
+    fn fold(&mut self, is_last: bool) -> Result<bool, Failure> {
         let store = self.writer.store();
         let Some(next) = store.points().get(1).filter(|next| next.increment().is_some()) else {
             return Ok(false);
@@ -277,14 +281,14 @@ impl Work {
                 return Err(Failure::new(exit::DIFFERENT, text));
             }
         }
-        self.copy()
+        self.copy(is_last)
     }
 
     /// Copies the increment into the full backup.
-    fn copy(&mut self) -> Result<bool, Failure> {
+    fn copy(&mut self, is_last: bool) -> Result<bool, Failure> {
         let Some(fold) = self.writer.begin_fold().map_err(stored)? else { return Ok(false) };
         let to = fold.to.clone();
-        let (runtime, with_digests) = (start(&self.config)?, self.with_digests);
+        let (runtime, with_digests) = (start(&self.config)?, self.with_digests && is_last);
         let made = runtime.block_on(move || async move {
             copy(fold).await.map_err(|error| stored(error).with_status(exit::TARGET))?;
             match with_digests {
