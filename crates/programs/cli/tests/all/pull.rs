@@ -204,6 +204,33 @@ fn a_disk_without_its_bitmap_is_copied_in_full() {
 }
 
 #[test]
+fn a_disk_that_is_complete_is_not_copied_again_when_another_one_has_failed() {
+    let machine = Machine::with_two_points();
+    let (other, store) = (machine.file("monday"), machine.file("store-of-other"));
+    let job = fs::read_to_string(machine.scratch.file("job")).unwrap();
+    let both = |layer: &str| {
+        let other = format!("[[disk]]\nsource = '{other}'\nstore = '{store}'\n{layer}\n");
+        fs::write(machine.scratch.file("job"), format!("{job}{other}")).unwrap();
+    };
+    let args = ["pull", &machine.file("job"), "--bitmap", "tuesday", "--point", "wednesday"];
+    both("source-layer = 'error?read=100%&after=3'\nretries = 0");
+    machine.write("3M:2M", "pattern", "wednesday");
+    let output = blockhaul(&[&args[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(4), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let states = [&found["disks"][0]["state"], &found["disks"][1]["state"]];
+    assert_eq!(states, ["complete", "failed"], "{found}");
+    assert!(found["disks"][1]["error"].as_str().is_some_and(|why| !why.is_empty()), "{found}");
+    both("");
+    let said = succeed(&args);
+    assert!(said.contains("vda: wednesday is complete already"), "{said}");
+    assert!(said.contains("disk 2: wednesday is a full backup"), "{said}");
+    machine.assert_restores(&["monday", "tuesday", "wednesday"]);
+    succeed(&["compare", "--strict", &format!("backup:{store}"), &other]);
+    refused(&args, 2, &["all disks have the point \"wednesday\" already"]);
+}
+
+#[test]
 fn what_is_not_the_next_increment_is_refused_and_changes_nothing() {
     let machine = Machine::with_two_points();
     let before = listing(&machine.scratch.file("store"));
