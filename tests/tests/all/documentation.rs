@@ -38,8 +38,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
-    ("virsh ", "needs libvirt"),
-    ("/run/vm1.toml", "needs libvirt"),
     ("blockhaul pull vm1.toml --bitmap b0", "needs Incus or LXD"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
 ];

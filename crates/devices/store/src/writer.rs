@@ -42,6 +42,11 @@ impl Writer {
             Ok(()) => blockhaul_io::sync_folder(dir)
                 .map_err(|error| failed("cannot sync the directory of", dir, error))?,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            // Not more than one: where a file system is not mounted, nothing fills the one below.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let text = format!("cannot create {}: create its directory first", dir.display());
+                return Err(Error::new(Kind::NotFound, text));
+            }
             Err(error) => return Err(failed("cannot create", dir, error)),
         }
         let open = |name: &str| {
@@ -108,13 +113,20 @@ impl Writer {
     /// # Errors
     /// A file cannot be written.
     pub fn begin(&mut self, point: Point, ranges: Option<&Ranges>) -> Result<()> {
-        if let Some(ranges) = ranges {
-            files::replace(&self.ranges(point.number), ranges.to_text().as_bytes())?;
-        }
+        self.list(point.number, ranges)?;
         let text = serde_json::to_vec_pretty(&point).map_err(manifest::unserialized)?;
         files::replace(&self.store.dir().join(files::UNFINISHED), &text)?;
         self.unfinished = Some(point);
         Ok(())
+    }
+
+    /// Lists again what an increment holds, before it is resumed: the list may have been damaged. Blocks.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn list(&self, number: u32, ranges: Option<&Ranges>) -> Result<()> {
+        let Some(ranges) = ranges else { return Ok(()) };
+        files::replace(&self.ranges(number), ranges.to_text().as_bytes())
     }
 
     /// Removes the point that was begun, with its files. Blocks.
@@ -137,7 +149,10 @@ impl Writer {
     pub fn publish(&mut self, created: u64, digests: Option<(&str, &str)>) -> Result<()> {
         let Some(point) = self.unfinished.clone() else { return Ok(()) };
         let number = point.number;
-        files::sync(&self.store.raw(number))?;
+        let raw = self.store.raw(number);
+        files::sync(&raw)?;
+        blockhaul_io::sync_folder(&raw)
+            .map_err(|error| failed("cannot sync the directory of", &raw, error))?;
         if let Some((text, _)) = digests {
             files::replace(&self.store.digests(number), text.as_bytes())?;
         }
@@ -174,7 +189,7 @@ impl Writer {
     /// [`Kind::Refused`] if the oldest point is being read; or a file is missing or damaged.
     pub fn begin_fold(&mut self) -> Result<Option<Fold>> {
         let points = self.store.points();
-        if !points.first().is_some_and(|oldest| oldest.folding().is_some()) {
+        if points.first().is_none_or(|oldest| oldest.folding().is_none()) {
             let [oldest, next, rest @ ..] = points else { return Ok(None) };
             let Some(increment) = next.increment() else { return Ok(None) };
             // All that is needed is there and in order.

@@ -174,7 +174,10 @@ fn prepare(
 /// Records what is about to be copied, and makes the copy of it.
 fn start(mut one: Wanted, found: Found, mut writer: Writer, next: Begin) -> Result<Pull, Failure> {
     let number = match next {
-        Begin::Resume(number) => number,
+        Begin::Resume(number) => {
+            writer.list(number, found.what.ranges()).map_err(stored)?;
+            number
+        }
         Begin::Anew => {
             writer.abandon().map_err(stored)?;
             let number = writer.next_number().map_err(stored)?;

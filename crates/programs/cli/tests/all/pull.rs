@@ -179,6 +179,33 @@ fn every_point_is_the_disk_at_that_time() {
 }
 
 #[test]
+fn a_bitmap_may_keep_its_name_or_keep_recording() {
+    let machine = Machine::new();
+    machine.begin_bitmap("b");
+    machine.begin_bitmap("always");
+    machine.job("bitmap = 'b'\ncheckpoint = 'b'\n");
+    // Each backup clears the bitmap; points have names by the clock, or others.
+    let mut wanted = Vec::new();
+    for (number, name) in ["monday", "tuesday", "wednesday"].iter().enumerate() {
+        machine.write(&format!("{number}M:1M"), "pattern", name);
+        let said = machine.pull(&["--point", name]);
+        assert!(said.contains(if number == 0 { "full" } else { " 1048576 of" }), "{said}");
+        succeed(&["ctl", &machine.file("ctl"), "bitmap-clear", "a", "b"]);
+        wanted.push(*name);
+    }
+    // This one has marked everything since the beginning.
+    machine.keep("thursday");
+    machine.job("bitmap = 'always'");
+    machine.pull_refused(&["--point", "thursday"], 2, &["began with another backup"]);
+    let said = machine.pull(&["--point", "thursday", "--parent", "wednesday"]);
+    assert!(said.contains(&format!(" {} of", 3 << 20)), "{said}");
+    wanted.push("thursday");
+    machine.assert_restores(&wanted);
+    let said = machine.pull(&["--parent", "thursday"]);
+    assert!(said.contains("Z is an increment of thursday"), "{said}");
+}
+
+#[test]
 fn a_disk_without_its_bitmap_is_copied_in_full() {
     let machine = Machine::new();
     let other = machine.file("other");
@@ -533,43 +560,98 @@ fn a_full_file_system_leaves_no_point_and_the_pull_is_resumed() {
 
 #[test]
 fn an_increment_of_qemu_is_pulled_while_its_overlay_shrinks() {
+    let _ = (require_peer!("qemu-storage-daemon"), require_peer!("qemu-img"));
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed:#x}");
+    let mut rng = Rng::new(seed);
+    let most = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 3 };
+    let (mut killed, mut rounds) = (0, 0);
+    while killed < most && rounds < most {
+        killed += pull_and_discard(&mut rng);
+        rounds += 1;
+    }
+    println!("{killed} kills in {rounds} rounds");
+}
+
+/// Pulls an increment whose source is discarded meanwhile; how often it was killed.
+fn pull_and_discard(rng: &mut Rng) -> usize {
+    use std::os::unix::fs::MetadataExt as _;
     let scratch = Scratch::new().unwrap();
-    let Some(point) = PointInTime::begin(&scratch) else { return };
+    let point = PointInTime::begin(&scratch).unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("before"), &point.before).unwrap();
     let (store, job) = (file("store"), file("job"));
     let write = |source: &str, more: &str| {
         let disk = format!("[[disk]]\nsource = '{source}'\nstore = '{store}'\n");
-        fs::write(&job, format!("{disk}journal-interval = '20ms'\n{more}")).unwrap();
+        fs::write(&job, format!("rate = '64M'\n{disk}journal-interval = '5ms'\n{more}")).unwrap();
     };
     write(&file("before"), "");
     succeed(&["pull", &job, "--point", "monday"]);
     let uri = format!("nbd+unix:///then?socket={}", point.socket.display());
     write(&uri, "discard-source = true\n");
-    let mut rng = Rng::new(rng::seed());
     let args = ["pull", &job, "--bitmap", "monday", "--point", "tuesday"];
-    // What is discarded can only be resumed.
-    let mut child = Command::new(OURS);
-    let mut child = child.args(args).stderr(Stdio::null()).spawn().unwrap();
-    if tools::wait_within(&mut child, Duration::from_millis(rng.below(120))).is_none() {
-        child.kill().unwrap();
-        child.wait().unwrap();
+    let used = || fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;
+    let (before, mut killed) = (used(), 0);
+    loop {
+        let mut child = Command::new(OURS).args(args).stdout(Stdio::null()).spawn().unwrap();
+        let most = Duration::from_millis(10 + rng.below(150) + 20 * killed as u64);
+        let Some(status) = tools::wait_within(&mut child, most) else {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            killed += 1;
+            continue;
+        };
+        assert!(status.success() || killed > 0, "{status}");
+        break;
     }
-    let begun = scratch.file("store/000002.journal").exists();
-    let again = blockhaul(&[&args[..], &["--restart"]].concat());
-    if begun {
-        assert!(!again.status.success(), "{}", text(&again.stderr));
-    }
-    if !again.status.success() && begun {
-        succeed(&args);
-    }
+    // What was discarded is nowhere else.
+    let unfinished = scratch.file("store/000002.journal").exists();
+    assert!(!unfinished, "a pull that ended by itself left its journal");
     let newest = scratch.file("newest");
-    succeed(&["restore", &store, newest.to_str().unwrap()]);
+    succeed(&["restore", &store, newest.to_str().unwrap(), "--point", "tuesday"]);
     assert!(fs::read(&newest).unwrap() == point.then);
+    assert!(before > 4 << 20 && used() < 1 << 20, "{before} bytes before, {} now", used());
     let list = succeed(&["chain", "list", "--json", &store]);
     let list: Value = serde_json::from_str(&list).unwrap();
     let total: usize = point.dirty.iter().map(|range| range.1).sum();
     assert_eq!(list["points"][1]["changed"], total, "{list}");
+    killed
+}
+
+#[test]
+fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
+    let _ = (require_peer!("qemu-storage-daemon"), require_peer!("qemu-img"));
+    let scratch = Scratch::new().unwrap();
+    let point = PointInTime::begin(&scratch).unwrap();
+    let file = |name: &str| scratch.file(name).display().to_string();
+    fs::write(scratch.file("before"), &point.before).unwrap();
+    let (store, job) = (file("store"), file("job"));
+    let write = |source: &str, rate: &str| {
+        let keys = "journal-interval = '5ms'\ndiscard-source = true";
+        let keys = if rate.is_empty() { "" } else { keys };
+        let disk = format!("{rate}[[disk]]\nsource = '{source}'\nstore = '{store}'\n{keys}");
+        fs::write(&job, disk).unwrap();
+    };
+    write(&file("before"), "");
+    succeed(&["pull", &job, "--point", "monday"]);
+    let uri = format!("nbd+unix:///then?socket={}", point.socket.display());
+    write(&uri, "rate = '4M'\n");
+    let args = ["pull", &job, "--bitmap", "monday", "--point", "tuesday"];
+    let mut child = Command::new(OURS).args(args).stderr(Stdio::null()).spawn().unwrap();
+    let journal = scratch.file("store/000002.journal");
+    let begun = std::time::Instant::now();
+    while fs::metadata(&journal).map_or(0, |data| data.len()) == 0 {
+        assert!(child.try_wait().unwrap().is_none() && begun.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal"]);
+    write(&uri, "rate = '1G'\n");
+    succeed(&args);
+    let newest = scratch.file("newest");
+    succeed(&["restore", &store, newest.to_str().unwrap()]);
+    assert!(fs::read(&newest).unwrap() == point.then);
 }
 
 /// A disk of `size` bytes in QEMU's storage daemon, as a writable export `disk` with the bitmaps.
