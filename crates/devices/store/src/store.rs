@@ -50,11 +50,18 @@ impl Store {
     /// The same for a directory that may be missing, or empty: a store without points.
     ///
     /// # Errors
-    /// [`Kind::Usage`] if `dir` has files of others; and those of [`Store::open`].
+    /// [`Kind::Usage`] if `dir` has files of others; [`Kind::NotFound`] if it cannot be created, because its
+    /// own directory is missing; and those of [`Store::open`].
     pub fn open_or_new(dir: &Path) -> Result<Store> {
         match Store::open(dir) {
             Err(error) if error.kind() == Kind::NotFound => {}
             found => return found,
+        }
+        let above = dir.parent().filter(|above| !above.as_os_str().is_empty());
+        if !dir.exists() && above.is_some_and(|above| !above.is_dir()) {
+            // Only the last one is created: where a file system is not mounted, nothing fills the one below.
+            let text = format!("cannot create {}: create its directory first", dir.display());
+            return Err(Error::new(Kind::NotFound, text));
         }
         for name in names(dir, |error| failed("cannot list", dir, error))? {
             if !files::is_own(&name) {

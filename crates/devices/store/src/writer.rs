@@ -42,11 +42,6 @@ impl Writer {
             Ok(()) => blockhaul_io::sync_folder(dir)
                 .map_err(|error| failed("cannot sync the directory of", dir, error))?,
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            // Not more than one: where a file system is not mounted, nothing fills the one below.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let text = format!("cannot create {}: create its directory first", dir.display());
-                return Err(Error::new(Kind::NotFound, text));
-            }
             Err(error) => return Err(failed("cannot create", dir, error)),
         }
         let open = |name: &str| {

@@ -95,6 +95,11 @@ impl Machine {
         self.keep(name);
     }
 
+    fn write_to(&self, uri: &str, range: &str, name: &str) {
+        succeed(&["copy", "--range", range, &format!("pattern:{SIZE}"), uri]);
+        self.keep(name);
+    }
+
     fn keep(&self, name: &str) {
         fs::copy(self.scratch.file("disk"), self.scratch.file(name)).unwrap();
     }
@@ -206,6 +211,22 @@ fn a_bitmap_may_keep_its_name_or_keep_recording() {
 }
 
 #[test]
+fn an_export_behind_an_http_upgrade_is_pulled() {
+    let machine = Machine::start(Scratch::new().unwrap(), &["--http-upgrade"]);
+    let job = fs::read_to_string(machine.scratch.file("job")).unwrap();
+    let socket = machine.server.socket().display().to_string();
+    let uri = format!("nbd+http://lxd/1.0/volumes/a/nbd?socket={socket}&export=a");
+    fs::write(machine.scratch.file("job"), job.replace(&machine.server.uri("a"), &uri)).unwrap();
+    machine.begin_bitmap("monday");
+    machine.keep("monday");
+    machine.pull(&["--point", "monday"]);
+    machine.write_to(&uri, "5M:1M", "tuesday");
+    let said = machine.pull(&["--point", "tuesday", "--bitmap", "monday"]);
+    assert!(said.contains(" 1048576 of"), "{said}");
+    machine.assert_restores(&["monday", "tuesday"]);
+}
+
+#[test]
 fn a_disk_without_its_bitmap_is_copied_in_full() {
     let machine = Machine::new();
     let other = machine.file("other");
@@ -286,6 +307,8 @@ fn what_is_not_the_next_increment_is_refused_and_changes_nothing() {
     refused(&["--full", "--point", "x"], 3, &["disk 2", "/nonexistent"]);
     machine.job(&format!("[[disk]]\nsource = 'x'\nstore = '{}/'\n", machine.file("store")));
     refused(&["--full", "--point", "x"], 2, &["disk 2", "same store"]);
+    machine.job("[[disk]]\nsource = 'x'\nstore = '/nonexistent/store'\n");
+    refused(&["--full", "--point", "x"], 3, &["disk 2", "create its directory first"]);
     machine.assert_restores(&["monday", "tuesday"]);
 }
 
