@@ -376,6 +376,39 @@ fn damage_is_found_by_a_check_and_before_a_restore() {
 }
 
 #[test]
+fn digests_may_be_left_out() {
+    let machine = Machine::new();
+    machine.job("digests = false\nverify = true\n");
+    machine.begin_bitmap("monday");
+    machine.keep("monday");
+    machine.pull(&["--point", "monday"]);
+    machine.write("2M:1M", "zero", "tuesday");
+    machine.pull(&["--point", "tuesday", "--bitmap", "monday"]);
+    let store = machine.file("store");
+    let said = succeed(&["chain", "check", &store]);
+    assert_eq!(said, "2 points: 0 files are as they were written, 2 have no digests\n");
+    machine.assert_restores(&["monday", "tuesday"]);
+    succeed(&["chain", "merge", "--no-check", &store]);
+    machine.assert_restores(&["tuesday"]);
+    assert!(succeed(&["chain", "check", &store]).contains("1 have no digests"));
+    refused(&["chain", "merge", &store], 2, &["nothing to merge"]);
+}
+
+#[test]
+fn a_pull_that_is_asked_to_stop_leaves_no_point_and_is_resumed() {
+    let machine = Machine::new();
+    machine.keep("monday");
+    let mut child = begin_slowly(&machine, &["--point", "monday"]);
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let status = tools::wait_within(&mut child, LIMIT).unwrap();
+    assert_eq!(status.code(), Some(143));
+    refused(&["chain", "list", &machine.file("store")], 3, &["holds no backup"]);
+    machine.pull(&["--point", "monday"]);
+    machine.assert_restores(&["monday"]);
+}
+
+#[test]
 fn unknown_points_and_other_directories_are_refused() {
     let machine = Machine::with_two_points();
     let (store, target) = (machine.file("store"), machine.file("target"));
