@@ -38,6 +38,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
+    ("blockhaul pull vm1.toml --bitmap b0", "needs Incus or LXD"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
 ];
 
@@ -70,6 +71,8 @@ const DISKS: &[&str] = &[
 struct Page {
     name: String,
     lines: Vec<String>,
+    /// Names and contents of the files that it shows: their first line is a comment with the name.
+    files: Vec<(String, String)>,
 }
 
 #[test]
@@ -77,7 +80,7 @@ fn the_commands_in_pages_run() {
     let (qemu_img, _) = (require_peer!("qemu-img"), require_peer!("qemu-nbd"));
     require_peer!("nbdcopy");
     let (mut failed, mut used, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
-    for Page { name, mut lines } in pages() {
+    for Page { name, mut lines, files } in pages() {
         lines.retain(|line| {
             let reasons: Vec<_> =
                 LEFT_OUT.iter().map(|(part, _)| *part).filter(|part| line.contains(part)).collect();
@@ -86,7 +89,7 @@ fn the_commands_in_pages_run() {
         });
         count += lines.len();
         if !lines.is_empty()
-            && let Err(why) = run(&lines, &qemu_img)
+            && let Err(why) = run(&lines, &files, &qemu_img)
         {
             failed.insert(name, why);
         }
@@ -114,8 +117,13 @@ fn pages() -> Vec<Page> {
                 blocks.map(|block| block.lines().skip(1).map(without_comment)).filter(|block| {
                     block.clone().next().is_some_and(|line| line.starts_with("blockhaul "))
                 });
+            let blocks = content.split("```").skip(1).step_by(2);
+            let files = blocks.filter_map(|block| {
+                let text = block.strip_prefix("toml\n# ")?;
+                Some((text.lines().next()?.to_owned(), format!("# {text}")))
+            });
             let name = path.file_name().unwrap().display().to_string();
-            Page { name, lines: ours.flatten().collect() }
+            Page { name, lines: ours.flatten().collect(), files: files.collect() }
         })
         .collect()
 }
@@ -125,9 +133,12 @@ fn without_comment(line: &str) -> String {
 }
 
 /// Runs the lines of a page in a fresh directory with disks and with the hosts that they name.
-fn run(lines: &[String], qemu_img: &Peer) -> Result<(), String> {
+fn run(lines: &[String], files: &[(String, String)], qemu_img: &Peer) -> Result<(), String> {
     let scratch = Scratch::new().unwrap();
     prepare(&scratch, qemu_img);
+    for (name, text) in files {
+        fs::write(scratch.file(name), text).unwrap();
+    }
     // Servers in the background are asked to end, however the script ends.
     let mut script =
         String::from("set -e\ntrap 'cat *.pid 2>/dev/null | xargs -r kill || true' EXIT\n");

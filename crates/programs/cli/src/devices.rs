@@ -25,6 +25,7 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     let mut backends = blockhaul_backends::all();
     #[cfg(feature = "formats")]
     backends.extend(blockhaul_formats::all());
+    backends.extend(blockhaul_store::all());
     backends.extend(blockhaul_client::all(options));
     backends.extend(blockhaul_nbdkit_devices::devices::all());
     backends.extend(crate::plugin_host::all());

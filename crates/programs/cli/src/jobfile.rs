@@ -1,7 +1,8 @@
 //! Job files: several disks and how to copy each, in TOML. Keys are the long option names of
-//! `blockhaul copy`, so that each option has only one definition.
+//! `blockhaul copy`, so that each option has only one definition. Files of `blockhaul pull` have further
+//! keys ([`PULL`]).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::Path;
@@ -30,6 +31,46 @@ const COMMON: &[&str] = &[
 /// The same, for the command line only.
 const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
 
+/// Kinds of job files.
+pub struct Shape {
+    /// Keys of a disk that must be there, besides its source: devices.
+    sides: &'static [&'static str],
+    /// Further keys of a disk with a text.
+    texts: &'static [&'static str],
+    /// Further keys of a disk that are true or false.
+    flags: &'static [&'static str],
+    /// Options that have no meaning here.
+    refused: &'static [&'static str],
+    /// The command, for messages.
+    command: &'static str,
+}
+
+/// Files of `blockhaul copy --job`.
+const COPY: Shape =
+    Shape { sides: &["source", "target"], texts: &[], flags: &[], refused: &[], command: "copy" };
+
+/// Files of `blockhaul pull`: the target of a disk is a file of its store.
+const PULL: Shape = Shape {
+    sides: &["source"],
+    texts: &["store", "bitmap", "parent", "point", "checkpoint", "mode"],
+    flags: &["digests"],
+    refused: &[
+        "journal",
+        "restart",
+        "manifest",
+        "since",
+        "range",
+        "ranges",
+        "bitmap-flags",
+        "digest",
+        "destination-is-zero",
+        "trust",
+        "target-layer",
+        "zero-all",
+    ],
+    command: "pull",
+};
+
 /// Longer files cannot be job files.
 const LONGEST: u64 = 1 << 20;
 /// Maximum number of disks: all are open from the beginning.
@@ -53,10 +94,21 @@ pub struct Disk {
     pub args: args::Copy,
     /// Its `[ CMD … ]`.
     pub groups: Groups,
+    /// Keys that are not options of `copy`, as text.
+    pub keys: BTreeMap<String, String>,
 }
 
 /// Reads a job file; options on the command line take precedence.
 pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
+    read_shaped(&COPY, path, given)
+}
+
+/// Reads a file of `blockhaul pull`. The target and the journal of each disk are yet to be set.
+pub fn read_pull(path: &Path) -> Result<JobFile, Failure> {
+    read_shaped(&PULL, path, &[])
+}
+
+fn read_shaped(shape: &'static Shape, path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
     let unusable = |error: std::io::Error| {
         let text = format!("cannot read the job file {}: {}", path.display(), plain(&error));
         Failure::new(exit::OPEN, text)
@@ -68,20 +120,33 @@ pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
         let text = format!("the job file {} is longer than {LONGEST} bytes", path.display());
         return Err(Failure::usage(text));
     }
-    parse(&path.display().to_string(), &text, given)
+    parse_shaped(shape, &path.display().to_string(), &text, given)
 }
 
+#[cfg(test)]
 fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
-    let reader = Reader { path, text, definition: args::definition() };
+    parse_shaped(&COPY, path, text, given)
+}
+
+fn parse_shaped(
+    shape: &'static Shape,
+    path: &str,
+    text: &str,
+    given: &[Given],
+) -> Result<JobFile, Failure> {
+    let reader = Reader { shape, path, text, definition: args::definition() };
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         reader.wrong(at, error.message())
     })?;
-    let (mut common, mut defaults, mut disks) = (Vec::new(), Vec::new(), None);
+    let (mut common, mut defaults, mut disks) = (Vec::new(), Defaults::default(), None);
     for (key, value) in table.get_ref() {
         match (key.get_ref().as_ref(), value.get_ref()) {
-            ("defaults", DeValue::Table(table)) => defaults = reader.options(table, &[])?,
+            ("defaults", DeValue::Table(table)) => {
+                let options = reader.options(table, &[])?;
+                defaults = Defaults { options, keys: reader.keys(table)? };
+            }
             ("disk", DeValue::Array(list)) => disks = Some((key.span().start, list)),
             ("defaults", _) => return Err(reader.wrong(key.span().start, "write it as [defaults]")),
             ("disk", _) => return Err(reader.wrong(key.span().start, "write it as [[disk]]")),
@@ -89,9 +154,9 @@ fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
         }
     }
     let Some((_, list)) = disks.filter(|(_, list)| !list.is_empty()) else {
-        return Err(
-            reader.wrong(0, "it lists no disk: add [[disk]] with source = … and target = …")
-        );
+        let other = shape.sides.get(1).unwrap_or(&"store");
+        let text = format!("it lists no disk: add [[disk]] with source = … and {other} = …");
+        return Err(reader.wrong(0, text));
     };
     if list.len() > DISKS_MAX {
         return Err(reader.wrong(0, format!("it lists more than {DISKS_MAX} disks")));
@@ -157,7 +222,15 @@ struct Keyed {
     off: bool,
 }
 
+/// The table `[defaults]`.
+#[derive(Default)]
+struct Defaults {
+    options: Vec<Keyed>,
+    keys: BTreeMap<String, String>,
+}
+
 struct Reader<'a> {
+    shape: &'static Shape,
     path: &'a str,
     text: &'a str,
     definition: clap::Command,
@@ -175,10 +248,34 @@ impl Reader<'_> {
         Failure::usage(format!("{}: {why}", self.place(at)))
     }
 
-    /// The options of a table, except the keys in `others`.
+    /// The options of a table, except the keys in `others` and those of the shape.
     fn options(&self, table: &DeTable<'_>, others: &[&str]) -> Result<Vec<Keyed>, Failure> {
-        let own = table.iter().filter(|(key, _)| !others.contains(&key.get_ref().as_ref()));
+        let Shape { texts, flags, .. } = self.shape;
+        let own = table.iter().filter(|(key, _)| {
+            let key = key.get_ref().as_ref();
+            ![others, texts, flags].iter().any(|keys| keys.contains(&key))
+        });
         own.map(|(key, value)| self.option(key, value, false)).collect()
+    }
+
+    /// The keys of the shape in a table.
+    fn keys(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, Failure> {
+        let mut keys = BTreeMap::new();
+        for (key, value) in table {
+            let (name, at) = (key.get_ref().as_ref(), key.span().start);
+            let text = if self.shape.texts.contains(&name) {
+                let text = value.get_ref().as_str().map(str::to_string);
+                text.ok_or_else(|| self.wrong(at, format!("key {name} must be a string")))?
+            } else if self.shape.flags.contains(&name) {
+                let on = value.get_ref().as_bool();
+                let wrong = || self.wrong(at, format!("key {name} must be true or false"));
+                on.ok_or_else(wrong)?.to_string()
+            } else {
+                continue;
+            };
+            keys.insert(name.to_string(), text);
+        }
+        Ok(keys)
     }
 
     fn option(
@@ -191,12 +288,12 @@ impl Reader<'_> {
         let copy = self.definition.find_subcommand("copy");
         let option = copy
             .and_then(|copy| copy.get_arguments().find(|option| option.get_long() == Some(name)));
-        let Some(option) = option.filter(|_| !SPOKEN.contains(&name)) else {
-            let text = match SPOKEN.contains(&name) {
-                true => format!("key {name}: only allowed on the command line"),
-                false => {
-                    format!("unknown key {name}; keys are the long options of blockhaul copy")
-                }
+        let refused = SPOKEN.contains(&name) || self.shape.refused.contains(&name);
+        let Some(option) = option.filter(|_| !refused) else {
+            let text = match (SPOKEN.contains(&name), refused) {
+                (true, _) => format!("key {name}: only allowed on the command line"),
+                (_, true) => format!("key {name}: not for blockhaul {}", self.shape.command),
+                _ => format!("unknown key {name}; keys are the long options of blockhaul copy"),
             };
             return Err(self.wrong(at, text));
         };
@@ -238,7 +335,7 @@ impl Reader<'_> {
         &self,
         number: usize,
         disk: &Spanned<DeValue<'_>>,
-        defaults: &[Keyed],
+        defaults: &Defaults,
         given: &[&Given],
     ) -> Result<Disk, Failure> {
         let DeValue::Table(table) = disk.get_ref() else {
@@ -255,9 +352,12 @@ impl Reader<'_> {
                 name.ok_or_else(wrong)?.to_string()
             }
         };
-        let mut options = self.options(table, &["name", "source", "target"])?;
+        let mut options = self.options(table, &[&["name"], self.shape.sides].concat())?;
+        let mut keys = defaults.keys.clone();
+        keys.extend(self.keys(table)?);
         let own_names: Vec<_> = options.iter().map(|option| option.given.name.clone()).collect();
-        let other = defaults.iter().filter(|option| !own_names.contains(&option.given.name));
+        let other =
+            defaults.options.iter().filter(|option| !own_names.contains(&option.given.name));
         options.extend(other.cloned());
         options.retain(|option| {
             !option.off && !given.iter().any(|given| given.name == option.given.name)
@@ -265,7 +365,7 @@ impl Reader<'_> {
         let mut words = command(&given.iter().map(|given| (*given).clone()).collect::<Vec<_>>());
         words.extend(options.iter().flat_map(|option| spelled(&option.given)));
         words.push("--".into());
-        for role in ["source", "target"] {
+        for role in self.shape.sides {
             let Some((key, value)) = own(role) else {
                 return Err(self.wrong(at, format!("disk {name} has no {role}")));
             };
@@ -290,8 +390,13 @@ impl Reader<'_> {
                 _ => return Err(wrong()),
             }
         }
+        if self.shape.sides.len() == 1 {
+            // Both are set later; the parser wants them.
+            words.push("null:".into());
+            words.insert(2, "--journal=later".into());
+        }
         let (args, groups) = self.understand(words, &options, at, &format!("disk {name}: "))?;
-        Ok(Disk { name, place: self.place(at), args, groups })
+        Ok(Disk { name, place: self.place(at), args, groups, keys })
     }
 
     /// Parses words of a command line. Errors name the key with the invalid value.

@@ -11,7 +11,7 @@ use crate::copy::job::{Job, Report, overlap};
 use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
 use crate::jobfile::{self, Disk};
-use crate::progress::Reporter;
+use crate::progress::{Reporter, Sink};
 use crate::session::Session;
 use crate::snapshot::{End, Watched};
 use crate::{args, brackets, long, signals};
@@ -27,31 +27,83 @@ pub fn run(args: &args::Copy, file: &Path) -> Outcome {
     // A group could only be the value of an option, and none accepts one.
     drop(groups);
     let listed = jobfile::read(file, &given)?;
-    let common = listed.common;
     let sink = Reporter::open(args.progress, args.no_progress)?;
-    let limit = long::rate(&common)?;
-    let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.disks.len());
-    let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
-    let share = common.total_connections.map(|all| usize::from(all) / parallel);
-    let mut disks = Vec::new();
-    for disk in listed.disks {
-        let mut disk = Running::new(disk, limit.clone(), share)?;
-        if let Some(job) = disk.job.as_mut().filter(|_| common.engine.no_zero_copy) {
-            job.options.by_kernel = ByKernel::Never;
+    let mut copies = Copies::prepare(listed.common, listed.disks)?;
+    copies.run(sink)?;
+    copies.end(args.verbose)
+}
+
+/// The disks of a job, which share limits and workers.
+pub(crate) struct Copies {
+    common: args::Copy,
+    limit: Option<Arc<Rate>>,
+    parallel: usize,
+    pool: Pool,
+    disks: Vec<Running>,
+    /// Once they run.
+    session: Option<Session>,
+}
+
+impl Copies {
+    /// Checks all disks, as far as nothing must be opened for that.
+    pub(crate) fn prepare(common: args::Copy, listed: Vec<Disk>) -> Result<Copies, Failure> {
+        let limit = long::rate(&common)?;
+        let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.len());
+        let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
+        let share = common.total_connections.map(|all| usize::from(all) / parallel);
+        let mut disks = Vec::new();
+        for disk in listed {
+            let mut disk = Running::new(disk, limit.clone(), share)?;
+            if let Some(job) = disk.job.as_mut().filter(|_| common.engine.no_zero_copy) {
+                job.options.by_kernel = ByKernel::Never;
+            }
+            disks.push(disk);
         }
-        disks.push(disk);
+        check_together(&disks)?;
+        let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(Job::memory).max();
+        let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
+        Ok(Copies { common, limit, parallel, pool, disks, session: None })
     }
-    check_together(&disks)?;
-    let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(Job::memory).max();
-    let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
-    let watched = disks.iter().map(|disk| disk.watched.clone()).collect();
-    let mut session = Session::start(&common, sink, watched, limit)?;
-    let disks = session.block_on(move || copy_all(disks, parallel, pool));
-    let outcome = tell(&disks, args.verbose, session.signal());
-    // Not on a worker: this waits for the servers of `[ CMD ]`.
-    drop(disks);
-    session.finish(End::from(&outcome));
-    outcome
+
+    /// Opens all disks, then copies them.
+    pub(crate) fn run(&mut self, sink: Option<Sink>) -> Result<(), Failure> {
+        let watched = self.disks.iter().map(|disk| disk.watched.clone()).collect();
+        let session = Session::start(&self.common, sink, watched, self.limit.clone())?;
+        let session = self.session.insert(session);
+        let (disks, parallel) = (std::mem::take(&mut self.disks), self.parallel);
+        let pool = self.pool.clone();
+        self.disks = session.block_on(move || copy_all(disks, parallel, pool));
+        Ok(())
+    }
+
+    /// The workers, once the disks run.
+    pub(crate) fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
+    /// The outcome of each disk, in the order in which they were listed; `None`: it did not begin.
+    pub(crate) fn results(&self) -> impl Iterator<Item = Option<Result<(), &Failure>>> {
+        self.disks.iter().map(|disk| Some(disk.result.as_ref()?.as_ref().map(drop)))
+    }
+
+    /// A disk has failed after its copy.
+    pub(crate) fn fail(&mut self, index: usize, failure: Failure) {
+        if let Some(disk) = self.disks.get_mut(index) {
+            disk.result = Some(Err(failure));
+        }
+    }
+
+    /// Prints the report; returns the exit status.
+    pub(crate) fn end(mut self, verbose: bool) -> Outcome {
+        let signal = self.session.as_ref().map_or(0, Session::signal);
+        let outcome = tell(&self.disks, verbose, signal);
+        // Not on a worker: this waits for the servers of `[ CMD ]`.
+        self.disks.clear();
+        if let Some(session) = &mut self.session {
+            session.finish(End::from(&outcome));
+        }
+        outcome
+    }
 }
 
 /// A disk of the job.
@@ -69,7 +121,7 @@ struct Running {
 
 impl Running {
     fn new(disk: Disk, limit: Option<Arc<Rate>>, share: Option<usize>) -> Result<Running, Failure> {
-        let Disk { name, place, args, groups } = disk;
+        let Disk { name, place, args, groups, .. } = disk;
         let at = |failure: Failure| {
             Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
         };

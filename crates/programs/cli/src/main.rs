@@ -11,6 +11,7 @@
 //! - `long`: support for long copies: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
 //!   copies.
+//! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
 //! - `bench`: measures one device; the program blockhaul-bench does the rest.
 //! - `metrics`: metrics for Prometheus and a page for browsers; `figures`: the metrics of copies;
 //!   `snapshot`: their state as JSON. `aside`: small servers besides the main work. `ctl`: the client of a server's control socket.
@@ -22,6 +23,7 @@
 mod args;
 mod aside;
 mod bench;
+mod chain;
 mod check;
 mod compat;
 mod copy;
@@ -46,7 +48,9 @@ mod part;
 mod plugin;
 mod plugin_host;
 mod progress;
+mod pull;
 mod ranges;
+mod restore;
 mod serve;
 mod session;
 mod signals;
@@ -97,6 +101,9 @@ fn run() -> ExitCode {
     match cli.command {
         Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
         Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
+        Command::Pull(args) => report("pull: ", pull::run(&args)),
+        Command::Restore(args) => report("restore: ", restore::run(&args, &groups)),
+        Command::Chain(args) => report("chain: ", chain::run(&args)),
         Command::Info(args) => {
             // Like nbdinfo, whose status 2 is an answer.
             let result = info::run(&args, &groups);

@@ -102,7 +102,8 @@ impl Engine {
             None => None,
             Some(journal) => {
                 // An export may be unreadable where its bitmap is clean.
-                let only = options.bitmap.as_ref().map(|_| selection.ranges());
+                let partial = options.bitmap.is_some() || options.ranges.is_some();
+                let only = partial.then(|| selection.ranges());
                 let source = sides.handle(Side::Source, &retries);
                 let sample = match options.discard_source {
                     // Earlier runs have changed it.

@@ -74,5 +74,6 @@ pub use rate::{Rate, Schedule};
 pub use resolved::{check_discard, check_source};
 pub use route_counters::Routes;
 pub use sample::is_coarse;
+pub use selection::bitmap_ranges;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};

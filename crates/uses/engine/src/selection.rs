@@ -1,13 +1,17 @@
 //! Which part of a source is copied: all of it, ranges, or the extents of a bitmap.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blockhaul_block::{Error, Facts, Kind, Result};
+use blockhaul_catalog::Stack;
 
 use crate::extent_feed::ExtentFeed;
-use crate::handle::Handle;
+use crate::handle::{Handle, Retries};
 use crate::ledger::Range;
 use crate::options::{Bitmap, Options};
+use crate::progress::Progress;
+use crate::side::Side;
 
 /// Maximum number of ranges of a bitmap that is read before the copy: 64 MiB of them.
 const RANGES_MAX: usize = 1 << 22;
@@ -120,7 +124,8 @@ impl Selection {
                 }
                 if found.len() > RANGES_MAX {
                     let text = format!(
-                        "the bitmap selects more than {RANGES_MAX} ranges: copy without a journal"
+                        "the bitmap selects more than {RANGES_MAX} ranges: copy all of the disk, or without a \
+                         journal"
                     );
                     return Err(Error::new(Kind::Invalid, text).on(&source.facts().name));
                 }
@@ -164,6 +169,26 @@ impl Selection {
         }
         Ok(Choice { feed, minimum: self.minimum })
     }
+}
+
+/// The ranges of a source that a bitmap selects now: offsets and lengths in bytes, ascending, apart from
+/// each other. Call it on a worker.
+///
+/// # Errors
+/// The source has no such bitmap, it cannot be read, or it has more than 4 Mi ranges.
+pub async fn bitmap_ranges(
+    source: &Stack,
+    bitmap: &Bitmap,
+    options: &Options,
+    progress: &Arc<Progress>,
+) -> Result<Vec<(u64, u64)>> {
+    let facts = source.device().facts();
+    let all = Options { bitmap: Some(bitmap.clone()), ranges: None, ..options.clone() };
+    let selection = Selection::new(&all, &facts, facts.block.minimum)?;
+    let retries = Retries::new(options, progress);
+    let handle = Handle::new(Side::Source, source.clone(), source.device().clone(), retries);
+    let found = selection.into_ranges(&Rc::new(handle)).await?;
+    Ok(found.ranges.into_iter().map(|(start, end)| (start, end - start)).collect())
 }
 
 /// Tells `extents` what is copied from the front of these ranges on, as far as that is known by

@@ -1,6 +1,7 @@
 //! Every command and option, declared once: parsing, help, man pages and completions follow. A file
 //! for each command, or for those of a kind; `value` has what their values may be.
 
+mod backup;
 mod check;
 mod copy;
 mod ctl;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+pub use self::backup::{Chain, ChainCommand, Pull, Restore};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
@@ -56,6 +58,21 @@ pub enum Command {
     /// least as large as SOURCE. A file as TARGET is resized to the size of SOURCE, and its old
     /// content is lost.
     Copy(Box<Copy>),
+    /// Back up the disks of a machine in use, in full or what has changed
+    ///
+    /// Copy the disks that the file lists, each to a directory of its own: in full, or what a dirty
+    /// bitmap marks as changed since the last pull. Each pull adds a point in time, which restore, and
+    /// all commands as backup:DIR?point=NAME, read. A pull that was interrupted leaves no point; the same
+    /// command resumes it. Nothing is written before all disks are open and checked.
+    Pull(Box<Pull>),
+    /// Restore a disk from its backups
+    ///
+    /// Check the digests of a point, and copy the disk as it was then to TARGET.
+    Restore(Box<Restore>),
+    /// List, check, merge and prune the backups of a disk
+    ///
+    /// Manage a directory that blockhaul pull has written.
+    Chain(Chain),
     /// Show size and properties of a device
     ///
     /// For exports of NBD servers, print what nbdinfo prints, byte for byte. For all other devices,
@@ -161,6 +178,10 @@ pub fn definition() -> clap::Command {
         })
         .mut_subcommand("copy", |command| {
             command.after_long_help(with(&format!("{}\n{}", copy::EXAMPLES, copy::JOB_FILES)))
+        })
+        .mut_subcommand("pull", |command| command.after_long_help(with(backup::PULL_HELP)))
+        .mut_subcommand("restore", |command| {
+            command.after_long_help(with(backup::RESTORE_EXAMPLES))
         })
         .mut_subcommand("info", |command| command.after_long_help(with(info::EXAMPLES)))
         .mut_subcommand("map", |command| command.after_long_help(with(info::MAP_EXAMPLES)))

@@ -18,13 +18,16 @@ pub(super) fn complete(command: clap::Command, path: &str) -> clap::Command {
     };
     let statuses = match path.strip_prefix("ctl ") {
         Some(_) => ctl_statuses(),
-        None => exit::TABLE
-            .iter()
-            .filter(|(status, _)| STATUSES.contains(status))
-            .map(|(status, what)| devices::entry(status, what, 10))
-            .collect(),
+        None if path.starts_with("chain") => of_table(&CHAIN_STATUSES),
+        None => of_table(&STATUSES),
     };
     command.after_long_help(format!("EXAMPLES\n  {examples}\nEXIT STATUS\n{statuses}"))
+}
+
+/// These statuses with their meaning.
+fn of_table(statuses: &[&str]) -> String {
+    let chosen = exit::TABLE.iter().filter(|(status, _)| statuses.contains(status));
+    chosen.map(|(status, what)| devices::entry(status, what, 10)).collect()
 }
 
 /// Those of `ctl`, one in a line.
@@ -38,6 +41,9 @@ fn ctl_statuses() -> String {
 
 /// The statuses of commands that open no device but a plugin.
 const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
+
+/// The statuses of commands for backups in a directory.
+const CHAIN_STATUSES: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "8"];
 
 const EXAMPLES: &[(&str, &str)] = &[
     (
@@ -62,6 +68,44 @@ const EXAMPLES: &[(&str, &str)] = &[
         "\
   Complete commands, options and devices in bash:
       blockhaul completions bash > ~/.local/share/bash-completion/completions/blockhaul
+",
+    ),
+    (
+        "chain",
+        "\
+  Keep the newest seven points, and check what is left:
+      blockhaul chain prune vm1/vda --keep 7
+      blockhaul chain check vm1/vda
+",
+    ),
+    (
+        "chain list",
+        "\
+  List the points; print the name of the newest one:
+      blockhaul chain list vm1/vda
+      blockhaul chain list vm1/vda --json | jq -r '.points[-1].name'
+",
+    ),
+    (
+        "chain check",
+        "\
+  Read and check all files, and only those of one point:
+      blockhaul chain check vm1/vda
+      blockhaul chain check vm1/vda --point monday
+",
+    ),
+    (
+        "chain merge",
+        "\
+  Remove the oldest point; the one after it is a full backup then:
+      blockhaul chain merge vm1/vda
+",
+    ),
+    (
+        "chain prune",
+        "\
+  Keep the newest seven points:
+      blockhaul chain prune vm1/vda --keep 7
 ",
     ),
     ("tls", tls::EXAMPLES),

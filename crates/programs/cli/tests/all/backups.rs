@@ -23,10 +23,10 @@ fn blockhaul(args: &[&str]) -> String {
 }
 
 /// A control socket of QEMU's.
-struct Qmp(BufReader<UnixStream>);
+pub struct Qmp(BufReader<UnixStream>);
 
 impl Qmp {
-    fn connect(path: &Path) -> Qmp {
+    pub fn connect(path: &Path) -> Qmp {
         let begun = Instant::now();
         let stream = loop {
             match UnixStream::connect(path) {
@@ -44,13 +44,18 @@ impl Qmp {
 
     /// Whether a command was carried out.
     fn ask(&mut self, line: &str) -> Result<(), String> {
+        self.answer(line).map(drop)
+    }
+
+    /// The reply to a command.
+    pub fn answer(&mut self, line: &str) -> Result<serde_json::Value, String> {
         self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
         loop {
             let mut answer = String::new();
             assert!(self.0.read_line(&mut answer).unwrap() > 0, "it has ended");
             let found: serde_json::Value = serde_json::from_str(&answer).unwrap();
             match (found.get("return"), found.get("error")) {
-                (Some(_), _) => return Ok(()),
+                (Some(reply), _) => return Ok(reply.clone()),
                 (_, Some(error)) => return Err(error.to_string()),
                 // An event.
                 _ => {}
@@ -59,7 +64,7 @@ impl Qmp {
     }
 
     #[track_caller]
-    fn done(&mut self, line: &str) {
+    pub fn done(&mut self, line: &str) {
         let begun = Instant::now();
         while let Err(error) = self.ask(line) {
             // A node is in use until the job has ended.
@@ -137,20 +142,20 @@ fn the_page_backs_up_a_disk_in_use() {
 
 /// A daemon with a disk of 64 MiB of which a bitmap says what was written, and with an export `then`
 /// that shows the disk at a point in time, and nothing where the bitmap is clean.
-struct PointInTime {
+pub struct PointInTime {
     daemon: Child,
     _qmp: Qmp,
-    socket: PathBuf,
+    pub socket: PathBuf,
     /// The disk when the bitmap began, and at the point in time.
-    before: Vec<u8>,
-    then: Vec<u8>,
+    pub before: Vec<u8>,
+    pub then: Vec<u8>,
     /// What was written in between: offsets and lengths.
-    dirty: Vec<(usize, usize)>,
+    pub dirty: Vec<(usize, usize)>,
 }
 
 impl PointInTime {
     /// `None` where there is no QEMU.
-    fn begin(scratch: &Scratch) -> Option<PointInTime> {
+    pub fn begin(scratch: &Scratch) -> Option<PointInTime> {
         let (daemon, img) = (Peer::require("qemu-storage-daemon")?, Peer::require("qemu-img")?);
         let file = |name: &str| scratch.file(name).display().to_string();
         let (disk, control) = (scratch.file("disk"), scratch.socket("q"));

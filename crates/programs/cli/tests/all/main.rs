@@ -18,6 +18,7 @@ mod live_mirrors;
 mod long;
 mod names;
 mod part;
+mod pull;
 mod reports;
 mod serve;
 mod served_disk;

@@ -122,8 +122,6 @@ impl Identity {
                 "the source is not that of the journal: {} of {} bytes then, {} of {} bytes now",
                 self.source, self.source_size, now.source, now.source_size
             );
-        } else if self.sample != now.sample {
-            text = "the content of the source has changed since the journal was started".into();
         } else if self.target != now.target || self.target_size != now.target_size {
             let _ = write!(
                 text,
@@ -134,6 +132,9 @@ impl Identity {
             text = "it was started with other ranges".into();
         } else if self.segment != now.segment || self.range != now.range {
             text = "it was started with another range or segment size".into();
+        } else if self.sample != now.sample {
+            // Last, as it is of other places if the ranges differ.
+            text = "the content of the source has changed since the journal was started".into();
         }
         (!text.is_empty()).then_some(text)
     }

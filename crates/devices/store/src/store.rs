@@ -1,0 +1,244 @@
+//! A store as readers see it.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use blockhaul_block::{Error, Kind, Result};
+
+use crate::files::{self, failed};
+use crate::manifest::{self, Point};
+use crate::ranges::Ranges;
+
+/// Maximum number of points from a full backup to the last increment on it: each needs a descriptor.
+pub const CHAIN_MAX: usize = 512;
+
+/// The points of a store, as its manifest listed them at one moment.
+#[derive(Debug, Clone)]
+pub struct Store {
+    dir: PathBuf,
+    points: Vec<Point>,
+}
+
+/// A file that has a part of a point.
+#[derive(Debug)]
+pub(crate) struct Level {
+    pub(crate) number: u32,
+    /// What it has; `None`: all of the disk.
+    pub(crate) ranges: Option<Ranges>,
+}
+
+impl Store {
+    /// Reads the manifest of the store in `dir`. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] if there is none; [`Kind::Usage`] if `dir` is a file; [`Kind::Invalid`] if it is
+    /// damaged.
+    pub fn open(dir: &Path) -> Result<Store> {
+        if std::fs::metadata(dir).is_ok_and(|data| !data.is_dir()) {
+            return Err(Error::new(Kind::Usage, format!("{}: not a directory", dir.display())));
+        }
+        let path = dir.join(files::MANIFEST);
+        let Some(text) = files::read(&path, manifest::LENGTH_MAX)? else {
+            let text = format!("{} has no {}: it holds no backup", dir.display(), files::MANIFEST);
+            return Err(Error::new(Kind::NotFound, text));
+        };
+        let points = manifest::from_text(&path, &text)?;
+        Ok(Store { dir: dir.to_path_buf(), points })
+    }
+
+    /// The same for a directory that may be missing, or empty: a store without points.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if `dir` has files of others; [`Kind::NotFound`] if it cannot be created, because its
+    /// own directory is missing; and those of [`Store::open`].
+    pub fn open_or_new(dir: &Path) -> Result<Store> {
+        match Store::open(dir) {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            found => return found,
+        }
+        let above = dir.parent().filter(|above| !above.as_os_str().is_empty());
+        if !dir.exists() && above.is_some_and(|above| !above.is_dir()) {
+            // Only the last one is created: where a file system is not mounted, nothing fills the one below.
+            let text = format!("cannot create {}: create its directory first", dir.display());
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        for name in names(dir, |error| failed("cannot list", dir, error))? {
+            if !files::is_own(&name) {
+                let text = format!(
+                    "{}: it has no {} but other files, such as {name:?}: choose an empty directory",
+                    dir.display(),
+                    files::MANIFEST
+                );
+                return Err(Error::new(Kind::Usage, text));
+            }
+        }
+        Ok(Store { dir: dir.to_path_buf(), points: Vec::new() })
+    }
+
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The points, the oldest first.
+    pub fn points(&self) -> &[Point] {
+        &self.points
+    }
+
+    pub(crate) fn replaced(&self, points: Vec<Point>) -> Store {
+        Store { dir: self.dir.clone(), points }
+    }
+
+    /// The newest point.
+    pub fn newest(&self) -> Option<&Point> {
+        self.points.last()
+    }
+
+    /// The point of this name, or the newest one.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`] if there is none, with the names that there are.
+    pub fn point(&self, name: Option<&str>) -> Result<&Point> {
+        let found = match name {
+            None => self.newest(),
+            Some(name) => self.points.iter().find(|point| point.name == name),
+        };
+        found.ok_or_else(|| {
+            let dir = self.dir.display();
+            let text = match (name, self.newest()) {
+                (Some(name), Some(newest)) => format!(
+                    "{dir} has no point {name:?}: the newest is {:?}; list all with blockhaul chain list",
+                    newest.name
+                ),
+                _ => format!("{dir} has no points"),
+            };
+            Error::new(Kind::NotFound, text)
+        })
+    }
+
+    /// The points that `point` consists of, from its full backup on.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] if there are more than [`CHAIN_MAX`].
+    pub fn chain(&self, point: &Point) -> Result<&[Point]> {
+        let last = self.points.iter().position(|one| one.number == point.number);
+        let upto = &self.points[..last.map_or(0, |last| last + 1)];
+        let first = upto.iter().rposition(|one| one.full().is_some()).unwrap_or(0);
+        let chain = &upto[first..];
+        if chain.len() > CHAIN_MAX {
+            let text = format!(
+                "point {:?} consists of more than {CHAIN_MAX} increments: use blockhaul chain merge",
+                point.name
+            );
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        Ok(chain)
+    }
+
+    /// The file with the data of a point.
+    pub fn raw(&self, number: u32) -> PathBuf {
+        files::numbered(&self.dir, number, files::RAW)
+    }
+
+    /// The file with the digests of that file.
+    pub fn digests(&self, number: u32) -> PathBuf {
+        files::numbered(&self.dir, number, files::DIGESTS)
+    }
+
+    /// Reads the ranges of an increment of a disk of `size` bytes.
+    pub(crate) fn ranges(&self, number: u32, size: u64, digest: &str) -> Result<Ranges> {
+        let path = files::numbered(&self.dir, number, files::RANGES);
+        Ranges::read(&path, size, digest)
+    }
+
+    /// The files of a point, the full backup first. Checks that all are there and have the right size.
+    /// Blocks.
+    pub(crate) fn levels(&self, point: &Point) -> Result<Vec<Level>> {
+        let mut levels = Vec::new();
+        for one in self.chain(point)? {
+            let mut add = |number, ranges: Option<&str>| -> Result<()> {
+                self.check_size(number, one.size)?;
+                let read = |digest| self.ranges(number, one.size, digest);
+                levels.push(Level { number, ranges: ranges.map(read).transpose()? });
+                Ok(())
+            };
+            add(one.file(), one.increment().map(|increment| increment.ranges.as_str()))?;
+            if let Some(folding) = one.folding() {
+                add(one.number, Some(&folding.ranges))?;
+            }
+        }
+        Ok(levels)
+    }
+
+    fn check_size(&self, number: u32, size: u64) -> Result<()> {
+        let path = self.raw(number);
+        let data = std::fs::metadata(&path).map_err(|error| failed("cannot open", &path, error))?;
+        if data.is_file() && data.len() == size {
+            return Ok(());
+        }
+        let text = format!(
+            "{} has {} bytes, not the {size} of the disk: it is damaged",
+            path.display(),
+            data.len()
+        );
+        Err(Error::new(Kind::Invalid, text))
+    }
+
+    /// Checks that the files of a point are there, have the right size, and list the right ranges.
+    /// Does not read their data. Blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the first one.
+    pub fn check(&self, point: &Point) -> Result<()> {
+        self.levels(point).map(drop)
+    }
+
+    /// Names of files of points that belong to no point.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn orphans(&self) -> Result<Vec<String>> {
+        let used: Vec<u32> = self.points.iter().flat_map(Point::files).collect();
+        let mut names = names(&self.dir, |error| failed("cannot list", &self.dir, error))?;
+        names.retain(|name| files::number_of(name).is_some_and(|number| !used.contains(&number)));
+        names.sort();
+        Ok(names)
+    }
+
+    /// Prevents that the point is removed until the result is dropped. `None` if nothing in the store
+    /// was ever locked, or its file system has no locks.
+    pub(crate) fn hold(&self, point: &Point) -> Result<Option<File>> {
+        let path = self.dir.join(files::READERS);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("cannot open", &path, error)),
+        };
+        if let Err(error) = blockhaul_os::lock_shared(&file, point.number.into()) {
+            log::debug!("{} cannot be locked: {error}", path.display());
+            return Ok(None);
+        }
+        // It may have been removed before it was locked.
+        if Store::open(&self.dir)?.points.contains(point) {
+            return Ok(Some(file));
+        }
+        let text = format!("point {:?} has just been changed: try again", point.name);
+        Err(Error::new(Kind::Refused, text))
+    }
+}
+
+/// The names in a directory; none if it does not exist.
+pub(crate) fn names(dir: &Path, failed: impl Fn(std::io::Error) -> Error) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(&failed)?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
