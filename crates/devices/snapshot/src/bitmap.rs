@@ -89,6 +89,21 @@ impl Bitmap {
         Bitmap { name, size, granularity, dirty: Mutex::new(dirty), disabled }
     }
 
+    /// A bitmap that shows the same, for good.
+    #[must_use]
+    pub fn frozen(&self) -> Bitmap {
+        let (name, size, granularity) = (self.name.clone(), self.size, self.granularity);
+        let frozen = Bitmap {
+            name,
+            size,
+            granularity,
+            dirty: Mutex::default(),
+            disabled: AtomicBool::new(true),
+        };
+        frozen.merge(self);
+        frozen
+    }
+
     /// Marks what is written from now on, or does not.
     pub fn enable(&self, enabled: bool) {
         self.disabled.store(!enabled, Ordering::SeqCst);

@@ -159,14 +159,18 @@ fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
         CtlCommand::LayerRemove { export, layer, within } => {
             layers_changed("layer-remove", export, layer, *within)
         }
-        CtlCommand::SnapshotAdd { export, name, discard, snapshot } => json!({
-            "command": "snapshot-add",
-            "export": export,
-            "name": name,
-            "discard": discard,
-            "snapshot": snapshot_options(snapshot)?,
-            "seconds": snapshot.within.as_secs_f64(),
-        }),
+        CtlCommand::SnapshotAdd { export, name, discard, bitmap, start_bitmap, snapshot } => {
+            json!({
+                "command": "snapshot-add",
+                "export": export,
+                "name": name,
+                "discard": discard,
+                "bitmap": bitmap,
+                "start_bitmap": start_bitmap,
+                "snapshot": snapshot_options(snapshot)?,
+                "seconds": snapshot.within.as_secs_f64(),
+            })
+        }
         CtlCommand::BitmapAdd { export, name, granularity, within } => json!({
             "command": "bitmap-add",
             "export": export,

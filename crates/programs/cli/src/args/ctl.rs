@@ -138,6 +138,15 @@ pub enum CtlCommand {
         /// announced as read-only, but refuses writes.
         #[arg(long)]
         discard: bool,
+        /// Show this dirty bitmap of the export, as it was then
+        ///
+        /// Readers see it as the metadata context qemu:dirty-bitmap:NAME. The bitmap itself goes on:
+        /// remove it when the backup is complete.
+        #[arg(long, value_name = "NAME")]
+        bitmap: Option<String>,
+        /// Add a dirty bitmap that begins with the snapshot, for the next one
+        #[arg(long, value_name = "NAME")]
+        start_bitmap: Option<String>,
         /// How old contents are saved.
         #[command(flatten)]
         snapshot: SnapshotOptions,

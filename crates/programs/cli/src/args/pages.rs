@@ -184,6 +184,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "\
   Show a disk in use as it is now, copy that, end the snapshot:
       blockhaul ctl /run/disks.ctl snapshot-add a a-now --fleece-max 10G
+  What has changed since monday, for another program, and a bitmap for the next time:
+      blockhaul ctl /run/disks.ctl snapshot-add a a-now --bitmap monday --start-bitmap tuesday
       blockhaul copy 'nbd+unix:///a-now?socket=/run/disks.sock' a.raw
       blockhaul ctl /run/disks.ctl export-remove a-now
 ",

@@ -457,7 +457,8 @@ impl Operations {
             options: options.ok_or_else(wrong)?,
             begin: Begin {
                 options: snapshot_options("backup", request)?,
-                take: optional_text("backup", request, "bitmap")?,
+                bitmap: optional_text("backup", request, "bitmap")?,
+                clears: true,
                 start: optional_text("backup", request, "start_bitmap")?,
                 trim: Trim::Releases,
                 within: within("backup", request)?,
@@ -532,7 +533,9 @@ impl Operations {
                 return Err(Refusal::usage(text));
             }
         };
-        let begin = Begin { options, take: None, start: None, trim, within };
+        let bitmap = optional_text(command, request, "bitmap")?;
+        let start = optional_text(command, request, "start_bitmap")?;
+        let begin = Begin { options, bitmap, clears: false, start, trim, within };
         self.table.add_snapshot(export.clone(), name, &begin).await.map_err(Refusal::of)?;
         log::info!(export = name; "added snapshot {name:?} of export {:?}", export.name);
         Ok(json!({ "done": "added" }))

@@ -114,7 +114,7 @@ impl Jobs {
         wanted: Wanted,
     ) -> Result<Vec<Arc<Job>>, Failure> {
         let Wanted { disks, options, begin } = wanted;
-        let bitmap = begin.take.as_deref();
+        let bitmap = begin.bitmap.as_deref();
         let mut copies = Vec::new();
         let mut rate = None;
         for (index, (export, target)) in disks.iter().enumerate() {

@@ -26,8 +26,10 @@ pub struct SnapshotOf {
 pub struct Begin {
     /// How it is kept.
     pub options: Options,
-    /// The bitmap that is handed over to it: clean from then on, and a context of the view.
-    pub take: Option<String>,
+    /// The bitmap that the view shows as a context, as it was then.
+    pub bitmap: Option<String>,
+    /// That bitmap is handed over: it is clean from then on.
+    pub clears: bool,
     /// A bitmap that begins with it.
     pub start: Option<String>,
     /// Whether its readers can release parts of it.
@@ -66,8 +68,9 @@ struct Prepared<'a> {
     /// What clients use from then on.
     device: Option<Arc<dyn Device>>,
     snapshot: Snapshot,
-    /// The bitmap that is handed over to it.
+    /// The bitmap that it shows.
     bitmap: Option<Arc<Bitmap>>,
+    clears: bool,
     taken: OnceLock<Taken>,
 }
 
@@ -75,7 +78,8 @@ impl Prepared<'_> {
     /// No request is in flight: what was written is in the point in time, flushed or not.
     fn take(&self) {
         if let Some(live) = self.bitmap.clone() {
-            let _ = self.taken.set(Taken { dirty: Arc::new(live.take()), live });
+            let dirty = if self.clears { live.take() } else { live.frozen() };
+            let _ = self.taken.set(Taken { dirty: Arc::new(dirty), live });
         }
     }
 
@@ -164,7 +168,7 @@ impl Table {
             );
             return Err(Failure::usage(text));
         }
-        let bitmap = begin.take.as_deref().map(|name| export.bitmap(name)).transpose()?;
+        let bitmap = begin.bitmap.as_deref().map(|name| export.bitmap(name)).transpose()?;
         let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
             export.start_bitmap(Bitmap::new(name, facts.size, GRANULARITY)?)?;
@@ -177,7 +181,9 @@ impl Table {
             self.top(export, &stack).await
         };
         let (taken, device) = (OnceLock::new(), made.await);
-        let mut prepared = Prepared { export, shared, device: None, snapshot, bitmap, taken };
+        let clears = begin.clears;
+        let mut prepared =
+            Prepared { export, shared, device: None, snapshot, bitmap, clears, taken };
         match device {
             Ok(device) => {
                 prepared.device = Some(device);

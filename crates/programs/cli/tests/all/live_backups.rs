@@ -81,6 +81,35 @@ fn a_snapshot_is_an_export_until_it_is_removed() {
 }
 
 #[test]
+fn a_snapshot_shows_a_bitmap_of_its_moment() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("copied.raw");
+    disk.ctl_succeeds(&["snapshot-add", "a", "full", "--start-bitmap", "monday"]);
+    succeed(&["copy", "--no-progress", &disk.server.uri("full"), &target]);
+    disk.ctl_succeeds(&["export-remove", "full", "--force"]);
+    disk.write_part();
+    let names = ["--bitmap", "monday", "--start-bitmap", "tuesday"];
+    disk.ctl_succeeds(&[&["snapshot-add", "a", "now"][..], &names].concat());
+    let then = disk.file("then.raw");
+    std::fs::copy(&disk.path, &then).unwrap();
+    disk.overwrite(5);
+    let context = ["--bitmap", "qemu:dirty-bitmap:monday"];
+    let now = disk.server.uri("now");
+    let said = succeed(&[&["copy", "--verbose"], &context[..], &[&now, &target]].concat());
+    assert_eq!(said, "");
+    succeed(&["compare", &then, &target]);
+    let exports = disk.ctl_succeeds(&["exports", "--json"]);
+    let exports: serde_json::Value = serde_json::from_str(&exports).unwrap();
+    let bitmaps = &exports["exports"][0]["bitmaps"];
+    // Both go on until they are removed.
+    assert_eq!(
+        (&bitmaps[0]["dirty"], &bitmaps[1]["dirty"]),
+        (&(32 << 20).into(), &(32 << 20).into())
+    );
+    disk.ctl_fails(&["snapshot-add", "a", "x", "--bitmap", "no"], 2, &["has no bitmap \"no\""]);
+}
+
+#[test]
 fn a_lost_snapshot_fails_the_job_and_not_the_client() {
     let disk = Disk::serve(&[]);
     let target = disk.file("backup.raw");
