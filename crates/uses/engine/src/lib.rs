@@ -13,6 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod algorithm;
+mod blocks;
 mod compare;
 mod copy;
 mod digest;
@@ -34,6 +35,7 @@ mod orders;
 mod plan;
 mod progress;
 mod rate;
+mod reading;
 mod resolved;
 mod route_counters;
 mod same_disk;
