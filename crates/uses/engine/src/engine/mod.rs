@@ -61,6 +61,8 @@ pub struct Engine {
     selection: Selection,
     /// The records of an earlier run of the program, for the first plan.
     earlier: Option<Earlier>,
+    /// A plan was begun.
+    begun: bool,
     /// Number of copies started.
     runs: u32,
     /// Nothing else is copied.
@@ -166,6 +168,7 @@ impl Engine {
             lanes: 0,
             selection,
             earlier: None,
+            begun: false,
             runs: 0,
             copied: false,
             lanes_used: 0,
@@ -279,7 +282,6 @@ impl Engine {
                 "nothing can be copied by an engine that only reads, or has completed its copy";
             return Err(Error::new(Kind::Invalid, text));
         }
-        self.copied = ending == Ending::Copy;
         let once = self.options.journal.is_some() || self.options.discard_source;
         if once && (self.runs > 0 || plan.added().is_some()) {
             let text = "a journal, or a source that is discarded, is for one plan, of what the options \
@@ -293,11 +295,13 @@ impl Engine {
             before.size = 0;
         } else {
             self.shared.progress.add_total(bytes);
-            self.shared.learned.tuner.resume();
             self.shared.learned.same_disk.renew();
-            self.shared.retries.forget_proof();
+        }
+        if self.begun {
+            self.shared.learned.tuner.resume();
         }
         self.runs += 1;
+        self.copied = ending == Ending::Copy;
         let queue = plan.queue();
         self.begin(queue);
         let making = self.making(plan);
@@ -353,7 +357,11 @@ impl Engine {
     }
 
     /// Lanes take segments from this queue from now on.
-    fn begin(&self, queue: &Arc<SegmentQueue>) {
+    fn begin(&mut self, queue: &Arc<SegmentQueue>) {
+        if std::mem::replace(&mut self.begun, true) {
+            // The source may have changed.
+            self.shared.retries.forget_proof();
+        }
         self.shared.begin(queue);
         if self.shared.stopped() {
             // Stopped just now: no other task stops the queue.

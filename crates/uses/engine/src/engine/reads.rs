@@ -141,7 +141,7 @@ impl Engine {
     /// # Errors
     /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
     pub async fn digest(&mut self, algorithm: Algorithm) -> Result<String> {
-        let (shared, options) = (self.shared.clone(), &self.options);
+        let (shared, options) = (self.shared.clone(), self.options.clone());
         let [teller, reader] = [(); 2].map(|()| self.sides.handle(Side::Source, &shared.retries));
         let size = teller.facts().size;
         let (queue, making) = self.begin_reading(Making {
@@ -190,7 +190,7 @@ impl Engine {
     }
 
     /// Starts to make the segments of a reading.
-    fn begin_reading(&self, making: Making) -> Result<(Arc<SegmentQueue>, Task<Result<()>>)> {
+    fn begin_reading(&mut self, making: Making) -> Result<(Arc<SegmentQueue>, Task<Result<()>>)> {
         self.shared.outcome()?;
         let queue = self.plan_of(making.selection.clone()).queue().clone();
         self.begin(&queue);
