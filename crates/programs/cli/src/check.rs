@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, OpKind};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_engine::{Comparison, Manifest, Options, Progress};
+use blockhaul_engine::{Comparison, Manifest, Options, Progress, Rate};
 use blockhaul_io::{Pool, Runtime};
 
 use crate::brackets::Groups;
@@ -155,6 +155,7 @@ where
         connections: usize::from(args.connections),
         retries: args.retries,
         extents: !args.no_extents,
+        rate: args.rate.map(|bytes| Arc::new(Rate::new(bytes, 0))),
         ..Options::default()
     };
     let (result, open) = runtime.block_on(move || async move {

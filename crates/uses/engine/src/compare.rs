@@ -6,10 +6,9 @@ use blockhaul_block::Result;
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
+use crate::engine::Engine;
 use crate::options::Options;
 use crate::progress::Progress;
-use crate::selection::Selection;
-use crate::verify::Reading;
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +20,8 @@ pub struct Comparison {
     pub sizes: (u64, u64),
 }
 
-/// Compares two devices over several connections. An error of an extents request or a read names
-/// the request ([`blockhaul_block::Error::request`]). Call it on a worker.
+/// Compares all of two devices over several connections, see [`Engine::compare`]. Call it on a
+/// worker.
 pub async fn compare(
     one: &Stack,
     other: &Stack,
@@ -31,12 +30,9 @@ pub async fn compare(
     progress: &Arc<Progress>,
 ) -> Result<Comparison> {
     let sizes = (one.device().facts().size, other.device().facts().size);
-    let size = sizes.0.max(sizes.1);
-    progress.set_total(size);
     let (longer, shorter) = if sizes.0 >= sizes.1 { (one, other) } else { (other, one) };
-    let selection = Selection::all(size);
-    let reading =
-        Reading { source: longer, target: Some(shorter), unit: None, strict: true, selection };
-    let (_, differs_at) = reading.walk(options, pool, progress).await?;
-    Ok(Comparison { differs_at, sizes })
+    let mut engine = Engine::open_to_read(longer, Some(shorter), options, pool, progress)?;
+    let differs_at = engine.compare().await;
+    engine.close().await;
+    Ok(Comparison { differs_at: differs_at?, sizes })
 }

@@ -1,27 +1,28 @@
-//! The digest of a whole device, as other programs compute it.
+//! The digest of a whole device, as other programs compute it: read ahead, hashed in order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::Result;
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
 use crate::algorithm::{Algorithm, BLOCK, Hasher};
-use crate::handle::{Handle, Retries};
-use crate::options::{Options, SEGMENT};
+use crate::blocks::{find, room};
+use crate::engine::Engine;
+use crate::handle::Handle;
+use crate::options::Options;
 use crate::progress::Progress;
 use crate::segment::What;
-use crate::segment_maker::{Making, make};
 use crate::segment_queue::SegmentQueue;
-use crate::side::Side;
-use crate::verify::read;
+use crate::shared::Shared;
 use crate::window::Window;
 
 /// Bytes per read.
-const PIECE: u64 = 4 * BLOCK;
+pub(crate) const PIECE: u64 = 4 * BLOCK;
 /// Minimum number of pieces to read ahead; more if reads take long.
 const AHEAD: usize = 32;
 /// Zeroes to hash at a time, so that the digest can be stopped.
@@ -36,98 +37,130 @@ pub async fn digest(
     pool: &Pool,
     progress: &Arc<Progress>,
 ) -> Result<String> {
-    let retries = Retries::new(options, progress);
-    let end = Handle::new(Side::Source, source.clone(), source.device().clone(), retries);
-    let (end, size) = (Rc::new(end), source.device().facts().size);
-    let queue = Arc::new(SegmentQueue::new());
-    let making = blockhaul_io::spawn(make(
-        queue.clone(),
-        Making {
-            extents: options.extents,
-            grain: PIECE,
-            whole: (true, true),
-            ..Making::of(end.clone(), SEGMENT, progress)
-        },
-    ));
-    let mut hasher = Hasher::new(algorithm);
-    // One task reads for all connections.
-    let most = options.requests.saturating_mul(options.connections.max(1));
-    let window = (most, !options.adaptive);
-    let result = read_all(&queue, &end, (pool, window), progress, &mut hasher).await;
-    queue.stop();
-    let made = making.await;
-    result?;
-    made?;
-    if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the digest"));
-    }
-    Ok(hasher.finish(size))
+    let mut engine = Engine::open_to_read(source, None, options, pool, progress)?;
+    let digest = engine.digest(algorithm).await;
+    engine.close().await;
+    digest
+}
+
+/// Reads a source ahead of the hasher, over one connection.
+pub(crate) struct ReadAhead {
+    shared: Arc<Shared>,
+    source: Rc<Handle>,
+    pool: Pool,
+    window: RefCell<Window>,
+    /// Number of pieces that the pool holds: the piece awaited next always has a buffer.
+    fits: usize,
+    since: Instant,
 }
 
 /// The offset and length of a piece, and the read that fetches it; `None`: the piece is zero.
 type Piece = (u64, u64, Option<Task<Result<Option<Data>>>>);
 
-async fn read_all(
-    queue: &SegmentQueue,
-    end: &Rc<Handle>,
-    (pool, (most, fixed)): (&Pool, (usize, bool)),
-    progress: &Progress,
-    hasher: &mut Hasher,
-) -> Result<()> {
-    // Limited to what the pool holds, so that the piece awaited next always has a buffer.
-    let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
-    let window = Rc::new(RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)));
-    let since = blockhaul_io::now();
-    let mut out: VecDeque<Piece> = VecDeque::new();
-    let mut result = Ok(());
-    while let Some(segment) = queue.next().await {
-        let mut at = segment.at;
-        for run in segment.runs {
-            let run_end = at + run.len;
-            while at < run_end && result.is_ok() && !progress.is_cancelled() {
-                while out.len() >= window.borrow().limit().max(AHEAD).min(fits)
-                    && result.is_ok()
-                    && let Some(piece) = out.pop_front()
-                {
-                    result = take(piece, hasher, progress).await;
-                }
-                let (most, zero) = match run.what {
-                    What::Data | What::New => (PIECE - at % PIECE, false),
-                    What::Zero | What::Clean => (ZEROES, true),
-                };
-                let len = most.min(run_end - at);
-                let (end, pool, window) = (end.clone(), pool.clone(), window.clone());
-                let read = async move {
-                    let started = blockhaul_io::now();
-                    let read = read(&end, &pool, at, len).await;
-                    if len == PIECE {
-                        window
-                            .borrow_mut()
-                            .learn(blockhaul_io::elapsed(started), blockhaul_io::elapsed(since));
+impl ReadAhead {
+    /// `most`: the maximum number of pieces in flight; `fixed`: always that many.
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        source: Rc<Handle>,
+        pool: &Pool,
+        (most, fixed): (usize, bool),
+    ) -> Rc<ReadAhead> {
+        let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
+        Rc::new(ReadAhead {
+            shared: shared.clone(),
+            source,
+            pool: pool.clone(),
+            window: RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)),
+            fits,
+            since: blockhaul_io::now(),
+        })
+    }
+
+    /// Hashes all segments of a queue.
+    pub(crate) async fn hash(
+        self: &Rc<Self>,
+        queue: &SegmentQueue,
+        hasher: &mut Hasher,
+    ) -> Result<()> {
+        let mut out: VecDeque<Piece> = VecDeque::new();
+        let mut result = Ok(());
+        while result.is_ok()
+            && let Some(segment) = queue.next().await
+        {
+            let mut at = segment.at;
+            for run in segment.runs {
+                let end = at + run.len;
+                while at < end && result.is_ok() && !self.shared.stopped() {
+                    while out.len() >= self.limit()
+                        && result.is_ok()
+                        && let Some(piece) = out.pop_front()
+                    {
+                        result = self.take(piece, hasher).await;
                     }
-                    read
-                };
-                out.push_back((at, len, (!zero).then(|| blockhaul_io::start(read))));
-                at += len;
+                    let piece = self.start(at, end, run.what).await;
+                    at += piece.1;
+                    out.push_back(piece);
+                }
             }
         }
+        // After an error, too, wait for the reads in flight.
+        for piece in out {
+            result = result.and(self.take(piece, hasher).await);
+        }
+        result
     }
-    // After an error, too, wait for the reads in flight.
-    for piece in out {
-        result = result.and(take(piece, hasher, progress).await);
-    }
-    result
-}
 
-async fn take((at, len, piece): Piece, hasher: &mut Hasher, progress: &Progress) -> Result<()> {
-    let read = match piece {
-        Some(piece) => piece.await?,
-        None => None,
-    };
-    match read {
-        Some(data) => hasher.bytes(data.bytes()),
-        None => hasher.zeroes(len),
+    fn limit(&self) -> usize {
+        self.window.borrow().limit().max(AHEAD).min(self.fits)
     }
-    progress.add_verified(at, len);
-    Ok(())
+
+    /// Starts to read the first piece of a run, when pause and rate limit allow.
+    async fn start(self: &Rc<Self>, at: u64, end: u64, what: What) -> Piece {
+        if !what.is_data() {
+            return (at, ZEROES.min(end - at), None);
+        }
+        let len = (PIECE - at % PIECE).min(end - at);
+        self.shared.resolved.pace(len, || self.shared.stopped()).await;
+        self.shared.begin_work().await;
+        let ahead = self.clone();
+        let read = blockhaul_io::start(async move {
+            let started = blockhaul_io::now();
+            let read = ahead.read(at, len).await;
+            ahead.shared.signals.end_work();
+            if len == PIECE {
+                let times = (blockhaul_io::elapsed(started), blockhaul_io::elapsed(ahead.since));
+                ahead.window.borrow_mut().learn(times.0, times.1);
+            }
+            read
+        });
+        (at, len, Some(read))
+    }
+
+    /// Reads a piece, with retries; `None`: all zero.
+    async fn read(&self, at: u64, len: u64) -> Result<Option<Data>> {
+        let mut attempts = 0;
+        loop {
+            let Some(room) = room(&self.pool, len).await? else { return Ok(None) };
+            match find(&self.source, room, at).await {
+                Ok(data) => return Ok(data),
+                Err((error, generation)) => {
+                    self.source.recover(error, generation, &mut attempts).await?;
+                }
+            }
+            self.shared.rest().await;
+        }
+    }
+
+    async fn take(&self, (at, len, read): Piece, hasher: &mut Hasher) -> Result<()> {
+        let read = match read {
+            Some(read) => read.await?,
+            None => None,
+        };
+        match read {
+            Some(data) => hasher.bytes(data.bytes()),
+            None => hasher.zeroes(len),
+        }
+        self.shared.progress.add_verified(at, len);
+        Ok(())
+    }
 }

@@ -35,14 +35,20 @@ pub(crate) async fn extra_lane(
 ) {
     let mut lane = Extra::NotMade;
     while let Some(order) = orders.next().await {
-        let last = order.is_last();
+        if let Order::Copy(queue, _) | Order::Read(queue, _) = &order
+            && matches!(lane, Extra::NotMade)
+        {
+            lane = make(&shared, index, &sides, queue).await;
+        }
         match order {
-            Order::Run(queue, ending) => {
-                if matches!(lane, Extra::NotMade) {
-                    lane = make(&shared, index, &sides, &queue).await;
-                }
+            Order::Copy(queue, ending) => {
                 if let Extra::Made(lane) = &lane {
-                    lane.run(&queue, ending).await;
+                    lane.copy(&queue, ending).await;
+                }
+            }
+            Order::Read(queue, reading) => {
+                if let Extra::Made(lane) = &lane {
+                    lane.read_segments(&queue, &reading).await;
                 }
             }
             Order::End(ending) => {
@@ -50,12 +56,11 @@ pub(crate) async fn extra_lane(
                     lane.end(ending).await;
                 }
             }
-        }
-        if last {
-            // Drop its connections, and what else it holds, before the copy ends.
-            drop((lane, shared));
-            orders.done();
-            return;
+            Order::Close => {
+                drop((lane, shared));
+                orders.done();
+                return;
+            }
         }
         orders.done();
     }
@@ -73,7 +78,11 @@ async fn make(
     if first_of(wanted, queue.exhausted()).await.is_none() || shared.stopped() {
         return Extra::NotMade;
     }
-    match prepare(shared, sides, queue).await {
+    let prepared = match shared.reads_only {
+        true => Ok(prepare_to_read(sides, queue).await),
+        false => prepare(shared, sides, queue).await,
+    };
+    match prepared {
         Ok(Some((from, to))) => Extra::Made(sides.lane(shared, from, to, false)),
         Ok(None) => Extra::NotMade,
         Err(why) => {
@@ -154,6 +163,27 @@ async fn prepare(
         shared.learned.one_disk.store(true, Ordering::Relaxed);
     }
     Ok(Some((from, to)))
+}
+
+/// Handles for a further lane that only reads: the first ones again where others may show another
+/// disk, or cannot be made. `None` if all work is done before they can be used.
+async fn prepare_to_read(
+    Sides { source, target }: &Sides,
+    queue: &Arc<SegmentQueue>,
+) -> Option<(Opened, Opened)> {
+    let handles = async { (handle_to_read(source).await, handle_to_read(target).await) };
+    first_of(handles, queue.exhausted()).await
+}
+
+async fn handle_to_read(stack: &Stack) -> Opened {
+    let first = stack.device();
+    if !promises(stack) {
+        return first.clone();
+    }
+    match blockhaul_io::timeout(DIAL_MAX, stack.another()).await {
+        Ok(Ok(another)) if differs(stack, &another).is_none() => another,
+        _ => first.clone(),
+    }
 }
 
 /// Whether all handles of a stack are certain to show one disk.

@@ -1,4 +1,4 @@
-//! The copy engine: copies the contents of one device to another.
+//! The engine: copies the contents of one device to another, compares and digests devices.
 //!
 //! A *plan* says what to copy, from extents fetched ahead. *Lanes* carry it out: a lane is one
 //! source handle and one target handle, and each segment of 128 MiB is written by one lane, so that
@@ -7,12 +7,15 @@
 //! limits what a lane has in flight, and the buffer pool limits all lanes together. A *route* is
 //! chosen for each range: skip, zero, or read and write with or without a check for zeroes.
 //!
+//! The same lanes read without writing: they compare both sides, or digest the source.
+//!
 //! On an error or a cancel, nothing more is submitted, everything in flight is awaited, and the
 //! first error is returned. The target is then undefined only where it was not copied yet.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod algorithm;
+mod blocks;
 mod compare;
 mod copy;
 mod digest;
@@ -34,6 +37,7 @@ mod orders;
 mod plan;
 mod progress;
 mod rate;
+mod reading;
 mod resolved;
 mod route_counters;
 mod same_disk;

@@ -5,16 +5,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_io::Notify;
 
+use crate::reading::Reading;
 use crate::segment_queue::SegmentQueue;
 
-/// What happens after the last segment of a plan.
+/// What happens after the last segment of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// All writes have completed; other plans may follow.
     Round,
     /// They are durable as well; other plans may follow.
     Flush,
-    /// They are durable if the options ask for that; nothing follows.
+    /// They are durable if the options ask for that; nothing else is written.
     Copy,
 }
 
@@ -22,16 +23,13 @@ pub(crate) enum Ending {
 #[derive(Clone)]
 pub(crate) enum Order {
     /// Copy the ranges of the plan.
-    Run(Arc<SegmentQueue>, Ending),
+    Copy(Arc<SegmentQueue>, Ending),
+    /// Read the ranges of the plan.
+    Read(Arc<SegmentQueue>, Arc<Reading>),
     /// Finish what was copied before, in this way.
     End(Ending),
-}
-
-impl Order {
-    /// Whether no other order follows.
-    pub(crate) fn is_last(&self) -> bool {
-        matches!(self, Order::Run(_, Ending::Copy) | Order::End(Ending::Copy))
-    }
+    /// Drop all connections. No other order follows.
+    Close,
 }
 
 /// Passes orders to the lanes.

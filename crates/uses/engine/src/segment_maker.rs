@@ -170,7 +170,8 @@ impl Maker<'_> {
         let mut at = start;
         while at < end && !self.making.progress.is_cancelled() {
             if let Some(signals) = self.queue.signals() {
-                signals.resumed(|| self.making.progress.is_cancelled()).await;
+                let stopped = || self.queue.is_stopped() || self.making.progress.is_cancelled();
+                signals.resumed(stopped).await;
             }
             let recorded = &self.making.earlier.recorded;
             let mut len = end - at;

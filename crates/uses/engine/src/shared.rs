@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::resolved::Resolved;
 use crate::same_disk::SameDisk;
 use crate::segment_queue::SegmentQueue;
-use crate::signals::Signals;
+use crate::signals::{PAUSED, Signals};
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) learned: Learned,
     pub(crate) durability: Durability,
     pub(crate) report: Report,
+    /// Nothing is written.
+    pub(crate) reads_only: bool,
     /// The digest that is computed while copying.
     pub(crate) streaming: Option<StreamingDigest>,
     /// The target reads as zeroes where no plan has written yet.
@@ -91,19 +93,18 @@ pub(crate) struct Keeping {
 impl Shared {
     /// Call [`Shared::begin`] before the first segment.
     pub(crate) fn new(parts: Parts) -> Shared {
-        let Parts { resolved, signals, progress, retries, memory, learned, journal, streaming } =
-            parts;
         Shared {
-            target_is_zero: AtomicBool::new(resolved.target_is_zero),
-            resolved,
-            signals,
-            progress,
-            retries,
-            memory,
-            learned,
-            durability: Durability { flushes: Flushes::default(), journal },
+            target_is_zero: AtomicBool::new(parts.resolved.target_is_zero),
+            resolved: parts.resolved,
+            signals: parts.signals,
+            progress: parts.progress,
+            retries: parts.retries,
+            memory: parts.memory,
+            learned: parts.learned,
+            durability: Durability { flushes: Flushes::default(), journal: parts.journal },
             report: Report::default(),
-            streaming,
+            reads_only: parts.reads_only,
+            streaming: parts.streaming,
             queue: Mutex::default(),
         }
     }
@@ -117,7 +118,6 @@ impl Shared {
     /// The run has ended.
     pub(crate) fn end(&self) {
         self.queue.lock().expect("no panic under this lock").take();
-        self.target_is_zero.store(false, Ordering::Relaxed);
     }
 
     /// Ends the copy with this error, unless it already has one.
@@ -154,14 +154,34 @@ impl Shared {
         self.retries.stopped()
     }
 
-    /// Why the copy is not complete, if it is not.
+    /// Counts a task that may start requests until `end_work`, once the engine is not paused.
+    pub(crate) async fn begin_work(&self) {
+        loop {
+            self.signals.begin_work();
+            if !self.signals.is(PAUSED) || self.stopped() {
+                return;
+            }
+            self.signals.end_work();
+            self.signals.resumed(|| self.stopped()).await;
+        }
+    }
+
+    /// Waits while the engine is paused, in a task that is counted by `begin_work`.
+    pub(crate) async fn rest(&self) {
+        if self.signals.is(PAUSED) {
+            self.signals.end_work();
+            self.begin_work().await;
+        }
+    }
+
+    /// Why the work is not complete, if it is not.
     pub(crate) fn outcome(&self) -> Result<()> {
         let first_error = self.report.first_error.lock().expect("no panic under this lock");
         if let Some(error) = &*first_error {
             return Err(error.clone());
         }
         if self.progress.is_cancelled() {
-            return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end"));
         }
         Ok(())
     }
@@ -203,6 +223,7 @@ pub(crate) struct Parts {
     pub(crate) learned: Learned,
     pub(crate) journal: Option<Keeping>,
     pub(crate) streaming: Option<StreamingDigest>,
+    pub(crate) reads_only: bool,
 }
 
 /// Segments, by number, that are checked completely because zeroes were found there or just before.

@@ -3,11 +3,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blockhaul_block::Device;
+use blockhaul_block::{Device, Result};
 use blockhaul_catalog::Stack;
 
 use crate::handle::{Handle, Retries};
 use crate::lane::Lane;
+use crate::options::Options;
+use crate::selection::Selection;
 use crate::shared::Shared;
 use crate::side::Side;
 
@@ -19,6 +21,12 @@ pub(crate) struct Sides {
 }
 
 impl Sides {
+    /// The range of the source that the options select.
+    pub(crate) fn selection(&self, options: &Options) -> Result<Selection> {
+        let (from, to) = (self.source.device().facts(), self.target.device().facts());
+        Selection::new(options, &from, from.block.minimum.max(to.block.minimum))
+    }
+
     /// A separate handle on the first connection, for requests outside the lanes.
     pub(crate) fn handle(&self, side: Side, retries: &Arc<Retries>) -> Rc<Handle> {
         let stack = match side {

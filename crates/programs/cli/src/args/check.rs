@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::engine::Engine;
-use super::value::{algorithm, duration};
+use super::value::{algorithm, duration, rate};
 
 /// Options of `blockhaul compare`.
 #[derive(Debug, Args)]
@@ -91,6 +91,10 @@ pub struct Reading {
     /// This applies while requests are in flight.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+
+    /// Limit the bytes read per second from each device (0: no limit) [default: 0]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    pub rate: Option<u64>,
 
     /// Print more detail
     #[arg(short, long)]

@@ -267,7 +267,8 @@ pub struct Copy {
     /// Limit the bytes per second of all connections together
     ///
     /// Either one rate, or rules by local time of day, for example 08:00-18:00=50M,*=0: the first
-    /// rule that matches the time applies. 0 means no limit.
+    /// rule that matches the time applies. 0 means no limit. The limit also applies to what --verify,
+    /// --manifest, --since and --digest read; bytes that --verify reads on both sides count once.
     #[arg(long, value_name = "RATE|RULES", help_heading = "Long copies", value_parser = schedule)]
     pub rate: Option<blockhaul_engine::Schedule>,
 

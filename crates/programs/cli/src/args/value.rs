@@ -17,6 +17,10 @@ pub fn size(text: &str) -> Result<u64, String> {
     blockhaul_catalog::parse_size(text).map_err(|error| error.text())
 }
 
+pub fn rate(text: &str) -> Result<u64, String> {
+    blockhaul_catalog::parse_rate(text).map_err(|error| error.text())
+}
+
 pub fn setting(text: &str) -> Result<(String, String), String> {
     let (name, value) =
         text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=VALUE"))?;

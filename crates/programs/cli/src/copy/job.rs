@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
-use blockhaul_engine::{Control, Engine, Manifest, Options, Progress, Summary};
+use blockhaul_engine::{Control, Engine, Manifest, Options, Progress, Summary, Verified};
 use blockhaul_io::Pool;
 
 use crate::brackets::Groups;
@@ -83,6 +83,9 @@ pub(crate) struct Job {
     /// The target may have been resized, emptied or written.
     touched: bool,
 }
+
+/// The results of the copy and of its verification.
+type Ran = (blockhaul_block::Result<Summary>, Option<blockhaul_block::Result<Verified>>);
 
 /// The result of a copy, for users.
 pub(crate) struct Report {
@@ -508,7 +511,7 @@ impl Job {
         }
         self.options.discard_source |= self.can_release(&source, &target);
         self.touch().await?;
-        let copied = self.run_engine(&source, &target, pool).await;
+        let (copied, verified) = self.run_engine(&source, &target, pool).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
         // Its warnings were already logged.
         let mut warnings = Vec::new();
@@ -522,10 +525,7 @@ impl Job {
             ));
         }
         let mut text = summary.to_string() + &self.times();
-        if self.verify {
-            let verified =
-                blockhaul_engine::verify(&source, &target, &self.options, pool, &self.progress)
-                    .await;
+        if let Some(verified) = verified {
             let verified = verified.map_err(|error| self.different(&error));
             if let Some(journal) = &self.journal {
                 journal.after_verification(&verified);
@@ -543,20 +543,27 @@ impl Job {
         Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
     }
 
-    async fn run_engine(
-        &self,
-        source: &Stack,
-        target: &Stack,
-        pool: &Pool,
-    ) -> blockhaul_block::Result<Summary> {
-        let engine = Engine::open(source, target, &self.options, pool, &self.progress).await?;
+    /// Copies and then verifies over the same connections. `None`: no verification is wanted, or
+    /// the copy has failed.
+    async fn run_engine(&self, source: &Stack, target: &Stack, pool: &Pool) -> Ran {
+        let opened = Engine::open(source, target, &self.options, pool, &self.progress).await;
+        let mut engine = match opened {
+            Ok(engine) => engine,
+            Err(error) => return (Err(error), None),
+        };
         // Set once: a job copies once.
         let _ = self.control.set(engine.control());
         if let Some(follower) = &self.follower {
-            return follower.clone().follow(engine, target.clone()).await;
+            return (follower.clone().follow(engine, target.clone()).await, None);
         }
         let plan = engine.plan();
-        engine.run_last(&plan).await
+        let copied = engine.complete(&plan).await;
+        let verified = match self.verify && copied.is_ok() {
+            true => Some(engine.verify().await),
+            false => None,
+        };
+        engine.close().await;
+        (copied, verified)
     }
 
     /// Whether a point in time may be released where it is copied: it is not read again, and a

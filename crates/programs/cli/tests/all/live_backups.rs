@@ -38,6 +38,24 @@ fn a_backup_is_the_disk_as_it_was_when_it_began() {
 }
 
 #[test]
+fn a_backup_can_be_paused_while_it_is_verified() {
+    let disk = Disk::serve(&[]);
+    let target = disk.file("backup.raw");
+    disk.ctl_succeeds(&["backup", "a", &target, "--rate", "16M", "--verify"]);
+    disk.wait_for("a part", |job| job["done"].as_u64() > Some(8 << 20));
+    disk.ctl_succeeds(&["job-rate", "1", "4M"]);
+    disk.wait_for("all to be copied", |job| job["done"] == job["total"]);
+    disk.ctl_succeeds(&["job-pause", "1"]);
+    // Without the pause it would end at once.
+    disk.ctl_succeeds(&["job-rate", "1", "0"]);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(disk.job(1)["state"], "paused");
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    let said = disk.ctl_succeeds(&["job-wait", "1"]);
+    assert!(said.contains("verified 33554432 bytes"), "{said}");
+}
+
+#[test]
 fn what_is_copied_and_flushed_is_not_saved_any_more() {
     let disk = Disk::serve(&[]);
     let target = disk.file("backup.raw");

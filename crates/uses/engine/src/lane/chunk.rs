@@ -20,9 +20,9 @@ const QUICK: Duration = Duration::from_secs(1);
 
 /// A failed request: the handle it used, and the error.
 pub(super) struct Failed {
-    side: Side,
-    generation: u64,
-    error: Error,
+    pub(super) side: Side,
+    pub(super) generation: u64,
+    pub(super) error: Error,
 }
 
 /// How the bytes of a request were handled.

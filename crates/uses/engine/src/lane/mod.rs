@@ -1,5 +1,5 @@
 //! Lanes: each takes segments from the plan and moves them from its source handle to its target
-//! handle, with a bounded window of requests in flight.
+//! handle, or only reads them, with a bounded window of requests in flight.
 //!
 //! A transient failure is retried per request, from a fresh read of the source: written data is not
 //! kept, so that payloads can stay in the kernel. `recheck` handles writes over connections that
@@ -9,6 +9,7 @@ mod chunk;
 mod copy_range;
 mod discard;
 mod open;
+mod read;
 mod recheck;
 mod reflink;
 
@@ -25,6 +26,7 @@ use self::open::{Flight, Next, OpenSegment};
 use crate::handle::Handle;
 use crate::ledger::{Home, Ledger, Range, Suspect};
 use crate::orders::Ending;
+use crate::reading::Reading;
 use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
@@ -66,6 +68,8 @@ struct Pace {
     placed: Cell<bool>,
     /// Requests that the progress counts for this lane.
     shown: Cell<usize>,
+    /// Minimum requests in flight, whatever the window allows.
+    least: Cell<usize>,
     /// Request size in bytes, as the window knows it.
     size: Cell<u64>,
     /// Bytes zeroed per request.
@@ -90,6 +94,8 @@ struct Work {
     flight: RefCell<Option<Rc<Flight>>>,
     /// The number of the newest range request (`want`) that this lane has seen.
     last_want: Cell<u64>,
+    /// Segments are read only.
+    reading: RefCell<Option<Arc<Reading>>>,
 }
 
 /// How durable a lane's writes are.
@@ -139,6 +145,7 @@ impl Lane {
                 window: RefCell::new(window),
                 placed: Cell::new(false),
                 shown: Cell::new(0),
+                least: Cell::new(1),
                 size: Cell::new(shared.learned.tuner.request_size()),
                 zero_piece: Cell::new(shared.resolved.segment),
             },
@@ -160,11 +167,18 @@ impl Lane {
     }
 
     /// Copies segments until none is left, then ends as `ending` says.
-    pub(crate) async fn run(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: Ending) {
+    pub(crate) async fn copy(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: Ending) {
         self.safety.ending.set(false);
         self.target_is_zero.set(self.shared.target_is_zero.load(Ordering::Relaxed));
         self.proof_due.set(self.first);
         self.safety.ledger.borrow_mut().begin_run(self.shared.resolved.segment);
+        self.take_part(queue).await;
+        self.finish(ending).await;
+        self.shared.signals.end_work();
+    }
+
+    /// Takes segments, once the lane has a place. It may start requests until `end_work`.
+    async fn take_part(self: &Rc<Self>, queue: &Arc<SegmentQueue>) {
         let slots = &self.shared.learned.slots;
         let entered = if self.first {
             slots.enter_beyond();
@@ -176,8 +190,6 @@ impl Lane {
         if entered {
             self.take_segments(queue).await;
         }
-        self.finish(ending).await;
-        self.shared.signals.end_work();
     }
 
     /// Takes segments while there are any.
@@ -300,11 +312,16 @@ impl Lane {
     /// Current request size in bytes.
     fn request_size(&self) -> u64 {
         let size = self.shared.learned.tuner.request_size();
+        self.change_size(size);
+        size
+    }
+
+    /// Requests have `size` bytes from now on.
+    fn change_size(&self, size: u64) {
         let before = self.pace.size.replace(size);
         if before != size {
             self.change_window(|window| window.resize(size as f64 / before as f64));
         }
-        size
     }
 
     /// Ends, as `ending` says, what was copied before.
@@ -335,6 +352,18 @@ impl Lane {
         if self.shared.signals.is(PAUSED) {
             self.rest().await;
         }
+        let reading = self.work.reading.borrow().clone();
+        if let Some(reading) = reading {
+            match reading.differs_before(segment.at) {
+                // All others are behind this one.
+                true => queue.stop(),
+                false => {
+                    let segment = OpenSegment::new(segment, queue, &self.shared, Some(reading));
+                    self.work.open.borrow_mut().push(Rc::new(segment));
+                }
+            }
+            return;
+        }
         let range = segment.range();
         let clean = |run: &Run| run.what == What::Clean;
         // Reading what the target does not zero by itself is cheaper than sending zeroes.
@@ -343,7 +372,7 @@ impl Lane {
             && self.shared.retries.lost_target()
             && self.safety.ledger.borrow().failures() == 0;
         let check = segment.check || compare;
-        let segment = OpenSegment::new(segment, queue, &self.shared);
+        let segment = OpenSegment::new(segment, queue, &self.shared, None);
         if check {
             self.work.flight.replace(Some(segment.flight()));
             drop(segment);
@@ -404,6 +433,9 @@ impl Lane {
             }
             Next::End => return Stepped::Ended,
         };
+        if let Some(part) = &segment.reading {
+            return self.read_piece(segment, part, piece).await;
+        }
         let range = (piece.at, piece.end);
         if !piece.what.is_data() {
             if self.shared.stopped() {
@@ -493,11 +525,16 @@ impl Lane {
         let resolved = &self.shared.resolved;
         resolved.pace(len, || self.shared.stopped()).await;
         self.wait_or_rest(|lane| {
-            lane.load.requests.get() < lane.pace.window.borrow().limit()
+            lane.load.requests.get() < lane.limit()
                 && (lane.load.bytes.get() == 0
                     || lane.load.bytes.get() + len <= resolved.queue_size)
         })
         .await;
+    }
+
+    /// Requests that may be in flight now.
+    fn limit(&self) -> usize {
+        self.pace.window.borrow().limit().max(self.pace.least.get())
     }
 
     /// Waits for requests in flight; if all of them rest, until the engine is resumed.

@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use crate::ledger::{Home, Range};
+use crate::reading::{Reading, SegmentReading};
 use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
@@ -37,6 +38,8 @@ enum Step {
 pub(super) struct OpenSegment {
     pub(super) home: Home,
     end: u64,
+    /// It is read only.
+    pub(super) reading: Option<Rc<SegmentReading>>,
     /// The source reported its extents.
     pub(super) extents_known: bool,
     /// Number of requests of the segment so far; ranges copied by the kernel count like requests.
@@ -58,6 +61,7 @@ impl OpenSegment {
         segment: Segment,
         queue: &Arc<SegmentQueue>,
         shared: &Arc<Shared>,
+        reading: Option<Arc<Reading>>,
     ) -> OpenSegment {
         let (at, end) = segment.range();
         let mut start = end;
@@ -72,6 +76,7 @@ impl OpenSegment {
         OpenSegment {
             home: Home::at(at),
             end,
+            reading: reading.map(|reading| Rc::new(SegmentReading::new(reading, (at, end)))),
             extents_known: segment.extents_known,
             requests: Cell::new(0),
             // Looked up before the first request.

@@ -1,7 +1,9 @@
 //! One engine that runs several plans: over the same connections, paused and resumed, with wanted
-//! ranges, with plans that grow, cancelled; also while connections are lost.
+//! ranges, with plans that grow, cancelled; also while connections are lost. `reads`: plans that are
+//! read only.
 #![allow(clippy::unwrap_used)]
 
+mod reads;
 #[path = "../retry/server.rs"]
 mod server;
 

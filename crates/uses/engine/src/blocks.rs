@@ -1,4 +1,4 @@
-//! Blocks of a device: read, with or without retries, and compared.
+//! Blocks of a device: read and compared.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use crate::handle::Handle;
 
 /// A side's data of a block, `None` if all zero; or the read error and the generation of the handle
 /// that failed.
-pub(super) type Found = Result<Option<Data>, (Error, u64)>;
+pub(crate) type Found = Result<Option<Data>, (Error, u64)>;
 
 /// Where two blocks first differ; `None` is all zero. Bytes beyond the end of the shorter one count
 /// as equal if they are zero.
-pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
+pub(crate) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Option<u64> {
     let filled = |bytes: &[u8]| bytes.iter().position(|&byte| byte != 0);
     let found = match (one, other) {
         (None, None) => None,
@@ -32,20 +32,8 @@ pub(super) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Opti
     found.map(|at| at as u64)
 }
 
-/// Reads a block, with retries; `None`: all zero.
-pub(crate) async fn read(end: &Handle, pool: &Pool, at: u64, len: u64) -> Result<Option<Data>> {
-    let mut attempts = 0;
-    loop {
-        let Some(room) = room(pool, len).await? else { return Ok(None) };
-        match find(end, room, at).await {
-            Ok(data) => return Ok(data),
-            Err((error, generation)) => end.recover(error, generation, &mut attempts).await?,
-        }
-    }
-}
-
 /// A reservation for a block; none for length 0.
-pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
+pub(crate) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
     let no_room =
         |error: blockhaul_io::TooLarge| Error::new(Kind::NoMemory, "no buffer").because(error);
     match len {
@@ -55,7 +43,7 @@ pub(super) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
 }
 
 /// Reads a block once.
-pub(super) async fn find(end: &Handle, room: Reservation, at: u64) -> Found {
+pub(crate) async fn find(end: &Handle, room: Reservation, at: u64) -> Found {
     let generation = end.generation();
     try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
 }

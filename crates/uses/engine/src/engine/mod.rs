@@ -1,5 +1,10 @@
-//! The copy engine: keeps connections and what it learned about them while it runs several plans in
-//! turn.
+//! The engine: keeps connections and what it learned about them while it copies and reads several
+//! plans in turn.
+//!
+//! - `reads`: plans that are read only. `control`: pause, resume, rate and cancel.
+
+mod control;
+mod reads;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +14,6 @@ use blockhaul_block::{Can, Error, Facts, Kind, Result};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Remote};
 
-use crate::algorithm::Algorithm;
 use crate::extra_lanes::extra_lane;
 use crate::handle::Retries;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts};
@@ -21,17 +25,19 @@ use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::rate::Rate;
 use crate::resolved::{GRAIN_MAX, Resolved, check_discard, check_source, check_target};
 use crate::same_disk::SameDisk;
 use crate::segment_maker::{Earlier, Making, make};
+use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::shared::{Keeping, Learned, Memory, Parts, Shared, ZeroesFound};
 use crate::side::Side;
 use crate::sides::Sides;
-use crate::signals::{PAUSED, Signals};
+use crate::signals::Signals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
+
+pub use self::control::Control;
 
 /// Maximum number of verify requests in flight, all lanes together.
 const CHECKS_MAX: u64 = 16;
@@ -39,8 +45,9 @@ const CHECKS_MAX: u64 = 16;
 /// path of 50 ms and 10 Gbit/s holds 64 MB.
 const LATE: u64 = 2;
 
-/// Copies the ranges of plans from one device to another. Connections, what was learned about them,
-/// unflushed writes and the journal persist from one plan to the next. Use it on a worker; lanes
+/// Copies the ranges of plans from one device to another, and reads, compares and digests both.
+/// Connections, what was learned about them, unflushed writes and the journal persist from one plan
+/// to the next. Use it on a worker; lanes
 /// are spread over all workers. Work in flight ends soon after the engine is dropped.
 pub struct Engine {
     shared: Arc<Shared>,
@@ -54,16 +61,16 @@ pub struct Engine {
     selection: Selection,
     /// The records of an earlier run of the program, for the first plan.
     earlier: Option<Earlier>,
-    /// Number of plans started.
+    /// A plan was begun.
+    begun: bool,
+    /// Number of copies started.
     runs: u32,
+    /// Nothing else is copied.
+    copied: bool,
     /// Largest number of lanes used in one run.
     lanes_used: usize,
     started: Instant,
 }
-
-/// Pauses, resumes, throttles and cancels an engine; usable from any thread.
-#[derive(Clone)]
-pub struct Control(Arc<Shared>);
 
 impl Engine {
     /// Opens an engine between `source` and the start of `target`, which must be at least as large
@@ -87,10 +94,14 @@ impl Engine {
                 return Err(Error::new(Kind::Invalid, text).on(&source.device().facts().name));
             }
         }
-        let selection = selected(&sides, options)?;
+        let selection = sides.selection(options)?;
+        let (from, to) = (source.device().facts(), target.device().facts());
+        check_source(selection.bounds().1, &from)?;
+        check_target(selection.bounds().1, &to)?;
         let options = as_begun(options).await;
-        let resolved = Resolved::new(&options, source.device(), target.device(), pool);
         let retries = Retries::new(&options, progress);
+        let parts = parts(&sides, &options, pool, &retries, progress);
+        let resolved = &parts.resolved;
         // A journal is for the ranges that a bitmap selects when the copy begins.
         let selection = match &options.journal {
             Some(_) => selection.into_ranges(&sides.handle(Side::Source, &retries)).await?,
@@ -112,7 +123,7 @@ impl Engine {
                 };
                 let identity = Identity {
                     discards: options.discard_source,
-                    ..identity(journal, &resolved, &selection, &sides, sample)
+                    ..identity(journal, resolved, &selection, &sides, sample)
                 };
                 let parts = SelectedParts::new(selection.ranges(), resolved.segment);
                 Some(open_journal(journal, identity, parts).await?)
@@ -120,55 +131,60 @@ impl Engine {
         };
         let (journal, recorded) = opened.unzip();
         let recorded = recorded.unwrap_or_default();
-        let to = target.device().facts();
         let claimed = options.target_is_zero && !options.trust_zero && !to.zeroed;
         if claimed && recorded.segments.is_empty() {
             check_zeroes(&sides, selection.bounds(), &retries).await?;
         }
         let in_blocks = selection.is_whole() && resolved.in_whole_blocks();
         let streaming = options.digest.filter(|_| in_blocks);
-        let size = source.device().facts().size;
-        let streaming = streaming.and_then(|algorithm| StreamingDigest::new(algorithm, size));
-        let signals: Arc<Signals> = Arc::default();
-        let slots = LaneSlots::new(resolved.connections_first, signals.clone());
-        let shared = Arc::new(Shared::new(Parts {
-            learned: learned(&resolved, &sides, &options, pool, (Arc::new(slots), progress)),
-            memory: memory(&resolved, &sides, &options, pool),
-            resolved,
-            signals,
-            progress: progress.clone(),
-            retries,
-            journal,
-            streaming,
-        }));
+        let streaming = streaming.and_then(|algorithm| StreamingDigest::new(algorithm, from.size));
+        let parts = Parts { journal, streaming, ..parts };
+        let mut engine = Engine::with(parts, sides, options, pool, selection, started);
         // Report it before the journal is relied on.
-        if shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
+        if engine.shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
             let text = "the target cannot be flushed: the journal is valid if this program is killed, but \
                         not if the target's machine loses power";
-            shared.warn(text.to_string());
+            engine.shared.warn(text.to_string());
         }
-        let earlier = look_at_edge(&shared, &sides, recorded, selection.ranges()).await;
-        let mut engine = Engine {
-            shared,
+        let ranges = engine.selection.ranges();
+        let earlier = look_at_edge(&engine.shared, &engine.sides, recorded, ranges).await;
+        engine.earlier = Some(earlier);
+        Ok(engine)
+    }
+
+    fn with(
+        parts: Parts,
+        sides: Sides,
+        options: Options,
+        pool: &Pool,
+        selection: Selection,
+        started: Instant,
+    ) -> Engine {
+        Engine {
+            shared: Arc::new(Shared::new(parts)),
             sides,
             options,
             pool: pool.clone(),
             orders: Arc::default(),
             lanes: 0,
             selection,
-            earlier: Some(earlier),
+            earlier: None,
+            begun: false,
             runs: 0,
+            copied: false,
             lanes_used: 0,
             started,
-        };
-        engine.start_first_lane();
-        Ok(engine)
+        }
     }
 
     /// A plan for what the options select: all of the source, ranges, or the extents of a bitmap.
     /// No range can be added to it.
     pub fn plan(&self) -> Plan {
-        Plan::of(self.selection.clone(), self.source_facts(), self.shared.learned.slots.clone())
+        self.plan_of(self.selection.clone())
+    }
+
+    fn plan_of(&self, selection: Selection) -> Plan {
+        Plan::of(selection, self.source_facts(), self.shared.learned.slots.clone())
     }
 
     /// An empty plan; ranges can be added before and while it runs.
@@ -201,24 +217,40 @@ impl Engine {
         self.shared.outcome()
     }
 
-    /// Finishes: flushes the target if the options ask for it, closes the extra connections,
-    /// removes the journal and computes the requested digest. Returns the summary of all runs.
+    /// Runs the last plan, makes it durable if the options ask for that, removes the journal and
+    /// computes the requested digest. Returns the summary of all runs. The engine can still read.
     ///
     /// # Errors
-    /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
-    pub async fn finish(self) -> Result<Summary> {
-        self.give(Order::End(Ending::Copy)).await;
+    /// Those of [`Engine::run`] and [`Engine::flush`].
+    pub async fn complete(&mut self, plan: &Plan) -> Result<Summary> {
+        self.carry_out(plan, Ending::Copy).await?;
         self.completed().await
     }
 
-    /// Runs the last plan and finishes, like [`Engine::run`] and [`Engine::finish`]; each lane ends
-    /// as soon as it has no more work.
+    /// Closes the connections that the engine has made. The journal is then free for another copy.
+    pub async fn close(self) {
+        self.give(Order::Close).await;
+    }
+
+    /// Finishes after the last plan, like [`Engine::complete`] and [`Engine::close`].
     ///
     /// # Errors
-    /// Those of both functions.
+    /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
+    pub async fn finish(mut self) -> Result<Summary> {
+        self.give(Order::End(Ending::Copy)).await;
+        let summary = self.completed().await;
+        self.close().await;
+        summary
+    }
+
+    /// Runs the last plan and finishes.
+    ///
+    /// # Errors
+    /// Those of [`Engine::complete`].
     pub async fn run_last(mut self, plan: &Plan) -> Result<Summary> {
-        self.carry_out(plan, Ending::Copy).await?;
-        self.completed().await
+        let summary = self.complete(plan).await;
+        self.close().await;
+        summary
     }
 
     /// A handle to control the engine.
@@ -246,6 +278,11 @@ impl Engine {
 
     async fn carry_out(&mut self, plan: &Plan, ending: Ending) -> Result<Summary> {
         self.shared.outcome()?;
+        if self.copied || self.shared.reads_only {
+            let text =
+                "nothing can be copied by an engine that only reads, or has completed its copy";
+            return Err(Error::new(Kind::Invalid, text));
+        }
         let once = self.options.journal.is_some() || self.options.discard_source;
         if once && (self.runs > 0 || plan.added().is_some()) {
             let text = "a journal, or a source that is discarded, is for one plan, of what the options \
@@ -259,25 +296,25 @@ impl Engine {
             before.size = 0;
         } else {
             self.shared.progress.add_total(bytes);
-            self.shared.learned.tuner.resume();
             self.shared.learned.same_disk.renew();
-            self.shared.retries.forget_proof();
+        }
+        if self.begun {
+            self.shared.learned.tuner.resume();
         }
         self.runs += 1;
+        self.copied = ending == Ending::Copy;
         let queue = plan.queue();
-        self.shared.begin(queue);
-        if self.shared.stopped() {
-            // Stopped just now: no other task stops the queue.
-            queue.stop();
-        }
+        self.begin(queue);
         let making = self.making(plan);
         let making = blockhaul_io::spawn(make(queue.clone(), making));
-        self.start_lanes(plan);
-        self.give(Order::Run(queue.clone(), ending)).await;
+        let bounds = plan.added().is_none().then(|| plan.selection().bounds());
+        self.start_lanes(bounds, self.shared.resolved.segment);
+        self.give(Order::Copy(queue.clone(), ending)).await;
         if let Err(error) = making.await {
             self.shared.fail(error);
         }
         self.shared.end();
+        self.shared.target_is_zero.store(false, Ordering::Relaxed);
         let lanes = self.shared.report.lanes_used.load(Ordering::Relaxed);
         self.lanes_used = self.lanes_used.max(lanes);
         let outcome = self.shared.outcome();
@@ -320,30 +357,39 @@ impl Engine {
         }
     }
 
-    fn start_first_lane(&mut self) {
-        let (shared, sides) = (self.shared.clone(), self.sides.clone());
-        let orders = self.orders.join();
-        self.lanes = 1;
-        drop(blockhaul_io::start(first_lane(shared, sides, orders)));
+    /// Lanes take segments from this queue from now on.
+    fn begin(&mut self, queue: &Arc<SegmentQueue>) {
+        if std::mem::replace(&mut self.begun, true) {
+            // The source may have changed.
+            self.shared.retries.forget_proof();
+        }
+        self.shared.begin(queue);
+        if self.shared.stopped() {
+            // Stopped just now: no other task stops the queue.
+            queue.stop();
+        }
     }
 
-    /// Gives orders to as many lanes as a plan can use: a segment is copied by one lane.
-    fn start_lanes(&mut self, plan: &Plan) {
-        let resolved = &self.shared.resolved;
-        let mut useful = resolved.connections_max;
-        if plan.added().is_none() {
-            let range = plan.selection().bounds();
-            let segments =
-                range.1.div_ceil(resolved.segment).saturating_sub(range.0 / resolved.segment);
+    /// Gives orders to as many lanes as a plan within `bounds` can use: a segment is for one lane.
+    /// `None`: the plan can grow.
+    fn start_lanes(&mut self, bounds: Option<Range>, segment: u64) {
+        let mut useful = self.shared.resolved.connections_max;
+        if let Some((start, end)) = bounds {
+            let segments = end.div_ceil(segment).saturating_sub(start / segment);
             useful = useful.min(usize::try_from(segments).unwrap_or(usize::MAX));
         }
-        for index in self.lanes..useful {
+        // The first lane settles what the others wait for.
+        for index in self.lanes..useful.max(1) {
             let (shared, sides) = (self.shared.clone(), self.sides.clone());
             let orders = self.orders.join();
+            if index == 0 {
+                drop(blockhaul_io::start(first_lane(shared, sides, orders)));
+                continue;
+            }
             // A missing worker is detected when the lane gets an order.
             drop(Remote::to(index).spawn(move || extra_lane(shared, index, sides, orders)));
         }
-        self.lanes = self.lanes.max(useful);
+        self.lanes = self.lanes.max(useful.max(1));
     }
 
     async fn give(&self, order: Order) {
@@ -352,8 +398,9 @@ impl Engine {
         }
     }
 
-    /// The final summary, after all lanes have ended.
-    async fn completed(&self) -> Result<Summary> {
+    /// The final summary, when nothing else is copied.
+    async fn completed(&mut self) -> Result<Summary> {
+        self.copied = true;
         self.shared.outcome()?;
         if let Some(journal) = &self.shared.durability.journal {
             close_journal(&self.shared, journal);
@@ -363,20 +410,13 @@ impl Engine {
         let counted = self.counted();
         let digest = match self.options.digest {
             None => None,
-            Some(algorithm) => Some(self.digest(algorithm).await?),
+            Some(algorithm) => Some(match self.shared.digest().filter(|_| self.runs == 1) {
+                Some(digest) => digest,
+                None => self.digest(algorithm).await?,
+            }),
         };
         let elapsed = blockhaul_io::elapsed(self.started);
         Ok(Summary { digest, lanes: self.lanes_used, elapsed, ..counted })
-    }
-
-    async fn digest(&self, algorithm: Algorithm) -> Result<String> {
-        if self.runs == 1
-            && let Some(digest) = self.shared.digest()
-        {
-            return Ok(digest);
-        }
-        let (source, progress) = (&self.sides.source, &self.shared.progress);
-        crate::digest::digest(source, algorithm, &self.options, &self.pool, progress).await
     }
 
     /// The counters so far, without the digest, the lanes and the elapsed time.
@@ -409,83 +449,28 @@ impl Drop for Engine {
     }
 }
 
-impl Control {
-    /// Starts no new request from now on; those in flight complete. The journal is still written.
-    pub fn pause(&self) {
-        self.0.signals.set(PAUSED, true);
-        self.0.learned.slots.wake();
-    }
-
-    /// Waits until no request is in flight after [`Control::pause`].
-    pub async fn paused(&self) {
-        self.0.signals.quiet().await;
-    }
-
-    /// Continues after [`Control::pause`].
-    pub fn resume(&self) {
-        self.0.signals.set(PAUSED, false);
-    }
-
-    /// Whether the engine is paused.
-    pub fn is_paused(&self) -> bool {
-        self.0.signals.is(PAUSED)
-    }
-
-    /// Limits bytes and requests per second from now on; 0: no limit. If the options hold a rate,
-    /// this changes it for all engines that share it.
-    pub fn set_rate(&self, bytes: u64, requests: u64) {
-        self.rate().set(bytes, requests);
-        self.0.learned.tuner.disturb();
-    }
-
-    /// The limits in bytes and requests per second; 0: no limit.
-    pub fn rate_limits(&self) -> (u64, u64) {
-        self.rate().limits()
-    }
-
-    fn rate(&self) -> &Arc<Rate> {
-        self.0.resolved.rate()
-    }
-
-    /// Ends the run soon, paused or not: submits nothing more and waits for what is in flight.
-    /// [`Engine::summary`] returns the work done until then.
-    pub fn cancel(&self) {
-        self.0.progress.cancel();
-        self.0.wake();
-    }
-}
-
 /// The first lane, which exists from the start, takes its orders.
 async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
     let lane = sides.first_lane(&shared, true);
     while let Some(order) = orders.next().await {
-        let last = order.is_last();
         match order {
-            Order::Run(queue, ending) => lane.run(&queue, ending).await,
+            Order::Copy(queue, ending) => {
+                lane.copy(&queue, ending).await;
+                if ending == Ending::Copy {
+                    // No lane will provide a proof any more.
+                    shared.learned.same_disk.settle(None);
+                }
+            }
+            Order::Read(queue, reading) => lane.read_segments(&queue, &reading).await,
             Order::End(ending) => lane.end(ending).await,
-        }
-        if last {
-            // No lane will provide a proof any more.
-            shared.learned.same_disk.settle(None);
-            // Drop what the lane holds before the copy ends: the journal is then free for the next
-            // copy.
-            drop((lane, shared));
-            orders.done();
-            return;
+            Order::Close => {
+                drop((lane, shared));
+                orders.done();
+                return;
+            }
         }
         orders.done();
     }
-}
-
-/// The range of the source that the options select, if both sides support it.
-fn selected(sides: &Sides, options: &Options) -> Result<Selection> {
-    let (from, to) = (sides.source.device().facts(), sides.target.device().facts());
-    let minimum = from.block.minimum.max(to.block.minimum);
-    let selection = Selection::new(options, &from, minimum)?;
-    let end = selection.bounds().1;
-    check_source(end, &from)?;
-    check_target(end, &to)?;
-    Ok(selection)
 }
 
 /// The options, with the segment size of the journal that this copy continues. Without an explicit
@@ -500,6 +485,30 @@ async fn as_begun(options: &Options) -> Options {
         options.spread = false;
     }
     options
+}
+
+/// The state of an engine without journal and digest.
+fn parts(
+    sides: &Sides,
+    options: &Options,
+    pool: &Pool,
+    retries: &Arc<Retries>,
+    progress: &Arc<Progress>,
+) -> Parts {
+    let resolved = Resolved::new(options, sides.source.device(), sides.target.device(), pool);
+    let signals: Arc<Signals> = Arc::default();
+    let slots = LaneSlots::new(resolved.connections_first, signals.clone());
+    Parts {
+        learned: learned(&resolved, sides, options, pool, (Arc::new(slots), progress)),
+        memory: memory(&resolved, sides, options, pool),
+        resolved,
+        signals,
+        progress: progress.clone(),
+        retries: retries.clone(),
+        journal: None,
+        streaming: None,
+        reads_only: false,
+    }
 }
 
 fn learned(

@@ -1,0 +1,57 @@
+//! Controls a running engine.
+
+use std::sync::Arc;
+
+use crate::rate::Rate;
+use crate::shared::Shared;
+use crate::signals::PAUSED;
+
+/// Pauses, resumes, throttles and cancels an engine, whatever it does; usable from any thread.
+#[derive(Clone)]
+pub struct Control(pub(super) Arc<Shared>);
+
+impl Control {
+    /// Starts no new request from now on; those in flight complete. The journal is still written.
+    pub fn pause(&self) {
+        self.0.signals.set(PAUSED, true);
+        self.0.learned.slots.wake();
+    }
+
+    /// Waits until no request is in flight after [`Control::pause`].
+    pub async fn paused(&self) {
+        self.0.signals.quiet().await;
+    }
+
+    /// Continues after [`Control::pause`].
+    pub fn resume(&self) {
+        self.0.signals.set(PAUSED, false);
+    }
+
+    /// Whether the engine is paused.
+    pub fn is_paused(&self) -> bool {
+        self.0.signals.is(PAUSED)
+    }
+
+    /// Limits bytes and requests per second from now on; 0: no limit. If the options hold a rate,
+    /// this changes it for all engines that share it.
+    pub fn set_rate(&self, bytes: u64, requests: u64) {
+        self.rate().set(bytes, requests);
+        self.0.learned.tuner.disturb();
+    }
+
+    /// The limits in bytes and requests per second; 0: no limit.
+    pub fn rate_limits(&self) -> (u64, u64) {
+        self.rate().limits()
+    }
+
+    fn rate(&self) -> &Arc<Rate> {
+        self.0.resolved.rate()
+    }
+
+    /// Ends the run soon, paused or not: submits nothing more and waits for what is in flight.
+    /// [`Engine::summary`] returns the work done until then.
+    pub fn cancel(&self) {
+        self.0.progress.cancel();
+        self.0.wake();
+    }
+}

@@ -1,0 +1,209 @@
+//! Plans that are read only: verification, comparison, manifests, digests.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Stack;
+use blockhaul_io::{Pool, Task};
+
+use super::{Engine, parts};
+use crate::algorithm::{Algorithm, Hasher};
+use crate::digest::{PIECE, ReadAhead};
+use crate::handle::Retries;
+use crate::manifest::{Manifest, unit_of};
+use crate::options::{Options, SEGMENT};
+use crate::orders::Order;
+use crate::progress::Progress;
+use crate::reading::{BLOCK, Digests, Reading};
+use crate::segment_maker::{Making, make};
+use crate::segment_queue::SegmentQueue;
+use crate::selection::Selection;
+use crate::shared::Parts;
+use crate::side::Side;
+use crate::sides::Sides;
+use crate::verify::{Verified, drop_cached};
+
+/// What is read, and what for.
+struct Wanted {
+    selection: Selection,
+    /// Both sides are read and compared.
+    compares: bool,
+    /// Unit size in bytes of the requested digests.
+    unit: Option<u64>,
+    /// A failure to get extents is an error.
+    strict: bool,
+}
+
+impl Engine {
+    /// Opens an engine that reads `source`, and compares it with `target` if there is one. It
+    /// cannot copy. The number of connections to each side is that of the options; it uses those
+    /// beyond the first only if the server promises that all show one disk.
+    ///
+    /// # Errors
+    /// If the options do not fit the source.
+    pub fn open_to_read(
+        source: &Stack,
+        target: Option<&Stack>,
+        options: &Options,
+        pool: &Pool,
+        progress: &Arc<Progress>,
+    ) -> Result<Engine> {
+        let started = blockhaul_io::now();
+        // A target that is not read needs no connections of its own.
+        let target = target.cloned().unwrap_or_else(|| Stack::over(source.device().clone()));
+        let sides = Sides { source: source.clone(), target };
+        let options = Options {
+            adaptive_connections: false,
+            adaptive_size: false,
+            request_size: BLOCK as u32,
+            discard_source: false,
+            ..options.clone()
+        };
+        let selection = sides.selection(&options)?;
+        let retries = Retries::new(&options, progress);
+        let parts = Parts { reads_only: true, ..parts(&sides, &options, pool, &retries, progress) };
+        Ok(Engine::with(parts, sides, options, pool, selection, started))
+    }
+
+    /// Reads the source and the start of the target again, as far as the options select them for a
+    /// copy, and compares them. Call it when the writes have completed. If the options ask for a
+    /// flush, the page cache of a target that lends its file is dropped first, so that reads return
+    /// what is on storage.
+    ///
+    /// # Errors
+    /// [`Kind::Io`] without a request names the offset of the first difference; more can be read
+    /// after it. Otherwise the first error that retries did not resolve, or [`Kind::ShuttingDown`]
+    /// after a cancel.
+    pub async fn verify(&mut self) -> Result<Verified> {
+        let (size, selection) = (self.source_facts().size, self.selection.clone());
+        let unit = selection.is_whole().then(|| unit_of(size));
+        if self.options.flush || self.options.journal.is_some() {
+            drop_cached(&self.sides.target, selection.ranges()).await;
+        }
+        let before = self.shared.progress.snapshot().verified;
+        let wanted = Wanted { selection, compares: true, unit, strict: false };
+        let (units, differs_at) = self.read(wanted).await?;
+        if let Some(at) = differs_at {
+            let text = format!(
+                "source and target differ, first at offset {at}: the source changed during the copy, or one \
+                 of them returns wrong data; copy again"
+            );
+            let name = &self.sides.target.device().facts().name;
+            return Err(Error::new(Kind::Io, text).on(name));
+        }
+        let range = (0, size);
+        let digest = unit.map(|unit| Manifest { size, unit, range, units }.digest());
+        Ok(Verified { bytes: self.shared.progress.snapshot().verified - before, digest })
+    }
+
+    /// Compares all of the source with the target: the offset of the first difference, if there is
+    /// one. Bytes of the source beyond the end of the target count as equal if they are zero; those
+    /// of a longer target are not read.
+    ///
+    /// # Errors
+    /// The first error that retries did not resolve; that of an extents request or a read names the
+    /// request ([`Error::request`]). [`Kind::ShuttingDown`] after a cancel.
+    pub async fn compare(&mut self) -> Result<Option<u64>> {
+        let selection = Selection::all(self.source_facts().size);
+        self.shared.progress.set_total(selection.total());
+        let wanted = Wanted { selection, compares: true, unit: None, strict: true };
+        Ok(self.read(wanted).await?.1)
+    }
+
+    /// Reads the source, or the one range that the options select, and returns the digests of its
+    /// units. `like`: use the unit length and the range of this manifest.
+    ///
+    /// # Errors
+    /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
+    pub async fn manifest(&mut self, like: Option<&Manifest>) -> Result<Manifest> {
+        let facts = self.source_facts();
+        let mut chosen = Options { bitmap: None, ..self.options.clone() };
+        let mut unit = unit_of(facts.size);
+        if let Some(like) = like {
+            unit = like.unit;
+            // A device that now has another size is digested to its end.
+            let to_end = like.range.1 == like.size;
+            let end = if to_end { facts.size } else { like.range.1.min(facts.size) };
+            let start = like.range.0.min(end);
+            let whole = like.range == (0, like.size);
+            chosen.ranges = (!whole).then(|| Arc::from([(start, end - start)]));
+        }
+        let selection = Selection::new(&chosen, &facts, 1)?;
+        let range = selection.bounds();
+        let wanted = Wanted { selection, compares: false, unit: Some(unit), strict: false };
+        let (units, _) = self.read(wanted).await?;
+        Ok(Manifest { size: facts.size, unit, range, units })
+    }
+
+    /// Reads all of the source over its first connection and returns its digest in hexadecimal.
+    /// Holes are not read, but all algorithms except blksum must hash their zeroes.
+    ///
+    /// # Errors
+    /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
+    pub async fn digest(&mut self, algorithm: Algorithm) -> Result<String> {
+        let (shared, options) = (self.shared.clone(), self.options.clone());
+        let [teller, reader] = [(); 2].map(|()| self.sides.handle(Side::Source, &shared.retries));
+        let size = teller.facts().size;
+        let (queue, making) = self.begin_reading(Making {
+            extents: options.extents,
+            grain: PIECE,
+            whole: (true, true),
+            ..Making::of(teller, SEGMENT, &shared.progress)
+        })?;
+        // One task reads for all connections.
+        let requests = options.requests.saturating_mul(options.connections.max(1));
+        let ahead = ReadAhead::new(&shared, reader, &self.pool, (requests, !options.adaptive));
+        let mut hasher = Hasher::new(algorithm);
+        if let Err(error) = ahead.hash(&queue, &mut hasher).await {
+            shared.fail(error);
+        }
+        self.end_reading(&queue, making).await?;
+        Ok(hasher.finish(size))
+    }
+
+    /// Reads over all lanes: the digests of the units that are not all zero, and the offset of the
+    /// first difference.
+    async fn read(&mut self, wanted: Wanted) -> Result<(Digests, Option<u64>)> {
+        let Wanted { selection, compares, unit, strict } = wanted;
+        let (shared, extents) = (self.shared.clone(), self.options.extents);
+        // A unit is read by one lane.
+        let segment = shared.resolved.segment.max(unit.unwrap_or(BLOCK));
+        let bounds = selection.bounds();
+        let handle = |side| self.sides.handle(side, &shared.retries);
+        let (queue, making) = self.begin_reading(Making {
+            target: compares.then(|| handle(Side::Target)),
+            // Digests are of whole blocks.
+            grain: if unit.is_some() { BLOCK } else { 1 },
+            new: unit.is_none(),
+            extents,
+            strict: strict && extents,
+            whole: (!compares, true),
+            selection,
+            // Skipped bytes count for a copy only.
+            ..Making::of(handle(Side::Source), segment, &Arc::new(Progress::new()))
+        })?;
+        let reading = Arc::new(Reading::new(compares, unit, &self.pool));
+        self.start_lanes(Some(bounds), segment);
+        self.give(Order::Read(queue.clone(), reading.clone())).await;
+        self.end_reading(&queue, making).await?;
+        Ok(reading.take_results())
+    }
+
+    /// Starts to make the segments of a reading.
+    fn begin_reading(&mut self, making: Making) -> Result<(Arc<SegmentQueue>, Task<Result<()>>)> {
+        self.shared.outcome()?;
+        let queue = self.plan_of(making.selection.clone()).queue().clone();
+        self.begin(&queue);
+        let making = blockhaul_io::spawn(make(queue.clone(), making));
+        Ok((queue, making))
+    }
+
+    async fn end_reading(&self, queue: &SegmentQueue, making: Task<Result<()>>) -> Result<()> {
+        queue.stop();
+        if let Err(error) = making.await {
+            self.shared.fail(error);
+        }
+        self.shared.end();
+        self.shared.outcome()
+    }
+}

@@ -1,0 +1,151 @@
+//! What lanes read, and what they find: the first difference, or the digests of units.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use blockhaul_block::Result;
+use blockhaul_io::{Data, Pool, Reservation, is_zero};
+
+use crate::blocks::{first_difference, room};
+use crate::ledger::Range;
+use crate::manifest::Digest;
+use crate::segment::What;
+
+/// Size of a digest block and of a read in bytes. Part of the digest's definition: do not change.
+pub(crate) const BLOCK: u64 = 256 << 10;
+
+/// Offsets and digests of units.
+pub(crate) type Digests = Vec<(u64, Digest)>;
+
+/// A reading of the source, shared by all lanes.
+pub(crate) struct Reading {
+    /// Both sides are read and compared.
+    compares: bool,
+    /// Unit size in bytes of the requested digests.
+    unit: Option<u64>,
+    /// Digest of a zero block.
+    zero_block: Digest,
+    /// Offset of the first difference found so far.
+    differs_at: AtomicU64,
+    units: Mutex<Digests>,
+    // A pool for each side, so that a task that holds a buffer of one waits only for the other.
+    source_pool: Pool,
+    target_pool: Pool,
+}
+
+impl Reading {
+    /// A reading with the buffers of `pool`.
+    pub(crate) fn new(compares: bool, unit: Option<u64>, pool: &Pool) -> Reading {
+        let half = match compares {
+            true => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
+            false => pool.limit(),
+        };
+        if compares {
+            // Idle buffers of an earlier copy have other sizes and would add to the two halves.
+            pool.keep_idle(0);
+        }
+        Reading {
+            compares,
+            unit,
+            zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
+            differs_at: AtomicU64::new(u64::MAX),
+            units: Mutex::default(),
+            source_pool: pool.share(half),
+            target_pool: Pool::new(half),
+        }
+    }
+
+    /// Which sides may have data in a run: source, target.
+    pub(crate) fn sides_with(&self, what: What) -> [bool; 2] {
+        match what {
+            What::Data => [true, self.compares],
+            What::New => [true, false],
+            What::Zero => [false, self.compares],
+            What::Clean => [false, false],
+        }
+    }
+
+    /// Reservations of these lengths for source and target; none for length 0.
+    pub(crate) async fn rooms(&self, lens: [u64; 2]) -> Result<[Option<Reservation>; 2]> {
+        // Always in this order: a task that waits for a target buffer holds a source buffer, and
+        // one that holds a target buffer waits for none.
+        Ok([room(&self.source_pool, lens[0]).await?, room(&self.target_pool, lens[1]).await?])
+    }
+
+    /// Whether a difference was found before this offset: bytes from there on need not be read.
+    pub(crate) fn differs_before(&self, at: u64) -> bool {
+        at > self.differs_at.load(Ordering::Relaxed)
+    }
+
+    /// The results: the digests of the source's units that are not all zero, in order, and the
+    /// offset of the first difference.
+    pub(crate) fn take_results(&self) -> (Digests, Option<u64>) {
+        let mut units = std::mem::take(&mut *self.units.lock().expect("no panic under this lock"));
+        units.sort_unstable_by_key(|unit| unit.0);
+        let differs_at = self.differs_at.load(Ordering::Relaxed);
+        (units, (differs_at != u64::MAX).then_some(differs_at))
+    }
+}
+
+/// A segment of a reading. Its requests share it; the last one to drop it completes its digests.
+pub(crate) struct SegmentReading {
+    pub(crate) reading: Arc<Reading>,
+    range: Range,
+    /// Digests of the blocks that are not zero, by offset.
+    blocks: RefCell<BTreeMap<u64, Digest>>,
+}
+
+impl SegmentReading {
+    pub(crate) fn new(reading: Arc<Reading>, range: Range) -> SegmentReading {
+        SegmentReading { reading, range, blocks: RefCell::default() }
+    }
+
+    /// Compares and digests what was read at `at`; `None` is all zero.
+    pub(crate) fn add(&self, at: u64, source: Option<&Data>, target: Option<&Data>) {
+        let Reading { compares, unit, differs_at, .. } = &*self.reading;
+        if *compares && let Some(first) = first_difference(source, target) {
+            differs_at.fetch_min(at + first, Ordering::Relaxed);
+        }
+        if let Some(data) = source.filter(|data| unit.is_some() && !is_zero(data.bytes())) {
+            let digest = blake3::hash(data.bytes()).into();
+            self.blocks.borrow_mut().insert(at, digest);
+        }
+    }
+
+    /// The digests of the units that are not all zero.
+    fn units(&self, unit: u64) -> Digests {
+        let (blocks, mut units) = (self.blocks.borrow(), Vec::new());
+        let mut next = blocks.keys().next().copied();
+        while let Some(at) = next {
+            let home = at - at % unit;
+            let end = (home + unit).min(self.range.1);
+            units.push((home, self.unit(&blocks, (home.max(self.range.0), end))));
+            next = blocks.range(end..).next().map(|block| *block.0);
+        }
+        units
+    }
+
+    fn unit(&self, blocks: &BTreeMap<u64, Digest>, (mut at, end): Range) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        while at < end {
+            let len = (BLOCK - at % BLOCK).min(end - at);
+            match blocks.get(&at) {
+                Some(digest) => hasher.update(digest),
+                None if len == BLOCK => hasher.update(&self.reading.zero_block),
+                None => hasher.update(blake3::hash(&vec![0; len as usize]).as_bytes()),
+            };
+            at += len;
+        }
+        hasher.finalize().into()
+    }
+}
+
+impl Drop for SegmentReading {
+    fn drop(&mut self) {
+        let Some(unit) = self.reading.unit else { return };
+        let units = self.units(unit);
+        self.reading.units.lock().expect("no panic under this lock").extend(units);
+    }
+}
