@@ -33,6 +33,8 @@ const PIECE: u64 = 64 << 10;
 mod flag {
     /// It was not saved correctly.
     pub(super) const IN_USE: u32 = 1 << 0;
+    /// Programs that write to the disk must keep it right.
+    pub(super) const AUTO: u32 = 1 << 1;
     /// It may be used although its extra data is not understood.
     pub(super) const EXTRA_IS_COMPATIBLE: u32 = 1 << 2;
 }
@@ -76,6 +78,23 @@ pub(super) async fn list(
         }
     }
     all
+}
+
+/// The names of the bitmaps that whoever writes to the disk must keep right.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(super) async fn kept_right(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<Vec<String>> {
+    let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
+    let found = entries(file, file_len, header, directory).await?;
+    // One that is in use is not consistent, and stays so.
+    let kept =
+        found.into_iter().filter(|entry| entry.flags & (flag::AUTO | flag::IN_USE) == flag::AUTO);
+    Ok(kept.map(|entry| entry.name).collect())
 }
 
 /// An entry of the directory.

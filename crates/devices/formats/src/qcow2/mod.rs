@@ -19,10 +19,14 @@ mod header;
 mod image;
 mod kept;
 mod read;
+mod refcount;
 mod snapshot;
 mod storage;
 pub mod stream;
 mod unpack;
+mod write;
+
+pub use write::data_was_lost;
 
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
