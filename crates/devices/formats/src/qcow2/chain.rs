@@ -256,7 +256,16 @@ impl Opener {
         let from = Namer { file: &name, folder: folder.as_deref() };
         let intent = if top { self.top } else { self.intent };
         let external = self.data_file(&head.header, &from, own.data_file, intent).await?;
-        let data_len = external.as_ref().map(|storage| len_of(&storage.device.facts()));
+        let data_len = external.as_ref().map(|storage| {
+            let facts = storage.device.facts();
+            // As for the image file: the last cluster may get longer.
+            let len = len_of(&facts);
+            if intent.write {
+                len.next_multiple_of(head.header.cluster()).min(facts.size)
+            } else {
+                len
+            }
+        });
         let (snapshot, memory, write) = (own.snapshot, self.memory, intent.write);
         let options = Options { snapshot, data_len, memory, write };
         let image = Image::open(&file.device, &head, options);

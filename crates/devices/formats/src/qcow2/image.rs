@@ -90,6 +90,11 @@ impl Image {
     ) -> Result<Image> {
         let Head { header, file_len } = head;
         let data_len = options.data_len;
+        // The last cluster of a file that grows may get the rest of it at any time.
+        let file_len = &match options.write {
+            true => file_len.next_multiple_of(header.cluster()).min(file.facts().size),
+            false => *file_len,
+        };
         let layout = Layout::new(header, *file_len, data_len.unwrap_or(*file_len));
         let (l1, size) = match options.snapshot {
             None => (header.l1, header.size),

@@ -10,3 +10,4 @@ mod mutations;
 mod odd;
 mod parts;
 mod streams;
+mod writes;

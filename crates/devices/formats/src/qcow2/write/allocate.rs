@@ -189,7 +189,9 @@ impl Parts {
         for block in 0..blocks {
             let mut words = vec![0; index(layout.cluster() / 8)];
             let used = (blocks + len).saturating_sub(block * per_block).min(per_block);
-            (0..used).for_each(|number| drop(writer.width.set(&mut words, number, 1)));
+            for number in 0..used {
+                writer.width.set(&mut words, number, 1);
+            }
             storage::write(&self.file, offset(first + block), &bytes_of(&words)).await?;
             entries.push(offset(first + block));
         }
@@ -212,7 +214,7 @@ impl Parts {
         *writer.refcounts() = super::Refcounts { offset: table, clusters: len, entries };
         let old = old_offset >> layout.cluster_bits;
         let mut places = writer.places();
-        (old..old + old_clusters).for_each(|cluster| drop(places.tables.remove(&cluster)));
+        places.tables.retain(|cluster| !(old..old + old_clusters).contains(cluster));
         drop(places);
         self.image.cache.free(Freed { first: old, count: old_clusters });
         Ok(())

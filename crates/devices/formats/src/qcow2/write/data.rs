@@ -298,17 +298,17 @@ impl Parts {
         let until = at + data.len() as u64;
         // What the data file ends before cannot be written, and is not read either.
         let end = end.min(start + self.data.facts().size.saturating_sub(host)).max(until);
-        let mut gaps = Vec::new();
+        let (mut gaps, mut is_needed) = (Vec::new(), false);
         for (from, to) in [(start, at), (until, end)] {
             if from < to {
-                let runs =
-                    self.image.runs(&self.file, from, to.min(self.image.size.max(from))).await?;
-                if !fresh || runs.iter().any(|run| !self.is_zero(run)) {
-                    gaps.push((from, to, runs));
-                }
+                // The last cluster may be longer than the disk.
+                let inside = to.min(self.image.size.max(from));
+                let runs = self.image.runs(&self.file, from, inside).await?;
+                is_needed |= !fresh || runs.iter().any(|run| !self.is_zero(run));
+                gaps.push((from, to, runs));
             }
         }
-        if gaps.is_empty() {
+        if !is_needed {
             return self.data.write(host + (at - start), data).await;
         }
         if end - start <= COPY.max(self.image.layout.cluster()) {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Error, Flags, Kind, Pending, Request, Result};
+use blockhaul_block::{Can, DeviceExt as _, Error, Flags, Kind, Pending, Request, Result};
 use blockhaul_io::Data;
 
+use super::allocate::Clusters;
 use super::data::Payload;
 use super::{External, Writer};
 use crate::qcow2::bytes::index;
@@ -203,22 +204,49 @@ impl Parts {
                 next += 1;
                 continue;
             }
-            let clusters = self.clusters_for(at, 1).await?;
-            let entry = layout.zero_entry(Some(clusters.first << layout.cluster_bits));
-            let set = |_, words: &mut [u64]| {
-                let old = words.first().copied();
-                words.copy_from_slice(&entry[..words.len()]);
-                old
-            };
-            if let Err(error) = self.set_l2(table, next..next + 1, set).await {
-                if !self.is_external {
-                    self.release(clusters).await;
+            let mut count = 1;
+            while next + count < numbers.end {
+                let at = (next + count) << layout.cluster_bits;
+                let entry = self.l2_entry(table, at).await?;
+                if self.image.layout_now().found(self.words_of(&entry), at)?.own.is_some() {
+                    break;
                 }
-                return Err(error);
+                count += 1;
             }
-            next += 1;
+            let clusters = self.clusters_for(at, count).await?;
+            let reserved = self.reserve_clusters(table, next, clusters).await;
+            if reserved.is_err() && !self.is_external {
+                self.release(clusters).await;
+            }
+            reserved?;
+            next += clusters.count;
         }
         Ok(())
+    }
+
+    /// Gives zeroes of the disk new clusters, from cluster `number` of the disk on.
+    async fn reserve_clusters(&self, table: u64, number: u64, clusters: Clusters) -> Result<()> {
+        let layout = self.image.layout;
+        let (at, end) =
+            (clusters.first << layout.cluster_bits, clusters.count << layout.cluster_bits);
+        let end = (at + end).min(self.data.facts().size);
+        if at < end {
+            let zero = Request::zero(at, end - at).with(Flags::NO_HOLE);
+            self.data.submit(zero).await?;
+        }
+        if clusters.fresh && at < end {
+            // The file must not end before its clusters do.
+            let last = (end - 1) & !511;
+            self.data.write(last, Data::zeroes(index(end - last))).await?;
+        }
+        let first = clusters.first;
+        self.set_l2(table, number..number + clusters.count, |one, words| {
+            let old = words.first().copied();
+            let entry = layout.zero_entry(Some((first + (one - number)) << layout.cluster_bits));
+            words.copy_from_slice(&entry[..words.len()]);
+            old
+        })
+        .await
     }
 
     /// Frees the space of clusters in an external data file: their entries refer to it no longer.
