@@ -9,5 +9,6 @@ mod hostile;
 mod mutations;
 mod odd;
 mod parts;
+mod power;
 mod streams;
 mod writes;
