@@ -75,7 +75,12 @@ fn main() -> ExitCode {
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
     // A cache that could not be written back at the end has lost accepted data.
-    if blockhaul_layers::data_was_lost() && status == ExitCode::SUCCESS {
+    // The same applies to the tables of an image.
+    #[cfg(feature = "formats")]
+    let image_was_lost = blockhaul_formats::qcow2::data_was_lost();
+    #[cfg(not(feature = "formats"))]
+    let image_was_lost = false;
+    if (blockhaul_layers::data_was_lost() || image_was_lost) && status == ExitCode::SUCCESS {
         return ExitCode::from(exit::TARGET);
     }
     status

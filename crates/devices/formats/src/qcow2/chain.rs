@@ -43,10 +43,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         data_file: target.args.text("data-file"),
     };
     let levels = opener.levels(description, own).await?;
-    let chain = Arc::new(Chain { levels });
-    let device = chain.first()?;
-    let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
-    Ok(Opened { device, more })
+    Chain { levels }.opened()
 }
 
 /// What the files of the top image are opened for.
@@ -94,14 +91,14 @@ impl Format {
 }
 
 /// A device with a file of the chain.
-struct Storage {
+pub(super) struct Storage {
     /// The first handle, fenced.
-    device: Arc<dyn Device>,
+    pub(super) device: Arc<dyn Device>,
     more: Option<Arc<dyn Another>>,
 }
 
 impl Storage {
-    fn new(opened: Opened) -> Storage {
+    pub(super) fn new(opened: Opened) -> Storage {
         Storage { device: fence(emulate(opened.device)), more: opened.more }
     }
 
@@ -114,18 +111,26 @@ impl Storage {
 }
 
 /// A file of the chain: an image, or raw bytes at its end.
-struct Level {
-    image: Option<Arc<Image>>,
-    file: Storage,
-    external: Option<Storage>,
+pub(super) struct Level {
+    pub(super) image: Option<Arc<Image>>,
+    pub(super) file: Storage,
+    pub(super) external: Option<Storage>,
 }
 
 /// An image and everything below it, the top first.
-struct Chain {
-    levels: Vec<Level>,
+pub(super) struct Chain {
+    pub(super) levels: Vec<Level>,
 }
 
 impl Chain {
+    /// The image on top, as a device.
+    pub(super) fn opened(self) -> Result<Opened> {
+        let chain = Arc::new(self);
+        let device = chain.first()?;
+        let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
+        Ok(Opened { device, more })
+    }
+
     fn has_more(&self) -> bool {
         // A flush on one handle covers the writes of all of them.
         let covers = |storage: &Storage| {
@@ -420,7 +425,7 @@ impl Namer<'_> {
 }
 
 /// The directory of a file, if the description is that of one.
-fn folder_of(description: &str) -> Option<PathBuf> {
+pub(super) fn folder_of(description: &str) -> Option<PathBuf> {
     let path = match Spec::parse(OsStr::new(description)).ok()? {
         Spec::Path(path) => path,
         Spec::Scheme { scheme, rest } if scheme == "file" => {

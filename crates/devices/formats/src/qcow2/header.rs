@@ -56,12 +56,12 @@ pub(super) const AUTOCLEAR_AT: u64 = 88;
 pub(super) const REFCOUNT_TABLE_AT: u64 = 48;
 
 /// Types of extensions ("Header extensions").
-mod extension {
+pub(super) mod extension {
     pub(super) const END: u32 = 0;
-    pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+    pub(in crate::qcow2) const BACKING_FORMAT: u32 = 0xe279_2aca;
     pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
     pub(super) const BITMAPS: u32 = 0x2385_2875;
-    pub(super) const DATA_FILE: u32 = 0x4441_5441;
+    pub(in crate::qcow2) const DATA_FILE: u32 = 0x4441_5441;
 }
 
 /// How clusters are compressed.

@@ -222,7 +222,7 @@ impl Parts {
 }
 
 /// The words of a table as they are in the file.
-pub(super) fn bytes_of(words: &[u64]) -> Vec<u8> {
+pub(in crate::qcow2) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 

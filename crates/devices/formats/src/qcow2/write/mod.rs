@@ -47,6 +47,7 @@ use super::refcount::Width;
 use super::storage::{len_of, read};
 use super::{bitmap, snapshot};
 
+pub(super) use allocate::bytes_of;
 pub use flush::data_was_lost;
 
 /// Offsets of clusters have 56 bits.
