@@ -6,6 +6,7 @@
 //! - `compat`: the program under the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
+//! - `image_check`: `check`, of the tables of an image.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
 //! - `long`: support for long copies: a journal, and a rate that changes.
@@ -33,6 +34,8 @@ mod exit;
 mod figures;
 mod generate;
 mod help;
+#[cfg(feature = "formats")]
+mod image_check;
 mod image_format;
 mod info;
 mod jobfile;
@@ -109,6 +112,14 @@ fn run() -> ExitCode {
         }
         Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Check(args) => {
+            let result = image_check::check(&args, &groups);
+            report(
+                "check: ",
+                result.map_err(|failure| failure.with_status(image_check::INCOMPLETE)),
+            )
+        }
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),

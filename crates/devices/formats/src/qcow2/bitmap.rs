@@ -24,7 +24,7 @@ const FIXED: usize = 24;
 /// Granularities that QEMU supports, as powers of two.
 const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 /// Offsets in entries of a bitmap table: bits 9 to 55; the others, but the first, are reserved.
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const ALL_ONES: u64 = 1;
 /// Part of a bitmap in bytes that is read at a time.
 const PIECE: u64 = 64 << 10;
@@ -95,6 +95,21 @@ pub(super) async fn kept_right(
     let kept =
         found.into_iter().filter(|entry| entry.flags & (flag::AUTO | flag::IN_USE) == flag::AUTO);
     Ok(kept.map(|entry| entry.name).collect())
+}
+
+/// The name of each bitmap, consistent or not, and the offset and number of entries of its table.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(super) async fn tables(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<Vec<(String, u64, u64)>> {
+    let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
+    let found = entries(file, file_len, header, directory).await?;
+    let place = |entry: Entry| (entry.name, entry.table, u64::from(entry.table_entries));
+    Ok(found.into_iter().map(place).collect())
 }
 
 /// An entry of the directory.

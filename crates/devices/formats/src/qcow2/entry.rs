@@ -233,6 +233,10 @@ impl Layout {
         }
     }
 
+    pub(super) fn is_compressed(entry: u64) -> bool {
+        entry & COMPRESSED != 0
+    }
+
     /// The clusters of the image file that an entry refers to: the first, and how many.
     pub(super) fn refers_to(&self, entry: u64) -> Option<(u64, u64)> {
         if self.data_file {

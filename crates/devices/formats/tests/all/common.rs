@@ -163,7 +163,10 @@ impl Qemu {
         let (_, text) =
             self.run(self.img.command(), &["check", "-f", "qcow2", "--output=json", name]);
         let end = text.rfind('}').map_or(0, |end| end + 1);
-        let found: serde_json::Value = serde_json::from_str(&text[..end]).unwrap();
+        let Ok(found) = serde_json::from_str::<serde_json::Value>(&text[..end]) else {
+            // It refuses the image.
+            return (1, 0);
+        };
         let number = |name: &str| found[name].as_u64().unwrap_or(0);
         (number("corruptions") + number("check-errors"), number("leaks"))
     }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod chains;
+mod checks;
 mod common;
 mod conformance;
 mod equality;

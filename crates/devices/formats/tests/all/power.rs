@@ -12,6 +12,9 @@ use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{self, Rng};
 
+use blockhaul_formats::qcow2::check::Repair;
+
+use crate::checks::checked;
 use crate::common::{Qemu, registry, write};
 
 const SECTOR: usize = 512;
@@ -248,11 +251,26 @@ fn check(qemu: &Qemu, start: &Start, image: &[u8], history: &Mutex<History>, lab
         write(&kept, image);
         panic!("{label}: {errors} errors ({})", kept.display());
     }
+    check_ours(qemu, leaks, label);
     if !start.options.is_empty() {
         qemu.img(&["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "base", "left"]);
     }
     history.lock().unwrap().check(&qemu.raw("left"), label);
     leaks
+}
+
+/// Our check finds the same as QEMU's, and repairs it.
+fn check_ours(qemu: &Qemu, leaks: u64, label: &str) {
+    let found = checked(&qemu.file("left"), Repair::Nothing);
+    let summary = (found.corruptions, found.leaks);
+    assert_eq!(summary, (0, leaks), "{label}: {:?}", found.texts);
+    if leaks > 0 {
+        std::fs::copy(qemu.file("left"), qemu.file("repaired")).unwrap();
+        let found = checked(&qemu.file("repaired"), Repair::Leaks);
+        let summary = (found.corruptions, found.leaks, found.leaks_fixed);
+        assert_eq!(summary, (0, 0, leaks), "{label}: {:?}", found.texts);
+        qemu.check("repaired", label);
+    }
 }
 
 fn long() -> bool {
