@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 
-use super::bytes::{be64, index};
+use super::bytes::index;
 use super::entry::{COPIED, Layout};
 use super::error::damaged;
 use super::header::{Header, L1Place, incompatible};
@@ -41,7 +41,7 @@ pub enum Repair {
 /// What a check has found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Clusters of the disk, and how many of them have data.
+    /// Clusters of the disk.
     pub clusters: u64,
     /// Clusters of the disk with data of their own, compressed ones included.
     pub allocated: u64,
@@ -309,8 +309,8 @@ impl Check<'_> {
         }
         let mut entries = self.read_words(l1.offset, len).await?;
         let mut changed = false;
-        for number in 0..entries.len() {
-            let entry = entries[number];
+        for (number, slot) in entries.iter_mut().enumerate() {
+            let entry = *slot;
             let Ok(table) = self.layout.l2_table(number as u64, entry) else { continue };
             let right = match table {
                 Some(_) => self.right_flag(entry),
@@ -318,7 +318,7 @@ impl Check<'_> {
                 None => (entry & COPIED != 0).then_some(entry ^ COPIED),
             };
             if let Some(right) = right {
-                entries[number] = right;
+                *slot = right;
                 changed = true;
                 self.flag_fault(repair, || format!("L1 entry {number} ({entry:#x})"));
             }
@@ -484,9 +484,4 @@ fn short(error: &Error) -> String {
     let text = error.text();
     let text = text.strip_prefix("qcow2: ").unwrap_or(&text);
     text.split(": the image is damaged").next().unwrap_or(text).to_string()
-}
-
-/// Whether bytes begin as an image does.
-pub fn is_image(head: &[u8]) -> bool {
-    head.starts_with(&super::header::MAGIC) && be64(head, 0).is_some()
 }

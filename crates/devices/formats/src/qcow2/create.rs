@@ -56,6 +56,9 @@ struct Tables {
 /// Creates the image that the user described, for a copy of `size` bytes.
 pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparation)> {
     let description = target.text()?;
+    if target.intent.grows {
+        return Err(usage("the size of a new image must be known: copy to a raw file first"));
+    }
     let wanted = Wanted::new(target, description, size)?;
     let tables = wanted.tables()?;
     let first = wanted.first_cluster(&tables)?;

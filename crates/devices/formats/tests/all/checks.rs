@@ -25,7 +25,8 @@ fn image(qemu: &Qemu, options: &str) -> Vec<u8> {
     let noise: Vec<u8> = (0..200_003_u32).map(|n| (n % 251 * n % 17) as u8 + 1).collect();
     write(&qemu.file("noise"), &noise);
     let first = "write -P 1 0 4k";
-    let fill = [first, "write -c -s noise 64k 256k", "write -s noise 600k 150k", "write -P 3 2m 300k"];
+    let fill =
+        [first, "write -c -s noise 64k 256k", "write -s noise 600k 150k", "write -P 3 2m 300k"];
     qemu.io("qcow2", "top", &fill.map(String::from));
     qemu.img(&["snapshot", "-c", "one", "top"]);
     qemu.io("qcow2", "top", &["write -P 9 2m 100k".into()]);

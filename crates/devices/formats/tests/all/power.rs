@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use blockhaul_block::{Device, Facts, Kind, Op, OpKind, Pending, Request};
-use blockhaul_catalog::{Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
@@ -22,8 +22,8 @@ const SECTOR: usize = 512;
 const DISK: u64 = 1 << 20;
 const DEVICE: u64 = 6 << 20;
 
-/// `given:`: a device of the test.
-struct Given(Arc<dyn Device>);
+/// `given:`: a device of the test, and its further handles.
+struct Given(Arc<dyn Device>, Option<Arc<dyn Another>>);
 
 impl Backend for Given {
     fn schemes(&self) -> &'static [&'static str] {
@@ -39,16 +39,20 @@ impl Backend for Given {
     }
 
     fn open(&self, _: Target) -> Opening<Opened> {
-        let opened = Opened::from(self.0.clone());
+        let opened = Opened { device: self.0.clone(), more: self.1.clone() };
         Box::pin(async move { Ok(opened) })
     }
 }
 
 /// Opens the image in a device for writing.
-pub async fn open_over(device: Arc<dyn Device>, options: &str) -> blockhaul_block::Result<Stack> {
+async fn open_over(device: Arc<dyn Device>, options: &str) -> blockhaul_block::Result<Stack> {
+    open_given(Given(device, None), options).await
+}
+
+async fn open_given(given: Given, options: &str) -> blockhaul_block::Result<Stack> {
     let base = registry();
     let mut backends = base.backends.clone();
-    backends.push(Arc::new(Given(device)));
+    backends.push(Arc::new(given));
     let spec = Spec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
     Registry { backends, ..base }.open(&spec, Vec::new(), Intent::WRITE).await
 }
@@ -337,5 +341,53 @@ fn a_failure_at_any_write_ruins_nothing() {
             }
             assert!(number > 1, "{name}: no {op:?}");
         }
+    }
+}
+
+/// Two handles write to neighbouring sectors of the same clusters; one of them flushes.
+#[test]
+fn a_flush_on_one_handle_covers_what_another_has_written() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    for (name, start) in starts(&qemu) {
+        let crash = CrashDevice::new(start.model(), Completion::Shuffled(seed));
+        let (left, options) = (crash.clone(), start.options(&qemu));
+        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let image = runtime.block_on(move || async move {
+            let given = Given(crash.clone(), Some(crash));
+            let stack = open_given(given, &options).await.unwrap();
+            assert!(stack.has_more());
+            let other = stack.another().await.unwrap();
+            let mut flying = Vec::new();
+            for sector in 0..DISK / 512 {
+                let device = if sector % 2 == 0 { stack.device() } else { &other };
+                let data = Data::copy_of(&[(sector % 251) as u8 + 1; SECTOR]);
+                flying.push(device.submit(Request::write(sector * 512, data)));
+                if flying.len() == 64 {
+                    for pending in flying.drain(..) {
+                        pending.await.unwrap();
+                    }
+                }
+            }
+            for pending in flying {
+                pending.await.unwrap();
+            }
+            other.submit(Request::flush()).await.unwrap();
+            // What follows is lost.
+            left.power_cut(seed);
+            let data = Data::copy_of(&[0; SECTOR]);
+            assert!(other.submit(Request::write(0, data)).await.is_err());
+            left.durable()
+        });
+        write(&qemu.file("left"), &image);
+        let (errors, _) = qemu.faults("left");
+        assert_eq!(errors, 0, "{name}");
+        if !start.options.is_empty() {
+            qemu.img(&["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "base", "left"]);
+        }
+        let wanted: Vec<u8> =
+            (0..DISK / 512).flat_map(|sector| [(sector % 251) as u8 + 1; SECTOR]).collect();
+        assert!(qemu.raw("left") == wanted, "{name}");
     }
 }
