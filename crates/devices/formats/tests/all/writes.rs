@@ -100,7 +100,8 @@ fn check(qemu: &Qemu, case: &Case, seed: u64, runs: u64) {
     let mut rng = Rng::new(seed);
     make(qemu, &mut rng, case);
     let mut model = qemu.raw("top");
-    let spec = qemu.spec("top", rng.pick(&["names=allow", "names=allow&cache=4k"]));
+    let cache = if rng.chance(50) { "32M" } else { "4k" };
+    let spec = qemu.spec("top", &format!("names=allow&cache={cache}"));
     for run in 0..runs {
         let (seed, cluster) = (rng.number(), case.cluster);
         let played = write_with(&spec, move |device| async move {
