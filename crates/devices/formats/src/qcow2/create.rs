@@ -56,9 +56,6 @@ struct Tables {
 /// Creates the image that the user described, for a copy of `size` bytes.
 pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparation)> {
     let description = target.text()?;
-    if target.intent.grows {
-        return Err(usage("the size of a new image must be known: copy to a raw file first"));
-    }
     let wanted = Wanted::new(target, description, size)?;
     let tables = wanted.tables()?;
     let first = wanted.first_cluster(&tables)?;
@@ -74,6 +71,9 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
     let (opened, file_ready) =
         target.context.open_target(description, intent(target, &wanted)?).await?;
     let file = Storage::new(opened);
+    for other in below.iter().chain(&external) {
+        check_apart(&file, other)?;
+    }
     let image = Arc::new(wanted.image(target, &header, &tables, &file, external.as_ref())?);
     let device = file.device.clone();
     let mut levels = vec![Level { image: Some(image), file, external }];
@@ -87,6 +87,15 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
         })
     });
     Ok((opened, preparation))
+}
+
+/// Refuses an image that would replace a file that it needs.
+fn check_apart(file: &Storage, other: &Storage) -> Result<()> {
+    let (facts, others) = (file.device.facts(), other.device.facts());
+    match facts.files.iter().any(|id| others.files.contains(id)) {
+        true => Err(usage(format!("the new image {} would replace {}", facts.name, others.name))),
+        false => Ok(()),
+    }
 }
 
 /// What the file of a new image is opened for.

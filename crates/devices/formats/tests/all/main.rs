@@ -5,6 +5,7 @@ mod chains;
 mod checks;
 mod common;
 mod conformance;
+mod creates;
 mod equality;
 mod hostile;
 mod mutations;

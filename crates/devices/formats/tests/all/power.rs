@@ -391,3 +391,47 @@ fn a_flush_on_one_handle_covers_what_another_has_written() {
         assert!(qemu.raw("left") == wanted, "{name}");
     }
 }
+
+/// A device that cannot become longer takes an image until it is full.
+#[test]
+fn a_full_device_is_an_error_and_ruins_nothing() {
+    let Some(qemu) = Qemu::find() else { return };
+    let mut facts = Model::all_facts(DEVICE);
+    facts.zeroed = false;
+    let model = Model::with_facts(facts).with_content(vec![0x55; DEVICE as usize]);
+    let device = ModelDevice::new(model, Completion::Immediate);
+    let below = device.clone();
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let written = runtime.block_on(move || async move {
+        let base = registry();
+        let mut backends = base.backends.clone();
+        backends.push(Arc::new(Given(below, None)));
+        let spec = Spec::parse("qcow2:given:".as_ref()).unwrap();
+        let registry = Registry { backends, ..base };
+        let intent = Intent::target(64 << 20);
+        let (stack, ready) = registry.open_target(&spec, Vec::new(), intent).await.unwrap();
+        ready.run().await.unwrap();
+        let mut written = 0;
+        let error = loop {
+            let data = Data::copy_of(&[7; 100_000]);
+            match stack.device().submit(Request::write(written * 100_000, data)).await {
+                Ok(_) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+        // What was freed can be used.
+        stack.device().submit(Request::trim(0, 1 << 20)).await.unwrap();
+        stack.device().submit(Request::flush()).await.unwrap();
+        let data = Data::copy_of(&[8; 100_000]);
+        stack.device().submit(Request::write(0, data)).await.unwrap();
+        written
+    });
+    drop(runtime);
+    assert!(written > 40, "{written}");
+    write(&qemu.file("left"), &device.bytes());
+    assert_eq!(qemu.faults("left").0, 0);
+    let disk = qemu.raw("left");
+    assert!(disk[..100_000].iter().all(|&byte| byte == 8));
+    assert!(disk[1 << 20..written as usize * 100_000].iter().all(|&byte| byte == 7));
+}

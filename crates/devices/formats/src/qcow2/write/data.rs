@@ -32,7 +32,7 @@ pub(in crate::qcow2) fn submit(parts: &Arc<Parts>, at: u64, data: Data, flags: F
     }
     let parts = parts.clone();
     Pending::start(async move {
-        parts.write(at, data).await.map_err(Error::before_flush)?;
+        parts.write(at, data).await.map_err(|error| parts.before_flush(error))?;
         parts.durable(flags).await
     })
 }
@@ -73,6 +73,12 @@ struct Piece {
 }
 
 impl Parts {
+    /// The error of a request that failed before its flush, unless another one was the reason.
+    pub(super) fn before_flush(&self, error: Error) -> Error {
+        let has_failed = self.writer().is_ok_and(|writer| writer.failed.check().is_err());
+        if has_failed { error } else { error.before_flush() }
+    }
+
     /// Ends a request that changed something.
     pub(super) async fn durable(&self, flags: Flags) -> Outcome {
         if flags.contains(Flags::FUA) {

@@ -182,12 +182,11 @@ impl Drop for Parts {
         writer.enter();
         let parts = Parts { image, file, data, is_external, backing: None, pieces, packed, worker };
         let spawned = self.worker.spawn_last(move || async move {
-            let result = parts.flush().await;
-            if let Some(writer) = &parts.image.writer {
-                // Whatever is left is not written any more.
-                writer.gave_up.store(true, Ordering::SeqCst);
-            }
-            if let Err(error) = result {
+            if let Err(error) = parts.flush().await {
+                // Another attempt would not tell what is lost.
+                if let Some(writer) = &parts.image.writer {
+                    writer.gave_up.store(true, Ordering::SeqCst);
+                }
                 LOST.store(true, Ordering::Relaxed);
                 log::error!("qcow2: written data is lost: {error}");
             }

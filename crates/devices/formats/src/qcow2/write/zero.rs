@@ -39,7 +39,8 @@ pub(in crate::qcow2) fn submit(
     };
     let parts = parts.clone();
     Pending::start(async move {
-        parts.erase(range, erase, flags).await.map_err(Error::before_flush)?;
+        let erased = parts.erase(range, erase, flags).await;
+        erased.map_err(|error| parts.before_flush(error))?;
         parts.durable(flags).await
     })
 }
