@@ -13,6 +13,9 @@ use crate::qcow2::storage;
 /// Longest refcount table in bytes; QEMU reads as much.
 const TABLE_MAX: u64 = 8 << 20;
 
+/// Slices that are looked at without a pause.
+const STRETCH: u64 = 256;
+
 /// Clusters of the image file that lie together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Clusters {
@@ -55,6 +58,7 @@ impl Parts {
         let writer = self.writer()?;
         let _turn = writer.allocating.lock().await;
         let mut next = writer.places().next;
+        let mut looked = 0_u64;
         loop {
             if next >= writer.limit {
                 return Err(full());
@@ -68,6 +72,11 @@ impl Parts {
             let is_free = |number: &u64| writer.width.get(&slice, *number) == Some(0);
             let Some(first) = (counter.number..per_slice).find(is_free) else {
                 next += per_slice - counter.number;
+                looked += 1;
+                if looked % STRETCH == 0 {
+                    // Slices in the cache never wait.
+                    blockhaul_io::yield_now().await;
+                }
                 continue;
             };
             let end = per_slice.min(first.saturating_add(most));
