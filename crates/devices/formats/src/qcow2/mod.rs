@@ -3,9 +3,10 @@
 //!
 //! `header`, `entry`, `snapshot` and `bitmap` read the tables, and check them. An
 //! `image` has the metadata of a file, once for all handles, with a `cache` of L2 tables.
-//! `chain` opens an image with the files that it names, and `create` makes one. `device` takes requests, which
-//! `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
-//! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an image from front to back.
+//! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
+//! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
+//! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
+//! image from front to back.
 
 mod bitmap;
 mod bytes;
