@@ -20,6 +20,9 @@ pub struct Facts {
     pub description: String,
     /// Size in bytes, at most 2^63 - 1.
     pub size: u64,
+    /// For a device that becomes longer as it is written: its length in bytes when it was opened.
+    /// `size` is then the most that it can have, and what was never written reads as zeroes.
+    pub grows_from: Option<u64>,
     /// Limits on offsets and lengths.
     pub block: BlockSizes,
     /// Bytes at the end that no request reaches, because the size is not a multiple of the minimum
@@ -64,6 +67,7 @@ impl Facts {
             name: name.into(),
             description: String::new(),
             size,
+            grows_from: None,
             block: BlockSizes::default(),
             unreachable: 0,
             advertised: None,
@@ -90,6 +94,7 @@ impl Facts {
     /// and never loses data. It keeps those that it honours with [`Facts::keeping`].
     pub fn over(below: &Facts) -> Facts {
         Facts {
+            grows_from: None,
             can: below.can - Can::EXTENTS,
             emulated: below.emulated - Can::EXTENTS,
             withheld: below.withheld - Can::EXTENTS,

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 
-use crate::opening::{Intent, Opened};
+use crate::opening::{Intent, Opened, Preparation};
 use crate::{Registry, Spec};
 use blockhaul_block::{Error, Kind, Result};
 
@@ -54,13 +54,32 @@ impl OpenContext {
     /// [`Kind::Usage`] if the description is invalid, or devices are nested too deeply; and errors
     /// of opening the device.
     pub async fn open(&self, description: &str, intent: Intent) -> Result<Opened> {
+        let (spec, inside) = self.inside(description)?;
+        self.registry.open_within(&spec, intent, inside).await
+    }
+
+    /// Opens the target of a copy like [`OpenContext::open`], without changing its contents until
+    /// the [`Preparation`] is run. Call it on a worker.
+    ///
+    /// # Errors
+    /// Those of [`OpenContext::open`].
+    pub async fn open_target(
+        &self,
+        description: &str,
+        intent: Intent,
+    ) -> Result<(Opened, Preparation)> {
+        let (spec, inside) = self.inside(description)?;
+        self.registry.open_target_within(&spec, intent, inside).await
+    }
+
+    /// The description of a device of this one, and what that device gets.
+    fn inside(&self, description: &str) -> Result<(Spec, OpenContext)> {
         if self.depth == DEPTH_MAX {
             let text = format!("more than {DEPTH_MAX} devices within one another");
             return Err(Error::new(Kind::Usage, text));
         }
         let inside = OpenContext { depth: self.depth + 1, ..self.clone() };
-        let spec = Spec::parse(OsStr::new(description))?;
-        self.registry.open_within(&spec, intent, inside).await
+        Ok((Spec::parse(OsStr::new(description))?, inside))
     }
 
     /// Opens a device named in `file`, if the registry's policy allows it ([`Registry::names`]).

@@ -20,6 +20,11 @@ pub struct Intent {
     /// The copy may be shorter, and is written from the front: a target that can grow begins empty
     /// and is as long as what was written. Reads beyond that fail.
     pub grows: bool,
+    /// It holds a structure that becomes longer as it is written (an image): a file keeps its
+    /// contents, and writes beyond its end make it longer ([`Facts::grows_from`]).
+    ///
+    /// [`Facts::grows_from`]: blockhaul_block::Facts::grows_from
+    pub extends: bool,
     /// Whether to bypass the page cache, for devices that have one.
     pub direct: Direct,
     /// Refuse a block device that is in use, for example by a mounted file system (O_EXCL).
@@ -45,6 +50,7 @@ impl Intent {
         target_size: None,
         overwrites: false,
         grows: false,
+        extends: false,
         direct: Direct::Off,
         exclusive: false,
     };

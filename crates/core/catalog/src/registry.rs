@@ -209,6 +209,17 @@ impl Registry {
         backend.open(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
+    /// Opens the target of a copy without layers; it may open others through `context`.
+    pub(crate) async fn open_target_within(
+        &self,
+        spec: &Spec,
+        intent: Intent,
+        context: OpenContext,
+    ) -> Result<(Opened, Preparation)> {
+        let (backend, target) = self.target_in(spec, intent, context)?;
+        backend.open_target(target).await.map_err(|error| self.with_hint(spec, error))
+    }
+
     /// Opens the target of a copy like [`Registry::open`], but does not change its contents until
     /// the [`Preparation`] is run.
     pub async fn open_target(
@@ -217,9 +228,8 @@ impl Registry {
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<(Stack, Preparation)> {
-        let (backend, target) = self.target(spec, intent)?;
-        let opened = backend.open_target(target).await;
-        let (opened, preparation) = opened.map_err(|error| self.with_hint(spec, error))?;
+        let context = OpenContext::new(self);
+        let (opened, preparation) = self.open_target_within(spec, intent, context).await?;
         Ok((Stack::new(opened, layers, intent).await?, preparation))
     }
 

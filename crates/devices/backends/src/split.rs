@@ -90,7 +90,9 @@ pub async fn part(
     description: &str,
     target: &Target,
 ) -> Result<Arc<dyn Device>> {
-    let opened = target.context.open(description, target.intent).await.map_err(|error| {
+    // Parts have fixed places.
+    let intent = Intent { extends: false, ..target.intent };
+    let opened = target.context.open(description, intent).await.map_err(|error| {
         if is_path(description) {
             return error;
         }

@@ -65,6 +65,31 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     }
 }
 
+/// The path of the file that is the device, or that holds its image.
+pub(crate) fn file_of(spec: &Spec) -> Option<PathBuf> {
+    path_of(&image_of(spec)?)
+}
+
+/// The device that holds an image, if the description is that of an image; else the description.
+fn image_of(spec: &Spec) -> Option<Spec> {
+    match spec {
+        Spec::Scheme { scheme, rest } if scheme == IMAGE => {
+            let (device, _) = rest.split_once('?').unwrap_or((rest, ""));
+            let device = blockhaul_catalog::percent_decode(device).ok()?;
+            Spec::parse(device.as_ref()).ok()
+        }
+        spec => Some(spec.clone()),
+    }
+}
+
+/// The scheme of images that are created as targets of copies.
+const IMAGE: &str = "qcow2";
+
+/// Whether a description is that of an image, which a copy of all of a disk creates.
+pub(crate) fn is_image(spec: &Spec) -> bool {
+    matches!(spec, Spec::Scheme { scheme, .. } if scheme == IMAGE)
+}
+
 /// The canonical path of a file that need not exist yet.
 pub(crate) fn full(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -77,7 +102,7 @@ pub(crate) fn full(path: &Path) -> PathBuf {
 
 /// Whether two descriptions refer to the same place, even if nothing exists there yet.
 pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
-    let [path, other_path] = [one, other].map(|spec| path_of(spec).map(|path| full(&path)));
+    let [path, other_path] = [one, other].map(|spec| file_of(spec).map(|path| full(&path)));
     same(one, other) || (path.is_some() && path == other_path)
 }
 

@@ -55,6 +55,10 @@ pub const TABLE: &[(&str, &str)] = &[
          the end of a copy. A shell reports 137 after SIGKILL; a copy with a journal can then be resumed",
     ),
     (
+        "check",
+        "as qemu-img check: 0 no faults, or all repaired, 1 the check is incomplete, 2 corruptions, 3 leaks",
+    ),
+    (
         "compare",
         "as qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
     ),

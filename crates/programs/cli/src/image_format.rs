@@ -112,12 +112,15 @@ impl Format {
                 format!("blockhaul copy {scheme}:{} TARGET", encoded(&path.to_string()))
             }
             (Device(scheme), Use::Served) => {
-                format!("blockhaul serve --readonly {scheme}:{}", encoded(&path.to_string()))
+                format!("blockhaul serve {scheme}:{}", encoded(&path.to_string()))
             }
             (QemuNbd(format), Use::Source) => {
                 format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
             }
-            (QemuNbd(format) | Device(format), Use::Target) => {
+            (Device(scheme), Use::Target) => {
+                format!("blockhaul copy SOURCE {scheme}:{}", encoded(&path.to_string()))
+            }
+            (QemuNbd(format), Use::Target) => {
                 format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
             }
             (QemuNbd(format), Use::Served) => {
@@ -179,7 +182,10 @@ mod tests {
         let path = folder.path().join("vm.qcow2");
         std::fs::write(&path, b"QFI\xfb").unwrap();
         let spec = Spec::parse(path.as_os_str()).unwrap();
-        let wanted = format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display());
+        let wanted = match QCOW2 {
+            Device(_) => format!("blockhaul copy SOURCE qcow2:{}", path.display()),
+            _ => format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display()),
+        };
         assert!(warning(&spec, false, Use::Target).unwrap().contains(&wanted));
         let other = |name: &str| Spec::parse(OsStr::new(name)).unwrap();
         assert!(same_extension(&spec, &other("/backup/vm.qcow2")));

@@ -6,6 +6,7 @@
 //! - `compat`: the program under the names of nbdkit and of libnbd's programs.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
+//! - `image_check`: `check`, of the tables of an image.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
 //! - `long`: support for long copies: a journal, and a rate that changes.
@@ -35,6 +36,8 @@ mod exit;
 mod figures;
 mod generate;
 mod help;
+#[cfg(feature = "formats")]
+mod image_check;
 mod image_format;
 mod info;
 mod jobfile;
@@ -79,7 +82,12 @@ fn main() -> ExitCode {
     let status = run();
     plugin::wait_for_end(PLUGINS_END);
     // A cache that could not be written back at the end has lost accepted data.
-    if blockhaul_layers::data_was_lost() && status == ExitCode::SUCCESS {
+    // The same applies to the tables of an image.
+    #[cfg(feature = "formats")]
+    let image_was_lost = blockhaul_formats::qcow2::data_was_lost();
+    #[cfg(not(feature = "formats"))]
+    let image_was_lost = false;
+    if (blockhaul_layers::data_was_lost() || image_was_lost) && status == ExitCode::SUCCESS {
         return ExitCode::from(exit::TARGET);
     }
     status
@@ -111,6 +119,14 @@ fn run() -> ExitCode {
         }
         Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
         Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Check(args) => {
+            let result = image_check::check(&args, &groups);
+            report(
+                "check: ",
+                result.map_err(|failure| failure.with_status(image_check::INCOMPLETE)),
+            )
+        }
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),

@@ -83,11 +83,11 @@ impl Inner {
             let data = match seek(file, SeekFrom::Data(next)) {
                 Ok(data) => data.clamp(next, end),
                 Err(Errno::NXIO) => {
-                    // No data up to the end of the file. If the file has become shorter, the
+                    // No data up to the end of the file, nor beyond it if it grows. If the file has become shorter, the
                     // missing part is not a hole: it is reported as data, and reading it fails as
                     // it should.
                     let size = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
-                    let hole = size.clamp(next, end);
+                    let hole = if self.storage.grows { end } else { size.clamp(next, end) };
                     extents.push(hole - next, HOLE | ZERO);
                     extents.push(end - hole, 0);
                     return Ok(extents);

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 
 use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result};
 use blockhaul_catalog::{Direct, Target};
@@ -21,6 +22,10 @@ use crate::support::operand;
 
 /// Limits in bytes for the preferred block of a file system: a page, and one short request.
 const PREFERRED: (u32, u32) = (4096, 1 << 20);
+
+/// Size in bytes of a file that becomes longer as it is written, if the caller names none: more than
+/// file systems allow, which report when they are full.
+const GROWTH_MAX: u64 = 1 << 55;
 
 /// A file with blocks for at least one in this many bytes of a copy is overwritten instead of
 /// emptied.
@@ -187,12 +192,17 @@ impl Open<'_> {
         };
         // Direct partial writes need the rest of the block, which does not exist while the file
         // grows.
-        let grows = intent.grows && !is_disk && !direct;
+        let extends = intent.extends && intent.write && !is_disk;
+        if extends && direct {
+            return Err(no_direct_growth());
+        }
+        let grows = extends || (intent.grows && !is_disk && !direct);
         let (size, resize) = match intent.target_size.filter(|_| !is_disk) {
             Some(size) => {
                 let resize = self.resize(name, &file, &stat, (size, grows), created)?;
                 (size, Some(resize))
             }
+            None if extends => (GROWTH_MAX, None),
             None => {
                 let size = seek(&file, SeekFrom::End(0));
                 (size.map_err(|errno| system("cannot determine its size", errno))?, None)
@@ -213,6 +223,8 @@ impl Open<'_> {
             _ => None,
         };
         let unit = allocation_unit(&stat, is_disk);
+        // A target begins empty.
+        let held = if resize.is_some() { 0 } else { u64::try_from(stat.st_size).unwrap_or(0) };
         let minimum = if buffered.is_some() { 1 } else { align };
         let preferred = unit.clamp(PREFERRED.0, PREFERRED.1).max(align);
         let writes_past = past.is_some() && intent.write;
@@ -221,14 +233,16 @@ impl Open<'_> {
             can: self.abilities(direct),
             rotational: limits::rotational(disk.unwrap_or(stat.st_dev)),
             zeroed: resize.as_ref().is_some_and(|resize| resize.empty),
+            grows_from: grows.then_some(held),
             takes_parked: !direct && !writes_past,
             allocation_unit: unit,
             files: vec![super::identity::of(&stat)],
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)
         };
+        let length = AtomicU64::new(held);
         let storage =
-            Storage { file, buffered, past, align, is_disk, grows, nearness, _lock: lock };
+            Storage { file, length, buffered, past, align, is_disk, grows, nearness, _lock: lock };
         Ok((FileDevice::new(facts, storage), resize))
     }
 
@@ -440,6 +454,11 @@ impl Open<'_> {
         };
         system(text, errno)
     }
+}
+
+fn no_direct_growth() -> Error {
+    let text = "an image that grows cannot be written with direct I/O: leave out direct=on";
+    Error::new(Kind::Unsupported, text)
 }
 
 /// What is at a path before it is opened.

@@ -13,7 +13,7 @@ use super::storage::{INLINE_MAX, Inner, count};
 impl Inner {
     pub(super) fn read(self: &Arc<Inner>, at: u64, room: Reservation) -> Pending {
         let len = room.len() as u64;
-        if self.storage.grows {
+        if self.storage.grows && !self.has_grown_to(at.saturating_add(len)) {
             let inner = self.clone();
             return Pending::start(async move { inner.read_growing(at, room.into_buf()).await });
         }
@@ -70,6 +70,18 @@ impl Inner {
             }
             Ok(reply)
         })
+    }
+
+    /// Whether a file that grows is at least this long.
+    fn has_grown_to(&self, end: u64) -> bool {
+        let length = &self.storage.length;
+        if end <= length.load(Ordering::Relaxed) {
+            return true;
+        }
+        let now = fstat(&self.storage.file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let now = now.unwrap_or(0);
+        length.fetch_max(now, Ordering::Relaxed);
+        end <= now
     }
 
     /// Whether a range is very likely in memory, so that moving it would not wait for a disk.
@@ -179,7 +191,7 @@ impl Inner {
     fn read_failed(&self, at: u64, error: Option<std::io::Error>) -> Error {
         let now = fstat(&self.storage.file).ok().and_then(|stat| u64::try_from(stat.st_size).ok());
         match (now, error) {
-            (Some(now), _) if !self.storage.is_disk && now < self.size => {
+            (Some(now), _) if !self.storage.is_disk && !self.storage.grows && now < self.size => {
                 let text = format!(
                     "the file was shrunk while in use: it has {now} bytes, and had {} when it was opened",
                     self.size

@@ -1,7 +1,7 @@
 //! An open file or block device: which descriptor a request uses, and when it may run.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Facts, Result};
 use blockhaul_io::{Data, Hold, PayloadRoute, Pool, RangeLock, RangeLocks};
@@ -29,6 +29,8 @@ pub(super) struct Storage {
     pub(super) is_disk: bool,
     /// It grows as it is written: beyond its end it reads as zeroes.
     pub(super) grows: bool,
+    /// If it grows: a length in bytes that it has at least.
+    pub(super) length: AtomicU64,
     /// How quickly the file system answers.
     pub(super) nearness: Nearness,
     /// Prevents other programs from writing to it.

@@ -24,7 +24,7 @@ const FIXED: usize = 24;
 /// Granularities that QEMU supports, as powers of two.
 const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 /// Offsets in entries of a bitmap table: bits 9 to 55; the others, but the first, are reserved.
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const ALL_ONES: u64 = 1;
 /// Part of a bitmap in bytes that is read at a time.
 const PIECE: u64 = 64 << 10;
@@ -33,6 +33,8 @@ const PIECE: u64 = 64 << 10;
 mod flag {
     /// It was not saved correctly.
     pub(super) const IN_USE: u32 = 1 << 0;
+    /// Programs that write to the disk must keep it right.
+    pub(super) const AUTO: u32 = 1 << 1;
     /// It may be used although its extra data is not understood.
     pub(super) const EXTRA_IS_COMPATIBLE: u32 = 1 << 2;
 }
@@ -76,6 +78,38 @@ pub(super) async fn list(
         }
     }
     all
+}
+
+/// The names of the bitmaps that whoever writes to the disk must keep right.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(super) async fn kept_right(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<Vec<String>> {
+    let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
+    let found = entries(file, file_len, header, directory).await?;
+    // One that is in use is not consistent, and stays so.
+    let kept =
+        found.into_iter().filter(|entry| entry.flags & (flag::AUTO | flag::IN_USE) == flag::AUTO);
+    Ok(kept.map(|entry| entry.name).collect())
+}
+
+/// The name of each bitmap, consistent or not, and the offset and number of entries of its table.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(super) async fn tables(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<Vec<(String, u64, u64)>> {
+    let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
+    let found = entries(file, file_len, header, directory).await?;
+    let place = |entry: Entry| (entry.name, entry.table, u64::from(entry.table_entries));
+    Ok(found.into_iter().map(place).collect())
 }
 
 /// An entry of the directory.

@@ -5,22 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::emulate::emulate;
-use blockhaul_block::{Device, Error, FileId, Kind, Result, fence};
+use blockhaul_block::{Can, Device, Error, FileId, Kind, Result, fence};
 use blockhaul_catalog::{Another, Intent, NamePolicy, OpenContext, Opened, Opening, Spec, Target};
 
 use super::bytes::index;
 use super::device::{Backing, Handle};
 use super::error::{unsupported, usage};
 use super::header::{Header, MAGIC, incompatible};
-use super::image::{Head, Image};
-use super::storage::read;
+use super::image::{Head, Image, Options};
+use super::storage::{len_of, read};
 
 /// Most images of a chain: more than QEMU's tools can handle, and few enough for the stack.
 const CHAIN_MAX: usize = 200;
 
 /// Opens the image that the user described.
 pub(super) async fn open(target: &Target) -> Result<Opened> {
-    refuse_writing(target)?;
     let names = match target.args.text("names") {
         Some("allow") => target.context.with_names(NamePolicy::Allow),
         Some(_) => target.context.with_names(NamePolicy::Refuse),
@@ -33,6 +32,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
     let opener = Opener {
         context: target.context.clone(),
         names,
+        top: top_intent(target)?,
         intent: Intent { direct: target.intent.direct, ..Intent::READ },
         memory: target.args.size("cache").unwrap_or(0),
     };
@@ -43,23 +43,19 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         data_file: target.args.text("data-file"),
     };
     let levels = opener.levels(description, own).await?;
-    let chain = Arc::new(Chain { levels });
-    let device = chain.first()?;
-    let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
-    Ok(Opened { device, more })
+    Chain { levels }.opened()
 }
 
-/// Images are only read.
-fn refuse_writing(target: &Target) -> Result<()> {
-    if !target.intent.write {
-        return Ok(());
+/// What the files of the top image are opened for.
+fn top_intent(target: &Target) -> Result<Intent> {
+    let Intent { write, direct, exclusive, .. } = target.intent;
+    if write && target.args.text("snapshot").is_some() {
+        return Err(usage(
+            "a snapshot is read-only: leave out snapshot=NAME, or open it read-only",
+        ));
     }
-    let image = target.rest.to_string_lossy();
-    let text = format!(
-        "qcow2: images are opened read-only: serve with --readonly or under --layer cow, or write through \
-         [ qemu-nbd -f qcow2 {image} ]"
-    );
-    Err(Error::new(Kind::Unsupported, text))
+    // An image is written in pieces of any alignment.
+    Ok(Intent { write, extends: write, direct, exclusive, ..Intent::READ })
 }
 
 /// What the user says about the top image of a chain.
@@ -95,14 +91,14 @@ impl Format {
 }
 
 /// A device with a file of the chain.
-struct Storage {
+pub(super) struct Storage {
     /// The first handle, fenced.
-    device: Arc<dyn Device>,
+    pub(super) device: Arc<dyn Device>,
     more: Option<Arc<dyn Another>>,
 }
 
 impl Storage {
-    fn new(opened: Opened) -> Storage {
+    pub(super) fn new(opened: Opened) -> Storage {
         Storage { device: fence(emulate(opened.device)), more: opened.more }
     }
 
@@ -115,23 +111,36 @@ impl Storage {
 }
 
 /// A file of the chain: an image, or raw bytes at its end.
-struct Level {
-    image: Option<Arc<Image>>,
-    file: Storage,
-    external: Option<Storage>,
+pub(super) struct Level {
+    pub(super) image: Option<Arc<Image>>,
+    pub(super) file: Storage,
+    pub(super) external: Option<Storage>,
 }
 
 /// An image and everything below it, the top first.
-struct Chain {
-    levels: Vec<Level>,
+pub(super) struct Chain {
+    pub(super) levels: Vec<Level>,
 }
 
 impl Chain {
+    /// The image on top, as a device.
+    pub(super) fn opened(self) -> Result<Opened> {
+        let chain = Arc::new(self);
+        let device = chain.first()?;
+        let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
+        Ok(Opened { device, more })
+    }
+
     fn has_more(&self) -> bool {
-        let files = self
-            .levels
-            .iter()
-            .flat_map(|level| std::iter::once(&level.file).chain(&level.external));
+        // A flush on one handle covers the writes of all of them.
+        let covers = |storage: &Storage| {
+            storage.more.is_none() || storage.device.facts().can.contains(Can::MULTI_CONN)
+        };
+        let written = self.levels.iter().filter(|level| level.is_written());
+        if !written.flat_map(Level::files).all(covers) {
+            return false;
+        }
+        let files = self.levels.iter().flat_map(Level::files);
         files.into_iter().any(|storage| storage.more.is_some())
     }
 
@@ -160,6 +169,14 @@ impl Chain {
 }
 
 impl Level {
+    fn files(&self) -> impl Iterator<Item = &Storage> {
+        std::iter::once(&self.file).chain(&self.external)
+    }
+
+    fn is_written(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.writer.is_some())
+    }
+
     fn over(
         &self,
         file: Arc<dyn Device>,
@@ -201,6 +218,8 @@ struct Opener {
     /// For names in images.
     names: OpenContext,
     intent: Intent,
+    /// For the files of the top image.
+    top: Intent,
     /// Memory for tables of an image, in bytes.
     memory: u64,
 }
@@ -208,7 +227,7 @@ struct Opener {
 impl Opener {
     /// All files of a chain, the top first.
     async fn levels(&self, description: &str, own: Own<'_>) -> Result<Vec<Level>> {
-        let opened = self.context.open(description, self.intent).await?;
+        let opened = self.context.open(description, self.top).await?;
         let folder = folder_of(description);
         let mut next = Next { storage: Storage::new(opened), folder, format: Format::Qcow2 };
         let (mut levels, mut seen, mut own) = (Vec::new(), Vec::new(), own);
@@ -222,7 +241,8 @@ impl Opener {
                 let text = format!("a chain of more than {CHAIN_MAX} images: commit some of them");
                 return Err(usage(text));
             }
-            let (level, below) = self.level(next, own).await?;
+            let top = levels.is_empty();
+            let (level, below) = self.level(next, own, top).await?;
             levels.push(level);
             own = Own::default();
             match below {
@@ -233,15 +253,27 @@ impl Opener {
     }
 
     /// An image, and what is below it.
-    async fn level(&self, this: Next, own: Own<'_>) -> Result<(Level, Option<Next>)> {
+    async fn level(&self, this: Next, own: Own<'_>, top: bool) -> Result<(Level, Option<Next>)> {
         let Next { storage: file, folder, .. } = this;
         let name = file.device.facts().name.clone();
         let named = |error: Error| error.on(&name);
         let head = Head::read(&file.device).await.map_err(named)?;
         let from = Namer { file: &name, folder: folder.as_deref() };
-        let external = self.data_file(&head.header, &from, own.data_file).await?;
-        let data_len = external.as_ref().map(|storage| storage.device.facts().size);
-        let image = Image::open(&file.device, &head, own.snapshot, data_len, self.memory);
+        let intent = if top { self.top } else { self.intent };
+        let external = self.data_file(&head.header, &from, own.data_file, intent).await?;
+        let data_len = external.as_ref().map(|storage| {
+            let facts = storage.device.facts();
+            // As for the image file: the last cluster may get longer.
+            let len = len_of(&facts);
+            if intent.write {
+                len.next_multiple_of(head.header.cluster()).min(facts.size)
+            } else {
+                len
+            }
+        });
+        let (snapshot, memory, write) = (own.snapshot, self.memory, intent.write);
+        let options = Options { snapshot, data_len, memory, write };
+        let image = Image::open(&file.device, &head, options);
         let image = Some(Arc::new(image.await.map_err(named)?));
         let below = self.backing(&head.header, &from, &own).await?;
         Ok((Level { image, file, external }, below))
@@ -252,6 +284,7 @@ impl Opener {
         header: &Header,
         from: &Namer<'_>,
         own: Option<&str>,
+        intent: Intent,
     ) -> Result<Option<Storage>> {
         if !header.has(incompatible::DATA_FILE) {
             return match own {
@@ -260,13 +293,13 @@ impl Opener {
             };
         }
         if let Some(description) = own {
-            return Ok(Some(Storage::new(self.context.open(description, self.intent).await?)));
+            return Ok(Some(Storage::new(self.context.open(description, intent).await?)));
         }
         let Some(named) = &header.data_file else {
             let what = format!("{} has an external data file, but not its name", from.file);
             return Err(unsupported(what, "name it with data-file=DEVICE"));
         };
-        let (opened, _) = self.named(from, named, "data-file").await?;
+        let (opened, _) = self.named(from, named, "data-file", intent).await?;
         Ok(Some(Storage::new(opened)))
     }
 
@@ -282,7 +315,7 @@ impl Opener {
         }
         let Some(named) = &header.backing else { return Ok(None) };
         let format = header.backing_format.as_deref().map(Format::named).transpose()?;
-        let (opened, folder) = self.named(from, named, "backing").await?;
+        let (opened, folder) = self.named(from, named, "backing", self.intent).await?;
         let storage = Storage::new(opened);
         let format = match format.or(own.backing_format) {
             Some(format) => format,
@@ -298,9 +331,10 @@ impl Opener {
         from: &Namer<'_>,
         named: &str,
         option: &str,
+        intent: Intent,
     ) -> Result<(Opened, Option<PathBuf>)> {
         let description = from.description(named, option)?;
-        let opened = self.names.open_named_in(from.file, &description, self.intent).await;
+        let opened = self.names.open_named_in(from.file, &description, intent).await;
         let policy = self.names.registry().names;
         let opened = opened.map_err(|error| match (error.kind(), policy) {
             (Kind::Refused, NamePolicy::Refuse) => {
@@ -391,7 +425,7 @@ impl Namer<'_> {
 }
 
 /// The directory of a file, if the description is that of one.
-fn folder_of(description: &str) -> Option<PathBuf> {
+pub(super) fn folder_of(description: &str) -> Option<PathBuf> {
     let path = match Spec::parse(OsStr::new(description)).ok()? {
         Spec::Path(path) => path,
         Spec::Scheme { scheme, rest } if scheme == "file" => {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
-    Request,
+    Reply, Request,
 };
-use blockhaul_io::Pool;
+use blockhaul_io::{Pool, Remote};
 
 use super::entry::Place;
 use super::image::Image;
-use super::{extents, read};
+use super::{extents, read, write};
 
 /// The context of QEMU that counts the images between the top and the one that has the bytes.
 pub(super) const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
@@ -32,14 +32,21 @@ pub(super) struct Parts {
     pub(super) file: Arc<dyn Device>,
     /// The device with the guest's data: the image file, or the external data file.
     pub(super) data: Arc<dyn Device>,
-    /// Length of `data` in bytes.
-    pub(super) data_len: u64,
     pub(super) is_external: bool,
     pub(super) backing: Option<Backing>,
     /// Memory for pieces of requests that are in several places.
     pub(super) pieces: Pool,
     /// Memory for compressed data.
     pub(super) packed: Pool,
+    /// The worker on which the handle was made.
+    pub(super) worker: Remote,
+}
+
+impl Parts {
+    /// Length in bytes of the file with the guest's data.
+    pub(super) fn data_len(&self) -> u64 {
+        self.image.layout_now().data_len()
+    }
 }
 
 /// What is under an image.
@@ -77,9 +84,12 @@ impl Handle {
     ) -> Handle {
         let is_external = external.is_some();
         let data = external.unwrap_or_else(|| file.clone());
-        let facts = Arc::new(facts(&image, &file, &data, backing.as_ref()));
+        let mut facts = facts(&image, &file, &data, backing.as_ref());
+        if let Some(writer) = &image.writer {
+            writer.enter();
+        }
         let parts = Parts {
-            data_len: data.facts().size,
+            worker: Remote::to(blockhaul_io::worker()),
             pieces: read::piece_pool(),
             packed: read::packed_pool(image.layout.cluster()),
             image,
@@ -88,7 +98,14 @@ impl Handle {
             is_external,
             backing,
         };
-        Handle { facts, parts: Arc::new(parts) }
+        if parts.image.writer.is_some() {
+            let fast = if parts.zeroes_fast() { Can::FAST_ZERO } else { Can::empty() };
+            facts.can |= (Can::CHANGES - Can::FAST_ZERO) | Can::FLUSH | fast;
+            facts.takes_parked = parts.data.facts().takes_parked;
+            facts.flush_failures_stay = true;
+            facts.zeroed = parts.image.is_new && parts.backing.is_none();
+        }
+        Handle { facts: Arc::new(facts), parts: Arc::new(parts) }
     }
 }
 
@@ -101,7 +118,7 @@ fn facts(
     let below = file.facts();
     let mut facts = Facts::new(format!("qcow2:{}", below.name), image.size);
     facts.description.clone_from(&below.description);
-    // All handles read the same, and nothing is ever written.
+    // All handles share what they know, and a flush covers all of it.
     facts.can = Can::EXTENTS | Can::MULTI_CONN;
     facts.rotational = below.rotational;
     facts.in_flight = below.in_flight;
@@ -134,12 +151,25 @@ impl Device for Handle {
                 let end = at.saturating_add(len);
                 Pending::start(async move { extents::list(&parts, at, end, contexts, flags).await })
             }
-            _ => Error::new(Kind::ReadOnly, "a qcow2 image is read-only here").into(),
+            _ if self.parts.image.writer.is_none() => {
+                Error::new(Kind::ReadOnly, "the image is open for reading only").into()
+            }
+            Op::Write(data) => write::data::submit(&self.parts, at, data, flags),
+            Op::Zero | Op::Trim => {
+                let range = (at, at.saturating_add(len));
+                write::zero::submit(&self.parts, range, matches!(op, Op::Trim), flags)
+            }
+            Op::Flush => {
+                let parts = self.parts.clone();
+                Pending::start(async move { parts.flush().await.map(|()| Reply::Done) })
+            }
+            Op::Cache => Error::new(Kind::Unsupported, "the image has no cache").into(),
         }
     }
 
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        if access != Access::Read {
+        // While an image is written, its clusters may be freed.
+        if access != Access::Read || self.parts.image.writer.is_some() {
             return None;
         }
         let parts = &self.parts;
@@ -147,7 +177,7 @@ impl Device for Handle {
         let run = runs.first()?;
         match (run.place, &parts.backing) {
             (Place::Data(host), _) => {
-                let len = run.len.min(parts.data_len.checked_sub(host)?);
+                let len = run.len.min(parts.data_len().checked_sub(host)?);
                 parts.data.file_at(host, len, access)
             }
             (Place::Unallocated, Some(backing)) => {

@@ -12,10 +12,12 @@ const L1_RESERVED: u64 = !(OFFSET | COPIED);
 /// Reserved bits of standard L2 entries: 1 to 8 and 56 to 61.
 const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
 /// The refcount is exactly one.
-const COPIED: u64 = 1 << 63;
+pub(super) const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 /// The cluster reads as zeroes, in version 3 without extended entries.
 const ZERO: u64 = 1;
+/// All subclusters, among the bits for those that are allocated.
+pub(super) const ALL_UNITS: u64 = u32::MAX as u64;
 /// Compressed data is counted in sectors.
 const SECTOR: u64 = 512;
 /// Subclusters of a cluster with extended entries.
@@ -71,14 +73,27 @@ pub(super) fn push(runs: &mut Vec<Run>, run: Run) {
     runs.push(run);
 }
 
+/// What is behind an L2 entry, for a write. Without subclusters, a cluster counts as all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    /// The offset of the cluster that may be written in place, if there is one.
+    pub(super) own: Option<u64>,
+    /// The subclusters with data, a bit for each.
+    pub(super) units: u64,
+    /// The subclusters that read as zeroes.
+    pub(super) zeroes: u64,
+    /// There is data in clusters that must not be written.
+    pub(super) elsewhere: bool,
+}
+
 /// How an image divides offsets, and what its entries may contain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Layout {
     /// log2 of the cluster size in bytes.
     pub(super) cluster_bits: u32,
-    extended: bool,
+    pub(super) extended: bool,
     version: u32,
-    data_file: bool,
+    pub(super) data_file: bool,
     /// Length of the image file in bytes.
     file_len: u64,
     /// Length in bytes of the file with the guest's data.
@@ -95,6 +110,21 @@ impl Layout {
             file_len,
             data_len,
         }
+    }
+
+    /// The same for files that have become longer.
+    pub(super) fn with_lengths(self, file_len: u64, data_len: u64) -> Layout {
+        Layout { file_len, data_len, ..self }
+    }
+
+    /// Length in bytes of the file with the guest's data.
+    pub(super) fn data_len(&self) -> u64 {
+        self.data_len
+    }
+
+    /// Whether entries can say that a cluster reads as zeroes.
+    pub(super) fn has_zero(&self) -> bool {
+        self.version >= 3
     }
 
     /// Cluster size in bytes.
@@ -149,6 +179,79 @@ impl Layout {
             return wrong("names an L2 table beyond the end of the file");
         }
         Ok(Some(offset))
+    }
+
+    /// What a write to the cluster at `at` of the disk finds in its L2 entry.
+    ///
+    /// # Errors
+    /// If the entry cannot be true.
+    pub(super) fn found(&self, words: &[u64], at: u64) -> Result<Found> {
+        let &[entry, ref rest @ ..] = words else { return Err(blockhaul_block::Error::misfit()) };
+        if entry & COMPRESSED != 0 {
+            self.packed(entry, at)?;
+            return Ok(Found { own: None, units: 0, zeroes: 0, elsewhere: true });
+        }
+        let host = self.host(entry, at)?;
+        let is_own = entry & COPIED != 0 || self.data_file;
+        let (units, zeroes) = match rest.first() {
+            Some(&bits) => {
+                self.check_units(entry, bits, host, at)?;
+                (bits & ALL_UNITS, bits >> SUBCLUSTERS)
+            }
+            None => match self.standard(entry, at)? {
+                Place::Data(_) => (ALL_UNITS, 0),
+                Place::Zero { .. } => (0, ALL_UNITS),
+                _ => (0, 0),
+            },
+        };
+        let own = host.filter(|_| is_own);
+        Ok(Found { own, units, zeroes, elsewhere: units != 0 && own.is_none() })
+    }
+
+    /// The subclusters that a range within a cluster touches; all, if clusters have none.
+    pub(super) fn touched(&self, at: u64, end: u64) -> u64 {
+        let inside = self.cluster() - 1;
+        if !self.extended || at >= end {
+            return ALL_UNITS;
+        }
+        let first = (at & inside) / self.unit();
+        let last = ((end - 1) & inside) / self.unit();
+        ALL_UNITS >> (31 - (last - first).min(31)) << first & ALL_UNITS
+    }
+
+    /// An entry for a cluster with data in these subclusters, and zeroes in those.
+    pub(super) fn data_entry(&self, host: u64, units: u64, zeroes: u64) -> [u64; 2] {
+        [host | COPIED, (zeroes & !units) << SUBCLUSTERS | units]
+    }
+
+    /// An entry for a cluster of zeroes, with or without space for it.
+    pub(super) fn zero_entry(&self, host: Option<u64>) -> [u64; 2] {
+        let place = host.map_or(0, |host| host | COPIED);
+        match self.extended {
+            true => [place, ALL_UNITS << SUBCLUSTERS],
+            false => [place | ZERO, 0],
+        }
+    }
+
+    pub(super) fn is_compressed(entry: u64) -> bool {
+        entry & COMPRESSED != 0
+    }
+
+    /// The clusters of the image file that an entry refers to: the first, and how many.
+    pub(super) fn refers_to(&self, entry: u64) -> Option<(u64, u64)> {
+        if self.data_file {
+            return None;
+        }
+        if entry & COMPRESSED != 0 {
+            let x = 62 - (self.cluster_bits - 8);
+            let host = entry & ((1 << x) - 1);
+            let sectors = ((entry & (COMPRESSED - 1)) >> x) + 1;
+            let end = (host / SECTOR + sectors) * SECTOR;
+            let first = host >> self.cluster_bits;
+            return Some((first, ((end - 1) >> self.cluster_bits) - first + 1));
+        }
+        let offset = entry & OFFSET;
+        (offset != 0).then_some((offset >> self.cluster_bits, 1))
     }
 
     /// Appends the runs of a part of one guest cluster: `at..end`, at least one byte. `words` is
@@ -243,6 +346,20 @@ impl Layout {
         Ok(Place::Packed { host, len })
     }
 
+    fn check_units(&self, entry: u64, bits: u64, host: Option<u64>, at: u64) -> Result<()> {
+        let (allocated, zero) = (bits & ALL_UNITS, bits >> SUBCLUSTERS);
+        if entry & ZERO != 0 {
+            return Err(self.wrong(entry, at, "has reserved bits"));
+        }
+        if allocated & zero != 0 {
+            return Err(self.wrong(entry, at, "has subclusters that are both allocated and zero"));
+        }
+        if allocated != 0 && host.is_none() {
+            return Err(self.wrong(entry, at, "has subclusters without a cluster"));
+        }
+        Ok(())
+    }
+
     /// Appends the runs of a cluster with an extended entry.
     fn subclusters(
         &self,
@@ -253,17 +370,11 @@ impl Layout {
         runs: &mut Vec<Run>,
     ) -> Result<()> {
         let host = self.host(entry, at)?;
-        if entry & ZERO != 0 {
-            return Err(self.wrong(entry, at, "has reserved bits"));
-        }
-        let (allocated, zero) = (bits & u64::from(u32::MAX), bits >> SUBCLUSTERS);
-        if allocated & zero != 0 {
-            return Err(self.wrong(entry, at, "has subclusters that are both allocated and zero"));
-        }
+        let (allocated, zero) = (bits & ALL_UNITS, bits >> SUBCLUSTERS);
+        self.check_units(entry, bits, host, at)?;
         let data = match (host, allocated) {
             (Some(host), 1..) => Some(self.inside(entry, host, at)? - (at & (self.cluster() - 1))),
-            (None, 1..) => return Err(self.wrong(entry, at, "has subclusters without a cluster")),
-            (_, 0) => None,
+            _ => None,
         };
         let (start, unit) = (at & !(self.cluster() - 1), self.unit());
         let mut next = at;

@@ -173,6 +173,9 @@ async fn may_have_holes(parts: &Parts) -> bool {
     if parts.is_external {
         return true;
     }
+    if parts.image.writer.is_some() {
+        return false;
+    }
     if let Some(known) = parts.image.is_sparse.get() {
         return *known;
     }
@@ -198,7 +201,7 @@ async fn add_data(
     most: usize,
     all: &mut Extents,
 ) -> Result<()> {
-    let inside = run.len.min(parts.data_len.saturating_sub(host));
+    let inside = run.len.min(parts.data_len().saturating_sub(host));
     let contexts = base_of(&parts.data.facts());
     let mut done = 0;
     while done < inside && all.len() <= most {

@@ -42,20 +42,26 @@ pub(super) mod incompatible {
 }
 
 /// Auto-clear features ("Header", bytes 88 to 95).
-mod autoclear {
+pub(super) mod autoclear {
     /// The bitmaps are consistent with the disk.
-    pub(super) const BITMAPS: u64 = 1 << 0;
+    pub(in crate::qcow2) const BITMAPS: u64 = 1 << 0;
     /// The external data file is a raw image of the disk.
-    pub(super) const RAW_DATA_FILE: u64 = 1 << 1;
+    pub(in crate::qcow2) const RAW_DATA_FILE: u64 = 1 << 1;
+    /// All that this program keeps right. A writer clears the others.
+    pub(in crate::qcow2) const KNOWN: u64 = BITMAPS | RAW_DATA_FILE;
 }
 
+/// The offset of the auto-clear features, and of the place and length of the refcount table.
+pub(super) const AUTOCLEAR_AT: u64 = 88;
+pub(super) const REFCOUNT_TABLE_AT: u64 = 48;
+
 /// Types of extensions ("Header extensions").
-mod extension {
+pub(super) mod extension {
     pub(super) const END: u32 = 0;
-    pub(super) const BACKING_FORMAT: u32 = 0xe279_2aca;
+    pub(in crate::qcow2) const BACKING_FORMAT: u32 = 0xe279_2aca;
     pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
     pub(super) const BITMAPS: u32 = 0x2385_2875;
-    pub(super) const DATA_FILE: u32 = 0x4441_5441;
+    pub(in crate::qcow2) const DATA_FILE: u32 = 0x4441_5441;
 }
 
 /// How clusters are compressed.
@@ -89,6 +95,16 @@ pub(super) struct L1Place {
     pub(super) entries: u32,
 }
 
+/// The refcount table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RefcountTable {
+    pub(super) offset: u64,
+    /// Length in clusters.
+    pub(super) clusters: u32,
+    /// log2 of the bits of a refcount, at most 6.
+    pub(super) order: u32,
+}
+
 /// A header that was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
@@ -99,9 +115,12 @@ pub(super) struct Header {
     /// Size of the disk in bytes, at most 2^63 - 1.
     pub(super) size: u64,
     pub(super) l1: L1Place,
+    pub(super) refcounts: RefcountTable,
     pub(super) snapshots: SnapshotTable,
     /// Bits of [`incompatible`]; no others.
     pub(super) incompatible: u64,
+    /// Bits of [`autoclear`], and unknown ones.
+    pub(super) autoclear: u64,
     pub(super) compression: Compression,
     /// The name of the backing file, as it is in the image.
     pub(super) backing: Option<String>,
@@ -122,6 +141,11 @@ impl Header {
     /// Whether an incompatible feature is used.
     pub(super) fn has(&self, feature: u64) -> bool {
         self.incompatible & feature != 0
+    }
+
+    /// Whether guest data is in another file that is a raw image of the disk.
+    pub(super) fn has_raw_data_file(&self) -> bool {
+        self.has(incompatible::DATA_FILE) && self.autoclear & autoclear::RAW_DATA_FILE != 0
     }
 
     /// Whether L2 entries have 128 bits.
@@ -171,8 +195,10 @@ impl Header {
             cluster_bits,
             size: fixed.size,
             l1: fixed.l1,
+            refcounts: fixed.refcounts,
             snapshots: fixed.snapshots,
             incompatible: fixed.incompatible,
+            autoclear: fixed.autoclear,
             compression,
             backing,
             backing_format: found.backing_format,
@@ -194,6 +220,7 @@ struct Fixed {
     backing_len: u32,
     size: u64,
     l1: L1Place,
+    refcounts: RefcountTable,
     snapshots: SnapshotTable,
     incompatible: u64,
     autoclear: u64,
@@ -206,7 +233,7 @@ struct Fixed {
 impl Fixed {
     fn parse(head: &[u8], cluster_bits: u32) -> Result<Fixed> {
         let word = |at| be32(head, at).ok_or_else(cut_short);
-        let long = |at| be64(head, at).ok_or_else(cut_short);
+        let long = |at: u64| be64(head, index(at)).ok_or_else(cut_short);
         let version = word(4)?;
         // Version 2 ends here, and has the defaults of the rest.
         let is_new = version >= 3;
@@ -218,9 +245,14 @@ impl Fixed {
             backing_len: word(16)?,
             size: long(24)?,
             l1: L1Place { offset: long(40)?, entries: word(36)? },
+            refcounts: RefcountTable {
+                offset: long(REFCOUNT_TABLE_AT)?,
+                clusters: word(56)?,
+                order: if is_new { word(96)? } else { 4 },
+            },
             snapshots: SnapshotTable { offset: long(64)?, count: word(60)? },
             incompatible: if is_new { long(72)? } else { 0 },
-            autoclear: if is_new { long(88)? } else { 0 },
+            autoclear: if is_new { long(AUTOCLEAR_AT)? } else { 0 },
             compression_type: if len > LEN_V3 {
                 *head.get(LEN_V3).ok_or_else(cut_short)?
             } else {
@@ -228,8 +260,8 @@ impl Fixed {
             },
             len,
         };
-        fixed.check(word(32)?, if is_new { word(96)? } else { 4 })?;
-        fixed.check_tables(long(48)?, word(56)?)?;
+        fixed.check(word(32)?)?;
+        fixed.check_tables()?;
         Ok(fixed)
     }
 
@@ -237,7 +269,7 @@ impl Fixed {
         1 << self.cluster_bits
     }
 
-    fn check(&self, crypt_method: u32, refcount_order: u32) -> Result<()> {
+    fn check(&self, crypt_method: u32) -> Result<()> {
         let len = self.len as u64;
         if self.version >= 3
             && (len < LEN_V3 as u64 || !len.is_multiple_of(8) || len > self.cluster())
@@ -247,6 +279,7 @@ impl Fixed {
         if i64::try_from(self.size).is_err() {
             return Err(damaged(format!("disk size {} (at most 2^63 - 1)", self.size)));
         }
+        let refcount_order = self.refcounts.order;
         if refcount_order > 6 {
             return Err(damaged(format!("refcounts of 2^{refcount_order} bits (at most 2^6)")));
         }
@@ -260,7 +293,7 @@ impl Fixed {
         Err(unsupported(format!("the image is encrypted ({method})"), way))
     }
 
-    fn check_tables(&self, refcount_offset: u64, refcount_clusters: u32) -> Result<()> {
+    fn check_tables(&self) -> Result<()> {
         let aligned = |what: &str, offset: u64| match offset.is_multiple_of(self.cluster()) {
             true => Ok(()),
             false => Err(damaged(format!(
@@ -269,12 +302,12 @@ impl Fixed {
             ))),
         };
         aligned("L1 table", self.l1.offset)?;
-        aligned("refcount table", refcount_offset)?;
+        aligned("refcount table", self.refcounts.offset)?;
         if self.snapshots.count > 0 {
             aligned("snapshot table", self.snapshots.offset)?;
         }
         check_l1_len(self.l1)?;
-        let len = u64::from(refcount_clusters) << self.cluster_bits;
+        let len = u64::from(self.refcounts.clusters) << self.cluster_bits;
         if len > REFCOUNT_TABLE_MAX {
             return Err(damaged(format!("a refcount table of {len} bytes (at most 8 MiB)")));
         }

@@ -1,8 +1,10 @@
 //! An image's metadata, read once and shared by all handles: where each byte of the disk is.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Device, Error, Result};
+use blockhaul_io::Buf;
 
 use super::bitmap::{self, Bitmap};
 use super::bytes::index;
@@ -12,10 +14,13 @@ use super::error::damaged;
 use super::header::{Compression, Header, L1Place, incompatible};
 use super::kept::Kept;
 use super::snapshot::{self, Snapshot};
-use super::storage::read;
+use super::storage::{len_of, read, read_into};
+use super::write::Writer;
 
 /// Longest part of an L2 table that is read at once, in bytes.
 const SLICE_MAX: u64 = 64 << 10;
+/// The same in images that are written: as much is written for each change.
+const CHANGED_SLICE: u64 = 4096;
 /// Bytes at the start of a file that are read before the cluster size is known.
 const HEAD: u64 = 4096;
 /// Most bitmaps that are contexts: others are needed, too.
@@ -32,11 +37,21 @@ pub(super) struct Image {
     pub(super) kept: Kept,
     /// Whether the file has holes where clusters are, once that was looked for.
     pub(super) is_sparse: OnceLock<bool>,
+    /// Present if the image is open for writing.
+    pub(super) writer: Option<Writer>,
+    /// It was made for this program, and nothing was written to it before.
+    pub(super) is_new: bool,
     /// The entries that the disk needs.
-    l1: Vec<u64>,
-    cache: SliceCache,
+    pub(super) l1: Vec<AtomicU64>,
+    /// Offset of the L1 table in the image file.
+    pub(super) l1_at: u64,
+    pub(super) cache: SliceCache,
     /// Length of a slice in bytes.
-    slice: u64,
+    pub(super) slice: u64,
+    /// Length in bytes that the image file has, or gets.
+    file_len: AtomicU64,
+    /// The same of the external data file, if there is one.
+    data_len: Option<AtomicU64>,
 }
 
 /// A header, and the length of the file that it was read from.
@@ -48,7 +63,7 @@ pub(super) struct Head {
 impl Head {
     /// Reads the header of the image in a device.
     pub(super) async fn read(file: &Arc<dyn Device>) -> Result<Head> {
-        let file_len = file.facts().size;
+        let file_len = len_of(&file.facts());
         let head = read(file, 0, HEAD.min(file_len)).await?;
         let cluster = 1 << Header::cluster_bits(&head)?;
         let header = match cluster <= head.len() as u64 {
@@ -67,18 +82,21 @@ impl Head {
 }
 
 impl Image {
-    /// Reads the metadata of the image, or of one of its snapshots. `data_len` is the length in
-    /// bytes of the external data file, if there is one; `memory` bounds the L2 cache in bytes.
+    /// Reads the metadata of the image, or of one of its snapshots.
     pub(super) async fn open(
         file: &Arc<dyn Device>,
         head: &Head,
-        snapshot: Option<&str>,
-        data_len: Option<u64>,
-        memory: u64,
+        options: Options<'_>,
     ) -> Result<Image> {
         let Head { header, file_len } = head;
+        let data_len = options.data_len;
+        // The last cluster of a file that grows may get the rest of it at any time.
+        let file_len = &match options.write {
+            true => file_len.next_multiple_of(header.cluster()).min(file.facts().size),
+            false => *file_len,
+        };
         let layout = Layout::new(header, *file_len, data_len.unwrap_or(*file_len));
-        let (l1, size) = match snapshot {
+        let (l1, size) = match options.snapshot {
             None => (header.l1, header.size),
             Some(name) => {
                 let all = snapshot::list(file, *file_len, header).await?;
@@ -87,23 +105,66 @@ impl Image {
             }
         };
         let l1 = l1_table(file, layout, l1, size).await?;
-        let bitmaps = match snapshot {
+        let bitmaps = match options.snapshot {
             None => bitmap::list(file, *file_len, header, BITMAPS_MAX).await,
             // They describe the disk as it is now.
             Some(_) => Vec::new(),
         };
-        let slice = SLICE_MAX.min(layout.cluster());
-        Ok(Image {
+        let writer = match options.write {
+            true => Some(Writer::open(file, header, layout, &l1).await?),
+            false => None,
+        };
+        Ok(Image { bitmaps, ..Image::new(header, size, layout, l1, writer, options) })
+    }
+
+    /// An image with these tables.
+    pub(super) fn new(
+        header: &Header,
+        size: u64,
+        layout: Layout,
+        l1: Vec<u64>,
+        writer: Option<Writer>,
+        options: Options<'_>,
+    ) -> Image {
+        let most = if writer.is_some() { CHANGED_SLICE } else { SLICE_MAX };
+        let slice = most.min(layout.cluster());
+        Image {
             size,
             layout,
             compression: header.compression,
-            bitmaps,
+            bitmaps: Vec::new(),
             kept: Kept::new(layout.cluster()),
             is_sparse: OnceLock::new(),
-            l1,
-            cache: SliceCache::new(memory, slice),
+            writer,
+            is_new: false,
+            l1_at: header.l1.offset,
+            l1: l1.into_iter().map(AtomicU64::new).collect(),
+            cache: SliceCache::new(options.memory, slice),
             slice,
-        })
+            file_len: AtomicU64::new(layout.file_len()),
+            data_len: options.data_len.map(AtomicU64::new),
+        }
+    }
+
+    /// The layout with the current lengths of the files.
+    pub(super) fn layout_now(&self) -> Layout {
+        if self.writer.is_none() {
+            return self.layout;
+        }
+        let file_len = self.file_len.load(Ordering::Relaxed);
+        let data_len = self.data_len.as_ref().map(|len| len.load(Ordering::Relaxed));
+        self.layout.with_lengths(file_len, data_len.unwrap_or(file_len))
+    }
+
+    /// The image file is at least this long, or about to be.
+    pub(super) fn extend_file(&self, end: u64) {
+        self.file_len.fetch_max(end, Ordering::Relaxed);
+    }
+
+    /// The same of the file with the guest's data.
+    pub(super) fn extend_data(&self, end: u64) {
+        let len = self.data_len.as_ref().unwrap_or(&self.file_len);
+        len.fetch_max(end, Ordering::Relaxed);
     }
 
     /// The runs of a range that is within the disk, at least one of them; ends early when there are
@@ -147,8 +208,7 @@ impl Image {
     fn walk(&self, walk: &mut Walk) -> Result<Option<u64>> {
         while walk.goes_on() {
             let number = walk.next / self.layout.l2_covers();
-            let entry = self.l1.get(index(number)).copied().unwrap_or(0);
-            let Some(table) = self.layout.l2_table(number, entry)? else {
+            let Some(table) = self.layout_now().l2_table(number, self.l1_entry(number))? else {
                 let end = (number + 1).saturating_mul(self.layout.l2_covers()).min(walk.end);
                 let (at, len) = (walk.next, end - walk.next);
                 push(&mut walk.runs, Run { at, len, place: Place::Unallocated });
@@ -164,20 +224,26 @@ impl Image {
         Ok(None)
     }
 
+    /// An entry of the L1 table; 0 beyond its end.
+    pub(super) fn l1_entry(&self, number: u64) -> u64 {
+        self.l1.get(index(number)).map_or(0, |entry| entry.load(Ordering::Acquire))
+    }
+
     /// The offset of an entry in its L2 table, in bytes.
-    fn byte_of(&self, at: u64) -> u64 {
+    pub(super) fn byte_of(&self, at: u64) -> u64 {
         at % self.layout.l2_covers() / self.layout.cluster() * self.layout.entry_words() * 8
     }
 
     /// Appends the runs that a slice describes.
     fn walk_slice(&self, walk: &mut Walk, slice: &[u64]) -> Result<()> {
-        let words = index(self.layout.entry_words());
+        let layout = self.layout_now();
+        let words = index(layout.entry_words());
         let mut place = index(self.byte_of(walk.next) % self.slice / 8);
         while walk.goes_on() {
             let Some(entry) = slice.get(place..place + words) else { return Ok(()) };
-            let cluster_end = (walk.next | (self.layout.cluster() - 1)) + 1;
+            let cluster_end = (walk.next | (layout.cluster() - 1)) + 1;
             let end = cluster_end.min(walk.end);
-            self.layout.runs(entry, walk.next, end, &mut walk.runs)?;
+            layout.runs(entry, walk.next, end, &mut walk.runs)?;
             walk.goes_to(end);
             place += words;
         }
@@ -185,12 +251,19 @@ impl Image {
     }
 
     /// A slice, from the cache or the file.
-    async fn load(&self, file: &Arc<dyn Device>, offset: u64) -> Result<Slice> {
+    pub(super) async fn load(&self, file: &Arc<dyn Device>, offset: u64) -> Result<Slice> {
+        if let Some(slice) = self.cache.find(offset) {
+            return Ok(slice);
+        }
         let _turn = self.cache.loading.lock(offset, offset + 1).await;
         if let Some(slice) = self.cache.find(offset) {
             return Ok(slice);
         }
-        let bytes = read(file, offset, self.slice).await?;
+        // The last table of a device may end with it.
+        let mut bytes = Buf::unpooled(index(self.slice));
+        let there = self.slice.min(file.facts().size.saturating_sub(offset));
+        bytes.fill(0);
+        read_into(file, offset, &mut bytes[..index(there)], None).await?;
         let slice: Slice = words(&bytes).collect();
         self.cache.keep(offset, slice.clone());
         Ok(slice)
@@ -220,7 +293,19 @@ impl Walk {
     }
 }
 
-fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+/// How an image is opened.
+#[derive(Clone, Copy)]
+pub(super) struct Options<'a> {
+    /// The snapshot to show.
+    pub(super) snapshot: Option<&'a str>,
+    /// The length in bytes of the external data file, if there is one.
+    pub(super) data_len: Option<u64>,
+    /// Memory for tables, in bytes.
+    pub(super) memory: u64,
+    pub(super) write: bool,
+}
+
+pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let (words, _) = bytes.as_chunks::<8>();
     words.iter().map(|word| u64::from_be_bytes(*word))
 }

@@ -3,14 +3,17 @@
 //!
 //! `header`, `entry`, `snapshot` and `bitmap` read the tables, and check them. An
 //! `image` has the metadata of a file, once for all handles, with a `cache` of L2 tables.
-//! `chain` opens an image with the files that it names. `device` takes requests, which
-//! `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
-//! [`mod@stream`] writes an image from front to back.
+//! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
+//! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
+//! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
+//! image from front to back.
 
 mod bitmap;
 mod bytes;
 mod cache;
 mod chain;
+pub mod check;
+mod create;
 mod device;
 mod entry;
 mod error;
@@ -19,12 +22,16 @@ mod header;
 mod image;
 mod kept;
 mod read;
+mod refcount;
 mod snapshot;
 mod storage;
 pub mod stream;
 mod unpack;
+mod write;
 
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+pub use write::data_was_lost;
+
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Preparation, Target};
 
 /// The backend `qcow2:DEVICE`.
 pub struct Qcow2;
@@ -39,14 +46,15 @@ impl Backend for Qcow2 {
     }
 
     fn summary(&self) -> &'static str {
-        "the disk in a qcow2 image, read-only. DEVICE is the path of the image, or any device that holds \
-         it, where %3f is a question mark and %25 a percent sign"
+        "the disk in a qcow2 image; as a copy target, a new image. DEVICE is the path of the image, or any \
+         device that holds it, where %3f is a question mark and %25 a percent sign"
     }
 
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy sample:8M disk.raw && qemu-img convert -c -O qcow2 disk.raw disk.qcow2
 blockhaul copy qcow2:disk.qcow2 restored.raw && cmp disk.raw restored.raw
+blockhaul copy disk.raw 'qcow2:new.qcow2?cluster=128k' && qemu-img check new.qcow2
 "#
     }
 
@@ -55,7 +63,23 @@ blockhaul copy qcow2:disk.qcow2 restored.raw && cmp disk.raw restored.raw
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
-        Box::pin(async move { chain::open(&target).await })
+        Box::pin(async move {
+            if target.intent.target_size.is_none() {
+                return chain::open(&target).await;
+            }
+            let (opened, preparation) = Qcow2.open_target(target).await?;
+            preparation.run().await?;
+            Ok(opened)
+        })
+    }
+
+    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+        Box::pin(async move {
+            match target.intent.target_size {
+                Some(size) => create::open(&target, size).await,
+                None => Ok((chain::open(&target).await?, Preparation::default())),
+            }
+        })
     }
 }
 
@@ -79,7 +103,7 @@ const PARAMS: &[Param] = &[
         kind: ParamKind::Text,
         default: None,
         doc: "The device under the image, instead of the backing file that it names; qcow2:PATH for a \
-              qcow2 image.",
+              qcow2 image. A new image names it.",
     },
     Param {
         name: "backing-format",
@@ -91,12 +115,26 @@ const PARAMS: &[Param] = &[
         name: "data-file",
         kind: ParamKind::Text,
         default: None,
-        doc: "The device with the guest's data, instead of the data file that the image names.",
+        doc: "The device with the guest's data, instead of the data file that the image names. A new image \
+              names it, and a new file is created.",
     },
     Param {
         name: "cache",
         kind: ParamKind::Size,
         default: Some("32M"),
         doc: "Memory for the tables of each image of the chain.",
+    },
+    Param {
+        name: "cluster",
+        kind: ParamKind::Size,
+        default: Some("64k"),
+        doc: "For a new image: cluster size, a power of two, 512 to 2M.",
+    },
+    Param {
+        name: "subclusters",
+        kind: ParamKind::Switch,
+        default: Some("off"),
+        doc: "For a new image: divide clusters of 16k or more into 32 parts (extended L2 entries), so that \
+              short writes over a backing file copy less.",
     },
 ];

@@ -12,6 +12,7 @@ use super::entry::{Place, Run};
 use super::error::damaged;
 use super::storage;
 use super::unpack::unpack;
+use super::write::Writer;
 
 /// Longest piece of a read that is in several places, and how many are read at a time, in bytes.
 const PIECE: u64 = 256 << 10;
@@ -38,11 +39,18 @@ pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending 
     let Some(end) = at.checked_add(room.len() as u64) else {
         return Error::new(Kind::Invalid, "beyond the end").into();
     };
+    // Before the tables are looked at.
+    let epoch = parts.image.writer.as_ref().map(Writer::epoch);
     let room = match parts.image.runs_now(at, end, 1) {
         Some(Err(error)) => return error.into(),
         Some(Ok(runs)) => match runs[..] {
             [run] => match parts.pass_on(run, room) {
-                Ok(pending) => return pending,
+                Ok(pending) => {
+                    return match epoch {
+                        None => pending,
+                        Some(epoch) => pending.guarded(|| epoch),
+                    };
+                }
                 Err(room) => room,
             },
             _ => room,
@@ -50,7 +58,10 @@ pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending 
         None => room,
     };
     let parts = parts.clone();
-    Pending::start(async move { parts.read(at, end, room).await })
+    Pending::start(async move {
+        let _epoch = epoch;
+        parts.read(at, end, room).await
+    })
 }
 
 /// Bytes of a device that are all or the first part of a run; the rest is zero.
@@ -64,7 +75,7 @@ impl Parts {
     /// Where a run of plain bytes is; `None` if it has none.
     fn below(&self, run: Run) -> Option<Below<'_>> {
         let (device, at, end) = match (run.place, &self.backing) {
-            (Place::Data(host), _) => (&self.data, host, self.data_len),
+            (Place::Data(host), _) => (&self.data, host, self.data_len()),
             (Place::Unallocated, Some(backing)) => (&backing.device, run.at, backing.size),
             _ => return None,
         };
@@ -100,6 +111,14 @@ impl Parts {
         let assembly =
             Assembly { parts: self, at, buf: room.into_buf(), flying: VecDeque::new(), zero: true };
         assembly.run(&runs).await
+    }
+
+    /// Fills the places of runs in a buffer that begins with byte `at` of the disk.
+    pub(super) async fn assemble(&self, at: u64, buf: Buf, runs: &[Run]) -> Result<Buf> {
+        let flying = VecDeque::new();
+        let mut assembly = Assembly { parts: self, at, buf, flying, zero: true };
+        assembly.fill(runs).await?;
+        Ok(assembly.buf)
     }
 
     /// Whether the run is all of a compressed cluster.
@@ -225,6 +244,11 @@ struct Assembly<'a> {
 
 impl Assembly<'_> {
     async fn run(mut self, runs: &[Run]) -> Outcome {
+        self.fill(runs).await?;
+        Ok(if self.zero { Reply::Hole } else { Reply::Data(self.buf.into()) })
+    }
+
+    async fn fill(&mut self, runs: &[Run]) -> Result<()> {
         let mut rest = runs;
         while let Some((&run, _)) = rest.split_first() {
             let used = match run.place {
@@ -237,7 +261,7 @@ impl Assembly<'_> {
             rest = &rest[used..];
         }
         while self.land().await? {}
-        Ok(if self.zero { Reply::Hole } else { Reply::Data(self.buf.into()) })
+        Ok(())
     }
 
     fn place(&self, at: u64) -> usize {

@@ -33,9 +33,18 @@ pub(super) async fn list(
     file_len: u64,
     header: &Header,
 ) -> Result<Vec<Snapshot>> {
+    Ok(list_with_len(file, file_len, header).await?.0)
+}
+
+/// The same, with the length of the table in bytes.
+pub(super) async fn list_with_len(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<(Vec<Snapshot>, u64)> {
     let (table, mut all) = (header.snapshots, Vec::new());
     if table.count == 0 {
-        return Ok(all);
+        return Ok((all, 0));
     }
     if table.count > COUNT_MAX {
         return Err(damaged(format!("{} snapshots (at most {COUNT_MAX})", table.count)));
@@ -45,7 +54,7 @@ pub(super) async fn list(
     for _ in 0..table.count {
         all.push(entries.next(header.cluster()).await?);
     }
-    Ok(all)
+    Ok((all, entries.at - entries.start))
 }
 
 /// The snapshot of this name, or else of this number.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
+use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use super::bytes::index;
@@ -16,6 +16,29 @@ pub(super) async fn read(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<
     let mut buf = Buf::unpooled(index(len));
     read_into(device, at, &mut buf, None).await?;
     Ok(buf)
+}
+
+/// Length of a device in bytes, as far as it was known when it was opened.
+pub(super) fn len_of(facts: &Facts) -> u64 {
+    facts.grows_from.unwrap_or(facts.size)
+}
+
+/// Writes `bytes` to a device, in as many requests as it needs.
+pub(super) async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) -> Result<()> {
+    let mut next = at;
+    for part in bytes.chunks(index(piece(device))) {
+        device.write(next, Data::copy_of(part)).await?;
+        next += part.len() as u64;
+    }
+    Ok(())
+}
+
+/// Makes completed writes to a device durable.
+pub(super) async fn flush(device: &Arc<dyn Device>) -> Result<()> {
+    match device.facts().can.contains(Can::FLUSH) {
+        true => device.flush().await,
+        false => Ok(()),
+    }
 }
 
 /// Fills `out` from a device, in as many requests as it needs; false if all of it is zero. Memory

@@ -50,6 +50,23 @@ where
     })
 }
 
+/// The same with a device that is written; all of it is in the image when this returns.
+pub fn write_with<T, F>(
+    spec: &str,
+    work: impl FnOnce(Arc<dyn Device>) -> F + Send + 'static,
+) -> Result<T>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let spec = spec.to_string();
+    runtime.block_on(move || async move {
+        let stack = open(&spec, Intent::WRITE).await?;
+        Ok(work(stack.device().clone()).await)
+    })
+}
+
 /// All bytes of a device.
 pub async fn content(device: &Arc<dyn Device>) -> Result<Vec<u8>> {
     let size = device.facts().size;
@@ -133,6 +150,25 @@ impl Qemu {
         args.push(name);
         let (status, text) = self.run(self.io.command(), &args);
         assert!(status && !text.contains("failed"), "{args:?}: {text}");
+    }
+
+    /// Panics unless an image is in order and has no cluster that nothing refers to.
+    pub fn check(&self, name: &str, label: &str) {
+        let (fine, text) = self.run(self.img.command(), &["check", "-f", "qcow2", name]);
+        assert!(fine && text.contains("No errors"), "{label}: qemu-img check: {text}");
+    }
+
+    /// Errors and lost clusters that qemu-img check finds.
+    pub fn faults(&self, name: &str) -> (u64, u64) {
+        let (_, text) =
+            self.run(self.img.command(), &["check", "-f", "qcow2", "--output=json", name]);
+        let end = text.rfind('}').map_or(0, |end| end + 1);
+        let Ok(found) = serde_json::from_str::<serde_json::Value>(&text[..end]) else {
+            // It refuses the image.
+            return (1, 0);
+        };
+        let number = |name: &str| found[name].as_u64().unwrap_or(0);
+        (number("corruptions") + number("check-errors"), number("leaks"))
     }
 
     /// The disk in an image, as qemu-img reads it.

@@ -1,5 +1,7 @@
 //! The contract of devices, over images of all kinds.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use blockhaul_catalog::Intent;
 use blockhaul_testkit::conform::{self, Content, Options, Subject};
 
@@ -45,4 +47,48 @@ fn images_with_small_clusters_keep_the_contract() {
 #[test]
 fn images_with_subclusters_keep_the_contract() {
     check("cluster_size=16k,extended_l2=on");
+}
+
+/// The same of images that are written: each check gets one of its own.
+fn check_written(options: &str) {
+    let Some(qemu) = Qemu::find() else { return };
+    let size = (3 << 20) + 512;
+    std::fs::File::create(qemu.file("base")).unwrap().set_len(1 << 20).unwrap();
+    qemu.io("raw", "base", &["write -P 7 100k 700k".into()]);
+    qemu.create("top", options, size);
+    qemu.io("qcow2", "top", &["write -P 3 0 150k".into(), "write -P 4 1m 300k".into()]);
+    let (content, top) = (qemu.raw("top"), qemu.file("top"));
+    let (content, number) = (Content::oracle(move |at| content[at as usize]), AtomicUsize::new(0));
+    conform::check(options, Options::default().content(content), move || {
+        let own = top.with_extension(number.fetch_add(1, Ordering::Relaxed).to_string());
+        std::fs::copy(&top, &own).unwrap();
+        let spec = format!("qcow2:{}?names=allow", own.display());
+        async move { open(&spec, Intent::WRITE).await.map(Subject::from) }
+    });
+    for file in std::fs::read_dir(qemu.scratch.path()).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if name.starts_with("top.") {
+            qemu.check(&name, options);
+        }
+    }
+}
+
+#[test]
+fn written_images_keep_the_contract() {
+    check_written("cluster_size=64k");
+}
+
+#[test]
+fn written_images_with_small_clusters_and_a_backing_file_keep_the_contract() {
+    check_written("cluster_size=4k,backing_file=base,backing_fmt=raw");
+}
+
+#[test]
+fn written_images_with_subclusters_keep_the_contract() {
+    check_written("cluster_size=32k,extended_l2=on,backing_file=base,backing_fmt=raw");
+}
+
+#[test]
+fn written_images_of_version_2_keep_the_contract() {
+    check_written("compat=0.10");
 }

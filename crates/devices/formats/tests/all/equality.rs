@@ -11,20 +11,20 @@ use crate::common::{Qemu, content, extents, with, write};
 
 /// A combination of options.
 #[derive(Debug, Clone, Copy)]
-struct Case {
-    cluster: u64,
-    extended: bool,
-    zstd: bool,
+pub struct Case {
+    pub cluster: u64,
+    pub extended: bool,
+    pub zstd: bool,
     /// Of 2 and 3.
-    version: u32,
-    lazy: bool,
-    refcount_bits: u32,
-    under: Under,
+    pub version: u32,
+    pub lazy: bool,
+    pub refcount_bits: u32,
+    pub under: Under,
 }
 
 /// What the image consists of besides itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Under {
+pub enum Under {
     Nothing,
     RawBacking,
     Qcow2Backing,
@@ -57,19 +57,19 @@ impl Case {
         text
     }
 
-    fn has_data_file(&self) -> bool {
+    pub fn has_data_file(&self) -> bool {
         matches!(self.under, Under::DataFile | Under::RawDataFile)
     }
 
     /// Some clusters, and a part of one.
-    fn size(&self) -> u64 {
+    pub fn size(&self) -> u64 {
         (self.cluster * 12).clamp(3 << 20, 24 << 20) + 1536
     }
 }
 
 /// All combinations that QEMU allows, but for lazy refcounts and refcount widths, which take turns:
 /// reading does not use them.
-fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<Case> {
     let (widths, mut cases) = ([16, 1, 2, 4, 8, 32, 64], Vec::new());
     for cluster in [512, 4096, 16 << 10, 64 << 10, 2 << 20] {
         for (extended, zstd) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -99,7 +99,7 @@ fn cases() -> Vec<Case> {
 /// Files with different bytes at each offset, which compress nevertheless.
 const NOISES: u64 = 3;
 
-fn make_noise(qemu: &Qemu, rng: &mut Rng) {
+pub fn make_noise(qemu: &Qemu, rng: &mut Rng) {
     for number in 0..NOISES {
         let bytes: Vec<_> = (0..200_003).map(|_| rng.below(20) as u8).collect();
         write(&qemu.file(&format!("noise{number}")), &bytes);
@@ -140,7 +140,7 @@ fn commands(rng: &mut Rng, case: &Case, may_compress: bool) -> Vec<String> {
 }
 
 /// Makes the image `top`, with what is under it.
-fn make(qemu: &Qemu, rng: &mut Rng, case: &Case) {
+pub fn make(qemu: &Qemu, rng: &mut Rng, case: &Case) {
     for name in ["top", "base", "data"] {
         let _ = std::fs::remove_file(qemu.file(name));
     }

@@ -2,11 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod chains;
+mod checks;
 mod common;
 mod conformance;
+mod creates;
 mod equality;
 mod hostile;
 mod mutations;
 mod odd;
 mod parts;
+mod power;
 mod streams;
+mod writes;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Contexts, DeviceExt as _};
 use blockhaul_catalog::Intent;
-use blockhaul_io::{Config, Runtime};
+use blockhaul_formats::qcow2::check::{Repair, check};
+use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::Scratch;
 
@@ -84,6 +85,30 @@ async fn visit(spec: &str, seed: u64) {
     }
 }
 
+/// Writes to an image, and checks and repairs it; errors are fine.
+async fn change_disk(path: &str, seed: u64) {
+    let mut rng = Rng::new(seed);
+    if let Ok(stack) = open(&format!("qcow2:{path}?names=refuse"), Intent::WRITE).await {
+        let device = stack.device();
+        let size = device.facts().size;
+        for _ in 0..if size == 0 { 0 } else { 8 } {
+            let at = if rng.chance(50) { rng.below(size.min(1 << 20)) } else { rng.below(size) };
+            let len = rng.between(1, (size - at).min(100 << 10));
+            let _ = match rng.below(6) {
+                0 => device.zero(at, len).await,
+                1 => device.trim(at, len).await,
+                2 => device.flush().await,
+                _ => device.write(at, Data::copy_of(&vec![9; len as usize])).await,
+            };
+        }
+        let _ = device.flush().await;
+    }
+    let repair = *rng.pick(&[Repair::Nothing, Repair::Leaks, Repair::All]);
+    if let Ok(stack) = open(&format!("file:{path}"), Intent::WRITE).await {
+        let _ = check(stack.device(), repair).await;
+    }
+}
+
 fn rounds(short: u64) -> u64 {
     if std::env::var_os("BLOCKHAUL_LONG").is_some() { short * 50 } else { short }
 }
@@ -100,8 +125,13 @@ fn run(name: &str, original: &[u8], tables: &[usize], options: &str, count: u64)
         let path = scratch.file("image");
         write(&path, &bytes);
         let spec = format!("qcow2:{}?{options}", path.display());
+        let (writes, name_of_file) = (options == "write", path.display().to_string());
         let ended = runtime.block_on(move || async move {
-            blockhaul_io::timeout(LIMIT, visit(&spec, seed)).await.is_ok()
+            let visited = match writes {
+                true => blockhaul_io::timeout(LIMIT, change_disk(&name_of_file, seed)).await,
+                false => blockhaul_io::timeout(LIMIT, visit(&spec, seed)).await,
+            };
+            visited.is_ok()
         });
         assert!(ended, "{name}: BLOCKHAUL_SEED={seed}: not at an end after {LIMIT:?}");
     }
@@ -111,6 +141,7 @@ fn run(name: &str, original: &[u8], tables: &[usize], options: &str, count: u64)
 fn random_changes_of_tables_are_survived() {
     let tables = [0, 0, 64, 104, L1, L2, L2, DATA];
     run("small image", &Image::new().0, &tables, "names=refuse", rounds(1500));
+    run("small image", &Image::new().0, &tables, "write", rounds(300));
 }
 
 #[test]
@@ -125,6 +156,7 @@ fn random_changes_of_images_of_qemu_are_survived() {
         qemu.create("top", options, 1 << 20);
         if !options.contains("refcount_bits") {
             qemu.img(&["bitmap", "--add", "-g", "4k", "top", "b"]);
+            qemu.img(&["bitmap", "--disable", "top", "b"]);
         }
         qemu.io(
             "qcow2",
@@ -144,7 +176,7 @@ fn random_changes_of_images_of_qemu_are_survived() {
         let words = bytes.chunks_exact(8).map(|word| u64::from_be_bytes(word.try_into().unwrap()));
         let offsets = words.map(|word| (word & 0x00ff_ffff_ffff_fe00) as usize);
         tables.extend(offsets.filter(|&offset| offset > 0 && offset < bytes.len()).take(64));
-        for spec in ["", "snapshot=1"] {
+        for spec in ["", "snapshot=1", "write"] {
             run(options, &bytes, &tables, spec, rounds(200));
         }
     }

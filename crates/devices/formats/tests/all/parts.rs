@@ -2,6 +2,7 @@
 
 use blockhaul_block::{Access, Can, Contexts, DeviceExt as _};
 use blockhaul_catalog::{Intent, NamePolicy, Registry};
+use blockhaul_io::Data;
 use blockhaul_testkit::rng::Rng;
 
 use crate::common::{Qemu, content, error, extents, facts, read_all, with, write};
@@ -164,17 +165,59 @@ fn plain_clusters_are_leased_as_ranges_of_the_file() {
     });
 }
 
+/// Why an image is not opened for writing.
+fn refused(qemu: &Qemu, options: &str) -> String {
+    let before = std::fs::read(qemu.file("top")).unwrap();
+    let opened = crate::common::write_with(&qemu.spec("top", options), |_| async {});
+    assert!(std::fs::read(qemu.file("top")).unwrap() == before, "nothing is written");
+    opened.unwrap_err().to_string()
+}
+
 #[test]
-fn an_image_is_not_opened_for_writing() {
+fn what_would_not_stay_right_is_not_written() {
     let Some(qemu) = Qemu::find() else { return };
     qemu.create("top", "cluster_size=64k", 1 << 20);
     assert!(!facts(&qemu.spec("top", "")).can.contains(Can::WRITE));
-    let spec = qemu.spec("top", "");
-    let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config::default()).unwrap();
-    let opened = runtime.block_on(move || async move {
-        crate::common::open(&spec, Intent::WRITE).await.err().map(|error| error.to_string())
+    let good = std::fs::read(qemu.file("top")).unwrap();
+    for (bits, wanted) in [(1, "dirty"), (2, "corrupt"), (1 << 7, "unknown")] {
+        let mut bytes = good.clone();
+        bytes[79] = bits;
+        write(&qemu.file("top"), &bytes);
+        let text = refused(&qemu, "");
+        assert!(text.contains(wanted), "{text}");
+    }
+    write(&qemu.file("top"), &good);
+    qemu.img(&["snapshot", "-c", "one", "top"]);
+    assert!(refused(&qemu, "snapshot=one").contains("read-only"));
+    qemu.img(&["bitmap", "--add", "top", "changes"]);
+    let text = refused(&qemu, "");
+    assert!(text.contains("changes") && text.contains("--disable"), "{text}");
+}
+
+#[test]
+fn disabled_bitmaps_stay_and_unknown_features_are_cleared() {
+    let Some(qemu) = Qemu::find() else { return };
+    qemu.create("top", "cluster_size=64k", 1 << 20);
+    qemu.img(&["bitmap", "--add", "top", "changes"]);
+    qemu.io("qcow2", "top", &["write -P 1 128k 64k".into()]);
+    qemu.img(&["bitmap", "--disable", "top", "changes"]);
+    let mut bytes = std::fs::read(qemu.file("top")).unwrap();
+    // An auto-clear feature that nobody knows.
+    bytes[90] = 1;
+    write(&qemu.file("top"), &bytes);
+    let written = crate::common::write_with(&qemu.spec("top", ""), |device| async move {
+        device.write(0, Data::copy_of(&[7; 4096])).await
     });
-    assert!(opened.unwrap().contains("qemu-nbd -f qcow2"));
+    written.unwrap().unwrap();
+    let bytes = std::fs::read(qemu.file("top")).unwrap();
+    assert_eq!(bytes[88..96], [0, 0, 0, 0, 0, 0, 0, 1], "bitmaps are consistent");
+    qemu.check("top", "a disabled bitmap");
+    with(&qemu.spec("top", ""), |device| async move {
+        let context = device.facts().context("qemu:dirty-bitmap:changes").unwrap();
+        let list = crate::common::extents(&device, context).await.unwrap();
+        let states: Vec<_> = list.runs().iter().map(|run| (run.len, run.state)).collect();
+        assert_eq!(states, [(128 << 10, 0), (64 << 10, 1), (832 << 10, 0)]);
+    });
 }
 
 #[test]

@@ -35,6 +35,35 @@ pub struct Compare {
     pub reading: Reading,
 }
 
+/// Options of `blockhaul check`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Check {
+    /// Path of a qcow2 image, or the device that holds it (see blockhaul help devices)
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// Repair the image: leaks, or all: refcounts, flags, and the marks of a dirty or corrupt image
+    ///
+    /// Leaks are repaired only if nothing else is wrong. What cannot be repaired is reported as
+    /// before: restore such an image.
+    #[arg(long, value_name = "WHAT")]
+    pub repair: Option<Repair>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `blockhaul check` repairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Repair {
+    /// Clusters that are lost
+    Leaks,
+    /// All that can be repaired
+    All,
+}
+
 /// Options of `blockhaul verify`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]

@@ -346,9 +346,9 @@ EXAMPLES
       blockhaul copy --digest blake3 nbd://server/disk disk.raw
   Copy to a pipe:
       blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
-  Convert to qcow2 with QEMU's server:
-      qemu-img create -f qcow2 disk.qcow2 10G
-      blockhaul copy disk.raw [ qemu-nbd -f qcow2 disk.qcow2 ]
+  Convert to qcow2 and back:
+      blockhaul copy disk.raw qcow2:disk.qcow2
+      blockhaul copy qcow2:disk.qcow2 disk.raw
   Copy only what changed since the last copy, with a dirty bitmap of QEMU or with a manifest:
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::backup::{Chain, ChainCommand, Pull, Restore};
-pub use self::check::{Checksum, Compare, Reading, Verify};
+pub use self::check::{Check, Checksum, Compare, Reading, Repair, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};
@@ -94,6 +94,14 @@ pub enum Command {
     /// Read a device and compare it with a manifest that copy --manifest has written. Print the
     /// ranges that differ, and exit with status 8 if there are any.
     Verify(Box<Verify>),
+    /// Check the tables of a qcow2 image, and repair them
+    ///
+    /// Count the references to each cluster of the image, and compare them with its refcounts.
+    /// Nothing else may use the image. The exit status is that of qemu-img check: 0 no faults, or
+    /// all are repaired, 1 the check is incomplete, 2 corruptions, 3 leaks: clusters that are lost,
+    /// which is harmless.
+    #[cfg(feature = "formats")]
+    Check(Check),
     /// Print the digest of the content of a device
     ///
     /// Print what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes

@@ -16,7 +16,7 @@ use crate::brackets::Groups;
 use crate::copy::asked;
 use crate::copy::manifest::ManifestFile;
 use crate::direct::{self, Wanted};
-use crate::ends::{self, path_of, same_place};
+use crate::ends::{self, file_of, path_of, same_place};
 use crate::exit::{self, Failure, plain};
 use crate::long::{self, Journal};
 use crate::part::Part;
@@ -373,7 +373,7 @@ impl Job {
         }
         let source = self.open_source().await?;
         self.check_source(&source.device().facts())?;
-        let file_is_gone = path_of(&self.target).is_some_and(|path| is_absent(&path));
+        let file_is_gone = file_of(&self.target).is_some_and(|path| is_absent(&path));
         if self.part.is_increment() && file_is_gone {
             let text = format!(
                 "{} does not exist: an increment needs the earlier copy; copy all of the source first",
@@ -390,7 +390,7 @@ impl Job {
             return Err(Failure::new(exit::OPEN, text));
         }
         let is_empty = source.device().facts().size == 0 && !self.part.is_some();
-        if is_empty && let Some(lost) = path_of(&self.target).and_then(|path| len_of(&path)) {
+        if is_empty && let Some(lost) = file_of(&self.target).and_then(|path| len_of(&path)) {
             let text = format!(
                 "the source {} is empty: {lost} bytes of {} would be lost; remove the target first if \
                  that is intended",
@@ -422,7 +422,11 @@ impl Job {
     }
 
     fn target_is_there(&self) -> bool {
-        path_of(&self.target).is_some_and(|path| !is_absent(&path))
+        match file_of(&self.target) {
+            Some(path) => !is_absent(&path),
+            // An image that is not in a file.
+            None => ends::is_image(&self.target),
+        }
     }
 
     async fn open_both(&mut self) -> Result<(Stack, Stack), Failure> {

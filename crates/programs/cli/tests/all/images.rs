@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, Peer, Scratch, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -95,4 +95,64 @@ fn a_limit_on_the_size_of_files_is_an_error() {
     let said = text(&output.stderr);
     assert!(matches!(output.status.code(), Some(3..=6)), "{:?}: {said}", output.status);
     assert!(said.contains("File too large"), "{said}");
+}
+
+#[test]
+fn an_image_is_created_checked_and_repaired() {
+    let Some(img) = Peer::require("qemu-img") else { return };
+    let scratch = Scratch::new().unwrap();
+    let (raw, image) = (scratch.file("disk.raw"), scratch.file("new.qcow2"));
+    let bytes: Vec<u8> = (0..3_000_064_u32).map(|n| (n % 249) as u8).collect();
+    std::fs::write(&raw, &bytes).unwrap();
+    let target = format!("qcow2:{}", image.display());
+    let output = copy(&[&raw.display().to_string(), &target]);
+    assert!(output.status.success(), "{output:?}");
+    let theirs = |args: &[&str]| {
+        let output = tools::output(img.command().args(args).arg(&image), LIMIT).unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    };
+    theirs(&["check", "-q"]);
+    let run = |args: &[&str]| {
+        let mut command = Command::new(OURS);
+        let output = tools::output(command.arg("check").args(args).arg(&image), LIMIT).unwrap();
+        (output.status.code().unwrap(), text(&output.stdout))
+    };
+    let (status, text) = run(&[]);
+    assert!(status == 0 && text.starts_with("no faults"), "{text}");
+    // Cluster 3 has one reference; the refcounts begin in cluster 2.
+    let mut bytes = std::fs::read(&image).unwrap();
+    bytes[(2 << 16) + 7] = 2;
+    std::fs::write(&image, &bytes).unwrap();
+    let (status, text) = run(&["--json"]);
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &found["leaks"]), (3, &1.into()), "{text}");
+    let (status, text) = run(&["--repair", "leaks"]);
+    assert!(status == 0 && text.contains("repaired: 1 leaks"), "{text}");
+    theirs(&["check", "-q"]);
+    bytes[(2 << 16) + 7] = 0;
+    std::fs::write(&image, &bytes).unwrap();
+    assert_eq!(run(&[]).0, 2);
+    assert_eq!(run(&["--repair", "leaks"]).0, 2);
+    assert_eq!(run(&["--repair", "all"]).0, 0);
+    theirs(&["check", "-q"]);
+    std::fs::write(&image, b"something else").unwrap();
+    assert_eq!(run(&[]).0, 1);
+}
+
+/// A copy of a part keeps the rest of an image that is there.
+#[test]
+fn a_part_is_copied_into_an_existing_image() {
+    let scratch = Scratch::new().unwrap();
+    let (one, other) = (scratch.file("one"), scratch.file("other"));
+    std::fs::write(&one, vec![1; 1 << 20]).unwrap();
+    std::fs::write(&other, vec![2; 1 << 20]).unwrap();
+    let image = format!("qcow2:{}", scratch.file("image").display());
+    let name = |path: &std::path::Path| path.display().to_string();
+    assert!(copy(&[&name(&one), &image]).status.success());
+    assert!(copy(&["--range", "4096:8192", &name(&other), &image]).status.success());
+    let back = scratch.file("back");
+    assert!(copy(&[&image, &name(&back)]).status.success());
+    let mut wanted = vec![1; 1 << 20];
+    wanted[4096..12288].fill(2);
+    assert!(std::fs::read(&back).unwrap() == wanted);
 }

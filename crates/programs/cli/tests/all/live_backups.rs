@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{Scratch, text};

@@ -1,0 +1,487 @@
+//! Checks the tables of an image: every cluster has as many references as its refcount says.
+//!
+//! A refcount that is too high is a *leak*: space that is lost. One that is too low, an entry that
+//! cannot be true, or a flag that contradicts a refcount is a *corruption*: the next write may
+//! destroy data.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Result};
+
+use super::bytes::index;
+use super::entry::{COPIED, Layout};
+use super::error::damaged;
+use super::header::{Header, L1Place, incompatible};
+use super::image::{Head, words};
+use super::refcount::Width;
+use super::storage::{self, read};
+use super::write::bytes_of;
+use super::{bitmap, snapshot};
+
+/// Most clusters of an image file: their references are counted in memory, 2 bytes for each.
+const CLUSTERS_MAX: u64 = 512 << 20;
+/// Faults that are described.
+const TEXTS_MAX: usize = 100;
+/// Tables that are checked without a pause.
+const STRETCH: usize = 64;
+
+/// What is to be repaired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Repair {
+    /// Nothing: the image is only read.
+    #[default]
+    Nothing,
+    /// Refcounts that are too high, unless something else is wrong.
+    Leaks,
+    /// All refcounts and flags. Entries that cannot be true stay as they are.
+    All,
+}
+
+/// What a check has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Clusters of the disk.
+    pub clusters: u64,
+    /// Clusters of the disk with data of their own, compressed ones included.
+    pub allocated: u64,
+    /// Compressed clusters of the disk.
+    pub compressed: u64,
+    /// Faults that a write could make worse, without those that were repaired.
+    pub corruptions: u64,
+    /// Clusters of the file that are lost, without those that were repaired.
+    pub leaks: u64,
+    /// Corruptions that were repaired.
+    pub corruptions_fixed: u64,
+    /// Leaks that were repaired.
+    pub leaks_fixed: u64,
+    /// The offset after the last cluster in use, in bytes.
+    pub image_end: u64,
+    /// The image is marked as dirty: refcounts are expected to be wrong.
+    pub is_dirty: bool,
+    /// The first faults, one line each.
+    pub texts: Vec<String>,
+}
+
+impl Report {
+    fn corrupt(&mut self, text: impl FnOnce() -> String) {
+        self.corruptions += 1;
+        self.note(text);
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if self.texts.len() < TEXTS_MAX {
+            self.texts.push(text());
+        }
+    }
+}
+
+/// Checks the image in a device, which must be fenced, and writable for a repair. Nothing else may
+/// use it. Call it on a worker. Memory: 2 bytes for each cluster of the file.
+///
+/// # Errors
+/// If the header or the place of a table cannot be used, the image is too large, or the device
+/// fails: the check is then incomplete.
+pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
+    let head = Head::read(file).await?;
+    let mut check = Check::new(file, head)?;
+    check.count_all().await?;
+    check.flags(repair == Repair::All).await?;
+    let is_safe = check.report.corruptions == 0;
+    let wrong = check.compare().await?;
+    match repair {
+        Repair::Nothing => {}
+        Repair::Leaks if !is_safe || check.report.corruptions > 0 => {
+            check.report.note(|| "leaks are not repaired while there are corruptions".into());
+        }
+        Repair::Leaks | Repair::All => check.repair(wrong, repair).await?,
+    }
+    Ok(check.report)
+}
+
+/// A refcount that is not the number of references.
+struct Wrong {
+    cluster: u64,
+    stored: u64,
+    /// Whether there is a place for it.
+    has_block: bool,
+}
+
+struct Check<'a> {
+    file: &'a Arc<dyn Device>,
+    header: Header,
+    layout: Layout,
+    width: Width,
+    /// References to each cluster of the file; the largest number stands for more.
+    references: Vec<u16>,
+    blocks: Vec<u64>,
+    report: Report,
+}
+
+impl Check<'_> {
+    fn new(file: &Arc<dyn Device>, head: Head) -> Result<Check<'_>> {
+        let Head { header, file_len } = head;
+        let clusters = file_len.div_ceil(header.cluster());
+        if clusters > CLUSTERS_MAX {
+            let text = format!("qcow2: {clusters} clusters are too many to be checked");
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        // The last cluster of the file may be short.
+        let whole = clusters << header.cluster_bits;
+        let layout = Layout::new(
+            &header,
+            whole,
+            if header.has(incompatible::DATA_FILE) { 1 << 62 } else { whole },
+        );
+        let report = Report {
+            clusters: header.size.div_ceil(header.cluster()),
+            is_dirty: header.has(incompatible::DIRTY),
+            ..Report::default()
+        };
+        let width = Width::of_order(header.refcounts.order);
+        let references = vec![0; index(clusters)];
+        Ok(Check { file, header, layout, width, references, blocks: Vec::new(), report })
+    }
+
+    fn cluster(&self) -> u64 {
+        self.layout.cluster()
+    }
+
+    /// Counts a reference to each cluster of a range of the file, in bytes.
+    fn refer(&mut self, offset: u64, len: u64, what: impl FnOnce() -> String) {
+        let first = offset >> self.layout.cluster_bits;
+        let end = offset.checked_add(len).map(|end| end.div_ceil(self.cluster()));
+        match end.filter(|&end| end <= self.references.len() as u64) {
+            None => {
+                let what = what();
+                self.report
+                    .corrupt(|| format!("{what}: {len} bytes at offset {offset} exceed the file"));
+            }
+            Some(end) => self.references[index(first)..index(end)]
+                .iter_mut()
+                .for_each(|count| *count = count.saturating_add(1)),
+        }
+    }
+
+    async fn count_all(&mut self) -> Result<()> {
+        let (cluster, file_len) = (self.cluster(), self.layout.file_len());
+        self.refer(0, cluster, || "header".into());
+        self.count_refcounts().await?;
+        self.count_tables(self.header.l1, true, "the disk").await?;
+        let (snapshots, len) = snapshot::list_with_len(self.file, file_len, &self.header).await?;
+        if len > 0 {
+            self.refer(self.header.snapshots.offset, len, || "snapshot table".into());
+        }
+        for one in snapshots {
+            self.count_tables(one.l1, false, &format!("snapshot {:?}", one.name)).await?;
+        }
+        if let Some(directory) = self.header.bitmaps {
+            self.refer(directory.offset, directory.len, || "directory of bitmaps".into());
+            for (name, table, entries) in bitmap::tables(self.file, file_len, &self.header).await? {
+                self.count_bitmap(&name, table, entries).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn count_refcounts(&mut self) -> Result<()> {
+        let table = self.header.refcounts;
+        let len = u64::from(table.clusters) << self.layout.cluster_bits;
+        let end = table.offset.checked_add(len);
+        if end.is_none_or(|end| end > self.layout.file_len()) {
+            let offset = table.offset;
+            return Err(damaged(format!("a refcount table of {len} bytes at offset {offset}")));
+        }
+        self.refer(table.offset, len, || "refcount table".into());
+        self.blocks = self.read_words(table.offset, len).await?;
+        for number in 0..self.blocks.len() {
+            let (block, cluster) = (self.blocks[number], self.cluster());
+            let is_there = block.is_multiple_of(cluster)
+                && block.checked_add(cluster).is_some_and(|end| end <= self.layout.file_len());
+            if block == 0 {
+                continue;
+            }
+            if is_there {
+                self.refer(block, cluster, || "refcount block".into());
+            } else {
+                self.report.corrupt(|| format!("refcount block {number} at offset {block}"));
+                self.blocks[number] = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a range of the file, whose last cluster may be short.
+    async fn read_words(&self, offset: u64, len: u64) -> Result<Vec<u64>> {
+        let there = len.min(storage::len_of(&self.file.facts()).saturating_sub(offset));
+        let mut all: Vec<u64> = words(&read(self.file, offset, there).await?).collect();
+        all.resize(index(len / 8), 0);
+        Ok(all)
+    }
+
+    /// Counts the references of an L1 table.
+    async fn count_tables(&mut self, l1: L1Place, is_active: bool, whose: &str) -> Result<()> {
+        let len = u64::from(l1.entries) * 8;
+        if l1.offset.checked_add(len).is_none_or(|end| end > self.layout.file_len()) {
+            let offset = l1.offset;
+            self.report
+                .corrupt(|| format!("{whose}: an L1 table of {len} bytes at offset {offset}"));
+            return Ok(());
+        }
+        if len > 0 {
+            self.refer(l1.offset, len, || format!("L1 table of {whose}"));
+        }
+        let entries = self.read_words(l1.offset, len).await?;
+        let mut seen = HashSet::new();
+        for (number, &entry) in entries.iter().enumerate() {
+            match self.layout.l2_table(number as u64, entry) {
+                Ok(None) => {}
+                // Followed once, whatever the entries say.
+                Ok(Some(table)) if !seen.insert(table) => {
+                    self.report
+                        .corrupt(|| format!("{whose}: the L2 table at {table} is used twice"));
+                }
+                Ok(Some(table)) => {
+                    self.refer(table, self.cluster(), || format!("L2 table of {whose}"));
+                    self.count_l2(table, number as u64, is_active, whose).await?;
+                }
+                Err(error) => self.report.corrupt(|| format!("{whose}: {}", short(&error))),
+            }
+            if number % STRETCH == 0 {
+                blockhaul_io::yield_now().await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn count_l2(&mut self, table: u64, l1: u64, is_active: bool, whose: &str) -> Result<()> {
+        let all = self.read_words(table, self.cluster()).await?;
+        let each = index(self.layout.entry_words());
+        for (number, words) in all.chunks(each).enumerate() {
+            let at = l1.saturating_mul(self.layout.l2_covers());
+            let at = at.saturating_add((number as u64) << self.layout.cluster_bits);
+            let found = match self.layout.found(words, at) {
+                Ok(found) => found,
+                Err(error) => {
+                    self.report.corrupt(|| format!("{whose}: {}", short(&error)));
+                    continue;
+                }
+            };
+            let Some(&entry) = words.first() else { continue };
+            if is_active && (found.units != 0 || found.elsewhere) {
+                self.report.allocated += 1;
+                self.report.compressed += u64::from(Layout::is_compressed(entry));
+            }
+            if let Some((first, count)) = self.layout.refers_to(entry) {
+                let bits = self.layout.cluster_bits;
+                self.refer(first << bits, count << bits, || {
+                    format!("{whose}: the cluster at offset {at} of the disk")
+                });
+            }
+        }
+        Ok(())
+    }
+
+    async fn count_bitmap(&mut self, name: &str, table: u64, entries: u64) -> Result<()> {
+        let len = entries * 8;
+        self.refer(table, len, || format!("table of bitmap {name:?}"));
+        if table.checked_add(len).is_none_or(|end| end > self.layout.file_len()) {
+            return Ok(());
+        }
+        for entry in self.read_words(table, len).await? {
+            let offset = entry & bitmap::OFFSET;
+            if offset != 0 {
+                self.refer(offset, self.cluster(), || format!("bitmap {name:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the flags of the disk's tables with the references; sets them right if `repair`.
+    async fn flags(&mut self, repair: bool) -> Result<()> {
+        if self.header.has(incompatible::DATA_FILE) {
+            return Ok(());
+        }
+        let l1 = self.header.l1;
+        let len = u64::from(l1.entries) * 8;
+        if l1.offset.checked_add(len).is_none_or(|end| end > self.layout.file_len()) {
+            return Ok(());
+        }
+        let mut entries = self.read_words(l1.offset, len).await?;
+        let mut changed = false;
+        for (number, slot) in entries.iter_mut().enumerate() {
+            let entry = *slot;
+            let Ok(table) = self.layout.l2_table(number as u64, entry) else { continue };
+            let right = match table {
+                Some(_) => self.right_flag(entry),
+                // Nothing has exactly one reference.
+                None => (entry & COPIED != 0).then_some(entry ^ COPIED),
+            };
+            if let Some(right) = right {
+                *slot = right;
+                changed = true;
+                self.flag_fault(repair, || format!("L1 entry {number} ({entry:#x})"));
+            }
+            let Some(table) = table else { continue };
+            self.l2_flags(table, number as u64, repair).await?;
+        }
+        if changed && repair {
+            storage::write(self.file, l1.offset, &bytes_of(&entries)).await?;
+        }
+        Ok(())
+    }
+
+    async fn l2_flags(&mut self, table: u64, l1: u64, repair: bool) -> Result<()> {
+        let mut all = self.read_words(table, self.cluster()).await?;
+        let mut changed = false;
+        let each = index(self.layout.entry_words());
+        for (number, entry) in all.iter_mut().step_by(each).enumerate() {
+            if let Some(right) = self.right_flag(*entry) {
+                let old = std::mem::replace(entry, right);
+                changed = true;
+                let at =
+                    l1 * self.layout.l2_covers() + ((number as u64) << self.layout.cluster_bits);
+                self.flag_fault(repair, || {
+                    format!("the L2 entry of the cluster at offset {at} of the disk ({old:#x})")
+                });
+            }
+        }
+        if changed && repair {
+            storage::write(self.file, table, &bytes_of(&all)).await?;
+        }
+        Ok(())
+    }
+
+    /// The entry with the other flag, if the flag contradicts the references.
+    fn right_flag(&self, entry: u64) -> Option<u64> {
+        // Compressed clusters never have it.
+        if Layout::is_compressed(entry) {
+            return (entry & COPIED != 0).then_some(entry ^ COPIED);
+        }
+        let (first, _) = self.layout.refers_to(entry)?;
+        let count = *self.references.get(index(first))?;
+        let is_one = count == 1;
+        (is_one != (entry & COPIED != 0)).then_some(entry ^ COPIED)
+    }
+
+    fn flag_fault(&mut self, repair: bool, what: impl FnOnce() -> String) {
+        let text = || format!("{} has a flag that contradicts its refcount", what());
+        match repair {
+            true => {
+                self.report.corruptions_fixed += 1;
+                self.report.note(text);
+            }
+            false => self.report.corrupt(text),
+        }
+    }
+
+    /// Compares refcounts with the references.
+    async fn compare(&mut self) -> Result<Vec<Wrong>> {
+        let per_block = self.cluster() / 8 * self.width.per_word();
+        let mut wrong = Vec::new();
+        for number in 0..self.blocks.len() {
+            let first = (number as u64).saturating_mul(per_block);
+            let block = self.blocks[number];
+            let counts = match block {
+                0 => Vec::new(),
+                _ => self.read_words(block, self.cluster()).await?,
+            };
+            if block == 0 && first >= self.references.len() as u64 {
+                continue;
+            }
+            // What counts clusters behind the end of the file loses no space.
+            let end = per_block.min((self.references.len() as u64).saturating_sub(first));
+            for inside in 0..end {
+                let stored = self.width.get(&counts, inside).unwrap_or(0);
+                self.compare_one(first + inside, stored, block != 0, &mut wrong);
+            }
+            blockhaul_io::yield_now().await;
+        }
+        let covered = (self.blocks.len() as u64).saturating_mul(per_block);
+        for cluster in covered..self.references.len() as u64 {
+            self.compare_one(cluster, 0, false, &mut wrong);
+        }
+        Ok(wrong)
+    }
+
+    fn compare_one(&mut self, cluster: u64, stored: u64, has_block: bool, wrong: &mut Vec<Wrong>) {
+        let found = self.references.get(index(cluster)).copied().unwrap_or(0);
+        if found > 0 || stored > 0 {
+            self.report.image_end = (cluster + 1) << self.layout.cluster_bits;
+        }
+        // A count at its limit stands for more.
+        if stored == found.into() || (found == u16::MAX && stored >= found.into()) {
+            return;
+        }
+        let text =
+            || format!("cluster {cluster} has {found} references, and a refcount of {stored}");
+        if stored > found.into() {
+            self.report.leaks += 1;
+            self.report.note(text);
+        } else {
+            self.report.corrupt(text);
+        }
+        wrong.push(Wrong { cluster, stored, has_block });
+    }
+
+    /// Sets refcounts right: first those that are too low, so that the image gets no worse if this
+    /// is interrupted.
+    async fn repair(&mut self, wrong: Vec<Wrong>, repair: Repair) -> Result<()> {
+        let is_low = |one: &Wrong| u64::from(self.found(one.cluster)) > one.stored;
+        let (low, high): (Vec<_>, Vec<_>) = wrong.into_iter().partition(is_low);
+        if repair == Repair::All {
+            let fixed = self.set_all(&low).await?;
+            self.report.corruptions -= fixed;
+            self.report.corruptions_fixed += fixed;
+            storage::flush(self.file).await?;
+        }
+        let fixed = self.set_all(&high).await?;
+        self.report.leaks -= fixed;
+        self.report.leaks_fixed += fixed;
+        storage::flush(self.file).await?;
+        let is_fine = self.report.corruptions == 0;
+        if repair == Repair::All && is_fine && self.header.version >= 3 {
+            let marks = incompatible::DIRTY | incompatible::CORRUPT;
+            if self.header.incompatible & marks != 0 {
+                let features = self.header.incompatible & !marks;
+                storage::write(self.file, INCOMPATIBLE_AT, &features.to_be_bytes()).await?;
+                storage::flush(self.file).await?;
+                self.report.is_dirty = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn found(&self, cluster: u64) -> u16 {
+        self.references.get(index(cluster)).copied().unwrap_or(0)
+    }
+
+    /// Sets these refcounts to the number of references; returns how many.
+    async fn set_all(&self, wrong: &[Wrong]) -> Result<u64> {
+        let per_block = self.cluster() / 8 * self.width.per_word();
+        let mut fixed = 0;
+        let same =
+            |one: &Wrong, other: &Wrong| one.cluster / per_block == other.cluster / per_block;
+        for group in wrong.chunk_by(same) {
+            let Some(first) = group.first().filter(|one| one.has_block) else { continue };
+            let Some(&block) = self.blocks.get(index(first.cluster / per_block)) else { continue };
+            let mut counts = self.read_words(block, self.cluster()).await?;
+            for one in group {
+                let found = u64::from(self.found(one.cluster));
+                fixed += u64::from(self.width.set(&mut counts, one.cluster % per_block, found));
+            }
+            storage::write(self.file, block, &bytes_of(&counts)).await?;
+        }
+        Ok(fixed)
+    }
+}
+
+/// The offset of the incompatible features.
+const INCOMPATIBLE_AT: u64 = 72;
+
+/// An error of a table, without what to do about it.
+fn short(error: &Error) -> String {
+    let text = error.text();
+    let text = text.strip_prefix("qcow2: ").unwrap_or(&text);
+    text.split(": the image is damaged").next().unwrap_or(text).to_string()
+}

@@ -1,0 +1,125 @@
+//! Gives clusters back to which the file no longer refers.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, DeviceExt as _, Result};
+
+use super::allocate::Counter;
+use super::{Writer, lock};
+use crate::qcow2::cache::Freed;
+use crate::qcow2::device::Parts;
+
+impl Writer {
+    /// Clusters have one reference less, in the file as well: they are free when the requests of
+    /// now have ended.
+    pub(super) fn retire(&self, freed: Vec<Freed>) {
+        if !freed.is_empty() {
+            let old = std::mem::take(&mut *lock(&self.epoch));
+            lock(&self.waiting).push_back((old, freed));
+        }
+    }
+
+    /// What no request can still use.
+    fn ripe(&self) -> Vec<Freed> {
+        let mut waiting = lock(&self.waiting);
+        let mut all = Vec::new();
+        // A later epoch may end before an earlier one.
+        while let Some((epoch, freed)) = waiting.pop_front() {
+            if Arc::strong_count(&epoch) > 1 {
+                waiting.push_front((epoch, freed));
+                break;
+            }
+            all.extend(freed);
+        }
+        all
+    }
+
+    /// Whether clusters wait to be free.
+    pub(super) fn has_waiting(&self) -> bool {
+        !lock(&self.waiting).is_empty()
+    }
+}
+
+impl Parts {
+    /// Lowers the refcounts of all clusters that no request can still use. Space below is freed,
+    /// too, if possible. A refcount that cannot be read stays: the cluster is then lost until the
+    /// image is repaired.
+    pub(super) async fn apply_freed(&self, writer: &Writer) {
+        let mut last = Vec::new();
+        {
+            let _turn = writer.allocating.lock().await;
+            for Freed { first, count } in writer.ripe() {
+                for cluster in first..first + count {
+                    match self.lower(writer, cluster).await {
+                        Ok(true) => last.push(cluster),
+                        Ok(false) => {}
+                        Err(error) => log::warn!("{}: {error}", self.file.facts().name),
+                    }
+                }
+            }
+        }
+        if last.is_empty() {
+            return;
+        }
+        last.sort_unstable();
+        self.trim_below(&last).await;
+        let _turn = writer.allocating.lock().await;
+        for &cluster in &last {
+            if let Some((Counter { slice, number }, 1)) = self.refcount(writer, cluster).await {
+                self.count(writer, slice, number..number + 1, 0);
+            }
+        }
+        let mut places = writer.places();
+        if let Some(&first) = last.first() {
+            places.next = places.next.min(first);
+        }
+    }
+
+    /// A refcount and its place.
+    async fn refcount(&self, writer: &Writer, cluster: u64) -> Option<(Counter, u64)> {
+        let counter = self.counter(writer, cluster)?;
+        let slice = self.image.load(&self.file, counter.slice).await.ok()?;
+        let value = writer.width.get(&slice, counter.number)?;
+        Some((counter, value))
+    }
+
+    /// Lowers a refcount, but not from 1 to 0: true if that is due.
+    async fn lower(&self, writer: &Writer, cluster: u64) -> Result<bool> {
+        loop {
+            let found = self.refcount(writer, cluster).await;
+            let Some((Counter { slice, number }, value)) = found else {
+                let text = format!("the refcount of cluster {cluster} cannot be read");
+                return Err(crate::qcow2::error::damaged(text));
+            };
+            match value {
+                0 => {
+                    let text = format!("cluster {cluster} was in use, and has a refcount of 0");
+                    return Err(crate::qcow2::error::damaged(text));
+                }
+                1 => return Ok(true),
+                _ if self.count(writer, slice, number..number + 1, value - 1) => return Ok(false),
+                _ => {}
+            }
+        }
+    }
+
+    /// Frees the space of these clusters, ascending. Nothing refers to them, and they are not used
+    /// again before this ends.
+    async fn trim_below(&self, clusters: &[u64]) {
+        if !self.file.facts().can.contains(Can::TRIM) {
+            return;
+        }
+        let (bits, size) = (self.image.layout.cluster_bits, self.file.facts().size);
+        for run in clusters.chunk_by(|one, next| one + 1 == *next) {
+            let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
+            let (at, end) = (first << bits, ((last + 1) << bits).min(size));
+            if at < end
+                && let Err(error) = self.file.trim(at, end - at).await
+            {
+                // The space stays in use, and is used again.
+                log::debug!("cannot free space of the image: {error}");
+                return;
+            }
+        }
+    }
+}

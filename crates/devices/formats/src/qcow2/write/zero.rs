@@ -1,0 +1,264 @@
+//! Zero and trim requests: entries are changed, and no data is written, where that is possible.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Can, DeviceExt as _, Error, Flags, Kind, Pending, Request, Result};
+use blockhaul_io::Data;
+
+use super::allocate::Clusters;
+use super::data::Payload;
+use super::{External, Writer};
+use crate::qcow2::bytes::index;
+use crate::qcow2::device::Parts;
+
+/// Clusters whose entries are changed without a pause.
+const STRETCH: u64 = 16 << 10;
+
+/// What becomes of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::qcow2) enum Erase {
+    /// It reads as zeroes.
+    Zero,
+    /// It reads as zeroes, and space for it stays allocated.
+    Keep,
+    /// Anything: its space is free.
+    Trim,
+}
+
+/// Starts a zero or trim request within the disk.
+pub(in crate::qcow2) fn submit(
+    parts: &Arc<Parts>,
+    range: (u64, u64),
+    trim: bool,
+    flags: Flags,
+) -> Pending {
+    let erase = match (trim, flags.contains(Flags::NO_HOLE)) {
+        (true, _) => Erase::Trim,
+        (false, true) => Erase::Keep,
+        (false, false) => Erase::Zero,
+    };
+    let parts = parts.clone();
+    Pending::start(async move {
+        let erased = parts.erase(range, erase, flags).await;
+        erased.map_err(|error| parts.before_flush(error))?;
+        parts.durable(flags).await
+    })
+}
+
+impl Parts {
+    /// Whether zero requests change entries only.
+    pub(in crate::qcow2) fn zeroes_fast(&self) -> bool {
+        let has_flag = self.image.layout.has_zero() || self.backing.is_none();
+        let raw = self.image.writer.as_ref().is_some_and(|writer| writer.external == External::Raw);
+        has_flag && !raw
+    }
+
+    async fn erase(&self, (at, end): (u64, u64), erase: Erase, flags: Flags) -> Result<()> {
+        let keep_slow = erase == Erase::Keep && !self.image.layout.has_zero();
+        if flags.contains(Flags::FAST) && (!self.zeroes_fast() || keep_slow) {
+            let text = "zeroing is not faster than writing here";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        self.begin().await?;
+        let writer = self.writer()?;
+        let bits = self.image.layout.cluster_bits;
+        let _turn = writer.clusters.lock(at >> bits, ((end - 1) >> bits) + 1).await;
+        if !self.zeroes_with_entries(writer, erase) {
+            return if erase == Erase::Trim { Ok(()) } else { self.write_zeroes(at, end).await };
+        }
+        // Entries say something about whole clusters, but for the last one of the disk, which may
+        // be short. Clusters with subclusters can have more than that.
+        let cluster = self.image.layout.cluster();
+        let first = at.next_multiple_of(cluster).min(end);
+        let last = if end == self.image.size { end } else { (end & !(cluster - 1)).max(first) };
+        self.erase_edge(at, first, erase).await?;
+        let mut next = first;
+        while next < last {
+            self.make_room().await?;
+            let covers = self.image.layout.l2_covers();
+            let stretch = (next / covers + 1).saturating_mul(covers).min(last);
+            let stretch = stretch.min(next.saturating_add(STRETCH << bits));
+            self.erase_clusters(writer, next, stretch, erase).await?;
+            blockhaul_io::yield_now().await;
+            next = stretch;
+        }
+        self.erase_edge(last, end, erase).await
+    }
+
+    /// Whether entries can say what a request wants.
+    fn zeroes_with_entries(&self, writer: &Writer, erase: Erase) -> bool {
+        match erase {
+            // The raw file has to have the zeroes itself.
+            _ if writer.external == External::Raw => false,
+            Erase::Keep => self.image.layout.has_zero(),
+            // Version 2 has entries for nothing only, which shows the backing file.
+            Erase::Zero | Erase::Trim => self.image.layout.has_zero() || self.backing.is_none(),
+        }
+    }
+
+    /// A range within a cluster.
+    async fn erase_edge(&self, at: u64, end: u64, erase: Erase) -> Result<()> {
+        if at >= end || erase == Erase::Trim {
+            return Ok(());
+        }
+        if erase == Erase::Zero && self.reads_zero(at, end).await? {
+            return Ok(());
+        }
+        self.write_zeroes(at, end).await
+    }
+
+    /// Writes zeroes to a range whose clusters are locked.
+    async fn write_zeroes(&self, at: u64, end: u64) -> Result<()> {
+        let raw = self.writer()?.external == External::Raw;
+        let mut next = at;
+        while next < end {
+            self.make_room().await?;
+            let len = (end - next)
+                .min(Data::ZEROES_MAX as u64)
+                .min(self.data.facts().block.maximum.into());
+            let data = Data::zeroes(index(len));
+            if raw && self.data.facts().can.contains(Can::ZERO) {
+                // Frees space, unlike a write.
+                self.data.submit(Request::zero(next, len)).await?;
+                self.mark_zero(next, next + len).await?;
+            } else {
+                self.write_locked(Payload::new(next, data)).await?;
+            }
+            next += len;
+        }
+        Ok(())
+    }
+
+    /// Notes zeroes of a raw data file in entries, as far as these are about whole clusters.
+    async fn mark_zero(&self, at: u64, end: u64) -> Result<()> {
+        let layout = self.image.layout;
+        let (mut next, cluster) = (at, layout.cluster());
+        while next < end {
+            let until = ((next | (cluster - 1)) + 1).min(end);
+            let is_whole = next.is_multiple_of(cluster)
+                && (until.is_multiple_of(cluster) || until == self.image.size);
+            if is_whole {
+                let table = self.own_table(next).await?;
+                let (number, entry) = (next >> layout.cluster_bits, layout.zero_entry(Some(next)));
+                let set = |_, words: &mut [u64]| {
+                    words.copy_from_slice(&entry[..words.len()]);
+                    None
+                };
+                self.set_l2(table, number..number + 1, set).await?;
+            } else {
+                // Data or not: the file has the zeroes, and the rest of the cluster.
+                let data = Data::zeroes(index(until - next));
+                self.write_locked(Payload::new(next, data)).await?;
+            }
+            next = until;
+        }
+        Ok(())
+    }
+
+    /// Whole clusters that have one L2 table.
+    async fn erase_clusters(&self, writer: &Writer, at: u64, end: u64, erase: Erase) -> Result<()> {
+        let layout = self.image.layout;
+        let has_table = {
+            let number = at / layout.l2_covers();
+            self.image.layout_now().l2_table(number, self.image.l1_entry(number))?.is_some()
+        };
+        let is_zero = self.backing.as_ref().is_none_or(|backing| at >= backing.size);
+        if !has_table && (erase == Erase::Trim || (erase == Erase::Zero && is_zero)) {
+            return Ok(());
+        }
+        self.discard_below(writer, at, end, erase).await;
+        let table = self.own_table(at).await?;
+        let numbers = at >> layout.cluster_bits..end.div_ceil(layout.cluster());
+        if erase == Erase::Keep {
+            return self.reserve_zeroes(table, numbers).await;
+        }
+        let nothing = erase == Erase::Trim && self.backing.is_none() || !layout.has_zero();
+        let entry = if nothing { [0, 0] } else { layout.zero_entry(None) };
+        self.set_l2(table, numbers, |_, words| {
+            let old = words.first().copied();
+            let (is_free, has_bits) = (old == Some(0), words.get(1).is_some_and(|&bits| bits != 0));
+            if is_free && !has_bits && is_zero {
+                // It reads as zeroes already.
+                return None;
+            }
+            words.copy_from_slice(&entry[..words.len()]);
+            old
+        })
+        .await
+    }
+
+    /// Zeroes that have space: clusters that are there stay.
+    async fn reserve_zeroes(&self, table: u64, numbers: std::ops::Range<u64>) -> Result<()> {
+        let layout = self.image.layout;
+        let mut next = numbers.start;
+        while next < numbers.end {
+            let at = next << layout.cluster_bits;
+            let entry = self.l2_entry(table, at).await?;
+            let found = self.image.layout_now().found(self.words_of(&entry), at)?;
+            if let Some(host) = found.own {
+                let entry = layout.zero_entry(Some(host));
+                let set = |_, words: &mut [u64]| {
+                    words.copy_from_slice(&entry[..words.len()]);
+                    None
+                };
+                self.set_l2(table, next..next + 1, set).await?;
+                next += 1;
+                continue;
+            }
+            let mut count = 1;
+            while next + count < numbers.end {
+                let at = (next + count) << layout.cluster_bits;
+                let entry = self.l2_entry(table, at).await?;
+                if self.image.layout_now().found(self.words_of(&entry), at)?.own.is_some() {
+                    break;
+                }
+                count += 1;
+            }
+            let clusters = self.clusters_for(at, count).await?;
+            let reserved = self.reserve_clusters(table, next, clusters).await;
+            if reserved.is_err() && !self.is_external {
+                self.release(clusters).await;
+            }
+            reserved?;
+            next += clusters.count;
+        }
+        Ok(())
+    }
+
+    /// Gives zeroes of the disk new clusters, from cluster `number` of the disk on.
+    async fn reserve_clusters(&self, table: u64, number: u64, clusters: Clusters) -> Result<()> {
+        let layout = self.image.layout;
+        let (at, end) =
+            (clusters.first << layout.cluster_bits, clusters.count << layout.cluster_bits);
+        let end = (at + end).min(self.data.facts().size);
+        if at < end {
+            let zero = Request::zero(at, end - at).with(Flags::NO_HOLE);
+            self.data.submit(zero).await?;
+        }
+        if clusters.fresh && at < end {
+            // The file must not end before its clusters do.
+            let last = (end - 1) & !511;
+            self.data.write(last, Data::zeroes(index(end - last))).await?;
+        }
+        let first = clusters.first;
+        self.set_l2(table, number..number + clusters.count, |one, words| {
+            let old = words.first().copied();
+            let entry = layout.zero_entry(Some((first + (one - number)) << layout.cluster_bits));
+            words.copy_from_slice(&entry[..words.len()]);
+            old
+        })
+        .await
+    }
+
+    /// Frees the space of clusters in an external data file: their entries refer to it no longer.
+    async fn discard_below(&self, writer: &Writer, at: u64, end: u64, erase: Erase) {
+        let end = end.min(self.data.facts().size);
+        let wanted = writer.external == External::Mapped && erase == Erase::Trim && at < end;
+        if wanted
+            && self.data.facts().can.contains(Can::TRIM)
+            && let Err(error) = self.data.submit(Request::trim(at, end - at)).await
+        {
+            log::debug!("cannot free space of the data file: {error}");
+        }
+    }
+}

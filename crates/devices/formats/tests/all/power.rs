@@ -1,0 +1,437 @@
+//! Power cuts and failures at each write below an image: QEMU's check finds at most lost clusters,
+//! and what was flushed is there.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use blockhaul_block::{Device, Facts, Kind, Op, OpKind, Pending, Request};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
+use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_testkit::crash::CrashDevice;
+use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::rng::{self, Rng};
+
+use blockhaul_formats::qcow2::check::Repair;
+
+use crate::checks::checked;
+use crate::common::{Qemu, registry, write};
+
+const SECTOR: usize = 512;
+/// Size of the disk, and of the device with its image, in bytes.
+const DISK: u64 = 1 << 20;
+const DEVICE: u64 = 6 << 20;
+
+/// `given:`: a device of the test, and its further handles.
+struct Given(Arc<dyn Device>, Option<Arc<dyn Another>>);
+
+impl Backend for Given {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["given"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "a device of a test"
+    }
+
+    fn open(&self, _: Target) -> Opening<Opened> {
+        let opened = Opened { device: self.0.clone(), more: self.1.clone() };
+        Box::pin(async move { Ok(opened) })
+    }
+}
+
+/// Opens the image in a device for writing.
+async fn open_over(device: Arc<dyn Device>, options: &str) -> blockhaul_block::Result<Stack> {
+    open_given(Given(device, None), options).await
+}
+
+async fn open_given(given: Given, options: &str) -> blockhaul_block::Result<Stack> {
+    let base = registry();
+    let mut backends = base.backends.clone();
+    backends.push(Arc::new(given));
+    let spec = Spec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
+    Registry { backends, ..base }.open(&spec, Vec::new(), Intent::WRITE).await
+}
+
+/// What each sector of a disk may contain.
+struct History(Vec<Sector>);
+
+struct Sector {
+    /// All contents that are possible.
+    values: Vec<Vec<u8>>,
+    /// The first of them that is possible after a flush.
+    base: usize,
+}
+
+impl History {
+    fn new(disk: &[u8]) -> History {
+        let sector = |bytes: &[u8]| Sector { values: vec![bytes.to_vec()], base: 0 };
+        History(disk.chunks(SECTOR).map(sector).collect())
+    }
+
+    fn sectors(&mut self, at: u64, len: usize) -> impl Iterator<Item = &mut Sector> {
+        self.0[at as usize / SECTOR..][..len / SECTOR].iter_mut()
+    }
+
+    /// A request has begun.
+    fn begun(&mut self, at: u64, bytes: &[u8]) {
+        for (sector, bytes) in self.sectors(at, bytes.len()).zip(bytes.chunks(SECTOR)) {
+            sector.values.push(bytes.to_vec());
+        }
+    }
+
+    /// It has completed.
+    fn done(&mut self, at: u64, len: usize) {
+        self.sectors(at, len).for_each(|sector| sector.base = sector.values.len() - 1);
+    }
+
+    /// What had completed was flushed.
+    fn flushed(&mut self) {
+        for sector in &mut self.0 {
+            sector.values.drain(..sector.base);
+            sector.base = 0;
+        }
+    }
+
+    fn check(&self, disk: &[u8], label: &str) {
+        assert_eq!(disk.len(), self.0.len() * SECTOR);
+        for (number, (found, sector)) in disk.chunks(SECTOR).zip(&self.0).enumerate() {
+            let known = sector.values.iter().any(|value| value == found);
+            let (first, count) = (&found[..8], sector.values.len());
+            assert!(known, "{label}: sector {number} is none of {count} contents: {first:?} …");
+        }
+    }
+}
+
+/// Random requests, some at a time, and flushes; ends when `stop` says so. Failures are noted.
+async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rounds: u64) {
+    let mut rng = Rng::new(seed);
+    for _ in 0..rounds {
+        let (mut flying, mut taken) = (Vec::new(), Vec::<(u64, u64)>::new());
+        for _ in 0..rng.between(1, 4) {
+            let at = rng.below(DISK / 512) * 512;
+            let most = *rng.pick(&[4, 20, 150]);
+            let len = (rng.between(1, most) * 512).min(DISK - at);
+            if taken.iter().any(|&(other, end)| at < end && other < at + len) {
+                continue;
+            }
+            taken.push((at, at + len));
+            let mut bytes = vec![0; len as usize];
+            let kind = rng.below(8);
+            let request = match kind {
+                0 => Request::zero(at, len),
+                1 => Request::zero(at, len).with(blockhaul_block::Flags::NO_HOLE),
+                2 => Request::trim(at, len),
+                _ => {
+                    rng.fill(&mut bytes);
+                    Request::write(at, Data::copy_of(&bytes))
+                }
+            };
+            history.lock().unwrap().begun(at, &bytes);
+            flying.push((at, bytes.len(), kind, device.submit(request)));
+        }
+        for (at, len, kind, pending) in flying {
+            if pending.await.is_ok() && kind != 2 {
+                history.lock().unwrap().done(at, len);
+            }
+        }
+        if rng.chance(30) && device.submit(Request::flush()).await.is_ok() {
+            history.lock().unwrap().flushed();
+        }
+    }
+}
+
+/// Cuts the power when a device gets its change or flush of this number.
+struct Cut {
+    inner: Arc<CrashDevice>,
+    number: u64,
+    seed: u64,
+    seen: AtomicU64,
+    left: Mutex<Option<Vec<u8>>>,
+}
+
+impl Device for Cut {
+    fn facts(&self) -> Arc<Facts> {
+        self.inner.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let counts = !matches!(request.op, Op::Read(_) | Op::Extents(_) | Op::Cache);
+        if counts && self.seen.fetch_add(1, Ordering::SeqCst) + 1 == self.number {
+            *self.left.lock().unwrap() = Some(self.inner.power_cut(self.seed));
+        }
+        self.inner.submit(request)
+    }
+}
+
+/// An image to start with.
+struct Start {
+    image: Vec<u8>,
+    disk: Vec<u8>,
+    options: &'static str,
+    grows: bool,
+}
+
+impl Start {
+    fn new(qemu: &Qemu, options: &str, grows: bool, fill: &[String]) -> Start {
+        let backed = options.contains("backing_file");
+        if backed {
+            let mut bytes = vec![0; DISK as usize - 100 * SECTOR];
+            Rng::new(5).fill(&mut bytes[70_000..900_000]);
+            write(&qemu.file("base"), &bytes);
+        }
+        qemu.create("start", options, DISK);
+        qemu.io("qcow2", "start", fill);
+        let image = std::fs::read(qemu.file("start")).unwrap();
+        let disk = qemu.raw("start");
+        Start { image, disk, options: if backed { "backing=file:base" } else { "" }, grows }
+    }
+
+    /// The device with the image.
+    fn model(&self) -> Model {
+        let mut facts = Model::all_facts(DEVICE);
+        facts.grows_from = self.grows.then_some(self.image.len() as u64);
+        facts.zeroed = false;
+        let mut bytes = self.image.clone();
+        bytes.resize(DEVICE as usize, 0);
+        Model::with_facts(facts).with_content(bytes)
+    }
+
+    fn options(&self, qemu: &Qemu) -> String {
+        match self.options {
+            "" => String::new(),
+            _ => format!("backing={}", qemu.file("base").display()),
+        }
+    }
+}
+
+/// Images that differ in what a write does.
+fn starts(qemu: &Qemu) -> Vec<(String, Start)> {
+    let noise: Vec<u8> = (0..200_003_u32).map(|n| (n % 251 * n % 17) as u8 + 1).collect();
+    write(&qemu.file("noise"), &noise);
+    let packed = ["write -c -s noise 64k 256k".into(), "write -s noise 600k 150k".into()];
+    let plain = ["write -s noise 100k 150k".to_string()];
+    let mut all = Vec::new();
+    for (options, grows, fill) in [
+        ("cluster_size=4k", true, &packed[..]),
+        ("cluster_size=512,refcount_bits=64", false, &plain[..]),
+        ("cluster_size=64k,backing_file=base,backing_fmt=raw", true, &plain[..]),
+        ("cluster_size=16k,extended_l2=on,backing_file=base,backing_fmt=raw", false, &plain[..]),
+        ("cluster_size=4k,compat=0.10", true, &plain[..]),
+    ] {
+        all.push((options.to_string(), Start::new(qemu, options, grows, fill)));
+    }
+    // A snapshot shares clusters with the disk.
+    qemu.create("start", "cluster_size=4k", DISK);
+    qemu.io("qcow2", "start", &plain);
+    qemu.img(&["snapshot", "-c", "one", "start"]);
+    let (image, disk) = (std::fs::read(qemu.file("start")).unwrap(), qemu.raw("start"));
+    all.push(("snapshot".into(), Start { image, disk, options: "", grows: true }));
+    all
+}
+
+/// Runs the requests over a device; all that can be written is when it returns.
+fn run(device: Arc<dyn Device>, options: String, history: &Arc<Mutex<History>>, seed: u64) {
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let history = history.clone();
+    runtime.block_on(move || async move {
+        // After an early cut, the image cannot be opened.
+        if let Ok(stack) = open_over(device, &options).await {
+            play(stack.device(), &history, seed, 14).await;
+        }
+    });
+}
+
+/// Checks what is left of an image.
+fn check(qemu: &Qemu, start: &Start, image: &[u8], history: &Mutex<History>, label: &str) -> u64 {
+    write(&qemu.file("left"), image);
+    let (errors, leaks) = qemu.faults("left");
+    if errors > 0 {
+        let kept = std::env::temp_dir().join("left.qcow2");
+        write(&kept, image);
+        panic!("{label}: {errors} errors ({})", kept.display());
+    }
+    check_ours(qemu, leaks, label);
+    if !start.options.is_empty() {
+        qemu.img(&["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "base", "left"]);
+    }
+    history.lock().unwrap().check(&qemu.raw("left"), label);
+    leaks
+}
+
+/// Our check finds the same as QEMU's, and repairs it.
+fn check_ours(qemu: &Qemu, leaks: u64, label: &str) {
+    let found = checked(&qemu.file("left"), Repair::Nothing);
+    let summary = (found.corruptions, found.leaks);
+    assert_eq!(summary, (0, leaks), "{label}: {:?}", found.texts);
+    if leaks > 0 {
+        std::fs::copy(qemu.file("left"), qemu.file("repaired")).unwrap();
+        let found = checked(&qemu.file("repaired"), Repair::Leaks);
+        let summary = (found.corruptions, found.leaks, found.leaks_fixed);
+        assert_eq!(summary, (0, 0, leaks), "{label}: {:?}", found.texts);
+        qemu.check("repaired", label);
+    }
+}
+
+fn long() -> bool {
+    std::env::var_os("BLOCKHAUL_LONG").is_some()
+}
+
+#[test]
+fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    for (name, start) in starts(&qemu) {
+        for round in 0..if long() { 3 } else { 1 } {
+            cut_at_each(&qemu, &name, &start, seed.wrapping_add(round));
+        }
+    }
+}
+
+fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
+    let (mut number, mut cuts) = (1, 0);
+    loop {
+        let label = format!("{name}, seed {seed}, cut at {number}");
+        let inner = CrashDevice::new(start.model(), Completion::Shuffled(seed));
+        let (seen, left) = (AtomicU64::new(0), Mutex::default());
+        let cut = Arc::new(Cut { inner, number, seed: seed ^ number, seen, left });
+        let history = Arc::new(Mutex::new(History::new(&start.disk)));
+        run(cut.clone(), start.options(qemu), &history, seed);
+        let Some(left) = cut.left.lock().unwrap().take() else { break };
+        check(qemu, start, &left, &history, &label);
+        cuts += 1;
+        // Neighbours differ little.
+        number += if long() { 1 } else { 1 + number / 6 };
+    }
+    assert!(cuts > 5, "{name}: {cuts} cuts");
+}
+
+#[test]
+fn a_failure_at_any_write_ruins_nothing() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    for (name, start) in starts(&qemu) {
+        for (kind, op) in [
+            (Kind::NoSpace, OpKind::Write),
+            (Kind::Io, OpKind::Write),
+            (Kind::Io, OpKind::Flush),
+            (Kind::Io, OpKind::Read),
+        ] {
+            let mut number = 1;
+            loop {
+                let label = format!("{name}, seed {seed}, {kind:?} of {op:?} {number}");
+                let model = ModelDevice::new(start.model(), Completion::Shuffled(seed));
+                let fault = FaultDevice::over(model.clone(), seed);
+                // Later ones fail as well, as on a full disk, or not.
+                let rule = Rule::new(Then::Fail(kind)).kind(op).nth(number);
+                fault.add(rule);
+                let history = Arc::new(Mutex::new(History::new(&start.disk)));
+                run(fault.clone(), start.options(&qemu), &history, seed);
+                check(&qemu, &start, &model.bytes(), &history, &label);
+                if fault.failures().is_empty() {
+                    break;
+                }
+                number += if long() { 1 } else { 1 + number / 2 };
+            }
+            assert!(number > 1, "{name}: no {op:?}");
+        }
+    }
+}
+
+/// Two handles write to neighbouring sectors of the same clusters; one of them flushes.
+#[test]
+fn a_flush_on_one_handle_covers_what_another_has_written() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    for (name, start) in starts(&qemu) {
+        let crash = CrashDevice::new(start.model(), Completion::Shuffled(seed));
+        let (left, options) = (crash.clone(), start.options(&qemu));
+        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let image = runtime.block_on(move || async move {
+            let given = Given(crash.clone(), Some(crash));
+            let stack = open_given(given, &options).await.unwrap();
+            assert!(stack.has_more());
+            let other = stack.another().await.unwrap();
+            let mut flying = Vec::new();
+            for sector in 0..DISK / 512 {
+                let device = if sector % 2 == 0 { stack.device() } else { &other };
+                let data = Data::copy_of(&[(sector % 251) as u8 + 1; SECTOR]);
+                flying.push(device.submit(Request::write(sector * 512, data)));
+                if flying.len() == 64 {
+                    for pending in flying.drain(..) {
+                        pending.await.unwrap();
+                    }
+                }
+            }
+            for pending in flying {
+                pending.await.unwrap();
+            }
+            other.submit(Request::flush()).await.unwrap();
+            // What follows is lost.
+            left.power_cut(seed);
+            let data = Data::copy_of(&[0; SECTOR]);
+            assert!(other.submit(Request::write(0, data)).await.is_err());
+            left.durable()
+        });
+        write(&qemu.file("left"), &image);
+        let (errors, _) = qemu.faults("left");
+        assert_eq!(errors, 0, "{name}");
+        if !start.options.is_empty() {
+            qemu.img(&["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "base", "left"]);
+        }
+        let wanted: Vec<u8> =
+            (0..DISK / 512).flat_map(|sector| [(sector % 251) as u8 + 1; SECTOR]).collect();
+        assert!(qemu.raw("left") == wanted, "{name}");
+    }
+}
+
+/// A device that cannot become longer takes an image until it is full.
+#[test]
+fn a_full_device_is_an_error_and_ruins_nothing() {
+    let Some(qemu) = Qemu::find() else { return };
+    let mut facts = Model::all_facts(DEVICE);
+    facts.zeroed = false;
+    let model = Model::with_facts(facts).with_content(vec![0x55; DEVICE as usize]);
+    let device = ModelDevice::new(model, Completion::Immediate);
+    let below = device.clone();
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let written = runtime.block_on(move || async move {
+        let base = registry();
+        let mut backends = base.backends.clone();
+        backends.push(Arc::new(Given(below, None)));
+        let spec = Spec::parse("qcow2:given:".as_ref()).unwrap();
+        let registry = Registry { backends, ..base };
+        let intent = Intent::target(64 << 20);
+        let (stack, ready) = registry.open_target(&spec, Vec::new(), intent).await.unwrap();
+        ready.run().await.unwrap();
+        let mut written = 0;
+        let error = loop {
+            let data = Data::copy_of(&[7; 100_000]);
+            match stack.device().submit(Request::write(written * 100_000, data)).await {
+                Ok(_) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+        // What was freed can be used.
+        stack.device().submit(Request::trim(0, 1 << 20)).await.unwrap();
+        stack.device().submit(Request::flush()).await.unwrap();
+        let data = Data::copy_of(&[8; 100_000]);
+        stack.device().submit(Request::write(0, data)).await.unwrap();
+        written
+    });
+    drop(runtime);
+    assert!(written > 40, "{written}");
+    write(&qemu.file("left"), &device.bytes());
+    assert_eq!(qemu.faults("left").0, 0);
+    let disk = qemu.raw("left");
+    assert!(disk[..100_000].iter().all(|&byte| byte == 8));
+    assert!(disk[1 << 20..written as usize * 100_000].iter().all(|&byte| byte == 7));
+}

@@ -1,0 +1,106 @@
+//! `blockhaul check`: the tables of a qcow2 image.
+
+use std::time::Duration;
+
+use blockhaul_catalog::{Intent, Spec};
+use blockhaul_formats::qcow2::check::{Repair, Report};
+use blockhaul_io::{Config, Runtime};
+
+use crate::brackets::Groups;
+use crate::exit::{self, Failure, Outcome, plain};
+use crate::{args, devices, logger, out};
+
+/// Exit statuses, the same as of qemu-img check.
+pub const INCOMPLETE: u8 = 1;
+const CORRUPT: u8 = 2;
+const LEAKS: u8 = 3;
+
+/// Maximum time to connect to a server that has the image.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs `blockhaul check`.
+pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
+    logger::start(false);
+    let spec = match groups.spec(&args.image)? {
+        // The image, not the disk in it.
+        Spec::Scheme { scheme, rest } if scheme == "qcow2" => {
+            if rest.contains('?') {
+                return Err(Failure::usage("give the path of the image alone"));
+            }
+            Spec::parse(rest.as_ref())?
+        }
+        spec => spec,
+    };
+    let repair = match args.repair {
+        None => Repair::Nothing,
+        Some(args::Repair::Leaks) => Repair::Leaks,
+        Some(args::Repair::All) => Repair::All,
+    };
+    let intent = match repair {
+        Repair::Nothing => Intent::READ,
+        Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
+    };
+    let registry = devices::registry(TIMEOUT);
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
+        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
+    let name = spec.to_string();
+    let (result, open) = runtime.block_on(move || async move {
+        let stack = match registry.open(&spec, Vec::new(), intent).await {
+            Ok(stack) => stack,
+            Err(error) => return (Err(error), None),
+        };
+        let result = blockhaul_formats::qcow2::check::check(stack.device(), repair).await;
+        (result, Some(stack))
+    });
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
+    drop(open);
+    let report = result.map_err(|error| Failure::opening("image", &name, &error))?;
+    let text = if args.json { json(&name, &report) } else { text(&report) };
+    out::print(text.as_bytes())?;
+    Ok(match (report.corruptions, report.leaks) {
+        (1.., _) => CORRUPT,
+        (0, 1..) => LEAKS,
+        (0, 0) => 0,
+    })
+}
+
+fn text(report: &Report) -> String {
+    let mut text = String::new();
+    for line in &report.texts {
+        text += &format!("{}\n", out::one_line(line));
+    }
+    let fixed = [(report.corruptions_fixed, "corruptions"), (report.leaks_fixed, "leaks")];
+    for (count, what) in fixed.into_iter().filter(|(count, _)| *count > 0) {
+        text += &format!("repaired: {count} {what}\n");
+    }
+    text += &match (report.corruptions, report.leaks) {
+        (0, 0) => "no faults".to_string(),
+        (corruptions, leaks) => format!("corruptions: {corruptions}, leaked clusters: {leaks}"),
+    };
+    let Report { allocated, clusters, compressed, image_end, .. } = report;
+    let dirty = if report.is_dirty { ", marked as dirty" } else { "" };
+    text += &format!(
+        "; {allocated} of {clusters} clusters allocated, {compressed} compressed, {image_end} bytes in \
+         use{dirty}\n"
+    );
+    text
+}
+
+fn json(name: &str, report: &Report) -> String {
+    let value = serde_json::json!({
+        "image": name,
+        "format": "qcow2",
+        "corruptions": report.corruptions,
+        "leaks": report.leaks,
+        "corruptions-fixed": report.corruptions_fixed,
+        "leaks-fixed": report.leaks_fixed,
+        "total-clusters": report.clusters,
+        "allocated-clusters": report.allocated,
+        "compressed-clusters": report.compressed,
+        "image-end-offset": report.image_end,
+        "dirty": report.is_dirty,
+        "messages": report.texts,
+    });
+    format!("{value:#}\n")
+}
