@@ -175,9 +175,8 @@ mod tests {
     #[test]
     fn permissions_are_those_of_the_mount() {
         let disk = Facts::new("d", 10_000);
-        let mode = |write, others, node| {
-            files(Some(""), write, others).attr(node, &disk).permissions
-        };
+        let mode =
+            |write, others, node| files(Some(""), write, others).attr(node, &disk).permissions;
         assert_eq!(mode(false, false, Node::Disk), 0o400);
         assert_eq!(mode(true, false, Node::Disk), 0o600);
         assert_eq!(mode(true, true, Node::Disk), 0o666);

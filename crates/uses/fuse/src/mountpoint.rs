@@ -214,9 +214,7 @@ impl Mounted {
             // EINVAL: somebody has unmounted it.
             Ok(()) | Err(Errno::INVAL) => Ok(true),
             Err(Errno::BUSY) if !lazily => Ok(false),
-            Err(error) => {
-                Err(Error(format!("cannot unmount {}: {error}", self.path.display())))
-            }
+            Err(error) => Err(Error(format!("cannot unmount {}: {error}", self.path.display()))),
         }
     }
 
@@ -248,7 +246,10 @@ mod tests {
         assert!(target.is_folder());
         let file = folder.path().join("f");
         let absent = Target::find(&file).unwrap_err().to_string();
-        assert!(absent.ends_with("does not exist: create a directory or an empty file"), "{absent}");
+        assert!(
+            absent.ends_with("does not exist: create a directory or an empty file"),
+            "{absent}"
+        );
         std::fs::write(&file, "").unwrap();
         assert!(!Target::find(&file).unwrap().is_folder());
         let null = Target::find(Path::new("/dev/null")).unwrap_err().to_string();

@@ -218,11 +218,9 @@ fn errno(error: &Error) -> Errno {
         Kind::NoSpace => Errno::NOSPC,
         Kind::Unsupported => Errno::OPNOTSUPP,
         Kind::Refused => Errno::ACCES,
-        Kind::Io
-        | Kind::ShuttingDown
-        | Kind::Disconnected
-        | Kind::TimedOut
-        | Kind::NotFound => Errno::IO,
+        Kind::Io | Kind::ShuttingDown | Kind::Disconnected | Kind::TimedOut | Kind::NotFound => {
+            Errno::IO
+        }
     }
 }
 

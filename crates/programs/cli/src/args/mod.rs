@@ -183,8 +183,8 @@ pub fn definition() -> clap::Command {
             command.after_long_help(with(check::CHECKSUM_EXAMPLES))
         });
     #[cfg(feature = "fuse")]
-    let command = command
-        .mut_subcommand("mount", |command| command.after_long_help(with(mount::EXAMPLES)));
+    let command =
+        command.mut_subcommand("mount", |command| command.after_long_help(with(mount::EXAMPLES)));
     pages::complete(command, "")
 }
 

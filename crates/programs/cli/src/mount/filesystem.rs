@@ -153,9 +153,15 @@ impl FileSystem {
         let target = self.target.as_os_str();
         if let Err(why) = run("umount", &[OsStr::new("--"), target]) {
             log::warn!("{why}: unmounting it as soon as nobody uses it");
-            if let Err(why) = run("umount", &["--lazy", "--"].map(OsStr::new).iter().copied()
-                .chain([target]).collect::<Vec<_>>())
-            {
+            if let Err(why) = run(
+                "umount",
+                &["--lazy", "--"]
+                    .map(OsStr::new)
+                    .iter()
+                    .copied()
+                    .chain([target])
+                    .collect::<Vec<_>>(),
+            ) {
                 log::warn!("{why}");
             }
         }

@@ -78,7 +78,8 @@ impl Job {
             cache: self.cache,
             memory: self.memory,
         });
-        let (target, source) = (self.place.target().clone(), without_secrets(&self.spec.to_string()));
+        let (target, source) =
+            (self.place.target().clone(), without_secrets(&self.spec.to_string()));
         let mounting = offload(move || target.mount(&source, &permissions));
         let mounted = mounting.await.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
         let (mounted, connection) = mounted.map_err(|why| unmountable(&why))?;

@@ -152,11 +152,7 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
 
 /// Closes the device (`open`), and returns the exit status. A device that holds requests has a
 /// limited time; then the process ends without it.
-fn finish(
-    outcome: Result<End, Failure>,
-    open: impl Send + 'static,
-    look: impl FnMut(),
-) -> Outcome {
+fn finish(outcome: Result<End, Failure>, open: impl Send + 'static, look: impl FnMut()) -> Outcome {
     let held = matches!(&outcome, Ok(End { held: 1.., .. }));
     let ended = close(move || drop(open), held.then_some(CLOSING), look);
     let End { status, held } = outcome?;

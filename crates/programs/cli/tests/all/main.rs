@@ -15,6 +15,8 @@ mod jobs;
 mod killed;
 mod live_backups;
 mod long;
+#[cfg(feature = "fuse")]
+mod mount;
 mod names;
 mod part;
 mod reports;

@@ -146,10 +146,13 @@ impl Lane {
                 // The kernel then asks again, in our version.
                 channel.reply(unique, &protocol::init_version());
             }
-            Operation::Init(ref init) => self.body(unique, session.init(init).map(|reply| {
-                log::debug!("FUSE {}.{}, flags {:#x}", init.major, init.minor, reply.flags);
-                protocol::init(&reply)
-            })),
+            Operation::Init(ref init) => self.body(
+                unique,
+                session.init(init).map(|reply| {
+                    log::debug!("FUSE {}.{}, flags {:#x}", init.major, init.minor, reply.flags);
+                    protocol::init(&reply)
+                }),
+            ),
             // Nodes are known as long as the mount.
             Operation::Forget => {}
             Operation::Interrupt(number) => {
@@ -226,9 +229,7 @@ impl Lane {
     fn open(&self, node: Option<Node>, flags: u32) -> Result<[u8; 16], Errno> {
         let writes = flags & O_ACCMODE != 0;
         match node {
-            Some(Node::Disk) if writes && !self.session.files.permissions.write => {
-                Err(Errno::ROFS)
-            }
+            Some(Node::Disk) if writes && !self.session.files.permissions.write => Err(Errno::ROFS),
             Some(Node::Disk) => Ok(protocol::opened(self.session.open_flags())),
             Some(Node::Info) if writes => Err(Errno::ACCES),
             Some(Node::Info) => Ok(protocol::opened(protocol::open_flags::KEEP_CACHE)),

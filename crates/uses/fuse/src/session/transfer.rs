@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
 use blockhaul_io::Data;
 
-use super::lane::Lane;
 use super::TRANSFER_MAX;
+use super::lane::Lane;
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
 use crate::seek;
@@ -184,12 +184,10 @@ impl Lane {
             }
         };
         match (reply, expected) {
-            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => {
-                match data.load() {
-                    Ok(()) => channel.reply(unique, data.bytes()),
-                    Err(_) => channel.fail(unique, Errno::IO),
-                }
-            }
+            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => match data.load() {
+                Ok(()) => channel.reply(unique, data.bytes()),
+                Err(_) => channel.fail(unique, Errno::IO),
+            },
             (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(unique, len),
             (Reply::Done, Expected::Written(len)) => {
                 channel.reply(unique, &protocol::written(len));
