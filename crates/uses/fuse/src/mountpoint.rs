@@ -50,9 +50,7 @@ impl Target {
             Some(Errno::NOENT) => {
                 Error(format!("{shown} does not exist: create a directory or an empty file"))
             }
-            Some(Errno::NOTCONN) => Error(format!(
-                "the program that had mounted {shown} has ended: unmount it with umount {shown}"
-            )),
+            Some(Errno::NOTCONN) => has_ended(path),
             _ => Error(format!("cannot use {shown}: {}", blockhaul_io::plain(&error))),
         })?;
         if !data.is_dir() && !data.is_file() {
@@ -60,6 +58,11 @@ impl Target {
             return Err(Error(format!("{shown} {text}: choose another place")));
         }
         if table::find(&full).is_some() {
+            // Attributes may still be there when nobody answers any more.
+            let opened = std::fs::File::open(&full).map_err(|error| Errno::from_io_error(&error));
+            if matches!(opened, Err(Some(Errno::NOTCONN | Errno::CONNABORTED))) {
+                return Err(has_ended(path));
+            }
             let text = "something is mounted there already";
             return Err(Error(format!("cannot mount on {shown}: {text}: unmount it first")));
         }
@@ -135,6 +138,11 @@ impl Target {
             error => format!("cannot mount on {shown}: {error}"),
         })
     }
+}
+
+fn has_ended(path: &Path) -> Error {
+    let shown = path.display();
+    Error(format!("the program that had mounted {shown} has ended: unmount it with umount {shown}"))
 }
 
 const NO_MODULE: &str = "the kernel has no FUSE: load its module with modprobe fuse";
