@@ -15,4 +15,4 @@ pub use descriptors::inherited;
 pub use fuse::{can_open_fuse, clone_fuse, open_fuse};
 pub use identity::Identity;
 pub use lock::{lock_shared, locked_by_others, unlock};
-pub use process::{Cost, processor_time, wait_with_cost};
+pub use process::{Cost, processor_time, serves_writeback, wait_with_cost};

@@ -109,6 +109,11 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
     let stopper = Stopper::new(completer);
     let place = Place::new(asked.target, args)?;
     let caught = signals::catch()?;
+    if args.writable
+        && let Err(error) = blockhaul_os::serves_writeback()
+    {
+        log::debug!("a file system on the disk could wait for this process: {}", plain(&error));
+    }
     let config = args.engine.config(usize::from(args.workers));
     let runtime = Runtime::start(&config).map_err(|error| {
         Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))

@@ -226,7 +226,7 @@ fn set_attr(mut fields: Fields<'_>) -> Option<SetAttr> {
 }
 
 /// What follows the size in the arguments of SETATTR, in bytes.
-const SET_ATTR_REST: usize = 56;
+const SET_ATTR_REST: usize = 64;
 
 /// A handle, an offset and a length, as reads begin.
 fn range(fields: &mut Fields<'_>) -> Option<(u64, u32)> {
