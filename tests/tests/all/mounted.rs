@@ -37,9 +37,9 @@ impl Disk {
         self.folder.join("disk")
     }
 
-    /// Ends it as it should.
+    /// Ends it as it should, once the kernel has closed the file of a loop device.
     fn end(mut self) {
-        done(Command::new("umount").arg(&self.folder));
+        soon("it can be unmounted", || is_unmounted(&self.folder));
         let status = tools::wait_within(&mut self.child, LIMIT).unwrap();
         assert_eq!(status.code(), Some(0));
     }
@@ -282,8 +282,8 @@ fn what_was_flushed_survives_kills_of_the_server() {
         disk
     };
     let kill = |mut disk: Disk| {
-        let pid = server.take().unwrap().pid().to_string();
-        done(Command::new("kill").args(["-9", &pid]));
+        let server = server.take().unwrap();
+        done(Command::new("kill").args(["-9", &server.pid().to_string()]));
         // The writer gets an error, and what was written last may be lost.
         soon("it can be unmounted", || is_unmounted(&disk.folder));
         let status = tools::wait_within(&mut disk.child, LIMIT).unwrap();
