@@ -11,6 +11,8 @@ use std::time::Duration;
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Peer, Scratch, Server, among_peers};
 use blockhaul_tests::disks::{Loop, Mounted, long};
+use rustix::fs::{Mode, OFlags};
+
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, soon, succeed, text};
 
 const SIZE: u64 = 512 << 20;
@@ -77,8 +79,8 @@ struct Kind {
 
 const KINDS: [Kind; 3] = [
     Kind { name: "ext4", make: &["mkfs.ext4", "-q"], check: &["e2fsck", "-fn"] },
-    Kind { name: "xfs", make: &["mkfs.xfs", "-q"], check: &["xfs_repair", "-n"] },
-    Kind { name: "btrfs", make: &["mkfs.btrfs", "-q"], check: &["btrfs", "check"] },
+    Kind { name: "xfs", make: &["mkfs.xfs", "-q", "-f"], check: &["xfs_repair", "-n"] },
+    Kind { name: "btrfs", make: &["mkfs.btrfs", "-q", "-f"], check: &["btrfs", "check"] },
 ];
 
 /// Runs a program of this machine, or else of the peers; false if there is none.
@@ -174,12 +176,15 @@ fn use_file_system(kind: &Kind, disk: &Disk, scratch: &Scratch, rng: &mut Rng) {
     let model = exercise(mounted.path(), rng, 300);
     fio(mounted.path());
     assert_files(&model, "before the unmount");
-    done(Command::new("umount").arg(mounted.path()));
+    drop(mounted);
+    let exclusive = OFlags::RDONLY | OFlags::EXCL;
+    soon("no other mount namespace has it", || {
+        rustix::fs::open(&*device.device, exclusive, Mode::empty()).is_ok()
+    });
     ran(kind.check, &device.device);
     let again = Mounted::new(&[&device.device], &at).unwrap();
     assert_files(&model, "after the unmount");
-    done(Command::new("umount").arg(again.path()));
-    drop((mounted, again));
+    drop(again);
     println!("{}: {} files", kind.name, model.len());
 }
 

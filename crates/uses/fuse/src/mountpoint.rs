@@ -172,35 +172,21 @@ pub struct Mounted {
     direct: bool,
 }
 
-/// How an unmount ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unmounted {
-    /// It is unmounted.
-    Now,
-    /// It is not visible any more, and ends when the last user closes its files.
-    WhenClosed,
-}
-
 impl Mounted {
     /// The full path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Unmounts it, from the table at once if it is in use. Blocks until requests are answered.
+    /// Unmounts it. If it is in use, it is not visible any more, and the session ends when the last
+    /// user closes its files. Blocks until requests are answered.
     ///
     /// # Errors
     /// If the kernel or `fusermount3` refuses.
-    pub fn unmount(&self) -> Result<Unmounted, Error> {
-        if self.is_unmounted(false)? {
-            return Ok(Unmounted::Now);
-        }
-        match self.is_unmounted(true)? {
-            true => Ok(Unmounted::WhenClosed),
-            false => {
-                let shown = self.path.display();
-                Err(Error(format!("cannot unmount {shown}: it is in use")))
-            }
+    pub fn unmount(&self) -> Result<(), Error> {
+        match self.is_unmounted(false)? {
+            true => Ok(()),
+            false => self.unmount_lazily(),
         }
     }
 

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockhaul_block::{Can, Device, Kind};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_fuse::mountpoint::{Mounted, Unmounted};
+use blockhaul_fuse::mountpoint::Mounted;
 use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
 use blockhaul_io::{Task, Ticket, offload};
 
@@ -25,6 +25,9 @@ use crate::{devices, info, logger, signals};
 /// Bytes that the kernel reads ahead: several of the largest requests, so that a copy does not wait
 /// for each.
 const READ_AHEAD: u64 = 4 << 20;
+
+/// Time after which a mount that does not end is reported.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything that a mount needs.
 pub struct Job {
@@ -47,6 +50,17 @@ pub struct Job {
     pub verbose: bool,
     /// The open device: to be closed when no worker needs it any more.
     pub stack: Option<Stack>,
+}
+
+/// Says why the program does not end: files are still open, or other mount namespaces have copies of
+/// the mount.
+async fn tell_if_used(place: PathBuf) {
+    blockhaul_io::sleep(PATIENCE).await;
+    log::warn!(
+        "{} is unmounted, but still in use: waiting until its files are closed; repeat the signal to \
+         end at once",
+        place.display()
+    );
 }
 
 /// How a mount ended.
@@ -201,15 +215,11 @@ impl Job {
         if !serving.is_finished() {
             let place = mounted.clone();
             let unmounted = offload(move || place.unmount()).await.map_err(lost)?;
-            if unmounted.map_err(|why| unmountable(&why))? == Unmounted::WhenClosed {
-                let place = mounted.path().display();
-                log::warn!(
-                    "{place} is unmounted, but still in use: waiting until its files are closed; \
-                     repeat the signal to end at once"
-                );
-            }
+            unmounted.map_err(|why| unmountable(&why))?;
         }
+        let watch = blockhaul_io::spawn(tell_if_used(mounted.path().to_path_buf()));
         let ended = serving.await;
+        watch.cancel();
         self.current.set(None);
         self.place.remove();
         ended.map_err(|error| {
