@@ -1,7 +1,6 @@
 //! The kernel's FUSE device.
 #![expect(unsafe_code, reason = "an ioctl that the safe crates do not cover")]
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -28,9 +27,4 @@ pub fn clone_fuse(session: impl AsFd) -> io::Result<OwnedFd> {
     // longer. A descriptor that is no connection is an error.
     let done = unsafe { libc::ioctl(fresh.as_raw_fd(), CLONE as _, &raw const number) };
     if done == 0 { Ok(fresh) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Whether the device can be opened by this process.
-pub fn can_open_fuse() -> bool {
-    File::options().read(true).write(true).open(DEVICE).is_ok()
 }

@@ -12,7 +12,7 @@ mod process;
 
 pub use credentials::{Credentials, leads_session};
 pub use descriptors::inherited;
-pub use fuse::{can_open_fuse, clone_fuse, open_fuse};
+pub use fuse::{clone_fuse, open_fuse};
 pub use identity::Identity;
 pub use lock::{lock_shared, locked_by_others, unlock};
 pub use process::{Cost, processor_time, serves_writeback, wait_with_cost};
