@@ -22,6 +22,7 @@ mod layers;
 mod live_file_system;
 mod lost_writes;
 mod main_job;
+mod mounted;
 mod negotiations;
 mod parity;
 mod peers_on_our_server;

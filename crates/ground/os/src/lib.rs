@@ -5,12 +5,14 @@
 
 mod credentials;
 mod descriptors;
+mod fuse;
 mod identity;
 mod lock;
 mod process;
 
 pub use credentials::{Credentials, leads_session};
 pub use descriptors::inherited;
+pub use fuse::{clone_fuse, open_fuse};
 pub use identity::Identity;
 pub use lock::{lock_shared, locked_by_others, unlock};
-pub use process::{Cost, processor_time, wait_with_cost};
+pub use process::{Cost, processor_time, serves_writeback, wait_with_cost};

@@ -72,6 +72,22 @@ pub fn processor_time(pid: u32) -> io::Result<Duration> {
     Ok(Duration::new(seconds, u32::try_from(spent.tv_nsec).unwrap_or(0)))
 }
 
+/// PR_SET_IO_FLUSHER (linux/prctl.h).
+const SET_IO_FLUSHER: libc::c_int = 57;
+
+/// Marks this thread, and those that it starts later, as needed by the kernel for writing back dirty
+/// memory (PR_SET_IO_FLUSHER): an allocation of theirs then does not wait for a writeback that waits
+/// for them. For programs that store what file systems write. Needs CAP_SYS_RESOURCE.
+pub fn serves_writeback() -> io::Result<()> {
+    let unused: libc::c_ulong = 0;
+    let yes: libc::c_ulong = 1;
+    // SAFETY: the call takes numbers only and accesses no memory.
+    match unsafe { libc::prctl(SET_IO_FLUSHER, yes, unused, unused, unused) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn time(seconds: libc::time_t, micros: libc::suseconds_t) -> Duration {
     let seconds = u64::try_from(seconds).unwrap_or(0);
     Duration::from_secs(seconds) + Duration::from_micros(u64::try_from(micros).unwrap_or(0))

@@ -4,6 +4,7 @@
 //!   (`generate`, `manual`).
 //! - `serve`, `copy`, `info` (with `map`): one command each.
 //! - `compat`: the program under the names of nbdkit and of libnbd's programs.
+//! - `mount`: a device as a local file.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `image_check`: `check`, of the tables of an image.
@@ -46,6 +47,8 @@ mod logger;
 mod long;
 mod manual;
 mod metrics;
+#[cfg(feature = "fuse")]
+mod mount;
 mod out;
 mod part;
 mod plugin;
@@ -129,6 +132,8 @@ fn run() -> ExitCode {
         }
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        #[cfg(feature = "fuse")]
+        Command::Mount(args) => report("mount: ", mount::run(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
         Command::Bench(args) => bench::run(*args, &groups),

@@ -8,6 +8,8 @@ mod ctl;
 mod engine;
 mod info;
 mod layout;
+#[cfg(feature = "fuse")]
+mod mount;
 mod pages;
 mod serve;
 mod tls;
@@ -24,6 +26,8 @@ pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
+#[cfg(feature = "fuse")]
+pub use self::mount::Mount;
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
 pub use self::value::{TlsMode, VsockPlace};
@@ -107,6 +111,14 @@ pub enum Command {
     /// Print what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes
     /// are not read.
     Checksum(Box<Checksum>),
+    /// Show a device as a local file
+    ///
+    /// Show a device, with its layers, as a file, through FUSE: TARGET/disk if TARGET is a directory,
+    /// or TARGET itself if it is a file. Programs can read it, and with --writable write it, as
+    /// any file: mount its file system, copy it, look into it. It is there until a signal (SIGTERM,
+    /// SIGINT), until umount TARGET, or until the command of --run ends.
+    #[cfg(feature = "fuse")]
+    Mount(Box<Mount>),
     /// Manage a running server
     ///
     /// Send a command to a server that was started with --control PATH: list clients and exports,
@@ -199,6 +211,9 @@ pub fn definition() -> clap::Command {
         .mut_subcommand("checksum", |command| {
             command.after_long_help(with(check::CHECKSUM_EXAMPLES))
         });
+    #[cfg(feature = "fuse")]
+    let command =
+        command.mut_subcommand("mount", |command| command.after_long_help(with(mount::EXAMPLES)));
     pages::complete(command, "")
 }
 
@@ -240,6 +255,7 @@ fn long_version() -> String {
     };
     let features = [
         ("formats", cfg!(feature = "formats")),
+        ("fuse", cfg!(feature = "fuse")),
         ("luks", cfg!(feature = "luks")),
         ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
     ];

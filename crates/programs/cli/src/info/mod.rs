@@ -57,6 +57,12 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     )
 }
 
+/// The facts of a device, as `--json` prints them.
+#[cfg(feature = "fuse")]
+pub fn json_of(facts: &blockhaul_block::Facts) -> String {
+    subject::report_of(facts).show(true, false)
+}
+
 struct Asked {
     question: Question,
     json: bool,

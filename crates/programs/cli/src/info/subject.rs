@@ -164,6 +164,12 @@ fn opening(name: &str, error: &Error) -> Failure {
     Failure::opening("device", name, error)
 }
 
+/// The facts of a device of this program.
+#[cfg(feature = "fuse")]
+pub fn report_of(facts: &Facts) -> Report {
+    Report { of: Of::Device(facts.name.to_string()), exports: vec![export_of(facts)] }
+}
+
 /// A device of this program in the form of an export.
 fn export_of(facts: &Facts) -> Export {
     let can = facts.can.difference(facts.emulated);

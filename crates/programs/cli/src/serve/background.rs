@@ -21,9 +21,9 @@ const READY: u8 = 0;
 /// Maximum output of a child.
 const TEXT_MAX: u64 = 64 << 10;
 
-/// Starts this program again in the background, and returns when it is ready.
-pub fn start() -> Outcome {
-    let words = ["serve", "--in-background"].map(OsString::from).into_iter();
+/// Starts this program again in the background, with the same command, and returns when it is ready.
+pub fn start(command: &str) -> Outcome {
+    let words = [command, "--in-background"].map(OsString::from).into_iter();
     start_with(words.chain(std::env::args_os().skip(2)), Stdio::null())
 }
 
@@ -32,7 +32,7 @@ pub fn start() -> Outcome {
 pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcome {
     let cannot = |error: std::io::Error| {
         let text =
-            format!("cannot go to the background: {}; serve without --background", plain(&error));
+            format!("cannot go to the background: {}; try without --background", plain(&error));
         Failure::new(FAILED, text)
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;

@@ -235,7 +235,7 @@ fn for_people(uri: &str, program: &str) -> String {
 }
 
 /// Refuses a file that is something else than a process id.
-pub(super) fn check_pidfile(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_pidfile(path: &Path) -> Result<(), Failure> {
     // Longer than any number.
     const LONGEST: u64 = 32;
     if !std::fs::metadata(path).is_ok_and(|data| data.is_file()) {
@@ -255,7 +255,7 @@ pub(super) fn check_pidfile(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write_pid(path: &Path) -> Result<(), Failure> {
+pub(crate) fn write_pid(path: &Path) -> Result<(), Failure> {
     std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
         let text = format!("cannot write the process ID to {}: {}", path.display(), plain(&error));
         Failure::new(FAILED, text)

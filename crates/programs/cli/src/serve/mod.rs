@@ -7,23 +7,23 @@
 //!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
 //!   `--metrics`. `status`: `--page`. `notify`: messages to a service manager.
 
-mod background;
+pub(crate) mod background;
 mod bitmap_files;
-mod command;
+pub(crate) mod command;
 mod control;
 mod exports;
 mod figures;
 mod fresh;
-mod job;
+pub(crate) mod job;
 mod jobs;
 mod listen;
 mod mirror;
-mod notify;
+pub(crate) mod notify;
 mod single;
 mod snapshots;
 mod status;
-mod stdio;
-mod stop;
+pub(crate) mod stdio;
+pub(crate) mod stop;
 mod system;
 mod tls;
 mod trace;
@@ -75,7 +75,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     }
     let asked = Asked::check(args, groups)?;
     if asked.goes_to_background(args) {
-        return background::start();
+        return background::start("serve");
     }
     let (background, single) = enter(args)?;
     serve(args, asked, background, single)
@@ -285,7 +285,7 @@ fn offers(args: &args::Serve) -> Offers {
 ///
 /// Not on a worker: this waits for the server of `[ CMD ]`, which ends when workers have closed
 /// their connections. Nor on this thread: a second signal must end the program at any time.
-fn close<T: Send + 'static>(
+pub(crate) fn close<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
     limit: Option<Duration>,
     mut look: impl FnMut(),

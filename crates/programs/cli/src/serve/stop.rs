@@ -10,7 +10,7 @@ pub enum Stop {
     Signal(i32),
     /// The command of `--run` has ended with this exit status.
     Command(u8),
-    /// The client of `--single` has disconnected.
+    /// The client of `--single` has disconnected, or the file system was unmounted.
     Left,
     /// A layer or a plugin requested it: the command of `--run` continues, as in nbdkit.
     Ended,

@@ -16,6 +16,8 @@ mod killed;
 mod live_backups;
 mod live_mirrors;
 mod long;
+#[cfg(feature = "fuse")]
+mod mount;
 mod names;
 mod part;
 mod pull;

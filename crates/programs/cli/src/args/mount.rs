@@ -1,0 +1,132 @@
+//! Options of `mount`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use blockhaul_fuse::Cache;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::engine::Engine;
+use super::value::{duration, memory};
+
+/// Options of `blockhaul mount`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Mount {
+    /// Device to show (see blockhaul help devices)
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// An existing directory or regular file
+    ///
+    /// In a directory, the device is the file disk, and info.json has its properties. A file is
+    /// covered by the device as long as that is mounted.
+    #[arg(value_name = "TARGET")]
+    pub target: PathBuf,
+
+    /// Allow writing
+    #[arg(short, long, alias = "read-write")]
+    pub writable: bool,
+
+    /// Put a layer over the device (see blockhaul help layers)
+    ///
+    /// May be repeated; the last layer is the outermost. With --layer cow, writes go to a temporary
+    /// file, and the device does not change.
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub layer: Vec<String>,
+
+    /// Show only this partition, from 1 on
+    ///
+    /// As --layer partition?partition=N before all other layers.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub partition: Option<u32>,
+
+    /// Mount the file system on the device (as root)
+    ///
+    /// TARGET, a directory, then shows the files of the file system. A loop device connects both;
+    /// mount(8) finds the type. On exit the file system is unmounted first.
+    #[arg(long)]
+    pub filesystem: bool,
+
+    /// Options for mounting the file system, as for mount -o
+    #[arg(long, value_name = "OPTIONS", requires = "filesystem")]
+    pub filesystem_options: Option<String>,
+
+    /// What the page cache keeps: none, open or keep
+    ///
+    /// none: every read and write goes to the device. open: the cache is emptied when the file is
+    /// opened, so that changes by others show up then. keep: nobody else changes the device.
+    #[arg(long, value_name = "MODE", default_value = "open", value_parser = cache())]
+    pub cache: Cache,
+
+    /// Let other users read the file and, with --writable, write it
+    ///
+    /// For users other than root, this needs the line user_allow_other in /etc/fuse.conf.
+    #[arg(long)]
+    pub allow_other: bool,
+
+    /// Return when mounted, and continue in the background
+    ///
+    /// Messages then go to standard error if that is a file, else to syslog.
+    #[arg(long, conflicts_with = "run")]
+    pub background: bool,
+
+    /// Write the process ID to this file when mounted
+    #[arg(short = 'P', long, alias = "pidfile", value_name = "FILE")]
+    pub pid_file: Option<PathBuf>,
+
+    /// Run this shell command while mounted, then unmount and exit with its status
+    ///
+    /// The command gets the variables $disk, the path of the file, and $target, the path of TARGET.
+    #[arg(long, value_name = "CMD")]
+    pub run: Option<String>,
+
+    /// Drop a connection if no byte has moved for this long (0: never)
+    ///
+    /// This applies while a reply is pending. The read or write then fails, unless --layer retry
+    /// repeats it.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    pub timeout: Duration,
+
+    /// Print more detail
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Threads that serve requests (0: one per core)
+    #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
+          value_parser = clap::value_parser!(u16).range(0..=1024))]
+    pub workers: u16,
+
+    /// Memory for requests in flight
+    #[arg(long, value_name = "SIZE", default_value = "128M", help_heading = "Tuning",
+          value_parser = memory)]
+    pub memory: u64,
+
+    #[command(flatten)]
+    pub engine: Engine,
+
+    /// Set by a process that starts itself again to go to the background.
+    #[arg(long, hide = true)]
+    pub in_background: bool,
+}
+
+fn cache() -> impl TypedValueParser<Value = Cache> {
+    PossibleValuesParser::new(["none", "open", "keep"]).map(|name| match &*name {
+        "none" => Cache::None,
+        "keep" => Cache::Keep,
+        _ => Cache::Open,
+    })
+}
+
+pub(super) const EXAMPLES: &str = "\
+EXAMPLES
+  Show an export of a server as the file /mnt/disk, and unmount it:
+      blockhaul mount --background nbd://server/vm1 /mnt
+      umount /mnt
+  Copy a file out of the second partition of an image, as root:
+      blockhaul mount --partition 2 --filesystem disk.raw /mnt --run 'cp /mnt/etc/hostname .'
+  Try changes without changing the image:
+      blockhaul mount -w --layer cow disk.raw /mnt
+";

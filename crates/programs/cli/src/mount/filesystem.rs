@@ -1,0 +1,189 @@
+//! `--filesystem`: a loop device over the disk, and the mount of its file system. Both are made by
+//! losetup(8) and mount(8), which know all types of file systems.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use blockhaul_fuse::mountpoint::Target;
+
+use super::unmountable;
+use crate::args;
+use crate::exit::{FAILED, Failure, OPEN, plain};
+
+/// Refuses what `--filesystem` cannot do.
+pub fn check(target: &Target) -> Result<(), Failure> {
+    if !target.is_folder() {
+        let text = format!("--filesystem: {} is not a directory", target.path().display());
+        return Err(Failure::usage(text));
+    }
+    if !rustix::process::geteuid().is_root() {
+        let text = "--filesystem: only root can mount a file system: run it as root, or mount without \
+                    --filesystem and open TARGET/disk with a program that reads file systems, for \
+                    example fuse2fs -o fakeroot,ro TARGET/disk DIR";
+        return Err(Failure::new(OPEN, text));
+    }
+    Ok(())
+}
+
+/// Where the disk is shown, and what is shown where the user asked for it.
+pub struct Place {
+    disk: Target,
+    file_system: Option<Wanted>,
+}
+
+/// The file system to mount.
+#[derive(Clone)]
+pub struct Wanted {
+    target: PathBuf,
+    options: Option<String>,
+}
+
+impl Place {
+    /// With `--filesystem`, the disk gets a private directory of its own.
+    pub fn new(target: Target, args: &args::Mount) -> Result<Place, Failure> {
+        if !args.filesystem {
+            return Ok(Place { disk: target, file_system: None });
+        }
+        let file_system = Some(Wanted {
+            target: target.path().to_path_buf(),
+            options: args.filesystem_options.clone(),
+        });
+        let run = Path::new("/run");
+        let parent = if run.is_dir() { run.to_path_buf() } else { std::env::temp_dir() };
+        let folder = parent.join(format!("blockhaul-mount-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(|error| {
+            let text = format!("cannot create {}: {}", folder.display(), plain(&error));
+            Failure::new(OPEN, text)
+        })?;
+        let disk = Target::find(&folder).map_err(|why| unmountable(&why))?;
+        Ok(Place { disk, file_system })
+    }
+
+    /// Where the disk is mounted.
+    pub fn target(&self) -> &Target {
+        &self.disk
+    }
+
+    /// The place that the user asked for.
+    pub fn path(&self) -> &Path {
+        self.file_system.as_ref().map_or(self.disk.path(), |wanted| &wanted.target)
+    }
+
+    /// What the user gets: the file of the disk, or the directory with the files on it.
+    pub fn shown<'a>(&'a self, disk: &'a Path) -> &'a Path {
+        self.file_system.as_ref().map_or(disk, |wanted| &wanted.target)
+    }
+
+    /// The file system to mount, if any.
+    pub fn file_system(&self) -> Option<Wanted> {
+        self.file_system.clone()
+    }
+
+    /// Removes the private directory.
+    pub fn remove(&self) {
+        if self.file_system.is_some() {
+            remove(self.disk.path());
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.file_system.is_some() && self.disk.path().exists() {
+            remove(self.disk.path());
+        }
+    }
+}
+
+fn remove(folder: &Path) {
+    if let Err(error) = std::fs::remove_dir(folder) {
+        log::warn!("cannot remove {}: {}", folder.display(), plain(&error));
+    }
+}
+
+/// A mounted file system with its loop device.
+pub struct FileSystem {
+    target: PathBuf,
+    /// The loop device, as /dev/loopN.
+    device: String,
+}
+
+impl Wanted {
+    /// Makes the loop device and mounts what is on it. Blocks.
+    pub fn mount(self, disk: &Path, write: bool) -> Result<FileSystem, Failure> {
+        let mut words: Vec<&OsStr> = ["--find", "--show", "--direct-io=on"].map(OsStr::new).into();
+        if !write {
+            words.push(OsStr::new("--read-only"));
+        }
+        words.push(disk.as_os_str());
+        let device = run("losetup", &words).map_err(|why| {
+            Failure::new(OPEN, format!("--filesystem: cannot make a loop device: {why}"))
+        })?;
+        let mounted = FileSystem { target: self.target, device: device.trim().to_string() };
+        let options = match (write, self.options) {
+            (true, options) => options.unwrap_or_else(|| "rw".into()),
+            (false, None) => "ro".into(),
+            (false, Some(options)) => format!("ro,{options}"),
+        };
+        let target = mounted.target.as_os_str();
+        let words = ["-o", &options, "--", &mounted.device].map(OsStr::new);
+        match run("mount", &[&words[..], &[target]].concat()) {
+            Ok(_) => Ok(mounted),
+            Err(why) => {
+                mounted.detach();
+                let hint = match write {
+                    true => "",
+                    false => {
+                        "; if the file system was not unmounted cleanly, add --writable --layer cow, so \
+                         that it can be repaired without a change to the device"
+                    }
+                };
+                let text = format!("cannot mount the file system: {why}{hint}");
+                Err(Failure::new(FAILED, text))
+            }
+        }
+    }
+}
+
+impl FileSystem {
+    /// Unmounts it, and removes the loop device. Blocks.
+    pub fn unmount(self) {
+        let target = self.target.as_os_str();
+        if let Err(why) = run("umount", &[OsStr::new("--"), target]) {
+            log::warn!("{why}: unmounting it as soon as nobody uses it");
+            if let Err(why) = run(
+                "umount",
+                &["--lazy", "--"]
+                    .map(OsStr::new)
+                    .iter()
+                    .copied()
+                    .chain([target])
+                    .collect::<Vec<_>>(),
+            ) {
+                log::warn!("{why}");
+            }
+        }
+        self.detach();
+    }
+
+    /// Removes the loop device, now or when the file system is unmounted.
+    fn detach(&self) {
+        if let Err(why) = run("losetup", &["--detach", &self.device].map(OsStr::new)) {
+            log::warn!("{why}");
+        }
+    }
+}
+
+/// Runs a program to its end; returns its output, or what it says is wrong.
+fn run(program: &str, words: &[&OsStr]) -> Result<String, String> {
+    let ran = Command::new(program).args(words).stdin(Stdio::null()).output();
+    let ran = ran.map_err(|error| format!("{program}: {}", plain(&error)))?;
+    if ran.status.success() {
+        return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&ran.stderr);
+    let said = said.lines().map(str::trim).find(|line| !line.is_empty());
+    Err(said.map_or_else(|| format!("{program} has failed"), str::to_string))
+}

@@ -1,0 +1,230 @@
+//! The workers' part of a mount: opens the device, mounts, signals readiness, and unmounts.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use blockhaul_block::{Can, Device, Kind};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_fuse::mountpoint::Mounted;
+use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
+use blockhaul_io::{Task, Ticket, offload};
+
+use super::filesystem::{FileSystem, Place};
+use super::{Current, disk_of, unmountable, variables};
+use crate::ends::without_secrets;
+use crate::exit::{FAILED, Failure, OPEN, TARGET, plain};
+use crate::serve::background::Background;
+use crate::serve::command::{self, Running};
+use crate::serve::job::write_pid;
+use crate::serve::notify::Notify;
+use crate::serve::stdio;
+use crate::serve::stop::{Stop, Stopper};
+use crate::{devices, info, logger, signals};
+
+/// Bytes that the kernel reads ahead: several of the largest requests, so that a copy does not wait
+/// for each.
+const READ_AHEAD: u64 = 4 << 20;
+
+/// Time after which a mount that does not end is reported.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Everything that a mount needs.
+pub struct Job {
+    pub registry: Registry,
+    pub spec: Spec,
+    pub layers: Vec<String>,
+    /// Of the storage below the layers.
+    pub intent: Intent,
+    pub write: bool,
+    pub others: bool,
+    pub cache: Cache,
+    pub memory: u64,
+    pub place: Place,
+    pub current: Current,
+    pub stopper: Stopper,
+    pub background: Background,
+    pub notify: Notify,
+    pub pid_file: Option<PathBuf>,
+    pub run: Option<String>,
+    pub verbose: bool,
+    /// The open device: to be closed when no worker needs it any more.
+    pub stack: Option<Stack>,
+}
+
+/// Says why the program does not end: files are still open, or other mount namespaces have copies of
+/// the mount.
+async fn tell_if_used(place: PathBuf) {
+    blockhaul_io::sleep(PATIENCE).await;
+    log::warn!(
+        "{} is unmounted, but still in use: waiting until its files are closed; repeat the signal to \
+         end at once",
+        place.display()
+    );
+}
+
+/// How a mount ended.
+pub struct End {
+    /// Exit status of the program.
+    pub status: u8,
+    /// Requests that the device still has.
+    pub held: usize,
+}
+
+impl Job {
+    /// Mounts, and serves until it is stopped.
+    pub async fn serve(&mut self, stopped: Ticket<Stop>) -> Result<End, Failure> {
+        let device = self.open().await?;
+        let is_folder = self.place.target().is_folder();
+        let permissions = Permissions {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            write: self.write,
+            others: self.others,
+        };
+        let session = Session::new(Config {
+            files: Files {
+                info: is_folder.then(|| info::json_of(&device.facts())),
+                permissions,
+                time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            },
+            device,
+            cache: self.cache,
+            memory: self.memory,
+        });
+        let (target, source) =
+            (self.place.target().clone(), without_secrets(&self.spec.to_string()));
+        let mounting = offload(move || target.mount(&source, &permissions));
+        let mounted = mounting.await.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
+        let (mounted, connection) = mounted.map_err(|why| unmountable(&why))?;
+        self.current.set(Some(mounted.clone()));
+        let stopper = self.stopper.clone();
+        let serving = blockhaul_io::spawn(async move {
+            let ended = session.serve(connection).await;
+            stopper.stop(Stop::Left);
+            ended
+        });
+        let mut file_system = None;
+        let shown = self.while_mounted(&mounted, is_folder, &mut file_system, stopped).await;
+        self.notify.stopping("unmounting");
+        let ended = self.end(&mounted, file_system, serving).await;
+        let status = shown?;
+        let ended = ended?;
+        if let Err(error) = ended.flush {
+            let text = format!("what was written last may be lost: {error}");
+            return Err(Failure::new(TARGET, text));
+        }
+        Ok(End { status, held: ended.held })
+    }
+
+    /// Opens the device with its layers.
+    async fn open(&mut self) -> Result<Arc<dyn Device>, Failure> {
+        let name = self.spec.to_string();
+        let layers = devices::layers(&self.registry, &self.layers)?;
+        let stack = self.registry.open(&self.spec, layers, self.intent).await;
+        let stack = stack.map_err(|error| {
+            let failure = Failure::opening("device", &name, &error);
+            match error.kind() {
+                Kind::ReadOnly | Kind::Refused if self.intent.write => {
+                    failure.and(", or mount it without --writable")
+                }
+                _ => failure,
+            }
+        })?;
+        let device = match self.write {
+            true => stack.device().clone(),
+            false => devices::readonly(&self.registry, stack.device())?,
+        };
+        self.stack = Some(stack);
+        if self.write && !device.facts().can.contains(Can::WRITE) {
+            let text = format!("{name} is read-only: mount it without --writable");
+            return Err(Failure::new(OPEN, text));
+        }
+        Ok(device)
+    }
+
+    /// What happens while it is mounted; returns the exit status when it is to be unmounted.
+    async fn while_mounted(
+        &self,
+        mounted: &Mounted,
+        is_folder: bool,
+        file_system: &mut Option<FileSystem>,
+        stopped: Ticket<Stop>,
+    ) -> Result<u8, Failure> {
+        let disk = disk_of(mounted, is_folder);
+        let (place, write) = (mounted.clone(), self.write);
+        let reading = offload(move || place.read_ahead(READ_AHEAD));
+        // A slower mount is a mount, too.
+        let _ = reading.await;
+        if let Some(wanted) = self.place.file_system() {
+            let disk = disk.clone();
+            let mounting = offload(move || wanted.mount(&disk, write));
+            let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
+            *file_system = Some(mounting.await.map_err(lost)??);
+        }
+        if let Some(path) = &self.pid_file {
+            write_pid(path)?;
+        }
+        let shown = self.place.shown(&disk).to_path_buf();
+        self.announce(&shown);
+        self.background.ready("", self.verbose)?;
+        let mut child = self.start_command(&disk)?;
+        stdio::let_go();
+        self.notify.ready(&format!("mounted at {}", shown.display()));
+        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
+            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
+            why => why,
+        };
+        if let (Stop::Signal(_), Some(child)) = (&why, &mut child) {
+            child.stop();
+        }
+        Ok(match (why, child) {
+            (Stop::Command(status), _) => status,
+            (Stop::Signal(signal), Some(_)) => signals::status(signal),
+            (Stop::Ended, Some(child)) => offload(move || child.wait()).await.unwrap_or(FAILED),
+            _ => 0,
+        })
+    }
+
+    fn announce(&self, shown: &Path) {
+        if self.run.is_none() {
+            let write = if self.write { "read-write" } else { "read-only" };
+            logger::announce(&format!("{} ({write}) is {}", self.spec, shown.display()));
+        }
+    }
+
+    /// Starts the command of `--run`, whose end unmounts.
+    fn start_command(&self, disk: &Path) -> Result<Option<Running>, Failure> {
+        let Some(script) = &self.run else { return Ok(None) };
+        let stopper = self.stopper.clone();
+        let ended = move |status| stopper.stop(Stop::Command(status));
+        command::start(script, &variables(disk, self.place.path()), ended).map(Some)
+    }
+
+    /// Unmounts, and waits for the end of the session.
+    async fn end(
+        &mut self,
+        mounted: &Mounted,
+        file_system: Option<FileSystem>,
+        serving: Task<std::io::Result<Ended>>,
+    ) -> Result<Ended, Failure> {
+        let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
+        if let Some(file_system) = file_system {
+            offload(move || file_system.unmount()).await.map_err(lost)?;
+        }
+        if !serving.is_finished() {
+            let place = mounted.clone();
+            let unmounted = offload(move || place.unmount()).await.map_err(lost)?;
+            unmounted.map_err(|why| unmountable(&why))?;
+        }
+        let watch = blockhaul_io::spawn(tell_if_used(mounted.path().to_path_buf()));
+        let ended = serving.await;
+        watch.cancel();
+        self.current.set(None);
+        self.place.remove();
+        ended.map_err(|error| {
+            let text = format!("cannot read requests of the kernel: {}", plain(&error));
+            Failure::new(FAILED, text)
+        })
+    }
+}

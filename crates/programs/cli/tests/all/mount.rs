@@ -1,0 +1,535 @@
+//! `blockhaul mount`: what programs see in the file is what is on the device, and a mount ends as it should.
+//! Tests that mount need root and FUSE.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{self, Reason, Scratch, Server};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+const MIB: u64 = 1 << 20;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn ours(args: &[&str]) -> Output {
+    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
+}
+
+fn words(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Whether this machine lets us mount; a reason is printed if not.
+fn can_mount() -> bool {
+    let reason = if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else if OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
+        "/dev/fuse cannot be opened"
+    } else {
+        return true;
+    };
+    tools::skip_or_fail(&Reason::new(reason));
+    false
+}
+
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "{what}: not after {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_mounted(target: &Path) -> bool {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().any(|line| line.split(' ').nth(4) == target.to_str())
+}
+
+/// A mount in a directory, which ends when this is dropped.
+struct Mount {
+    child: Child,
+    target: PathBuf,
+}
+
+impl Mount {
+    fn of(scratch: &Scratch, args: &[&str]) -> Mount {
+        let target = scratch.file("mnt");
+        // It may be there from an earlier mount.
+        let _ = fs::create_dir(&target);
+        Mount::over(target, args)
+    }
+
+    fn over(target: PathBuf, args: &[&str]) -> Mount {
+        let mut command = Command::new(OURS);
+        command.arg("mount").args(args).arg(&target).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        wait_until("it is mounted", || {
+            if let Some(status) = child.try_wait().unwrap() {
+                let mut said = String::new();
+                let mut stderr = child.stderr.take().unwrap();
+                std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+                panic!("{args:?} ended with {status}: {said}");
+            }
+            is_mounted(&target)
+        });
+        Mount { child, target }
+    }
+
+    fn disk(&self) -> PathBuf {
+        if self.target.is_dir() { self.target.join("disk") } else { self.target.clone() }
+    }
+
+    fn open(&self) -> File {
+        OpenOptions::new().read(true).write(true).open(self.disk()).unwrap()
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    /// Ends it by a signal; its exit status.
+    fn end(mut self) -> Option<i32> {
+        self.signal("TERM");
+        let status = tools::wait_within(&mut self.child, LIMIT).expect("it ends after a signal");
+        assert!(!is_mounted(&self.target));
+        status.code()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            self.signal("TERM");
+            let _ = tools::wait_within(&mut self.child, Duration::from_secs(20));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if is_mounted(&self.target) {
+            let _ = Command::new("umount").arg("-l").arg(&self.target).status();
+        }
+    }
+}
+
+/// A sparse file with random data in places.
+fn image(scratch: &Scratch, size: u64) -> PathBuf {
+    let path = scratch.file("disk.raw");
+    let file = File::create(&path).unwrap();
+    file.set_len(size).unwrap();
+    let mut rng = Rng::new(seed());
+    for at in [0, size / 3, size / 2] {
+        let mut bytes = vec![0; (MIB.min(size / 8)) as usize];
+        rng.fill(&mut bytes);
+        file.write_all_at(&bytes, at).unwrap();
+    }
+    path
+}
+
+#[test]
+fn the_file_has_the_content_and_the_holes_of_the_device() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = image(&scratch, 64 * MIB);
+    for cache in ["none", "open", "keep"] {
+        let mount = Mount::of(&scratch, &["--cache", cache, words(&image)]);
+        assert_eq!(fs::read(mount.disk()).unwrap(), fs::read(&image).unwrap(), "{cache}");
+        let names: Vec<_> = fs::read_dir(&mount.target)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        assert_eq!(names, ["disk", "info.json"]);
+        let info = fs::read_to_string(mount.target.join("info.json")).unwrap();
+        assert!(info.contains("\"export-size\": 67108864"), "{info}");
+        assert_eq!(fs::metadata(mount.disk()).unwrap().mode() & 0o777, 0o400);
+        let copy = scratch.file("copy");
+        let (source, always) = (mount.disk(), "--sparse=always");
+        let copied = Command::new("cp").arg(always).args([&source, &copy]).status().unwrap();
+        assert!(copied.success());
+        assert_eq!(fs::read(&copy).unwrap(), fs::read(&image).unwrap());
+        assert!(fs::metadata(&copy).unwrap().blocks() * 512 <= 4 * MIB, "cp keeps the holes");
+        let same = ours(&["compare", words(&mount.disk()), words(&image)]);
+        assert_eq!(same.status.code(), Some(0), "{}", text(&same.stderr));
+        assert_eq!(mount.end(), Some(0));
+    }
+}
+
+#[test]
+fn a_file_is_covered_while_the_device_is_mounted_over_it() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let target = scratch.file("target");
+    fs::write(&target, "below").unwrap();
+    let mount = Mount::over(target.clone(), &["pattern:1M"]);
+    assert_eq!(fs::metadata(&target).unwrap().len(), MIB);
+    let start = fs::read(&target).unwrap();
+    assert_eq!(start[8..16], 8_u64.to_be_bytes(), "the pattern has its offsets");
+    assert_eq!(mount.end(), Some(0));
+    assert_eq!(fs::read(&target).unwrap(), b"below");
+}
+
+#[test]
+fn data_and_holes_are_found_and_a_large_hole_is_skipped_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let path = scratch.file("disk.raw");
+    let file = File::create(&path).unwrap();
+    file.set_len(1 << 40).unwrap();
+    file.write_all_at(&[1; 4096], MIB).unwrap();
+    file.write_all_at(&[2; 4096], (1 << 40) - MIB).unwrap();
+    let mount = Mount::of(&scratch, &[words(&path)]);
+    let disk = File::open(mount.disk()).unwrap();
+    let find = |from| seek(&disk, from).map_err(|error| error.raw_os_error());
+    let begun = Instant::now();
+    assert_eq!(find(SeekFrom::Data(0)), Ok(MIB));
+    assert_eq!(find(SeekFrom::Hole(MIB)), Ok(MIB + 4096));
+    assert_eq!(find(SeekFrom::Data(MIB + 4096)), Ok((1 << 40) - MIB));
+    let took = begun.elapsed();
+    assert_eq!(find(SeekFrom::Hole((1 << 40) - MIB)), Ok((1 << 40) - MIB + 4096));
+    assert_eq!(find(SeekFrom::Data((1 << 40) - MIB + 4096)), Err(6), "ENXIO: no more data");
+    assert_eq!(find(SeekFrom::Hole((1 << 40) - 1)), Ok((1 << 40) - 1));
+    assert_eq!(find(SeekFrom::Data(1 << 40)), Err(6));
+    println!("three searches over 1 TiB took {took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn what_is_written_and_synced_is_on_the_device() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = image(&scratch, 16 * MIB);
+    let mut model = fs::read(&image).unwrap();
+    let seed = seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    let mut rng = Rng::new(seed);
+    for cache in ["none", "open"] {
+        let mount = Mount::of(&scratch, &["-w", "--cache", cache, words(&image)]);
+        let disk = mount.open();
+        for _ in 0..300 {
+            let at = rng.below(16 * MIB);
+            let most = 1 << rng.between(1, 22);
+            let len = rng.between(1, most).min(16 * MIB - at);
+            let place = at as usize..(at + len) as usize;
+            match rng.below(4) {
+                0 => {
+                    let how = FallocateFlags::KEEP_SIZE
+                        | if rng.below(2) == 0 {
+                            FallocateFlags::PUNCH_HOLE
+                        } else {
+                            FallocateFlags::ZERO_RANGE
+                        };
+                    fallocate(&disk, how, at, len).unwrap();
+                    model[place].fill(0);
+                }
+                1 => {
+                    let mut got = vec![1; len as usize];
+                    disk.read_exact_at(&mut got, at).unwrap();
+                    assert!(got == model[place], "{len} bytes at {at}");
+                }
+                _ => {
+                    let mut bytes = vec![0; len as usize];
+                    rng.fill(&mut bytes);
+                    disk.write_all_at(&bytes, at).unwrap();
+                    model[place].copy_from_slice(&bytes);
+                }
+            }
+        }
+        disk.sync_all().unwrap();
+        assert!(fs::read(&image).unwrap() == model, "after fsync");
+        drop(disk);
+        assert!(fs::read(mount.disk()).unwrap() == model, "after it is opened again");
+        assert_eq!(mount.end(), Some(0));
+    }
+}
+
+#[test]
+fn a_disk_keeps_its_size() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let mount = Mount::of(&scratch, &["-w", "memory:1M"]);
+    let disk = mount.open();
+    assert_eq!(disk.set_len(5).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    disk.set_len(MIB).unwrap();
+    // A short write, and then none.
+    assert_eq!(disk.write_at(&[7; 100], MIB - 60).unwrap(), 60);
+    assert_eq!(disk.write_at(&[7; 100], MIB).unwrap_err().kind(), ErrorKind::StorageFull);
+    let keep = FallocateFlags::KEEP_SIZE;
+    assert!(fallocate(&disk, FallocateFlags::ZERO_RANGE, MIB - 10, 20).is_err());
+    fallocate(&disk, FallocateFlags::ZERO_RANGE | keep, MIB - 10, 20).unwrap();
+    drop(disk);
+    // As a block device, it ignores O_TRUNC.
+    let source = scratch.file("source");
+    fs::write(&source, vec![9; MIB as usize]).unwrap();
+    let copied = Command::new("cp").arg(&source).arg(mount.disk()).status().unwrap();
+    assert!(copied.success());
+    assert_eq!(fs::read(mount.disk()).unwrap(), fs::read(&source).unwrap());
+    assert_eq!(fs::remove_file(mount.disk()).unwrap_err().raw_os_error(), Some(38));
+}
+
+#[test]
+fn a_mount_is_read_only_without_writable() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = image(&scratch, MIB);
+    let before = fs::read(&image).unwrap();
+    let mount = Mount::of(&scratch, &[words(&image)]);
+    let refused = OpenOptions::new().write(true).open(mount.disk()).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+    drop(mount);
+    // A scratch view takes writes, and the device stays.
+    let mount = Mount::of(&scratch, &["-w", "--layer", "cow", words(&image)]);
+    let disk = mount.open();
+    disk.write_all_at(&[1; 4096], 4096).unwrap();
+    disk.sync_all().unwrap();
+    let mut got = [0; 4096];
+    disk.read_exact_at(&mut got, 4096).unwrap();
+    assert_eq!(got, [1; 4096]);
+    drop(disk);
+    assert_eq!(mount.end(), Some(0));
+    assert_eq!(fs::read(&image).unwrap(), before);
+}
+
+#[test]
+fn what_cannot_be_mounted_gets_one_clear_line() {
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("folder");
+    fs::create_dir(&folder).unwrap();
+    let [folder, absent, readonly] = [folder, scratch.file("absent"), scratch.file("ro.gz")]
+        .map(|path| words(&path).to_string());
+    fs::write(&readonly, "x").unwrap();
+    let mut cases: Vec<(Vec<&str>, i32, &str)> = vec![
+        (
+            vec!["memory:1M", &absent],
+            3,
+            "absent does not exist: create a directory or an empty file",
+        ),
+        (vec!["memory:1M", "/dev/null"], 3, "is neither a directory nor a regular file"),
+        (vec!["memory:1M", "/proc"], 3, "something is mounted there already: unmount it first"),
+        (vec!["what:1M", &folder], 2, "what"),
+        (vec!["--partition", "0", "memory:1M", &folder], 2, "0"),
+        (vec!["--filesystem", "memory:1M", &readonly], 2, "is not a directory"),
+        (vec!["--cache", "x", "memory:1M", &folder], 2, "[possible values: none, open, keep]"),
+    ];
+    if can_mount() {
+        cases.extend([
+            (vec![&*absent, &folder], 3, "absent"),
+            (vec!["-w", "pattern:1M", &folder], 3, "is read-only: mount it without --writable"),
+            (vec!["--filesystem", "memory:1M", &folder], 1, "cannot mount the file system"),
+            (vec!["--partition", "3", "memory:1M", &folder], 3, "partition"),
+            (vec!["nbd+unix:///?socket=/absent", &folder], 3, "/absent"),
+        ]);
+    }
+    for (args, status, words) in cases {
+        let output = ours(&[&["mount"], &args[..]].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+        assert!(status == 2 || said.lines().count() == 1, "{args:?}: {said}");
+        assert!(!is_mounted(Path::new(&folder)), "{args:?}");
+    }
+}
+
+#[test]
+fn a_command_runs_while_it_is_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("mnt");
+    fs::create_dir(&folder).unwrap();
+    let script = "stat -c %s \"$disk\"; test \"$disk\" = \"$target/disk\"; exit 7";
+    let output = ours(&["mount", "memory:3M", words(&folder), "--run", script]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(7), "3145728\n".into()));
+    assert!(!is_mounted(&folder));
+    // One whose directory is the mount keeps it busy, and does not keep it.
+    let output = ours(&["mount", "memory:3M", words(&folder), "--run", "cd \"$target\" && ls"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), "disk\ninfo.json\n".into()));
+    assert!(!is_mounted(&folder));
+}
+
+#[test]
+fn in_the_background_it_is_there_until_it_is_unmounted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let [folder, pid] = ["mnt", "pid"].map(|name| scratch.file(name));
+    fs::create_dir(&folder).unwrap();
+    let args = ["mount", "--background", "-P", words(&pid), "memory:1M", words(&folder)];
+    let output = ours(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(fs::read(folder.join("disk")).unwrap().len(), 1 << 20, "it is mounted now");
+    let pid = fs::read_to_string(&pid).unwrap();
+    let busy = ours(&args);
+    assert!(text(&busy.stderr).contains("something is mounted there already"));
+    assert!(Command::new("umount").arg(&folder).status().unwrap().success());
+    let process = format!("/proc/{}", pid.trim());
+    wait_until("the process ends", || !Path::new(&process).exists());
+}
+
+#[test]
+fn a_mount_in_use_goes_when_its_files_are_closed() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let mut mount = Mount::of(&scratch, &["-w", "memory:1M"]);
+    let disk = mount.open();
+    mount.signal("TERM");
+    wait_until("it is unmounted", || !is_mounted(&mount.target));
+    disk.write_all_at(&[1; 5000], 100).unwrap();
+    disk.sync_all().unwrap();
+    assert!(mount.child.try_wait().unwrap().is_none(), "it waits for who uses it");
+    drop(disk);
+    let status = tools::wait_within(&mut mount.child, LIMIT).unwrap();
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let mut mount = Mount::of(&scratch, &["memory:1M", "--layer", "delay?read=3600"]);
+    let disk = mount.disk();
+    let reader = std::thread::spawn(move || fs::read(disk).map_err(|error| error.raw_os_error()));
+    std::thread::sleep(Duration::from_millis(300));
+    mount.signal("TERM");
+    wait_until("it is unmounted", || !is_mounted(&mount.target));
+    mount.signal("TERM");
+    let status = tools::wait_within(&mut mount.child, LIMIT).unwrap();
+    assert_eq!(status.code(), Some(143));
+    let read = reader.join().unwrap();
+    assert!(read.is_err(), "the reader gets an error and does not hang");
+}
+
+#[test]
+fn a_read_that_takes_long_can_be_interrupted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let mut mount =
+        Mount::of(&scratch, &["--cache", "none", "memory:1M", "--layer", "delay?read=3600"]);
+    let mut command = Command::new("dd");
+    command.arg(format!("if={}", words(&mount.disk()))).arg("of=/dev/null");
+    let mut reader = command.stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    reader.kill().unwrap();
+    assert!(tools::wait_within(&mut reader, LIMIT).is_some(), "it can be killed");
+    mount.signal("KILL");
+    let _ = mount.child.wait();
+}
+
+#[test]
+fn reads_fail_and_do_not_hang_when_the_server_is_gone() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("s"), &["memory:64M"]).unwrap();
+    let mut mount = Mount::of(&scratch, &["-w", "--cache", "none", &server.uri("")]);
+    let disk = mount.open();
+    disk.write_all_at(&[1; 4096], 0).unwrap();
+    assert!(
+        Command::new("kill").args(["-9", &server.pid().to_string()]).status().unwrap().success()
+    );
+    let begun = Instant::now();
+    let mut buffer = [0; 4096];
+    let read = disk.read_exact_at(&mut buffer, MIB).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(5), "EIO");
+    let written = disk.write_all_at(&buffer, MIB).unwrap_err();
+    assert_eq!(written.raw_os_error(), Some(5), "EIO");
+    assert_eq!(disk.sync_all().unwrap_err().raw_os_error(), Some(5), "EIO");
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+    drop(disk);
+    mount.signal("TERM");
+    let status = tools::wait_within(&mut mount.child, LIMIT).unwrap();
+    assert_eq!(status.code(), Some(5), "what was written last may be lost");
+    assert!(!is_mounted(&mount.target));
+}
+
+#[test]
+fn what_was_flushed_is_there_after_a_kill_and_the_mount_can_be_removed() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = image(&scratch, 4 * MIB);
+    for round in 1..=3_u8 {
+        let mut mount = Mount::of(&scratch, &["-w", words(&image)]);
+        let disk = mount.open();
+        let at = u64::from(round) * MIB;
+        disk.write_all_at(&[round; 9000], at).unwrap();
+        disk.sync_all().unwrap();
+        mount.child.kill().unwrap();
+        mount.child.wait().unwrap();
+        assert!(disk.read_exact_at(&mut [0; 512], 0).is_err(), "no hang, and no old data");
+        drop(disk);
+        let again = ours(&["mount", "memory:1M", words(&mount.target)]);
+        let said = text(&again.stderr);
+        assert!(said.contains("has ended: unmount it with umount"), "{said}");
+        assert!(Command::new("umount").arg(&mount.target).status().unwrap().success());
+        let kept = fs::read(&image).unwrap();
+        assert!(kept[at as usize..][..9000].iter().all(|byte| *byte == round), "round {round}");
+    }
+}
+
+#[test]
+fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let [file_system, disk, content] =
+        ["fs.raw", "disk.raw", "content"].map(|name| scratch.file(name));
+    fs::create_dir(&content).unwrap();
+    fs::write(content.join("hello"), "from inside").unwrap();
+    File::create(&file_system).unwrap().set_len(16 * MIB).unwrap();
+    let mut make = Command::new("mkfs.ext4");
+    make.args(["-q", "-d", words(&content), words(&file_system)]);
+    match make.status() {
+        Ok(status) if status.success() => {}
+        other => return tools::skip_or_fail(&Reason::new(format!("mkfs.ext4: {other:?}"))),
+    }
+    let partitions = format!("partitioning:{}", words(&file_system));
+    let copied = ours(&["copy", &partitions, words(&disk)]);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    let folder = scratch.file("mnt");
+    fs::create_dir(&folder).unwrap();
+    let args = ["mount", "--partition", "1", "--filesystem", words(&disk), words(&folder)];
+    let output = ours(&[&args[..], &["--run", "cat \"$target/hello\""]].concat());
+    if text(&output.stderr).contains("cannot make a loop device") {
+        return tools::skip_or_fail(&Reason::new(text(&output.stderr)));
+    }
+    assert_eq!(text(&output.stdout), "from inside", "{}", text(&output.stderr));
+    assert!(output.status.success() && !is_mounted(&folder));
+    let script = "echo more > \"$target/more\" && test -s \"$disk\"";
+    let output = ours(&[&args[..], &["-w", "--run", script]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = ours(&[&args[..], &["--run", "cat \"$target/more\""]].concat());
+    assert_eq!(text(&output.stdout), "more\n", "{}", text(&output.stderr));
+    let loops = Command::new("losetup").arg("--list").output().unwrap();
+    assert!(!text(&loops.stdout).contains("blockhaul-mount-"), "{}", text(&loops.stdout));
+}

@@ -1,0 +1,155 @@
+//! A descriptor of the connection to the kernel.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+
+use blockhaul_io::{Buf, Data, Interest};
+use rustix::io::Errno as System;
+
+use crate::protocol::{Errno, WRITE_HEADER, reply_header};
+
+/// Maximum length in bytes of arguments that are not data: a name, and what precedes it.
+const ARGUMENTS_MAX: usize = 8 << 10;
+/// Parts of a reply: its header, and zeroes in several parts.
+const PARTS: usize = 1 + (1 << 20) / Data::ZEROES_MAX;
+
+/// A descriptor through which one worker gets requests. Replies to them go through it, too.
+pub(crate) struct Channel(OwnedFd);
+
+/// Room for one request. The data of a write goes to memory of its own, aligned.
+pub(crate) struct Inbox {
+    head: [u8; WRITE_HEADER],
+    /// Data of a write; none: it was given away.
+    data: Option<Buf>,
+    /// A request without data that is longer than `head`.
+    long: Vec<u8>,
+}
+
+/// What came.
+pub(crate) enum Received {
+    /// A request of so many bytes.
+    Request(usize),
+    /// The file system is unmounted.
+    Unmounted,
+}
+
+impl Inbox {
+    /// Room without memory for data yet.
+    pub(crate) fn new() -> Inbox {
+        Inbox { head: [0; WRITE_HEADER], data: None, long: Vec::new() }
+    }
+
+    /// Whether there is memory for data.
+    pub(crate) fn has_room(&self) -> bool {
+        self.data.is_some()
+    }
+
+    /// Gives it memory for data.
+    pub(crate) fn provide(&mut self, data: Buf) {
+        self.data = Some(data);
+    }
+
+    /// The memory with the data, which is to be replaced.
+    pub(crate) fn take(&mut self) -> Option<Buf> {
+        self.data.take()
+    }
+
+    /// The data.
+    pub(crate) fn data(&self) -> &[u8] {
+        self.data.as_deref().unwrap_or_default()
+    }
+
+    /// The request of `total` bytes, without the data of a write.
+    pub(crate) fn request(&mut self, total: usize) -> &[u8] {
+        // FUSE_WRITE is the only operation with data; its number is in the second word.
+        const WRITE: [u8; 4] = 16_u32.to_ne_bytes();
+        let head = &self.head[..total.min(WRITE_HEADER)];
+        let rest = total.saturating_sub(WRITE_HEADER).min(ARGUMENTS_MAX);
+        if rest == 0 || self.head[4..8] == WRITE {
+            return head;
+        }
+        self.long.clear();
+        self.long.extend_from_slice(head);
+        let data = self.data.as_deref().unwrap_or_default();
+        self.long.extend_from_slice(&data[..rest.min(data.len())]);
+        &self.long
+    }
+}
+
+impl Channel {
+    /// Takes ownership of a descriptor, whose reads must not block.
+    pub(crate) fn new(fd: OwnedFd) -> Channel {
+        Channel(fd)
+    }
+
+    /// Gets a request that is there now; `WouldBlock` if there is none.
+    pub(crate) fn try_receive(&self, inbox: &mut Inbox) -> io::Result<Received> {
+        let Inbox { head, data, .. } = inbox;
+        let data = data.as_deref_mut().unwrap_or_default();
+        loop {
+            let mut parts = [IoSliceMut::new(head), IoSliceMut::new(data)];
+            match rustix::io::readv(&self.0, &mut parts) {
+                Ok(0) | Err(System::NODEV) => return Ok(Received::Unmounted),
+                Ok(total) => return Ok(Received::Request(total)),
+                // ENOENT: the request was given up while it was read.
+                Err(System::INTR | System::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits until there is a request, or the file system is unmounted.
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        blockhaul_io::ready(&self.0, Interest::Readable).await
+    }
+
+    /// Answers a request with a body.
+    pub(crate) fn reply(&self, unique: u64, body: &[u8]) {
+        self.send(&[IoSlice::new(&reply_header(unique, Ok(body.len()))), IoSlice::new(body)]);
+    }
+
+    /// Answers a request that failed.
+    pub(crate) fn fail(&self, unique: u64, errno: Errno) {
+        self.send(&[IoSlice::new(&reply_header(unique, Err(errno)))]);
+    }
+
+    /// Answers a request that succeeded or failed, without a body.
+    pub(crate) fn done(&self, unique: u64, result: Result<(), Errno>) {
+        self.send(&[IoSlice::new(&reply_header(unique, result.map(|()| 0)))]);
+    }
+
+    /// Answers a read with `len` zeroes; `len` is at most 1 MiB.
+    pub(crate) fn zeroes(&self, unique: u64, len: usize) {
+        let head = reply_header(unique, Ok(len));
+        let mut parts = Vec::with_capacity(PARTS);
+        parts.push(IoSlice::new(&head));
+        let zeroes = Data::zeroes(len.min(Data::ZEROES_MAX));
+        let mut left = len;
+        while left > 0 {
+            let part = left.min(Data::ZEROES_MAX);
+            parts.push(IoSlice::new(&zeroes.bytes()[..part]));
+            left -= part;
+        }
+        self.send(&parts);
+    }
+
+    fn send(&self, parts: &[IoSlice<'_>]) {
+        loop {
+            match rustix::io::writev(&self.0, parts) {
+                Err(System::INTR) => {}
+                // ENOENT: nobody waits for the reply any more. ENODEV: unmounted.
+                Ok(_) | Err(System::NOENT | System::NODEV) => return,
+                Err(error) => {
+                    log::warn!("cannot answer the kernel: {error}");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,25 @@
+//! Shows any [`blockhaul_block::Device`] as a file, through the kernel's FUSE.
+//!
+//! Each worker reads requests from a descriptor of its own (FUSE_DEV_IOC_CLONE) and submits them at
+//! once, as many as there are; replies go to the same descriptor. What the device completes within
+//! `submit` is answered without another task.
+//!
+//! - [`protocol`]: the messages, without I/O. `channel`: a descriptor that they go through.
+//! - [`Session`]: requests and the device. `files`: the files that are shown. `seek`: SEEK_DATA and
+//!   SEEK_HOLE. `in_flight`: what can be interrupted.
+//! - [`mountpoint`]: mounts and unmounts.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
+mod channel;
+mod files;
+mod in_flight;
+pub mod mountpoint;
+pub mod protocol;
+mod seek;
+mod session;
+
+pub use files::{DISK, Files, INFO, Permissions};
+pub use session::{Cache, Config, Ended, Session};

@@ -1,0 +1,261 @@
+//! One worker's part of a session: it reads requests from its descriptor and answers them.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use blockhaul_io::Event;
+
+use super::{DRAIN, Session, TRANSFER_MAX};
+use crate::channel::{Channel, Inbox, Received};
+use crate::files::Node;
+use crate::protocol::{self, DirEntries, Errno, Header, MAJOR, O_ACCMODE, Operation, Request};
+use crate::protocol::{SetAttr, set_flags};
+
+/// Requests processed before other tasks of the worker run; their bytes count as well, by
+/// [`BYTES_PER_SHARE`].
+const TURN: usize = 64;
+/// Bytes that count as one request.
+const BYTES_PER_SHARE: usize = 128 << 10;
+/// Requests of a worker that the device has. The kernel has its own limits, and bytes limit reads
+/// and writes; this limits the rest.
+const REQUESTS_MAX: usize = 1024;
+
+/// One worker's part of a session.
+pub(super) struct Lane {
+    pub(super) session: Arc<Session>,
+    pub(super) channel: Arc<Channel>,
+    /// Requests that the device has.
+    pub(super) running: Cell<usize>,
+    /// Signals that one of them has completed.
+    pub(super) completed: Event,
+}
+
+impl Lane {
+    pub(super) fn new(session: Arc<Session>, channel: Arc<Channel>) -> Rc<Lane> {
+        Rc::new(Lane { session, channel, running: Cell::new(0), completed: Event::new() })
+    }
+
+    /// Answers requests until the file system is unmounted, then completes those in flight. Returns
+    /// the number of those that the device holds for too long.
+    pub(super) async fn run(self: Rc<Self>) -> (io::Result<()>, usize) {
+        let result = self.receive().await;
+        let drained = blockhaul_io::timeout(DRAIN, self.until_fewer(1)).await;
+        (result, if drained.is_ok() { 0 } else { self.running.get() })
+    }
+
+    /// Waits until the device has fewer than `count` requests.
+    async fn until_fewer(&self, count: usize) {
+        loop {
+            let mark = self.completed.mark();
+            if self.running.get() < count {
+                return;
+            }
+            self.completed.wait_after(mark).await;
+        }
+    }
+
+    async fn receive(self: &Rc<Self>) -> io::Result<()> {
+        let mut inbox = Inbox::new();
+        let mut turn = 0;
+        loop {
+            self.make_room(&mut inbox).await?;
+            self.until_fewer(REQUESTS_MAX).await;
+            match self.channel.try_receive(&mut inbox) {
+                Ok(Received::Request(total)) => {
+                    turn += 1 + self.handle(&mut inbox, total).await / BYTES_PER_SHARE;
+                }
+                Ok(Received::Unmounted) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    turn = 0;
+                    self.channel.readable().await?;
+                }
+                Err(error) => return Err(error),
+            }
+            if turn >= TURN {
+                turn = 0;
+                blockhaul_io::yield_now().await;
+            }
+        }
+    }
+
+    /// Waits for memory for the data of a write, after the last one was given away.
+    async fn make_room(&self, inbox: &mut Inbox) -> io::Result<()> {
+        if !inbox.has_room() {
+            let room = self.session.inboxes.reserve(TRANSFER_MAX as usize).await;
+            inbox.provide(room.map_err(io::Error::other)?.into_buf());
+        }
+        Ok(())
+    }
+
+    /// Answers a request, now or when the device has completed it. Returns its bytes.
+    async fn handle(self: &Rc<Self>, inbox: &mut Inbox, total: usize) -> usize {
+        let request = match Request::parse(inbox.request(total), total) {
+            Ok(request) => request,
+            Err(malformed) => {
+                log::warn!("the kernel sent a request that is {malformed}");
+                if let Some(unique) = malformed.unique {
+                    self.channel.fail(unique, Errno::INVAL);
+                }
+                return 0;
+            }
+        };
+        let Header { unique, node, .. } = request.header;
+        let node = self.session.files.node(node);
+        match request.operation {
+            Operation::Read { at, len } => {
+                match node {
+                    Some(Node::Disk) => self.read(unique, at, len).await,
+                    Some(Node::Info) => self.read_text(unique, at, len),
+                    _ => self.channel.fail(unique, Errno::ISDIR),
+                }
+                len as usize
+            }
+            Operation::Write { at, len, flags } => {
+                match node {
+                    Some(Node::Disk) => self.write(unique, at, len, flags, inbox).await,
+                    _ => self.channel.fail(unique, Errno::ACCES),
+                }
+                len as usize
+            }
+            Operation::Fsync if node == Some(Node::Disk) => {
+                self.flush(unique);
+                0
+            }
+            Operation::Allocate { at, len, mode } if node == Some(Node::Disk) => {
+                self.allocate(unique, at, len, mode);
+                0
+            }
+            Operation::Seek { at, whence } if node == Some(Node::Disk) => {
+                self.seek(unique, at, whence);
+                0
+            }
+            operation => {
+                self.answer(unique, node, &operation);
+                0
+            }
+        }
+    }
+
+    /// Answers a request that needs no request to the device.
+    fn answer(&self, unique: u64, node: Option<Node>, operation: &Operation<'_>) {
+        let Lane { session, channel, .. } = self;
+        match *operation {
+            Operation::Init(ref init) if init.major > MAJOR => {
+                // The kernel then asks again, in our version.
+                channel.reply(unique, &protocol::init_version());
+            }
+            Operation::Init(ref init) => self.body(
+                unique,
+                session.init(init).map(|reply| {
+                    log::debug!("FUSE {}.{}, flags {:#x}", init.major, init.minor, reply.flags);
+                    protocol::init(&reply)
+                }),
+            ),
+            // Nodes are known as long as the mount.
+            Operation::Forget => {}
+            Operation::Interrupt(number) => {
+                if let Some(channel) = session.in_flight.take(number) {
+                    channel.fail(number, Errno::INTR);
+                }
+            }
+            Operation::Lookup(name) => self.body(unique, self.look_up(node, name)),
+            Operation::GetAttr => self.body(unique, self.attr(node)),
+            Operation::SetAttr(ref set) => self.body(unique, self.set_attr(node, set)),
+            Operation::Open { flags } => self.body(unique, self.open(node, flags)),
+            Operation::OpenDir => channel.reply(unique, &protocol::opened(0)),
+            Operation::ReadDir { at, len } => self.body(unique, self.read_dir(node, at, len)),
+            Operation::Statfs => {
+                let statfs = session.files.statfs(&session.device.facts());
+                channel.reply(unique, &protocol::statfs(&statfs));
+            }
+            Operation::Release | Operation::ReleaseDir | Operation::Destroy | Operation::Fsync => {
+                channel.done(unique, Ok(()));
+            }
+            Operation::Allocate { .. } | Operation::Seek { .. } => {
+                channel.fail(unique, Errno::OPNOTSUPP);
+            }
+            Operation::Read { .. } | Operation::Write { .. } | Operation::Other => {
+                channel.fail(unique, Errno::NOSYS);
+            }
+        }
+    }
+
+    fn body(&self, unique: u64, result: Result<impl AsRef<[u8]>, Errno>) {
+        match result {
+            Ok(body) => self.channel.reply(unique, body.as_ref()),
+            Err(errno) => self.channel.fail(unique, errno),
+        }
+    }
+
+    fn look_up(&self, folder: Option<Node>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let Session { files, device, .. } = &*self.session;
+        if folder != Some(Node::Folder) {
+            return Err(Errno::NOTDIR);
+        }
+        let found = files.named(name).ok_or(Errno::NOENT)?;
+        Ok(protocol::entry(&files.attr(found, &device.facts())))
+    }
+
+    fn attr(&self, node: Option<Node>) -> Result<Vec<u8>, Errno> {
+        let Session { files, device, .. } = &*self.session;
+        let node = node.ok_or(Errno::NOENT)?;
+        Ok(protocol::attr(&files.attr(node, &device.facts())))
+    }
+
+    /// Times are accepted and not kept. A disk has its size: like a block device, it ignores
+    /// O_TRUNC, and refuses another size that is asked for explicitly.
+    fn set_attr(&self, node: Option<Node>, set: &SetAttr) -> Result<Vec<u8>, Errno> {
+        let Session { files, device, .. } = &*self.session;
+        let truncates = set.size == 0 && set.valid & set_flags::HANDLE == 0;
+        if set.valid & set_flags::OWNERSHIP != 0 {
+            return Err(Errno::PERM);
+        }
+        if set.valid & set_flags::SIZE != 0 {
+            if node != Some(Node::Disk) {
+                return Err(Errno::ACCES);
+            }
+            if !files.permissions.write {
+                return Err(Errno::ROFS);
+            }
+            if !truncates && set.size != device.facts().size {
+                return Err(Errno::PERM);
+            }
+        }
+        self.attr(node)
+    }
+
+    fn open(&self, node: Option<Node>, flags: u32) -> Result<[u8; 16], Errno> {
+        let writes = flags & O_ACCMODE != 0;
+        match node {
+            Some(Node::Disk) if writes && !self.session.files.permissions.write => Err(Errno::ROFS),
+            Some(Node::Disk) => Ok(protocol::opened(self.session.open_flags())),
+            Some(Node::Info) if writes => Err(Errno::ACCES),
+            Some(Node::Info) => Ok(protocol::opened(protocol::open_flags::KEEP_CACHE)),
+            Some(Node::Folder) => Err(Errno::ISDIR),
+            None => Err(Errno::NOENT),
+        }
+    }
+
+    fn read_dir(&self, node: Option<Node>, at: u64, len: u32) -> Result<Vec<u8>, Errno> {
+        if node != Some(Node::Folder) {
+            return Err(Errno::NOTDIR);
+        }
+        let mut entries = DirEntries::new(len.min(TRANSFER_MAX));
+        let all = (1_u64..).zip(self.session.files.entries());
+        for (next, (node, kind, name)) in all.filter(|(next, _)| *next > at) {
+            if !entries.add(node, next, kind, name) {
+                break;
+            }
+        }
+        Ok(entries.into_bytes())
+    }
+
+    fn read_text(&self, unique: u64, at: u64, len: u32) {
+        let text = self.session.files.text();
+        let start = usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
+        let end = start.saturating_add(len as usize).min(text.len());
+        self.channel.reply(unique, &text[start..end]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Requests of the kernel that become requests of the device.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
+use blockhaul_io::Data;
+
+use super::TRANSFER_MAX;
+use super::lane::Lane;
+use crate::channel::Inbox;
+use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
+use crate::seek;
+
+/// From this length on, data of a write goes to the device in the memory that it was received in,
+/// which a new one then replaces; shorter data is copied.
+const LARGE: usize = 64 << 10;
+
+/// What the kernel waits for.
+#[derive(Clone, Copy)]
+enum Expected {
+    /// So many bytes.
+    Bytes(usize),
+    /// The acknowledgement of so many bytes.
+    Written(u32),
+    /// That it is done.
+    Done,
+}
+
+impl Lane {
+    pub(super) async fn read(self: &Rc<Self>, unique: u64, at: u64, len: u32) {
+        if len > TRANSFER_MAX {
+            return self.channel.fail(unique, Errno::INVAL);
+        }
+        let rest = self.session.device.facts().size.saturating_sub(at);
+        let len = usize::try_from(rest.min(len.into())).unwrap_or(usize::MAX);
+        if len == 0 {
+            return self.channel.reply(unique, &[]);
+        }
+        match self.session.pool.reserve(len).await {
+            Ok(room) => self.submit(unique, Expected::Bytes(len), Request::read(at, room)),
+            Err(_) => self.channel.fail(unique, Errno::NOMEM),
+        }
+    }
+
+    /// Writes what is in `inbox`, up to the end of the disk.
+    pub(super) async fn write(
+        self: &Rc<Self>,
+        unique: u64,
+        at: u64,
+        len: u32,
+        flags: u32,
+        inbox: &mut Inbox,
+    ) {
+        let facts = self.session.device.facts();
+        let rest = facts.size.saturating_sub(at);
+        // At most the length that was asked for.
+        let len = u32::try_from(rest.min(len.into())).unwrap_or(u32::MAX);
+        if len == 0 {
+            return self.channel.fail(unique, Errno::NOSPC);
+        }
+        let Some(data) = self.payload(len as usize, inbox).await else {
+            return self.channel.fail(unique, Errno::NOMEM);
+        };
+        self.session.unflushed.store(true, Ordering::SeqCst);
+        let durable = flags & O_DSYNC != 0 && facts.can.contains(Can::FUA);
+        let flags = if durable { Flags::FUA } else { Flags::empty() };
+        let request = Request::write(at, data).with(flags);
+        self.submit(unique, Expected::Written(len), request);
+    }
+
+    /// The data of a write.
+    async fn payload(&self, len: usize, inbox: &mut Inbox) -> Option<Data> {
+        if len >= LARGE {
+            let mut buf = inbox.take()?;
+            buf.truncate(len);
+            return Some(Data::from(buf));
+        }
+        let mut buf = self.session.pool.reserve(len).await.ok()?.into_buf();
+        buf.copy_from_slice(inbox.data().get(..len)?);
+        Some(Data::from(buf))
+    }
+
+    pub(super) fn flush(self: &Rc<Self>, unique: u64) {
+        if !self.session.has_flush() {
+            return self.channel.done(unique, Ok(()));
+        }
+        self.session.unflushed.store(false, Ordering::SeqCst);
+        self.submit(unique, Expected::Done, Request::flush());
+    }
+
+    /// Frees or zeroes a range. Space cannot be reserved, and the size stays.
+    pub(super) fn allocate(self: &Rc<Self>, unique: u64, at: u64, len: u64, mode: u32) {
+        use allocate_flags::{KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE};
+        let facts = self.session.device.facts();
+        if !facts.can.contains(Can::ZERO) {
+            let errno = if facts.can.contains(Can::WRITE) { Errno::OPNOTSUPP } else { Errno::ROFS };
+            return self.channel.fail(unique, errno);
+        }
+        let Some(end) = at.checked_add(len).filter(|_| len > 0) else {
+            return self.channel.fail(unique, Errno::INVAL);
+        };
+        let flags = match mode {
+            mode if mode == PUNCH_HOLE | KEEP_SIZE => Flags::empty(),
+            mode if mode == ZERO_RANGE | KEEP_SIZE => Flags::NO_HOLE,
+            ZERO_RANGE if end <= facts.size => Flags::NO_HOLE,
+            _ => return self.channel.fail(unique, Errno::OPNOTSUPP),
+        };
+        let inside = end.min(facts.size).saturating_sub(at);
+        if inside == 0 {
+            return self.channel.done(unique, Ok(()));
+        }
+        self.session.unflushed.store(true, Ordering::SeqCst);
+        self.submit(unique, Expected::Done, Request::zero(at, inside).with(flags));
+    }
+
+    /// Searches for data or a hole, in a task of its own.
+    pub(super) fn seek(self: &Rc<Self>, unique: u64, at: u64, whence: Option<Whence>) {
+        let Some(whence) = whence else { return self.channel.fail(unique, Errno::INVAL) };
+        if at >= self.session.device.facts().size {
+            return self.channel.fail(unique, Errno::NXIO);
+        }
+        self.session.in_flight.add(unique, &self.channel);
+        let lane = self.clone();
+        let running = Running::begin(self);
+        drop(blockhaul_io::start(async move {
+            let found = seek::seek(&*lane.session.device, at, whence).await;
+            if let Some(channel) = lane.session.in_flight.take(unique) {
+                match found {
+                    Ok(Some(found)) => channel.reply(unique, &protocol::position(found)),
+                    Ok(None) => channel.fail(unique, Errno::NXIO),
+                    Err(error) => channel.fail(unique, lane.session.errno(&error)),
+                }
+            }
+            drop(running);
+        }));
+    }
+
+    /// Submits a request to the device, and answers when it completes.
+    fn submit(self: &Rc<Self>, unique: u64, expected: Expected, request: Request) {
+        let kind = request.kind();
+        let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
+        let submitted = match durable {
+            true => self.session.submit_durable(request),
+            false => self.session.device.submit(request).now(),
+        };
+        match submitted {
+            Ok(outcome) => self.complete(unique, expected, outcome),
+            Err(pending) => self.complete_later(unique, expected, kind, pending),
+        }
+    }
+
+    fn complete_later(
+        self: &Rc<Self>,
+        unique: u64,
+        expected: Expected,
+        kind: OpKind,
+        pending: Pending,
+    ) {
+        // A write that was answered early could overwrite what its caller writes next.
+        let early = !kind.changes();
+        if early {
+            self.session.in_flight.add(unique, &self.channel);
+        }
+        let lane = self.clone();
+        let running = Running::begin(self);
+        drop(blockhaul_io::start(async move {
+            let outcome = pending.await;
+            if !early || lane.session.in_flight.take(unique).is_some() {
+                lane.complete(unique, expected, outcome);
+            }
+            drop(running);
+        }));
+    }
+
+    fn complete(&self, unique: u64, expected: Expected, outcome: Outcome) {
+        let Lane { session, channel, .. } = self;
+        let reply = match outcome {
+            Ok(reply) => reply,
+            Err(error) => {
+                // A flush that failed, or was refused, has to be reported at the end, too.
+                session.unflushed.fetch_or(matches!(expected, Expected::Done), Ordering::SeqCst);
+                return channel.fail(unique, session.errno(&error));
+            }
+        };
+        match (reply, expected) {
+            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => match data.load() {
+                Ok(()) => channel.reply(unique, data.bytes()),
+                Err(_) => channel.fail(unique, Errno::IO),
+            },
+            (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(unique, len),
+            (Reply::Done, Expected::Written(len)) => {
+                channel.reply(unique, &protocol::written(len));
+            }
+            (Reply::Done, Expected::Done) => channel.done(unique, Ok(())),
+            _ => channel.fail(unique, session.errno(&blockhaul_block::Error::misfit())),
+        }
+    }
+}
+
+/// A request that the device has; not any more when this is dropped.
+struct Running(Rc<Lane>);
+
+impl Running {
+    fn begin(lane: &Rc<Lane>) -> Running {
+        lane.running.update(|count| count + 1);
+        Running(lane.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.update(|count| count - 1);
+        self.0.completed.notify();
+    }
+}

@@ -1,0 +1,249 @@
+//! A session whose requests come from the test instead of the kernel: every request gets the one reply that
+//! it should, whatever its bytes are.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_block::{Kind, OpKind, fence};
+use blockhaul_fuse::protocol::{HEADER, REPLY_HEADER};
+use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
+use blockhaul_io::{Engine, Runtime, Ticket};
+use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::rng::{Rng, seed};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+const SIZE: u64 = 1 << 20;
+const DISK: u64 = 2;
+
+const FORGET: u32 = 2;
+const SETATTR: u32 = 4;
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+const FSYNC: u32 = 20;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+const FALLOCATE: u32 = 43;
+const LSEEK: u32 = 46;
+
+/// The kernel's side of a session on two workers.
+struct Kernel {
+    socket: OwnedFd,
+    ended: Ticket<std::io::Result<Ended>>,
+    runtime: Runtime,
+    device: Arc<ModelDevice>,
+    faults: Arc<FaultDevice>,
+    unique: u64,
+}
+
+impl Kernel {
+    fn start(seed: u64, engine: Engine) -> Kernel {
+        // Each message arrives whole, as from the kernel.
+        let (socket, other) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        rustix::io::ioctl_fionbio(&other, true).unwrap();
+        let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
+        let model = Model::with_facts(Model::all_facts(SIZE));
+        let device = ModelDevice::new(model, Completion::Shuffled(seed));
+        let faults = FaultDevice::over(device.clone(), seed);
+        let permissions = Permissions { uid: 0, gid: 0, write: true, others: false };
+        let session = Session::new(Config {
+            device: fence(faults.clone()),
+            files: Files { info: Some("{}\n".into()), permissions, time: Duration::ZERO },
+            cache: Cache::Open,
+            memory: 64 << 20,
+        });
+        let ended = runtime.remote().spawn(move || session.serve(other));
+        Kernel { socket, ended, runtime, device, faults, unique: 0 }
+    }
+
+    /// Sends a request of these arguments, whose header says `wrong` more bytes than there are.
+    fn send(&mut self, opcode: u32, node: u64, arguments: &[u8], wrong: u32) -> u64 {
+        self.unique += 2;
+        let len = u32::try_from(HEADER + arguments.len()).unwrap() + wrong;
+        let mut bytes = Vec::new();
+        bytes.extend(len.to_ne_bytes());
+        bytes.extend(opcode.to_ne_bytes());
+        bytes.extend(self.unique.to_ne_bytes());
+        bytes.extend(node.to_ne_bytes());
+        bytes.extend([0; 16]);
+        bytes.extend(arguments);
+        rustix::net::send(&self.socket, &bytes, SendFlags::empty()).unwrap();
+        self.unique
+    }
+
+    /// The next reply: its number, its error, its body.
+    fn reply(&self) -> (u64, i32, Vec<u8>) {
+        let mut bytes = vec![0; 2 << 20];
+        let (got, _) = rustix::net::recv(&self.socket, &mut bytes, RecvFlags::empty()).unwrap();
+        bytes.truncate(got);
+        let len = u32::from_ne_bytes(*bytes[..4].first_chunk().unwrap());
+        assert_eq!(len as usize, bytes.len(), "the header has the reply's length");
+        let error = i32::from_ne_bytes(*bytes[4..8].first_chunk().unwrap());
+        assert!((-4095..=0).contains(&error), "{error}");
+        let unique = u64::from_ne_bytes(*bytes[8..16].first_chunk().unwrap());
+        (unique, error, bytes.split_off(REPLY_HEADER))
+    }
+
+    fn ask(&mut self, opcode: u32, node: u64, arguments: &[u8]) -> (i32, Vec<u8>) {
+        let unique = self.send(opcode, node, arguments, 0);
+        let (answered, error, body) = self.reply();
+        assert_eq!(answered, unique);
+        (error, body)
+    }
+
+    /// Closes the connection, as an unmount does.
+    fn end(self) -> Ended {
+        let Kernel { socket, ended, runtime, .. } = self;
+        drop(socket);
+        runtime.block_on(|| ended).unwrap().unwrap()
+    }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn read(at: u64, len: u32) -> Vec<u8> {
+    [&[0; 8][..], &at.to_ne_bytes(), &words(&[len, 0, 0, 0, 0, 0])].concat()
+}
+
+fn write(at: u64, data: &[u8]) -> Vec<u8> {
+    [&read(at, u32::try_from(data.len()).unwrap()), data].concat()
+}
+
+fn allocate(at: u64, len: u64, mode: u32) -> Vec<u8> {
+    [&[0; 8][..], &at.to_ne_bytes(), &len.to_ne_bytes(), &words(&[mode, 0])].concat()
+}
+
+#[test]
+fn reads_and_writes_are_those_of_a_disk() {
+    for engine in [Engine::Threads, Engine::Auto] {
+        let seed = seed();
+        println!("BLOCKHAUL_SEED={seed:#x}");
+        let mut rng = Rng::new(seed);
+        let mut kernel = Kernel::start(seed, engine);
+        let mut model = vec![0; SIZE as usize];
+        for _ in 0..1000 {
+            let at = rng.below(SIZE + 1000);
+            let len = rng.between(1, 100 << 10);
+            let inside = SIZE.saturating_sub(at).min(len);
+            let place = at.min(SIZE) as usize..(at.min(SIZE) + inside) as usize;
+            match rng.below(4) {
+                0 => {
+                    let mode = *rng.pick(&[1 | 2, 1 | 16, 16, 0]);
+                    let (error, _) = kernel.ask(FALLOCATE, DISK, &allocate(at, len, mode));
+                    let fits = mode == 16 && at + len <= SIZE;
+                    let done = mode == 3 || mode == 17 || fits;
+                    assert_eq!(error, if done { 0 } else { -95 }, "{at}+{len}, {mode}");
+                    if done {
+                        model[place].fill(0);
+                    }
+                }
+                1 => {
+                    let (error, body) = kernel.ask(READ, DISK, &read(at, len as u32));
+                    assert!(error == 0 && body == model[place], "{at}+{len}: {error}");
+                }
+                2 => {
+                    let mut data = vec![0; len as usize];
+                    rng.fill(&mut data);
+                    let (error, body) = kernel.ask(WRITE, DISK, &write(at, &data));
+                    assert_eq!(error, if inside == 0 { -28 } else { 0 });
+                    if inside > 0 {
+                        assert_eq!(body[..4], (inside as u32).to_ne_bytes());
+                        model[place].copy_from_slice(&data[..inside as usize]);
+                    }
+                }
+                _ => assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, 0),
+            }
+        }
+        let device = kernel.device.clone();
+        let ended = kernel.end();
+        assert!(device.bytes() == model);
+        assert!(ended.flush.is_ok() && ended.held == 0);
+        let last = device.seen().pop().unwrap();
+        assert_eq!(last.kind, OpKind::Flush, "what was written last is flushed at the end");
+    }
+}
+
+#[test]
+fn every_request_gets_one_reply_whatever_its_bytes_are() {
+    let seed = seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    let mut rng = Rng::new(seed);
+    let mut kernel = Kernel::start(seed, Engine::Auto);
+    kernel.faults.delay_up_to(Duration::from_micros(300));
+    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).percent(10));
+    for _ in 0..200 {
+        let mut expected = BTreeMap::new();
+        for _ in 0..20 {
+            let opcode =
+                *rng.pick(&[1, 3, SETATTR, 14, READ, 17, 18, 25, 27, 28, 29, LSEEK, 47, 99]);
+            let opcode = if rng.chance(30) { rng.below(60) as u32 } else { opcode };
+            let node = rng.below(5);
+            let mut arguments = vec![0; rng.below(140) as usize];
+            rng.fill(&mut arguments);
+            if rng.chance(50) && arguments.len() > 40 {
+                // A range that is not absurd.
+                arguments[8..16].copy_from_slice(&rng.below(SIZE).to_ne_bytes());
+                arguments[16..20].copy_from_slice(&(rng.below(1 << 17) as u32).to_ne_bytes());
+            }
+            let wrong = if rng.chance(5) { 8 } else { 0 };
+            let unique = kernel.send(opcode, node, &arguments, wrong);
+            let silent = match opcode {
+                FORGET | BATCH_FORGET => wrong == 0,
+                INTERRUPT => wrong == 0 && arguments.len() >= 8,
+                _ => false,
+            };
+            if !silent {
+                assert!(expected.insert(unique, opcode).is_none());
+            }
+        }
+        for _ in 0..expected.len() {
+            let (unique, ..) = kernel.reply();
+            assert!(expected.remove(&unique).is_some(), "a second reply to {unique}");
+        }
+    }
+    let mut attr = [0; 16];
+    attr[8] = 1;
+    let (error, body) = kernel.ask(3, DISK, &attr);
+    assert_eq!((error, body.len()), (0, 104), "it still answers");
+    assert_eq!(kernel.end().held, 0);
+}
+
+#[test]
+fn a_failed_flush_stays_failed_and_is_reported_at_the_end() {
+    let mut kernel = Kernel::start(1, Engine::Auto);
+    assert_eq!(kernel.ask(WRITE, DISK, &write(0, b"some")).0, 0);
+    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
+    assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5);
+    assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5, "a second one is not a success");
+    assert!(kernel.end().flush.is_err());
+}
+
+#[test]
+fn a_read_can_be_interrupted_and_a_write_cannot() {
+    let mut kernel = Kernel::start(1, Engine::Auto);
+    kernel.faults.add(Rule::new(Then::Hang));
+    let read = kernel.send(READ, DISK, &read(0, 512), 0);
+    let write = kernel.send(WRITE, DISK, &write(0, b"some"), 0);
+    for asked in [write, read] {
+        kernel.send(INTERRUPT, 0, &asked.to_ne_bytes(), 0);
+    }
+    let (unique, error, _) = kernel.reply();
+    assert_eq!((unique, error), (read, -4), "EINTR");
+    kernel.faults.heal();
+    assert_eq!(kernel.faults.release(), 2);
+    let (unique, error, _) = kernel.reply();
+    assert_eq!((unique, error), (write, 0), "and no second reply to the read");
+    assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, 0);
+    assert_eq!(kernel.end().held, 0);
+}
