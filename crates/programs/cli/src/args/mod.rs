@@ -21,7 +21,9 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::backup::{Chain, ChainCommand, Pull, Restore};
-pub use self::check::{Check, Checksum, Compare, Reading, Repair, Verify};
+#[cfg(feature = "formats")]
+pub use self::check::{Check, Repair};
+pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};

@@ -11,11 +11,14 @@ use blockhaul_wire::Replies;
 
 use crate::served_disk::{Disk, assert_holds, blockhaul, succeed};
 
+/// On a busy machine, clients wait.
+const PATIENT: &str = "--guest-timeout=60s";
+
 #[test]
 fn a_backup_is_the_disk_as_it_was_when_it_began() {
     let disk = Disk::serve(&[]);
     let target = disk.file("backup.raw");
-    let said = disk.ctl_succeeds(&["backup", "a", &target, "--rate", "4M", "--verify"]);
+    let said = disk.ctl_succeeds(&["backup", "a", &target, "--rate", "4M", "--verify", PATIENT]);
     assert_eq!(said, "job 1 has begun\n");
     disk.overwrite(2);
     let job = disk.job(1);
@@ -65,7 +68,7 @@ fn what_is_copied_and_flushed_is_not_saved_any_more() {
     assert_eq!(job["released"].as_u64(), Some(32 << 20), "{job}");
     assert_holds(&target, 1);
     // The same for a reader of a snapshot.
-    disk.ctl_succeeds(&["snapshot-add", "a", "now", "--discard"]);
+    disk.ctl_succeeds(&["snapshot-add", "a", "now", "--discard", PATIENT]);
     let (other, now) = (disk.file("other.raw"), disk.server.uri("now"));
     let output = blockhaul(&["copy", "-v", "--no-progress", "--discard-source", &now, &other]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -78,9 +81,9 @@ fn what_is_copied_and_flushed_is_not_saved_any_more() {
 #[test]
 fn a_snapshot_is_an_export_until_it_is_removed() {
     let disk = Disk::serve(&[]);
-    disk.ctl_succeeds(&["snapshot-add", "a", "then"]);
+    disk.ctl_succeeds(&["snapshot-add", "a", "then", PATIENT]);
     disk.overwrite(2);
-    disk.ctl_succeeds(&["snapshot-add", "a", "later", "--snapshot-block", "4k"]);
+    disk.ctl_succeeds(&["snapshot-add", "a", "later", "--snapshot-block", "4k", PATIENT]);
     disk.overwrite(3);
     assert_holds(&disk.server.uri("then"), 1);
     assert_holds(&disk.server.uri("later"), 2);
@@ -107,7 +110,7 @@ fn a_snapshot_shows_a_bitmap_of_its_moment() {
     succeed(&["copy", "--no-progress", &disk.server.uri("full"), &target]);
     disk.ctl_succeeds(&["export-remove", "full", "--force"]);
     disk.write_part();
-    let names = ["--bitmap", "monday", "--start-bitmap", "tuesday"];
+    let names = ["--bitmap", "monday", "--start-bitmap", "tuesday", PATIENT];
     disk.ctl_succeeds(&[&["snapshot-add", "a", "now"][..], &names].concat());
     let then = disk.file("then.raw");
     std::fs::copy(&disk.path, &then).unwrap();
@@ -334,7 +337,7 @@ fn several_disks_are_backed_up_at_one_moment_as_a_whole_or_not_at_all() {
     let (to_b, to_c) = (disk.file("b.raw"), disk.file("c.raw"));
     let mut last = 0;
     for _ in 0..10 {
-        let with = ["--with", "c", &to_c, "--wait"];
+        let with = ["--with", "c", &to_c, "--wait", PATIENT];
         disk.ctl_succeeds(&[&["backup", "b", &to_b][..], &with].concat());
         let (b, c) = (number(&to_b), number(&to_c));
         assert!(b == c || b == c + 1, "{b} and {c} are not of one moment");

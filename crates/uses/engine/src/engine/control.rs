@@ -49,7 +49,7 @@ impl Control {
     }
 
     /// Ends the run soon, paused or not: submits nothing more and waits for what is in flight.
-    /// [`Engine::summary`] returns the work done until then.
+    /// [`Engine::summary`](crate::Engine::summary) returns the work done until then.
     pub fn cancel(&self) {
         self.0.progress.cancel();
         self.0.wake();
