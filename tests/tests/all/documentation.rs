@@ -205,7 +205,13 @@ fn prepare(scratch: &Scratch, qemu_img: &Peer) {
         let convert = ["convert", "-f", "raw", "-O", format, text(&first)];
         done(qemu_img.command().args(convert).arg(scratch.file(name)));
     }
-    done(qemu_img.command().args(["bitmap", "--add"]).arg(scratch.file("vm.qcow2")).arg("daily"));
+    done(
+        qemu_img
+            .command()
+            .args(["bitmap", "--add", "--disable"])
+            .arg(scratch.file("vm.qcow2"))
+            .arg("daily"),
+    );
     let snapshot = ["snapshot", "-c", "before the upgrade"];
     done(qemu_img.command().args(snapshot).arg(scratch.file("vm.qcow2")));
 }

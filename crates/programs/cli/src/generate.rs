@@ -132,6 +132,7 @@ const RELATED: &[(&str, &[&str])] = &[
     ("blockhaul-map", &["blockhaul-info(1)", "nbdinfo(1)"]),
     ("blockhaul-compare", &["blockhaul-checksum(1)", "blockhaul-verify(1)", "qemu-img(1)"]),
     ("blockhaul-verify", &["blockhaul-copy(1)", "blockhaul-compare(1)"]),
+    ("blockhaul-check", &["blockhaul-copy(1)", "qemu-img(1)"]),
     ("blockhaul-checksum", &["blockhaul-compare(1)", "b3sum(1)", "sha256sum(1)", "blksum(1)"]),
     ("blockhaul-ctl", &["blockhaul-serve(1)"]),
     ("blockhaul-tls", &["blockhaul-serve(1)"]),

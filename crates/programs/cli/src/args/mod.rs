@@ -103,9 +103,7 @@ pub enum Command {
     /// Check the tables of a qcow2 image, and repair them
     ///
     /// Count the references to each cluster of the image, and compare them with its refcounts.
-    /// Nothing else may use the image. The exit status is that of qemu-img check: 0 no faults, or
-    /// all are repaired, 1 the check is incomplete, 2 corruptions, 3 leaks: clusters that are lost,
-    /// which is harmless.
+    /// Nothing else may use the image. The exit status is that of qemu-img check.
     #[cfg(feature = "formats")]
     Check(Check),
     /// Print the digest of the content of a device

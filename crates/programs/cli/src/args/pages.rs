@@ -19,10 +19,21 @@ pub(super) fn complete(command: clap::Command, path: &str) -> clap::Command {
     let statuses = match path.strip_prefix("ctl ") {
         Some(_) => ctl_statuses(),
         None if path.starts_with("chain") => of_table(&CHAIN_STATUSES),
+        None if path == "check" => {
+            CHECK_STATUSES.iter().map(|(status, what)| devices::entry(status, what, 10)).collect()
+        }
         None => of_table(&STATUSES),
     };
     command.after_long_help(format!("EXAMPLES\n  {examples}\nEXIT STATUS\n{statuses}"))
 }
+
+/// Those of `check`: the same as of qemu-img check.
+const CHECK_STATUSES: [(&str, &str); 4] = [
+    ("0", "no faults, or all are repaired"),
+    ("1", "the image could not be checked completely, or not repaired"),
+    ("2", "corruptions: what guests read may be wrong"),
+    ("3", "leaks: lost clusters, which are harmless"),
+];
 
 /// These statuses with their meaning.
 fn of_table(statuses: &[&str]) -> String {
@@ -46,6 +57,15 @@ const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
 const CHAIN_STATUSES: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "8"];
 
 const EXAMPLES: &[(&str, &str)] = &[
+    (
+        "check",
+        "\
+  Check an image that nothing else uses:
+      blockhaul check vm.qcow2
+  Free lost clusters, for example after a crash:
+      blockhaul check --repair leaks vm.qcow2
+",
+    ),
     (
         "help",
         "\
