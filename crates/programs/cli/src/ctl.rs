@@ -272,12 +272,11 @@ fn snapshot_options(options: &args::SnapshotOptions) -> Result<Value, Failure> {
 
 /// The options of copy that a job was given, as words for the server.
 fn copy_options(command: &CtlCommand) -> Vec<String> {
-    let (CtlCommand::Backup { rate, connections, requests, request_size, target_is_zero, .. }
-    | CtlCommand::Mirror { rate, connections, requests, request_size, target_is_zero, .. }) =
-        command
-    else {
+    let (CtlCommand::Backup { copying, .. } | CtlCommand::Mirror { copying, .. }) = command else {
         return Vec::new();
     };
+    let args::CopyingOptions { rate, connections, requests, request_size, target_is_zero } =
+        copying;
     let mut words = Vec::new();
     let values = [
         ("rate", rate.clone()),

@@ -173,21 +173,9 @@ pub enum CtlCommand {
         /// Compare the target with the snapshot before the job is complete
         #[arg(long)]
         verify: bool,
-        /// Maximum rate in bytes per second; job-rate changes it
-        #[arg(long, value_name = "RATE")]
-        rate: Option<String>,
-        /// Connections to the target
-        #[arg(short = 'C', long, value_name = "N")]
-        connections: Option<u16>,
-        /// Requests in flight on each connection
-        #[arg(short = 'R', long, value_name = "N")]
-        requests: Option<u32>,
-        /// Size of a request
-        #[arg(long, value_name = "SIZE")]
-        request_size: Option<String>,
-        /// The target reads as zeroes: holes need not be zeroed
-        #[arg(long)]
-        target_is_zero: bool,
+        /// How it is copied.
+        #[command(flatten)]
+        copying: CopyingOptions,
         /// Copy only what this dirty bitmap of the export shows, onto an earlier backup
         ///
         /// The bitmap is clean from the moment of the backup on; if the job fails, what was dirty
@@ -218,21 +206,9 @@ pub enum CtlCommand {
         /// A relative path is relative to the current directory, not to that of the server.
         #[arg(value_name = "TARGET")]
         target: OsString,
-        /// Maximum rate in bytes per second; job-rate changes it
-        #[arg(long, value_name = "RATE")]
-        rate: Option<String>,
-        /// Connections to the target
-        #[arg(short = 'C', long, value_name = "N")]
-        connections: Option<u16>,
-        /// Requests in flight on each connection
-        #[arg(short = 'R', long, value_name = "N")]
-        requests: Option<u32>,
-        /// Size of a request
-        #[arg(long, value_name = "SIZE")]
-        request_size: Option<String>,
-        /// The target reads as zeroes: holes need not be zeroed
-        #[arg(long)]
-        target_is_zero: bool,
+        /// How it is copied.
+        #[command(flatten)]
+        copying: CopyingOptions,
         /// Time that requests in flight may take to complete when the job begins
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
@@ -413,6 +389,26 @@ pub struct SnapshotOptions {
     /// Time that requests in flight may take to complete before the snapshot begins
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub within: Duration,
+}
+
+/// How the data of a job is copied.
+#[derive(Args, Debug)]
+pub struct CopyingOptions {
+    /// Maximum rate in bytes per second; job-rate changes it
+    #[arg(long, value_name = "RATE")]
+    pub rate: Option<String>,
+    /// Connections to the target
+    #[arg(short = 'C', long, value_name = "N")]
+    pub connections: Option<u16>,
+    /// Requests in flight on each connection
+    #[arg(short = 'R', long, value_name = "N")]
+    pub requests: Option<u32>,
+    /// Size of a request
+    #[arg(long, value_name = "SIZE")]
+    pub request_size: Option<String>,
+    /// The target reads as zeroes: holes need not be zeroed
+    #[arg(long)]
+    pub target_is_zero: bool,
 }
 
 pub(super) const EXAMPLES: &str = "\

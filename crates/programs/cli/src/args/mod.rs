@@ -25,7 +25,7 @@ pub use self::backup::{Chain, ChainCommand, Pull, Restore};
 pub use self::check::{Check, Repair};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
-pub use self::ctl::{Ctl, CtlCommand, SnapshotOptions};
+pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Error, Facts, Kind, Result};
+use blockhaul_block::{Error, Facts, Kind, Result};
 use blockhaul_catalog::{Barrier, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
@@ -81,13 +81,7 @@ impl Mirror {
         let (shared, stack) = table.changeable(export)?;
         export.check_not_mirrored()?;
         let facts = shared.switch().device().facts();
-        if !facts.can.contains(Can::WRITE) {
-            let text = format!(
-                "export {:?} is read-only: it does not change, copy it as it is",
-                export.name
-            );
-            return Err(Failure::usage(text));
-        }
+        export.check_writable(&facts)?;
         let changes = Changes::new(facts.size, GRANULARITY)?;
         *export.mirrored() = Some(changes.clone());
         if let Err(failure) = table.retop(export, shared, &stack, Barrier::Within(within)).await {

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::{Arc, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Error, Kind, fence};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Options, Snapshot, Trim, tracking};
 
@@ -161,13 +161,7 @@ impl Table {
     ) -> Result<Prepared<'a>, Failure> {
         let (shared, stack) = self.changeable(export)?;
         let facts = shared.switch().device().facts();
-        if !facts.can.contains(Can::WRITE) {
-            let text = format!(
-                "export {:?} is read-only: it does not change, copy it as it is",
-                export.name
-            );
-            return Err(Failure::usage(text));
-        }
+        export.check_writable(&facts)?;
         let bitmap = begin.bitmap.as_deref().map(|name| export.bitmap(name)).transpose()?;
         let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
@@ -443,6 +437,16 @@ impl Running {
         }
         all.push(Arc::new(bitmap));
         Ok(())
+    }
+
+    /// Refuses a job for a disk that does not change.
+    pub fn check_writable(&self, facts: &Facts) -> Result<(), Failure> {
+        if facts.can.contains(Can::WRITE) {
+            return Ok(());
+        }
+        let name = &self.name;
+        let text = format!("export {name:?} is read-only: it does not change, copy it as it is");
+        Err(Failure::usage(text))
     }
 
     /// What a mirror of it notes.
