@@ -233,10 +233,14 @@ impl Logged {
         let mut command = blockhaul(&["serve", "-f", "--exit-with-parent", "-U"]);
         command.arg(scratch.socket("s")).args(options).arg(device);
         command.stderr(fs::File::create(scratch.file("log")).unwrap());
-        let server = Logged { child: command.spawn().unwrap(), scratch };
+        let mut server = Logged { child: command.spawn().unwrap(), scratch };
         for _ in 0..5000 {
             if UnixStream::connect(server.scratch.socket("s")).is_ok() {
                 return server;
+            }
+            if let Some(status) = server.child.try_wait().unwrap() {
+                let log = fs::read_to_string(server.scratch.file("log")).unwrap();
+                panic!("the server has ended: {status}: {log}");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -316,7 +320,8 @@ fn rest(stream: &mut UnixStream) -> Vec<u8> {
 #[test]
 fn strangers_are_refused_and_harm_nobody() {
     let kit = kit();
-    let server = Logged::start(&["--tls-psk", text(&kit.keys)], text(&kit.image));
+    // Read-only: other tests read the image with programs that lock it against writers.
+    let server = Logged::start(&["-r", "--tls-psk", text(&kit.keys)], text(&kit.image));
     let socket = server.scratch.socket("s");
     let back = server.scratch.file("back");
     // An authorized client is served all the while.
