@@ -230,6 +230,15 @@ mod tests {
         assert_eq!(device("sh script a=b&c").0, "sh:script?a=b%26c");
         assert_eq!(device("file /no/such").0, "file:/no/such");
         assert_eq!(device("eval get_size=echo%1M").0, "eval:get_size=echo%251M");
+        assert_eq!(device("random 1M seed=7").0, "random:1M?seed=7");
+        assert_eq!(device("random size=1M").0, "random:1M");
+        assert_eq!(device("zero").0, "zero:0");
+        assert_eq!(device("zero 1M").0, "nbdkit:zero?1M");
+        assert_eq!(device("nbd nbd://h/e").0, "nbd://h/e");
+        assert_eq!(device("nbd hostname=::1 export=a%").0, "nbd://[::1]:10809/a%25");
+        assert_eq!(device("nbd socket=/s k export=a").0, "nbdkit:nbd?socket=/s&k&export=a");
+        assert_eq!(device("nbd socket=/s export=a").0, "nbd+unix:///a?socket=/s");
+        assert_eq!(device("nbd uri=nbd://h/ retry=5").0, "nbdkit:nbd?uri=nbd://h/&retry=5");
         assert_eq!(device("./x.so a=b%").0, "nbdkit:./x.so?a=b%25");
     }
 

@@ -43,7 +43,51 @@ pub fn substitute(line: &Line) -> Option<OsString> {
             let options = assignments(rest)?;
             Some(format!("sh:{}?{options}", escaped(path)).trim_end_matches('?').into())
         }
+        // Other contents than the plugin's for the same seed.
+        ("random", parameters) => {
+            let (seeds, sizes): (Vec<_>, Vec<_>) =
+                parameters.iter().cloned().partition(|(key, _)| key.as_deref() == Some("seed"));
+            Some(
+                format!("random:{}?{}", size(&sizes, "")?, assignments(&seeds)?)
+                    .trim_end_matches('?')
+                    .into(),
+            )
+        }
+        ("zero", []) => Some("zero:0".into()),
+        ("nbd", parameters) => nbd(parameters),
         ("eval", methods) => Some(format!("eval:{}", assignments(methods)?).into()),
+        _ => None,
+    }
+}
+
+/// The URI of a server that is given by `uri`, `socket`, or `hostname` and `port`.
+fn nbd(parameters: &[Parameter]) -> Option<OsString> {
+    let (mut uri, mut socket, mut host, mut port, mut export) = (None, None, None, None, None);
+    for (key, value) in parameters {
+        let place = match key.as_deref() {
+            Some("uri") | None => &mut uri,
+            Some("socket") => &mut socket,
+            Some("hostname") => &mut host,
+            Some("port") => &mut port,
+            Some("export") => &mut export,
+            Some(_) => return None,
+        };
+        *place = Some(value);
+    }
+    let export = export.map(|name| escaped(name)).unwrap_or_default();
+    match (uri, socket, host, port) {
+        (Some(uri), None, None, None) if export.is_empty() => Some(uri.into()),
+        (None, Some(path), None, None) => {
+            let path = std::path::absolute(path).ok()?;
+            Some(format!("nbd+unix:///{export}?socket={}", escaped(path.to_str()?)).into())
+        }
+        (None, None, Some(host), port) if !host.is_empty() => {
+            let port = port.map_or("10809", |port| port);
+            match host.contains(':') {
+                true => Some(format!("nbd://[{host}]:{port}/{export}").into()),
+                false => Some(format!("nbd://{host}:{port}/{export}").into()),
+            }
+        }
         _ => None,
     }
 }

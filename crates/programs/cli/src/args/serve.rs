@@ -91,7 +91,7 @@ pub struct Serve {
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Write the process ID to this file when ready
+    /// Write the process ID to this file when ready; it is removed when the server ends
     #[arg(short = 'P', long, alias = "pid-file", value_name = "FILE")]
     pub pidfile: Option<PathBuf>,
 
@@ -290,7 +290,7 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub hangup_stops: bool,
 
-    /// Print the URI with the program that nbdkit names.
+    /// Print the URI with the program that nbdkit names, and keep the file of the process ID, as nbdkit does.
     #[arg(long, hide = true)]
     pub names_nbdinfo: bool,
 

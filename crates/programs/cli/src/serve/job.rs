@@ -50,6 +50,8 @@ pub struct Job {
     pub secured: Secured,
     pub tls: blockhaul_server::Tls,
     pub pidfile: Option<std::path::PathBuf>,
+    /// The file is removed at the end; nbdkit leaves it.
+    pub removes_pidfile: bool,
     pub run: Option<String>,
     pub verbose: bool,
     /// What is served, and to whom, is printed.
@@ -87,6 +89,9 @@ impl Job {
             .collect();
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
+            if self.removes_pidfile {
+                self.listeners.cleanup().remember_file(path);
+            }
         }
         let mut say: String = addresses.free_ports.iter().map(|port| format!("{port}\n")).collect();
         if let Some(program) = self.print_uri {

@@ -391,15 +391,39 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// What was created and must be removed: sockets and private directories.
+/// What was created and must be removed: sockets, files and private directories.
 #[derive(Debug, Clone, Default)]
 pub struct Cleanup(Arc<Mutex<Made>>);
 
 #[derive(Debug, Default)]
 struct Made {
-    /// Path, device and inode.
-    sockets: Vec<(PathBuf, u64, u64)>,
+    sockets: Vec<Entry>,
+    files: Vec<Entry>,
     dirs: Vec<PathBuf>,
+}
+
+/// A name in a directory, and what it referred to when it was recorded.
+#[derive(Debug)]
+struct Entry {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl Entry {
+    fn of(path: &Path) -> Option<Entry> {
+        let data = std::fs::symlink_metadata(path).ok()?;
+        Some(Entry { path: path.into(), device: data.dev(), inode: data.ino() })
+    }
+
+    /// Removes the name, unless it refers to something else now. What cannot be removed stays: a
+    /// socket or file that nobody serves.
+    fn remove(&self) {
+        let now = Entry::of(&self.path);
+        if now.is_some_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Cleanup {
@@ -410,8 +434,14 @@ impl Cleanup {
 
     /// Records a socket that was created.
     pub fn remember_socket(&self, path: &Path) {
-        if let Ok(data) = std::fs::symlink_metadata(path) {
-            self.with(|made| made.sockets.push((path.into(), data.dev(), data.ino())));
+        self.with(|made| made.sockets.extend(Entry::of(path)));
+    }
+
+    /// Records a file that was created, which keeps its owner in [`Cleanup::give_to`].
+    pub fn remember_file(&self, path: &Path) {
+        // Not a device or a pipe that only received the contents.
+        if std::fs::symlink_metadata(path).is_ok_and(|data| data.is_file()) {
+            self.with(|made| made.files.extend(Entry::of(path)));
         }
     }
 
@@ -437,22 +467,15 @@ impl Cleanup {
         let give =
             |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
         self.with(|made| {
-            made.sockets.iter().try_for_each(|(path, ..)| give(path))?;
+            made.sockets.iter().try_for_each(|socket| give(&socket.path))?;
             made.dirs.iter().try_for_each(|dir| give(dir))
         })
     }
 
     /// Removes what was created, unless it has been replaced.
     pub fn clean(&self) {
-        let Made { sockets, dirs } = self.with(std::mem::take);
-        for (path, device, inode) in sockets {
-            let same = std::fs::symlink_metadata(&path)
-                .is_ok_and(|data| (data.dev(), data.ino()) == (device, inode));
-            if same {
-                // What cannot be removed is an empty name.
-                let _ = std::fs::remove_file(path);
-            }
-        }
+        let Made { sockets, files, dirs } = self.with(std::mem::take);
+        sockets.iter().chain(&files).for_each(Entry::remove);
         for dir in dirs {
             let _ = std::fs::remove_dir(dir);
         }

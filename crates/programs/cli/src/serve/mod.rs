@@ -184,6 +184,7 @@ fn serve(
         secured: asked.secured,
         tls: asked.tls,
         pidfile: args.pidfile.clone(),
+        removes_pidfile: !args.names_nbdinfo,
         run: args.run.clone(),
         verbose: args.verbose,
         announced: !args.quiet && !args.single && args.run.is_none() && !is_activated(),

@@ -19,6 +19,10 @@ fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
         assert!(begun.elapsed() < LIMIT, "the socket is there still");
         std::thread::sleep(Duration::from_millis(5));
     }
+    while pidfile.exists() {
+        assert!(begun.elapsed() < LIMIT, "the file of the process ID is there still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
