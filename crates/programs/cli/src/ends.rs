@@ -53,6 +53,22 @@ pub(crate) fn without_secrets(described: &str) -> String {
     format!("{}{}", &shown[..authority], &rest[host..])
 }
 
+/// Whether data may arrive later: a pipe or a socket.
+pub(crate) fn is_stream(fd: impl AsFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|data| {
+        matches!(FileType::from_raw_mode(data.st_mode), FileType::Fifo | FileType::Socket)
+    })
+}
+
+/// Whether a read would return nothing: a pipe whose writers have ended, a file at its end, or
+/// `/dev/null`. Other devices may have data.
+pub(crate) fn has_no_data(fd: impl AsFd) -> bool {
+    match rustix::io::ioctl_fionread(&fd) {
+        Ok(bytes) => bytes == 0,
+        Err(_) => is_null(fd),
+    }
+}
+
 /// The path of a file, if it is one.
 pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
     match spec {
@@ -110,11 +126,15 @@ pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
 /// `/dev/null` for reading and writing; a user who redirects from there opens it only for reading.
 pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
+    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
+    is_null(fd) && mode == Ok(OFlags::RDWR)
+}
+
+/// Whether this is `/dev/null`.
+fn is_null(fd: impl AsFd) -> bool {
     const NULL: (u32, u32) = (1, 3);
     let device = rustix::fs::fstat(fd).map(|data| data.st_rdev);
-    let is_null = device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL);
-    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
-    is_null && mode == Ok(OFlags::RDWR)
+    device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL)
 }
 
 /// Whether output there goes anywhere.

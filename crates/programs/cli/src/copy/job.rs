@@ -10,7 +10,7 @@ use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
 use blockhaul_engine::{Control, Engine, Manifest, Options, Progress, Summary, Verified};
-use blockhaul_io::Pool;
+use blockhaul_io::{Interest, Pool};
 
 use crate::brackets::Groups;
 use crate::copy::asked;
@@ -628,6 +628,7 @@ impl Job {
         }
         let grown =
             path_of(&self.target).filter(|path| !self.target_stays() && is_file_or_absent(path));
+        self.refuse_empty_pipe(&fd).await?;
         let input = files_of(&fd);
         let target = match &grown {
             None => {
@@ -646,6 +647,32 @@ impl Job {
             cut(&path, self.progress.snapshot().done())?;
         }
         copied.map_err(|error| self.failed(&error))
+    }
+
+    /// Refuses to empty a file because standard input has no data, for example because the program
+    /// before the pipe failed.
+    async fn refuse_empty_pipe(&self, fd: &OwnedFd) -> Result<(), Failure> {
+        let Some(lost) = file_of(&self.target).and_then(|path| len_of(&path)) else {
+            return Ok(());
+        };
+        if ends::is_stream(fd) {
+            let mut ready = pin!(blockhaul_io::ready(fd, Interest::Readable));
+            // An error is reported when it is read.
+            while blockhaul_io::timeout(LOOK, ready.as_mut()).await.is_err() {
+                if self.progress.is_cancelled() {
+                    return Err(Failure::new(exit::FAILED, "stopped before the pipe had data"));
+                }
+            }
+        }
+        if !ends::has_no_data(fd) {
+            return Ok(());
+        }
+        let text = format!(
+            "standard input is empty: {lost} bytes of {} would be lost; remove the target first if that \
+             is intended",
+            self.target
+        );
+        Err(Failure::new(exit::OPEN, text))
     }
 
     async fn open_source(&mut self) -> Result<Stack, Failure> {

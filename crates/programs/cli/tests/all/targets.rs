@@ -168,6 +168,37 @@ fn a_pipe_that_is_the_other_side_is_refused() {
     assert!(same(&keep, &scratch.file("src")));
 }
 
+#[test]
+fn an_empty_pipe_does_not_empty_a_file() {
+    let scratch = scratch();
+    let keep = scratch.file("keep");
+    fs::write(scratch.file("none"), "").unwrap();
+    let (read, write) = std::io::pipe().unwrap();
+    drop(write);
+    let nothing: [OwnedFd; 3] = [
+        read.into(),
+        File::open("/dev/null").unwrap().into(),
+        File::open(scratch.file("none")).unwrap().into(),
+    ];
+    for from in nothing {
+        let output = with_pipes(copy(&scratch).args(["-", "keep"]).stdin(from), Stdio::null());
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("is empty: {OLD} bytes of keep would be lost")), "{said}");
+        assert!(fs::read(&keep).unwrap() == pattern(OLD));
+    }
+    // One whose first byte comes late is not empty.
+    let (read, mut write) = std::io::pipe().unwrap();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::io::Write::write_all(&mut write, b"late").unwrap();
+    });
+    let output = with_pipes(copy(&scratch).args(["-", "keep"]).stdin(read), Stdio::null());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&keep).unwrap(), b"late");
+    late.join().unwrap();
+}
+
 /// Runs a copy with the standard input that it has, and this standard output.
 fn with_pipes(command: &mut Command, stdout: Stdio) -> Output {
     command.stdout(stdout).stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap()
