@@ -35,6 +35,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     (":9100", "a port that may be in use; the program's tests of the page take a free one"),
     ("qcow2:https:", "needs a host"),
     ("| ssh ", "needs a host"),
+    ("| curl -T", "needs a host; the same image goes to a file in formats.md"),
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
@@ -205,6 +206,8 @@ fn prepare(scratch: &Scratch, qemu_img: &Peer) {
         let convert = ["convert", "-f", "raw", "-O", format, text(&first)];
         done(qemu_img.command().args(convert).arg(scratch.file(name)));
     }
+    let archive = ["cf", "vm.ova", "disk.raw", "vm.vmdk"];
+    done(Command::new("tar").args(archive).current_dir(scratch.path()));
     done(
         qemu_img
             .command()

@@ -178,9 +178,10 @@ impl Registry {
                     }
                 };
                 let args = match backend.takes_others() {
-                    true => Args::check_known(scheme, backend.params(), &options)?,
-                    false => Args::check(scheme, backend.params(), &options)?,
+                    true => Args::check_known(scheme, backend.params(), &options),
+                    false => Args::check(scheme, backend.params(), &options),
                 };
+                let args = args.map_err(|error| of_outer(&rest, error))?;
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
                 Ok((backend, Target { scheme, rest, command, args, intent, context }))
             }
@@ -257,4 +258,13 @@ impl Registry {
         let inner = opening.await?;
         Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))
     }
+}
+
+/// An error of the options of a device whose inner device is a URI: a `?` of the URI began them.
+fn of_outer(inner: &str, error: Error) -> Error {
+    if !inner.contains("://") {
+        return error;
+    }
+    let text = format!("{}; in a device inside another, write %3f for ?", error.text());
+    Error::new(error.kind(), text)
 }

@@ -141,6 +141,12 @@ fn an_image_is_created_checked_and_repaired() {
 
 /// A copy of a part keeps the rest of an image that is there.
 #[test]
+fn options_of_an_inner_uri_are_escaped() {
+    let refused = blockhaul(&["info", "qcow2:nbd+unix:///?socket=s"]);
+    check_failure(&refused, 2, &["unknown option \"socket\"", "write %3f for ?"]);
+}
+
+#[test]
 fn a_part_is_copied_into_an_existing_image() {
     let scratch = Scratch::new().unwrap();
     let (one, other) = (scratch.file("one"), scratch.file("other"));
