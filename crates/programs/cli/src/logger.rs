@@ -198,7 +198,15 @@ impl<'v> VisitValue<'v> for Read {
 
 /// Starts logging: warnings, and more with `--verbose`.
 pub fn start(verbose: bool) {
-    let level = if verbose { LevelFilter::Debug } else { LevelFilter::Warn };
+    start_at(if verbose { LevelFilter::Debug } else { LevelFilter::Warn });
+}
+
+/// Starts the log of a server, which also has what is changed while it runs.
+pub fn start_server(verbose: bool) {
+    start_at(if verbose { LevelFilter::Debug } else { LevelFilter::Info });
+}
+
+fn start_at(level: LevelFilter) {
     // Fails only if a logger is already set, which is then used.
     let _ = log::set_logger(&Stderr);
     log::set_max_level(level);

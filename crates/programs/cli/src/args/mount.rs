@@ -79,7 +79,8 @@ pub struct Mount {
 
     /// Run this shell command while mounted, then unmount and exit with its status
     ///
-    /// The command gets the variables $disk, the path of the file, and $target, the path of TARGET.
+    /// The command gets the variables $disk, the path of the file (with --filesystem: of the loop
+    /// device), and $target, the path of TARGET.
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
 

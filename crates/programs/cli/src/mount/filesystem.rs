@@ -81,9 +81,9 @@ impl Place {
         self.file_system.clone()
     }
 
-    /// Removes the private directory.
+    /// Removes the private directory, if it is there.
     pub fn remove(&self) {
-        if self.file_system.is_some() {
+        if self.file_system.is_some() && self.disk.path().exists() {
             remove(self.disk.path());
         }
     }
@@ -91,9 +91,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.file_system.is_some() && self.disk.path().exists() {
-            remove(self.disk.path());
-        }
+        self.remove();
     }
 }
 
@@ -103,7 +101,8 @@ fn remove(folder: &Path) {
     }
 }
 
-/// A mounted file system with its loop device.
+/// A mounted file system with its loop device, which ends with it: when somebody unmounts it, even
+/// after this program was killed.
 pub struct FileSystem {
     target: PathBuf,
     /// The loop device, as /dev/loopN.
@@ -130,7 +129,11 @@ impl Wanted {
         let target = mounted.target.as_os_str();
         let words = ["-o", &options, "--", &mounted.device].map(OsStr::new);
         match run("mount", &[&words[..], &[target]].concat()) {
-            Ok(_) => Ok(mounted),
+            Ok(_) => {
+                // It is in use: the kernel removes it with the mount.
+                mounted.detach();
+                Ok(mounted)
+            }
             Err(why) => {
                 mounted.detach();
                 let hint = match write {
@@ -148,24 +151,20 @@ impl Wanted {
 }
 
 impl FileSystem {
-    /// Unmounts it, and removes the loop device. Blocks.
-    pub fn unmount(self) {
+    /// The loop device.
+    pub fn device(&self) -> &Path {
+        Path::new(&self.device)
+    }
+
+    /// Unmounts it. Blocks.
+    pub fn unmount(&self) {
         let target = self.target.as_os_str();
-        if let Err(why) = run("umount", &[OsStr::new("--"), target]) {
-            log::warn!("{why}: unmounting it as soon as nobody uses it");
-            if let Err(why) = run(
-                "umount",
-                &["--lazy", "--"]
-                    .map(OsStr::new)
-                    .iter()
-                    .copied()
-                    .chain([target])
-                    .collect::<Vec<_>>(),
-            ) {
-                log::warn!("{why}");
-            }
+        let Err(why) = run("umount", &[OsStr::new("--"), target]) else { return };
+        log::warn!("{why}: unmounting it as soon as nobody uses it");
+        let lazily = [OsStr::new("--lazy"), OsStr::new("--"), target];
+        if let Err(why) = run("umount", &lazily) {
+            log::warn!("{why}");
         }
-        self.detach();
     }
 
     /// Removes the loop device, now or when the file system is unmounted.

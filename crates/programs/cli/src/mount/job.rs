@@ -162,6 +162,13 @@ impl Job {
             let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
             *file_system = Some(mounting.await.map_err(lost)??);
         }
+        let disk = match file_system {
+            None => disk,
+            Some(file_system) => {
+                self.hide(mounted).await?;
+                file_system.device().to_path_buf()
+            }
+        };
         if let Some(path) = &self.pid_file {
             write_pid(path)?;
         }
@@ -184,6 +191,18 @@ impl Job {
             (Stop::Ended, Some(child)) => offload(move || child.wait()).await.unwrap_or(FAILED),
             _ => 0,
         })
+    }
+
+    /// Unmounts the disk as soon as the loop device does not use it any more, and removes its
+    /// directory: the user's mount is then the only one, and the session ends with it.
+    async fn hide(&self, mounted: &Mounted) -> Result<(), Failure> {
+        let place = mounted.clone();
+        let unmounting = offload(move || place.unmount_lazily()).await;
+        let unmounted = unmounting.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
+        unmounted.map_err(|why| unmountable(&why))?;
+        self.current.set(None);
+        self.place.remove();
+        Ok(())
     }
 
     fn announce(&self, shown: &Path) {
@@ -209,15 +228,17 @@ impl Job {
         serving: Task<std::io::Result<Ended>>,
     ) -> Result<Ended, Failure> {
         let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
+        let file_system = file_system.filter(|_| !serving.is_finished());
         if let Some(file_system) = file_system {
             offload(move || file_system.unmount()).await.map_err(lost)?;
         }
-        if !serving.is_finished() {
+        // Not with a file system: `hide` has unmounted it.
+        if !serving.is_finished() && self.place.target().path().exists() {
             let place = mounted.clone();
             let unmounted = offload(move || place.unmount()).await.map_err(lost)?;
             unmounted.map_err(|why| unmountable(&why))?;
         }
-        let watch = blockhaul_io::spawn(tell_if_used(mounted.path().to_path_buf()));
+        let watch = blockhaul_io::spawn(tell_if_used(self.place.path().to_path_buf()));
         let ended = serving.await;
         watch.cancel();
         self.current.set(None);

@@ -9,10 +9,12 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use blockhaul_catalog::Spec;
 use blockhaul_snapshot::Bitmap;
 use serde_json::{Value, json};
 
 use super::exports::Running;
+use crate::ends::path_of;
 use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.
@@ -105,7 +107,7 @@ impl BitmapFiles {
             let value = json!({
                 "version": VERSION,
                 "export": export.name,
-                "device": export.storage(),
+                "device": identity(&export.storage()),
                 "size": size,
                 "state": if clean { "clean" } else { "in use" },
                 "bitmaps": sound.chain(broken).collect::<Vec<_>>(),
@@ -133,6 +135,16 @@ impl BitmapFiles {
     }
 }
 
+/// What a device is called in a file of bitmaps: a file of the disk by its full path, so that it may be
+/// named otherwise the next time.
+fn identity(device: &str) -> String {
+    let path = Spec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));
+    match path.and_then(|path| fs::canonicalize(path).ok()) {
+        Some(path) => path.display().to_string(),
+        None => device.to_string(),
+    }
+}
+
 /// Why no bitmap of a file can be trusted, if so.
 fn doubt(value: &Value, device: &str, size: u64) -> Option<String> {
     if value["state"] != "clean" {
@@ -142,7 +154,7 @@ fn doubt(value: &Value, device: &str, size: u64) -> Option<String> {
         return Some(format!("the disk had {} bytes", value["size"]));
     }
     let before = value["device"].as_str().unwrap_or_default();
-    (before != device).then(|| format!("the device was {before}"))
+    (before != device && before != identity(device)).then(|| format!("the device was {before}"))
 }
 
 fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<Bitmap>, String> {
@@ -189,4 +201,25 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&fresh);
     }
     written
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_be_named_otherwise_the_next_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.raw");
+        fs::write(&path, "x").unwrap();
+        let other = dir.path().join("./../").join(dir.path().file_name().unwrap()).join("disk.raw");
+        let [path, other] = [path, other].map(|path| path.display().to_string());
+        let clean = json!({ "state": "clean", "size": 1, "device": identity(&path) });
+        assert_eq!(doubt(&clean, &other, 1), None);
+        let elsewhere = other.replace("disk.raw", "gone.raw");
+        assert!(doubt(&clean, &elsewhere, 1).unwrap().contains("the device was"));
+        let memory = json!({ "state": "clean", "size": 1, "device": identity("memory:1") });
+        assert_eq!(doubt(&memory, "memory:1", 1), None);
+    }
 }

@@ -274,7 +274,11 @@ impl Operations {
                 let number = request.get("number").and_then(Value::as_u64).ok_or_else(|| {
                     Refusal::usage("disconnect: \"number\" is missing or not an integer")
                 })?;
-                match self.server.disconnect(number) {
+                let ended = self.server.disconnect(number);
+                if ended.is_some() {
+                    log::info!(connection = number; "connection {number}: disconnected on request");
+                }
+                match ended {
                     Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
                     Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
                     None => Err(Refusal::absent(format!("there is no client {number}"))),

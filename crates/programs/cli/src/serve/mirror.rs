@@ -215,7 +215,7 @@ impl Mirror {
         let Err(error) = swapped else {
             state.downtime = Some(blockhaul_io::elapsed(started));
             if ending.switch {
-                log::info!(export = self.export.name; "clients of {:?} are on {} now", self.export.name, self.target);
+                log::info!(export = self.export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device", self.export.name, self.target);
                 *self.export.stack.lock().expect("no panic under this lock") = Some(next);
                 self.export
                     .storage

@@ -68,7 +68,12 @@ pub fn is_activated() -> bool {
 
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
-    logger::start(args.verbose || args.trace);
+    let verbose = args.verbose || args.trace;
+    match args.names_nbdinfo {
+        // nbdkit logs no changes.
+        true => logger::start(verbose),
+        false => logger::start_server(verbose),
+    }
     logger::set_format(args.log_format);
     if args.no_locks {
         blockhaul_backends::disable_locks();

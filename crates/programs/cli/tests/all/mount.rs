@@ -525,11 +525,46 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     }
     assert_eq!(text(&output.stdout), "from inside", "{}", text(&output.stderr));
     assert!(output.status.success() && !is_mounted(&folder));
-    let script = "echo more > \"$target/more\" && test -s \"$disk\"";
+    let script = "echo more > \"$target/more\" && echo \"$disk\"";
     let output = ours(&[&args[..], &["-w", "--run", script]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
+    let device = PathBuf::from(text(&output.stdout).trim());
+    assert!(device.starts_with("/dev"), "{}", device.display());
     let output = ours(&[&args[..], &["--run", "cat \"$target/more\""]].concat());
     assert_eq!(text(&output.stdout), "more\n", "{}", text(&output.stderr));
-    let loops = Command::new("losetup").arg("--list").output().unwrap();
-    assert!(!text(&loops.stdout).contains("blockhaul-mount-"), "{}", text(&loops.stdout));
+    wait_until_nothing_is_left(&folder, &device);
+    // Whoever unmounts it ends the command.
+    let mut mounting = Command::new(OURS).args(args).arg("--writable").spawn().unwrap();
+    wait_until("it is mounted", || is_mounted(&folder));
+    let device = loop_device(&folder);
+    assert!(Command::new("umount").arg(&folder).status().unwrap().success());
+    assert!(mounting.wait().unwrap().success());
+    wait_until_nothing_is_left(&folder, &device);
+    // It can also be unmounted after the command was killed.
+    let mut mounting = Command::new(OURS).args(args).spawn().unwrap();
+    let private = PathBuf::from(format!("/run/blockhaul-mount-{}", mounting.id()));
+    wait_until("it is mounted", || is_mounted(&folder) && !private.exists());
+    let device = loop_device(&folder);
+    mounting.kill().unwrap();
+    mounting.wait().unwrap();
+    assert!(Command::new("umount").arg(&folder).status().unwrap().success());
+    wait_until_nothing_is_left(&folder, &device);
+}
+
+/// The loop device that is mounted there.
+fn loop_device(folder: &Path) -> PathBuf {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mut lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let line = lines.find(|line| line.get(1) == Some(&words(folder))).unwrap();
+    PathBuf::from(line[0])
+}
+
+/// Waits until a mount with `--filesystem` has left nothing: other tests may have such for a moment.
+fn wait_until_nothing_is_left(folder: &Path, device: &Path) {
+    let is_ours = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("blockhaul-mount-");
+    let state = Path::new("/sys/block").join(device.file_name().unwrap()).join("loop");
+    wait_until("nothing is left", || {
+        let mut entries = fs::read_dir("/run").unwrap().map(|entry| entry.unwrap().file_name());
+        !is_mounted(folder) && !state.exists() && !entries.any(|name| is_ours(&name))
+    });
 }
