@@ -135,7 +135,7 @@ fn an_idle_server_does_not_wake_up() {
 fn figures_are_what_clients_do() {
     let scratch = Scratch::new().unwrap();
     let exports = ["--export", "a\"b=memory:1M", "--export", "b=memory:1M"];
-    let metrics = ["--metrics", "127.0.0.1:0", "--layer", "delay?flush=30ms"];
+    let metrics = ["--metrics", "127.0.0.1:0", "--layer", "delay?flush=60ms"];
     let server = Running::start(&scratch, &[&exports[..], &metrics[..]].concat());
     // It listens before it says where its figures are.
     let mut address = String::new();

@@ -7,6 +7,27 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
 
+/// Descriptors below this number are not used by the workers themselves.
+const LOW_DESCRIPTORS: RawFd = 32;
+
+/// Occupies the free descriptors below [`LOW_DESCRIPTORS`] until it is dropped: they stay free for
+/// what devices and plugins open. A plugin may name one in a script of a shell, and dash knows only
+/// those below 10.
+pub(crate) fn occupy_low_descriptors() -> Vec<OwnedFd> {
+    let Ok(first) = eventfd(0, EventfdFlags::CLOEXEC) else { return Vec::new() };
+    let next = || rustix::io::fcntl_dupfd_cloexec(&first, 3).ok();
+    // Where there are few descriptors, none is kept free.
+    let enough = rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .is_none_or(|most| most >= 256);
+    let mut occupied = Vec::new();
+    while enough && let Some(fd) = next().filter(|fd| fd.as_raw_fd() < LOW_DESCRIPTORS) {
+        occupied.push(fd);
+    }
+    occupied.push(first);
+    occupied
+}
+
 /// Wakes a worker that sleeps in its driver.
 pub(crate) struct Wakeup(OwnedFd);
 

@@ -11,8 +11,8 @@ use crate::context::{Worker, set_worker, with_worker};
 use crate::driver::{self, Done, Engine, Sleep};
 use crate::ending::Ending;
 use crate::inbox::{Inbox, Item};
-use crate::panic;
 use crate::remote::Remote;
+use crate::{panic, sys};
 
 /// Tasks run between two turns of the driver: limits how long a completion waits behind tasks.
 const TASKS_PER_TURN: usize = 128;
@@ -46,6 +46,7 @@ impl Runtime {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };
         let mut remotes = Vec::new();
+        let occupied = sys::occupy_low_descriptors();
         let ending = Arc::new(Ending::new(count));
         for index in 0..count {
             remotes.push(Remote(Arc::new(Inbox::new(index, Arc::clone(&ending))?)));
@@ -94,6 +95,7 @@ impl Runtime {
         if let Some(error) = ready.into_iter().flatten().next() {
             return Err(error);
         }
+        drop(occupied);
         Ok(runtime)
     }
 

@@ -1,0 +1,16 @@
+//! Descriptors with small numbers are left to devices and plugins. In a program of its own: the other
+//! tests open files, too.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+
+use blockhaul_io::{Config, Runtime};
+
+#[test]
+fn workers_leave_small_numbers_free() {
+    let before = File::open("/dev/null").unwrap().as_raw_fd();
+    let runtime = Runtime::start(&Config { workers: 16, ..Config::default() }).unwrap();
+    let opened = runtime.block_on(|| async { File::open("/dev/null").unwrap().as_raw_fd() });
+    assert_eq!(opened, before);
+}
