@@ -66,49 +66,21 @@ impl HttpUri {
         };
         let mut target = String::from("/");
         escape(path.strip_prefix('/').unwrap_or(path), &mut target);
-        let (mut socket, mut tls) = (None, TlsParameters { username: user, ..Default::default() });
-        let (mut export, mut method, mut separator) = (None, None, '?');
-        for part in query.split('&').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let again = match name {
-                "export" => export.replace(decode_text(name, value)?).is_some(),
-                "method" => method.replace(value.to_ascii_uppercase()).is_some(),
-                _ => match take_parameter(name, value, &mut socket, &mut tls)? {
-                    Some(again) => again,
-                    None => {
-                        target.push(std::mem::replace(&mut separator, '&'));
-                        escape(part, &mut target);
-                        false
-                    }
-                },
-            };
-            if again {
-                return Err(Error(format!("the parameter \"{name}\" stands twice")));
-            }
-        }
-        let method = method.unwrap_or_else(|| "POST".to_owned());
+        let own = Parameters::take(query, user, &mut target)?;
+        let method = own.method.unwrap_or_else(|| "POST".to_owned());
         if !["GET", "POST"].contains(&method.as_str()) {
             let method = printable(method.as_bytes(), 64);
             let text = format!("the parameter \"method\" is \"{method}\", it may be GET or POST");
             return Err(Error(text));
         }
-        let export = export.unwrap_or_default();
+        let export = own.export.unwrap_or_default();
         if export.len() > limits::STRING {
             return Err(Error(format!("export name is too long: {} bytes", export.len())));
         }
         let (usual, host) = (if secure { 443 } else { 80 }, !authority.is_empty());
         let (name, port) = host_and_port(authority, usual)?;
-        let mut field = String::new();
-        match name.contains(':') {
-            true => {
-                let _ = write!(field, "[{name}]");
-            }
-            false => escape(&name, &mut field),
-        }
-        if port != usual {
-            let _ = write!(field, ":{port}");
-        }
-        let transport = match socket {
+        let field = host_field(&name, port, usual);
+        let transport = match own.socket {
             Some(socket) if socket.is_empty() => {
                 return Err(Error("the parameter \"socket\" is empty".to_owned()));
             }
@@ -125,9 +97,60 @@ impl HttpUri {
             host: named.then_some(name),
             request: Request { method, target, host: field },
             export,
-            tls: secure.then_some(tls),
+            tls: secure.then_some(own.tls),
         })
     }
+}
+
+/// The parameters of a URI that are not the server's.
+struct Parameters {
+    export: Option<String>,
+    method: Option<String>,
+    socket: Option<Vec<u8>>,
+    tls: TlsParameters,
+}
+
+impl Parameters {
+    /// Takes them out of a query; appends the others to `target`.
+    fn take(query: &str, user: Option<String>, target: &mut String) -> Result<Parameters, Error> {
+        let tls = TlsParameters { username: user, ..Default::default() };
+        let mut own = Parameters { export: None, method: None, socket: None, tls };
+        let mut separator = '?';
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let again = match name {
+                "export" => own.export.replace(decode_text(name, value)?).is_some(),
+                "method" => own.method.replace(value.to_ascii_uppercase()).is_some(),
+                _ => match take_parameter(name, value, &mut own.socket, &mut own.tls)? {
+                    Some(again) => again,
+                    None => {
+                        target.push(std::mem::replace(&mut separator, '&'));
+                        escape(part, target);
+                        false
+                    }
+                },
+            };
+            if again {
+                return Err(Error(format!("the parameter \"{name}\" stands twice")));
+            }
+        }
+        Ok(own)
+    }
+}
+
+/// The value of the field `Host`; the port is left out if it is the usual one.
+fn host_field(name: &str, port: u16, usual: u16) -> String {
+    let mut field = String::new();
+    match name.contains(':') {
+        true => {
+            let _ = write!(field, "[{name}]");
+        }
+        false => escape(name, &mut field),
+    }
+    if port != usual {
+        let _ = write!(field, ":{port}");
+    }
+    field
 }
 
 /// Appends text to a request's line or field: what cannot stand there is escaped, escapes stay.

@@ -80,22 +80,10 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         }
         false => None,
     };
-    let (mut flush_latency, mut write_latency) = (None, None);
+    let mut written = WriteLatencies::default();
     if let Some(area) = &work {
-        let len = (small as usize).min(area.len());
-        let data = area.slice(0, len);
-        let single = singles(share(0.05), |_| stack.device().write(0, data.clone()));
-        write_latency = schedule.wait("a small write", single).await?;
-        if facts.can.contains(Can::FLUSH) {
-            let single = singles(share(0.07), |_| {
-                let writing = stack.device().write(0, data.clone());
-                async move {
-                    writing.await?;
-                    stack.device().flush().await
-                }
-            });
-            flush_latency = schedule.wait("a flush", single).await?;
-        }
+        let data = area.slice(0, (small as usize).min(area.len()));
+        written = write_latencies(stack, &data, &mut schedule, limits.time).await?;
     }
     // One handle is used by as many threads as a copy would use for it.
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -105,20 +93,8 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     let directions = if writable { 2 } else { 1 };
     let again = (CANDIDATES + 1) * ROUNDS;
     schedule.plan((settings.len() + again) * directions);
-    let (mut reading, mut writing) = (Vec::new(), Vec::new());
-    for point in in_order(settings) {
-        if let Some(time) = schedule.next(&point, &reading) {
-            let running = run(&handles, point, Work::Read(ranges.clone()), time);
-            reading.push(schedule.wait("reading", running).await?);
-        }
-        if let Some(area) = &work
-            && point.request_size <= area.len() as u64
-            && let Some(time) = schedule.next(&point, &writing)
-        {
-            let running = run(&handles, point, Work::Write(area.clone()), time);
-            writing.push(schedule.wait("writing", running).await?);
-        }
-    }
+    let (mut reading, mut writing) =
+        sweep(&handles, settings, &ranges, work.as_ref(), &mut schedule).await?;
     let defaults = defaults(&facts, handles.len());
     let own_connections = stack.has_more();
     let of = Candidates { handles: &handles, defaults, own_connections };
@@ -143,14 +119,70 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         took_s: started.elapsed().as_secs_f64(),
         left_out: schedule.left_out,
         read_latency,
-        write_latency,
-        flush_latency,
+        write_latency: written.write,
+        flush_latency: written.flush,
         extents,
         reading_advice,
         writing_advice,
         reading,
         writing,
     })
+}
+
+/// What single writes take.
+#[derive(Default)]
+struct WriteLatencies {
+    write: Option<Latency>,
+    /// With a write before each flush.
+    flush: Option<Latency>,
+}
+
+/// Times single writes of `data`, and flushes after them if the device supports flushes.
+async fn write_latencies(
+    stack: &Stack,
+    data: &Data,
+    schedule: &mut Schedule,
+    time: Duration,
+) -> Result<WriteLatencies> {
+    let single = singles(time.mul_f64(0.05), |_| stack.device().write(0, data.clone()));
+    let write = schedule.wait("a small write", single).await?;
+    if !stack.device().facts().can.contains(Can::FLUSH) {
+        return Ok(WriteLatencies { write, flush: None });
+    }
+    let single = singles(time.mul_f64(0.07), |_| {
+        let writing = stack.device().write(0, data.clone());
+        async move {
+            writing.await?;
+            stack.device().flush().await
+        }
+    });
+    Ok(WriteLatencies { write, flush: schedule.wait("a flush", single).await? })
+}
+
+/// Measures each of the settings for which there is time: reading, and writing if there is a `work`
+/// area.
+async fn sweep(
+    handles: &[Arc<dyn Device>],
+    settings: Vec<Point>,
+    ranges: &Arc<Ranges>,
+    work: Option<&Data>,
+    schedule: &mut Schedule,
+) -> Result<(Vec<Point>, Vec<Point>)> {
+    let (mut reading, mut writing) = (Vec::new(), Vec::new());
+    for point in in_order(settings) {
+        if let Some(time) = schedule.next(&point, &reading) {
+            let running = run(handles, point, Work::Read(ranges.clone()), time);
+            reading.push(schedule.wait("reading", running).await?);
+        }
+        if let Some(area) = work
+            && point.request_size <= area.len() as u64
+            && let Some(time) = schedule.next(&point, &writing)
+        {
+            let running = run(handles, point, Work::Write(area.clone()), time);
+            writing.push(schedule.wait("writing", running).await?);
+        }
+    }
+    Ok((reading, writing))
 }
 
 type Range = (u64, u64);

@@ -165,30 +165,7 @@ impl Handshake {
             OptionCode::ListMetaContext | OptionCode::SetMetaContext
                 if self.config.meta_contexts =>
             {
-                if self.replies == Replies::Simple {
-                    return Ok(Refused(
-                        OptionError::Invalid,
-                        "contexts need structured replies or extended headers",
-                    ));
-                }
-                match MetaRequest::parse(payload) {
-                    Err(Error::TooLong { what: crate::option::QUERIES, .. }) => {
-                        Refused(OptionError::TooBig, "too many queries")
-                    }
-                    Err(_) => Refused(OptionError::Invalid, "malformed request for contexts"),
-                    Ok(MetaRequest { queries, .. }) if queries.len() > self.config.queries => {
-                        Refused(OptionError::TooBig, "too many queries")
-                    }
-                    Ok(MetaRequest { export, .. }) if export.len() > self.config.name => {
-                        Refused(OptionError::TooBig, NAME_TOO_LONG)
-                    }
-                    Ok(MetaRequest { export, queries }) => {
-                        let set = code == OptionCode::SetMetaContext;
-                        let empty = queries.is_empty();
-                        self.state = State::AskContexts { code, export: export.clone(), empty };
-                        Handled::Event(Event::MetaContext { export, queries, set })
-                    }
-                }
+                self.ask_contexts(code, payload)
             }
             _ => Refused(OptionError::Unsupported, "the option is not known"),
         })
@@ -201,6 +178,33 @@ impl Handshake {
         let (name, wants) = (request.name.clone(), request.wants);
         self.state = State::AskExport { code, request };
         Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
+    }
+
+    /// LIST_META_CONTEXT and SET_META_CONTEXT.
+    fn ask_contexts(&mut self, code: OptionCode, payload: &[u8]) -> Handled {
+        use Handled::Refused;
+        if self.replies == Replies::Simple {
+            let text = "contexts need structured replies or extended headers";
+            return Refused(OptionError::Invalid, text);
+        }
+        match MetaRequest::parse(payload) {
+            Err(Error::TooLong { what: crate::option::QUERIES, .. }) => {
+                Refused(OptionError::TooBig, "too many queries")
+            }
+            Err(_) => Refused(OptionError::Invalid, "malformed request for contexts"),
+            Ok(MetaRequest { queries, .. }) if queries.len() > self.config.queries => {
+                Refused(OptionError::TooBig, "too many queries")
+            }
+            Ok(MetaRequest { export, .. }) if export.len() > self.config.name => {
+                Refused(OptionError::TooBig, NAME_TOO_LONG)
+            }
+            Ok(MetaRequest { export, queries }) => {
+                let set = code == OptionCode::SetMetaContext;
+                let empty = queries.is_empty();
+                self.state = State::AskContexts { code, export: export.clone(), empty };
+                Handled::Event(Event::MetaContext { export, queries, set })
+            }
+        }
     }
 
     fn acknowledge(&mut self, code: OptionCode, replies: Replies, out: &mut Vec<u8>) -> Handled {
