@@ -14,7 +14,7 @@ use blockhaul_catalog::Target;
 use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::Again;
+use super::{Again, Process};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_client::{Address, Options, ServerProcess};
 
@@ -47,8 +47,12 @@ enum Present {
 
 impl Keeper {
     /// Starts the first process, and waits until it serves.
-    pub(super) async fn start(target: &Target, again: Again) -> Result<Arc<Keeper>> {
-        let fate = Arc::new(Fate::new(target, again));
+    pub(super) async fn start(
+        target: &Target,
+        again: Again,
+        process: Process,
+    ) -> Result<Arc<Keeper>> {
+        let fate = Arc::new(Fate::new(target, again, process));
         let present = Mutex::new(Present::Running(Apart::start(target, &fate).await?));
         Ok(Arc::new(Keeper { target: target.clone(), fate, present }))
     }
@@ -128,6 +132,7 @@ struct Fate {
     /// The working directory of the first start: a background server changes it later, but file
     /// names are relative to it.
     folder: Option<PathBuf>,
+    process: Process,
     past: Mutex<Past>,
 }
 
@@ -143,11 +148,12 @@ struct Past {
 }
 
 impl Fate {
-    fn new(target: &Target, again: Again) -> Fate {
+    fn new(target: &Target, again: Again, process: Process) -> Fate {
         let shown = format!("{}:{}", target.scheme, target.rest.display());
         let name = shown.split('?').next().unwrap_or_default().to_string();
         let past = Past { starts: 1, ..Past::default() };
-        Fate { name, again, folder: std::env::current_dir().ok(), past: Mutex::new(past) }
+        let folder = std::env::current_dir().ok();
+        Fate { name, again, folder, process, past: Mutex::new(past) }
     }
 
     fn past(&self) -> MutexGuard<'_, Past> {
@@ -239,7 +245,8 @@ impl Apart {
         device.push(":");
         device.push(&target.rest);
         words.push(device);
-        let process = ServerProcess::start_apart(&words, fate.folder.as_deref())?;
+        let process =
+            ServerProcess::start_apart(&words, fate.folder.as_deref(), &fate.process.environment)?;
         // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
