@@ -238,6 +238,9 @@ impl Apart {
         if !target.intent.write {
             words.push("--readonly".into());
         }
+        if fate.process.own_words {
+            words.push("--quiet-clients".into());
+        }
         if log::log_enabled!(log::Level::Debug) {
             words.push("--verbose".into());
         }
@@ -297,6 +300,7 @@ impl Apart {
     /// The error, or its cause: the end of the process.
     pub(super) async fn explained(&self, error: Error) -> Error {
         match self.end_behind(&error).await {
+            None if self.fate.process.own_words => in_own_words(error),
             None => error,
             Some(how) => {
                 self.report(how);
@@ -342,6 +346,18 @@ async fn watch(ends: OwnedFd, apart: std::sync::Weak<Apart>) {
     }
 }
 
+/// A refusal as the process words it: the client puts its message between parentheses.
+fn in_own_words(error: Error) -> Error {
+    let text = error.text();
+    let message = text
+        .split_once("the server refused")
+        .and_then(|(_, rest)| rest.split_once("(\"")?.1.rsplit_once("\")"));
+    match message {
+        Some((message, _)) => Error::new(error.kind(), message.to_string()),
+        None => error,
+    }
+}
+
 fn ended_with(how: ExitStatus) -> String {
     format!("its process has ended with {how}")
 }
@@ -359,6 +375,17 @@ pub(super) fn how() -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_are_in_the_words_of_the_process() {
+        let text = "cannot open an export at Unix socket /s: the server refused export \"\": no such export \
+                    (\"vddk:a: cannot open (error 4)\"); list the exports";
+        let error = in_own_words(Error::new(Kind::NotFound, text));
+        assert_eq!(error.to_string(), "vddk:a: cannot open (error 4)");
+        assert_eq!(error.kind(), Kind::NotFound);
+        let other = in_own_words(Error::new(Kind::Io, "cannot connect to Unix socket /s: gone"));
+        assert_eq!(other.to_string(), "cannot connect to Unix socket /s: gone");
+    }
 
     #[test]
     fn pauses_begin_with_the_second_death_and_end_growing() {

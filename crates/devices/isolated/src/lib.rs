@@ -40,6 +40,8 @@ struct Isolated(Arc<dyn Backend>, Again);
 pub struct Process {
     /// Environment variables that it has in addition to those of this program.
     pub environment: Vec<(OsString, OsString)>,
+    /// A refusal is reported in the words of the process, once, instead of as one of an NBD server.
+    pub own_words: bool,
 }
 
 /// Opens a device in a process of its own, in which the target must not be isolated again. Further

@@ -75,7 +75,7 @@ fn process_for(options: &Options) -> Result<Process> {
     let mut folders: Vec<_> = path.parent().map(OsString::from).into_iter().collect();
     folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
     environment.push(("LD_LIBRARY_PATH".into(), folders.join(&OsString::from(":"))));
-    Ok(Process { environment })
+    Ok(Process { environment, own_words: true })
 }
 
 /// The target for that process.

@@ -1,6 +1,7 @@
 //! What the descriptions of two sides refer to: the path of a file, and whether both are the same
 //! storage.
 
+use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -51,6 +52,15 @@ pub(crate) fn without_secrets(described: &str) -> String {
     let rest = &shown[authority..];
     let host = rest[..rest.find('/').unwrap_or(rest.len())].rfind('@').map_or(0, |at| at + 1);
     format!("{}{}", &shown[..authority], &rest[host..])
+}
+
+/// A description for the user who wrote it: without the parameters of disks that have passwords
+/// among them, because messages are logged.
+pub(crate) fn shown(described: &str) -> Cow<'_, str> {
+    match described.starts_with("vddk:") {
+        true => without_secrets(described).into(),
+        false => described.into(),
+    }
 }
 
 /// The path of a file, if it is one.
@@ -174,5 +184,7 @@ mod tests {
         ] {
             assert_eq!(without_secrets(described), shown, "{described}");
         }
+        assert_eq!(shown("vddk:[d] a/b.vmdk?password=x"), "vddk:[d] a/b.vmdk");
+        assert_eq!(shown("file:/a?direct=on"), "file:/a?direct=on");
     }
 }

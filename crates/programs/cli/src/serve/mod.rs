@@ -70,6 +70,7 @@ pub fn is_activated() -> bool {
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     logger::start(args.verbose || args.trace);
     logger::set_format(args.log_format);
+    logger::set_quiet_clients(args.quiet_clients && !args.verbose);
     if args.no_locks {
         blockhaul_backends::disable_locks();
     }
