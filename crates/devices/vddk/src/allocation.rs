@@ -105,6 +105,11 @@ impl Allocation {
         self.parts.contains_key(&part)
     }
 
+    /// The known parts, in order.
+    pub(crate) fn known(&self) -> impl Iterator<Item = (u64, &Bits)> {
+        self.parts.iter().map(|(part, bits)| (*part, bits))
+    }
+
     /// Whole units of a part that lie in the disk: the rest at its end is always data.
     pub(crate) fn units(&self, part: u64) -> usize {
         let left = self.size.saturating_sub(part.saturating_mul(PART)).min(PART);

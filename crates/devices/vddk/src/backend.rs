@@ -41,6 +41,7 @@ impl Backend for Vddk {
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
             let options = Options::parse(target.text()?)?;
+            options.check(target.intent.write)?;
             if options.isolate {
                 let process = process_for(&options)?;
                 return blockhaul_isolated::open(&inside(&target)?, process).await;
@@ -55,6 +56,7 @@ impl Backend for Vddk {
         let target = target.clone();
         Some(Box::pin(async move {
             let options = Options::parse(target.text()?)?;
+            options.check(target.intent.write)?;
             if options.isolate {
                 let process = process_for(&options)?;
                 let target = inside(&target)?;

@@ -7,10 +7,11 @@ use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
 };
 
-use crate::allocation::Allocation;
+use crate::allocation::{Allocation, Bits, PART};
 use crate::handle::Handle;
 use crate::library::DiskInfo;
 use crate::options::{Options, SINGLE_LINK};
+use crate::saved::{self, Place};
 use crate::scan::Scan;
 use crate::session::Session;
 
@@ -35,6 +36,8 @@ pub(crate) struct Disk {
 struct Known {
     facts: Arc<Facts>,
     scan: Mutex<Scan>,
+    /// Where the extents are kept.
+    place: Option<Place>,
 }
 
 impl Disk {
@@ -44,8 +47,7 @@ impl Disk {
     /// If it cannot be loaded or started.
     pub(crate) async fn start(options: Options, write: bool) -> Result<Arc<Disk>> {
         let options = Arc::new(options);
-        let named = |error: Error| Error::new(error.kind(), error.text());
-        let session = Session::start(&options).await.map_err(named)?;
+        let session = Session::start(&options).await?;
         Ok(Arc::new(Disk {
             options,
             session,
@@ -69,7 +71,15 @@ impl Disk {
             open.info.sectors.checked_mul(SECTOR).filter(|size| i64::try_from(*size).is_ok());
         let wrong = |what: String| named(Error::new(Kind::Io, what));
         let size = size.ok_or_else(|| wrong(format!("a size of {} sectors", open.info.sectors)))?;
-        let known = self.known.get_or_init(|| self.examine(size, open.info));
+        let place = Place::of(&self.options, size);
+        let saved = match place.clone().filter(|_| self.known.get().is_none()) {
+            // It may take long.
+            Some(place) => blockhaul_io::offload(move || place.load(size.div_ceil(PART)))
+                .await
+                .unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let known = self.known.get_or_init(|| self.examine(size, open.info, place, saved));
         if known.facts.size != size {
             let before = known.facts.size;
             return Err(wrong(format!("the disk has {size} bytes now, and had {before} before")));
@@ -77,7 +87,13 @@ impl Disk {
         Ok(Handle::over(self.clone(), open, known.facts.clone()))
     }
 
-    fn examine(&self, size: u64, info: DiskInfo) -> Known {
+    fn examine(
+        &self,
+        size: u64,
+        info: DiskInfo,
+        place: Option<Place>,
+        known: Vec<(u64, Bits)>,
+    ) -> Known {
         let mut facts = Facts::new(self.options.name(), size);
         let sectors = info.logical_sector.max(info.physical_sector);
         let preferred = if sectors.is_power_of_two() { sectors.max(PREFERRED) } else { PREFERRED };
@@ -93,8 +109,9 @@ impl Disk {
         // In one link of a chain, what is not allocated is in another link.
         let single = self.options.flags & SINGLE_LINK != 0;
         let hole = if single { HOLE } else { HOLE | ZERO };
-        let scan = Mutex::new(Scan::new(Allocation::new(size, hole)));
-        Known { facts: Arc::new(facts), scan }
+        let mut map = Allocation::new(size, hole);
+        saved::add(&mut map, known);
+        Known { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), place }
     }
 
     /// The extents; none before the first handle is open.
@@ -119,5 +136,16 @@ impl Disk {
     pub(crate) fn state(&self) -> String {
         let library = &self.session.library;
         format!("VDDK {}: {}", library.version, library.statistics.show())
+    }
+}
+
+impl Drop for Disk {
+    /// Saves the extents. The process may end afterwards.
+    fn drop(&mut self) {
+        let Some(known) = self.known.get() else { return };
+        let parts = self.scan().and_then(|mut scan| scan.to_save());
+        if let (Some(place), Some(parts)) = (&known.place, parts) {
+            place.store(&parts);
+        }
     }
 }

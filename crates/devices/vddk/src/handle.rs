@@ -47,11 +47,14 @@ impl Handle {
     /// Reads or writes.
     fn transfer(self: &Arc<Handle>, at: u64, len: u64, memory: Memory) -> Pending {
         let (completer, pending) = Pending::completer();
-        self.disk.in_flight.fetch_add(1, Ordering::Relaxed);
+        let flying = InFlight::on(&self.disk);
         let handle = self.clone();
         self.thread.run(move || {
             let (library, raw) = (handle.open.library().clone(), handle.open.raw);
-            let done = move |memory, result| handle.transferred(at, len, memory, result, completer);
+            let done = move |memory, result| {
+                drop(flying);
+                handle.transferred(at, len, memory, result, completer);
+            };
             library.transfer(raw, at / SECTOR, memory, Box::new(done));
         });
         pending
@@ -73,10 +76,7 @@ impl Handle {
             Memory::Read(_) => ("cannot read", "ReadAsync"),
             Memory::Write(_) => ("cannot write", "WriteAsync"),
         };
-        // Waits may be woken by this, and then find the next part being asked for.
-        if self.disk.in_flight.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.look_ahead();
-        }
+        self.look_ahead();
         match (result, memory) {
             // The caller may close the handle once it is answered: it is given up before.
             (Ok(()), Memory::Read(buf)) => {
@@ -206,19 +206,19 @@ impl Handle {
         }
     }
 
-    /// The allocated units of a part; all of them if the query fails.
-    fn query(&self, part: u64) -> Bits {
+    /// The allocated units of a part; none if the query fails.
+    fn query(&self, part: u64) -> Option<Bits> {
         let units = match self.disk.scan() {
             Some(scan) => scan.map.units(part),
             None => 0,
         };
         if units == 0 {
-            return Bits::Uniform(true);
+            return Some(Bits::Uniform(true));
         }
         let mut pauses = REPEATS.iter();
         loop {
             let error = match self.query_once(part, units) {
-                Ok(bits) => return bits,
+                Ok(bits) => return Some(bits),
                 Err(error) => error,
             };
             let unsupported = error.kind() == Kind::Unsupported;
@@ -229,7 +229,7 @@ impl Handle {
                 }
                 None => {
                     self.warn(part, &error);
-                    return Bits::Uniform(true);
+                    return None;
                 }
             }
         }
@@ -261,6 +261,22 @@ impl Handle {
         } else {
             log::debug!("{name}: {error}; part {part} counts as data");
         }
+    }
+}
+
+/// A transfer under way.
+struct InFlight(Arc<Disk>);
+
+impl InFlight {
+    fn on(disk: &Arc<Disk>) -> InFlight {
+        disk.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(disk.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -6,7 +6,7 @@
 //! - `session`: the thread that opens and closes, and connections that disks share.
 //! - `disk`: what all handles to a disk share; `handle`: one handle, as a device.
 //! - `allocation`: the allocated blocks of a disk; `scan`: asks for each part of them once.
-//! - `saved`: that map in a file. `changes`: changed areas from a file.
+//! - `saved`: that map in a file.
 //!
 //! The library runs in a process of its own, unless `isolate=off` says otherwise: a crash in it is
 //! an error here. In that process, calls that block run on threads of their handle. The library
@@ -19,6 +19,7 @@ mod disk;
 mod handle;
 mod library;
 mod options;
+mod saved;
 mod scan;
 mod secret;
 mod session;

@@ -108,6 +108,8 @@ pub(crate) const PARAMS: &[Param] = &[
     text("create-hwversion", "Hardware version of a created disk [default: workstation5]."),
     text("vimapiver", "Ignored."),
     text("noreexec", "Ignored."),
+    text("save", "Keep the allocated blocks in this file for the next run; read-only disks only."),
+    text("change-id", "State of the disk that save= belongs to, such as VMware's change ID."),
     Param {
         name: "isolate",
         kind: ParamKind::Switch,
@@ -127,6 +129,9 @@ pub(crate) struct Options {
     pub(crate) flags: u32,
     pub(crate) create: Option<NewDisk>,
     pub(crate) isolate: bool,
+    /// The file for the allocated blocks.
+    pub(crate) save: Option<PathBuf>,
+    pub(crate) change_id: Option<String>,
     pub(crate) access: Access,
 }
 
@@ -182,8 +187,28 @@ impl Options {
             flags,
             create,
             isolate: args.switch("isolate"),
+            save: args.text("save").map(PathBuf::from),
+            change_id: args.text("change-id").map(String::from),
             access,
         })
+    }
+
+    /// Whether the parameters fit the purpose of opening the disk.
+    ///
+    /// # Errors
+    /// `save=` for a disk that may change.
+    pub(crate) fn check(&self, write: bool) -> Result<()> {
+        if self.save.is_none() {
+            return Ok(());
+        }
+        if write {
+            return Err(usage("save= is for disks that are opened read-only"));
+        }
+        let fixed = self.access.snapshot.is_some() || self.change_id.is_some();
+        match self.access.server.is_some() && !fixed {
+            true => Err(usage("save= needs snapshot= or change-id=: without, the disk may change")),
+            false => Ok(()),
+        }
     }
 
     /// A name for messages, without secrets.
@@ -255,6 +280,11 @@ impl Access {
             transports: self.transports.as_deref(),
             read_only,
         }
+    }
+
+    /// What tells this disk from others of the same path.
+    pub(crate) fn identity(&self) -> [&Option<CString>; 3] {
+        [&self.server, &self.machine, &self.snapshot]
     }
 
     /// The secrets, for the environment of a process.

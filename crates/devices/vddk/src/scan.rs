@@ -1,6 +1,6 @@
 //! Asks for the allocated blocks of each part of a disk once, for all handles.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blockhaul_io::{Completer, Ticket};
 
@@ -15,6 +15,10 @@ pub(crate) struct Scan {
     asking: BTreeMap<u64, Asking>,
     /// The part to ask for next, once no transfers are under way.
     ahead: Option<u64>,
+    /// Parts that count as data because their query failed.
+    unsure: BTreeSet<u64>,
+    /// A query was answered since the map was last saved.
+    changed: bool,
     /// A failed query was reported.
     warned: bool,
 }
@@ -44,7 +48,8 @@ pub(crate) enum Next {
 impl Scan {
     /// Nothing is known yet.
     pub(crate) fn new(map: Allocation) -> Scan {
-        Scan { map, asking: BTreeMap::new(), ahead: None, warned: false }
+        let (asking, unsure) = (BTreeMap::new(), BTreeSet::new());
+        Scan { map, asking, ahead: None, unsure, changed: false, warned: false }
     }
 
     /// Somebody needs a part.
@@ -63,9 +68,16 @@ impl Scan {
         Next::Ask(ticket)
     }
 
-    /// A query has ended: adds its answer, and returns those who wait for it.
-    pub(crate) fn answered(&mut self, part: u64, mut bits: Bits) -> Vec<Completer<()>> {
+    /// A query has ended: adds its answer, none if it failed, and returns those who wait for it.
+    pub(crate) fn answered(&mut self, part: u64, bits: Option<Bits>) -> Vec<Completer<()>> {
         let Some(asking) = self.asking.remove(&part) else { return Vec::new() };
+        match bits {
+            Some(_) => self.changed = true,
+            None => {
+                self.unsure.insert(part);
+            }
+        }
+        let mut bits = bits.unwrap_or(Bits::Uniform(true));
         bits.add(&asking.written);
         self.map.learn(part, bits);
         asking.waiting
@@ -77,6 +89,13 @@ impl Scan {
         if next < self.map.parts() && !self.map.knows(next) && !self.asking.contains_key(&next) {
             self.ahead = Some(next);
         }
+    }
+
+    /// What is known for certain, if that is more than was saved before.
+    pub(crate) fn to_save(&mut self) -> Option<Vec<(u64, Bits)>> {
+        let certain = self.map.known().filter(|(part, _)| !self.unsure.contains(part));
+        let known: Vec<_> = certain.map(|(part, bits)| (part, bits.clone())).collect();
+        std::mem::take(&mut self.changed).then_some(known)
     }
 
     /// A query was lost; whoever waits for it asks again.
@@ -156,7 +175,7 @@ mod tests {
         assert!(matches!(scan.need(0), Next::Ask(_)));
         assert!(matches!(scan.need(0), Next::Wait(_)));
         scan.wrote(3 * UNIT, 512);
-        assert_eq!(scan.answered(0, Bits::Uniform(false)).len(), 2);
+        assert_eq!(scan.answered(0, Some(Bits::Uniform(false))).len(), 2);
         scan.wrote(5 * UNIT, 512);
         let found = scan.map.find(0, ALL, 99).unwrap();
         let states: Vec<_> = found.runs().iter().map(|run| (run.len / UNIT, run.state)).collect();

@@ -178,3 +178,34 @@ fn one_link_of_a_chain_has_holes_that_may_hold_data_elsewhere() {
     });
     assert_eq!(state, blockhaul_block::HOLE);
 }
+
+#[test]
+fn a_saved_map_is_used_for_the_same_disk_only() {
+    let lab = Lab::new("fail=QueryAllocatedBlocks:2-4:1");
+    lab.pattern("p.vmdk", "size=64G stride=1M data=50");
+    let remote = "&server=esx&user=root&password=x&vm=one";
+    let ask = |more: String| {
+        let save = lab.path("map");
+        let spec = lab.spec("p.vmdk", &format!("{remote}&save={}{more}", save.display()));
+        let data = run(move || async move {
+            let stack = open(&spec, Intent::READ).await?;
+            Ok::<u64, blockhaul_block::Error>(data_of(&**stack.device(), 0).await)
+        });
+        data.map(|data| (data >> 30, lab.calls(QUERY)))
+    };
+    assert!(ask(String::new()).unwrap_err().text().contains("snapshot= or change-id="));
+    // The second part is data because its query failed, and is not saved.
+    assert_eq!(ask("&snapshot=s1".into()).unwrap(), (48, 4));
+    std::fs::remove_file(lab.path("counters")).unwrap();
+    lab.set("");
+    assert_eq!(ask("&snapshot=s1".into()).unwrap(), (32, 1));
+    std::fs::remove_file(lab.path("counters")).unwrap();
+    assert_eq!(ask("&snapshot=s1".into()).unwrap(), (32, 0));
+    std::fs::remove_file(lab.path("counters")).unwrap();
+    assert_eq!(ask("&snapshot=s2".into()).unwrap(), (32, 2));
+    let spec = lab.spec("p.vmdk", "&save=map");
+    run(move || async move {
+        let error = open(&spec, Intent::WRITE).await.err().unwrap();
+        assert!(error.text().contains("read-only"), "{error}");
+    });
+}
