@@ -143,7 +143,7 @@ impl Drop for Disk {
     /// Saves the extents. The process may end afterwards.
     fn drop(&mut self) {
         let Some(known) = self.known.get() else { return };
-        let parts = self.scan().and_then(|mut scan| scan.to_save());
+        let parts = self.scan().and_then(|mut scan| scan.take_unsaved());
         if let (Some(place), Some(parts)) = (&known.place, parts) {
             place.store(&parts);
         }

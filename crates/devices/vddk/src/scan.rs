@@ -92,7 +92,7 @@ impl Scan {
     }
 
     /// What is known for certain, if that is more than was saved before.
-    pub(crate) fn to_save(&mut self) -> Option<Vec<(u64, Bits)>> {
+    pub(crate) fn take_unsaved(&mut self) -> Option<Vec<(u64, Bits)>> {
         let certain = self.map.known().filter(|(part, _)| !self.unsure.contains(part));
         let known: Vec<_> = certain.map(|(part, bits)| (part, bits.clone())).collect();
         std::mem::take(&mut self.changed).then_some(known)
