@@ -13,13 +13,13 @@ use blockhaul_io::{Buf, Completer, Data};
 
 use crate::abi;
 use crate::async_abi::{AsyncPlugin, Conn};
-use crate::budget::Charge;
 use crate::context::{self, Stage};
 use crate::handle::{Handle, RANGE_MAX, Token, aligned};
 use crate::lists;
 use crate::plugin::Plugin;
-use crate::table::{Table, Tables};
 use crate::watchdog::{self, Watched, What};
+use blockhaul_foreign::Charge;
+use blockhaul_foreign::{Table, Tables};
 
 /// All requests of all connections.
 static TABLES: Tables<Lent, Arc<Plugin>> = Tables::new();
@@ -326,7 +326,7 @@ pub(crate) fn cancel(handle: &Handle) {
     let plugin = &handle.connection.plugin;
     let Some(call) = plugin.asynchronous.as_ref().and_then(|plugin| plugin.cancel) else { return };
     let Some(&Token { number: token, .. }) = handle.token.get() else { return };
-    if TABLES.find(token).is_none_or(|table| table.len() == 0) {
+    if TABLES.find(token).is_none_or(|table| table.is_empty()) {
         return;
     }
     let pointer = handle.pointer.0;

@@ -5,7 +5,7 @@
 //! - `plugin`: its life. `connection`, and `visit`: a client's. `handle`: an open handle and its
 //!   calls. `device`: that as a [`blockhaul_block::Device`]. `backend`: the scheme `nbdkit:`;
 //!   `hint`: for users who omit it.
-//! - `asynchronous`, `table`, `budget`: asynchronous plugins, their requests and the limit of lent
+//! - `asynchronous`: asynchronous plugins, their requests and the limit of lent
 //!   bytes.
 //! - `filter`: nbdkit's filters between the host and a plugin.
 //! - `api`, `shim.c`: the functions that plugins call; `context`: what those know about the caller.
@@ -27,7 +27,6 @@ mod api;
 mod async_abi;
 mod asynchronous;
 mod backend;
-mod budget;
 mod capture;
 mod connection;
 mod context;
@@ -48,7 +47,6 @@ mod running;
 mod shutdown;
 mod sink;
 mod stdio;
-mod table;
 mod visit;
 mod watchdog;
 

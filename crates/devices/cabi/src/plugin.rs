@@ -11,7 +11,6 @@ use blockhaul_io::{BlockingPool, FifoLock};
 
 use crate::abi::{self, ThreadModel};
 use crate::async_abi::AsyncPlugin;
-use crate::budget::Budget;
 use crate::context::{self, Context, Left, Stage};
 use crate::crash;
 use crate::debug;
@@ -20,6 +19,7 @@ use crate::load::{self, Described, Library};
 use crate::shutdown::Listening;
 use crate::stdio;
 use crate::watchdog;
+use blockhaul_foreign::Budget;
 
 /// Settings for loading a plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

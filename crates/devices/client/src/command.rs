@@ -40,10 +40,16 @@ impl ServerProcess {
         Self::start_with(words, |command| command)
     }
 
-    /// The same, in a directory and a process group of its own: signals from the terminal must not
-    /// reach the server, which is needed until this program has finished.
-    pub fn start_apart(words: &[OsString], folder: Option<&Path>) -> Result<Arc<ServerProcess>> {
+    /// The same, in a directory and a process group of its own, with these additional environment
+    /// variables: signals from the terminal must not reach the server, which is needed until this
+    /// program has finished.
+    pub fn start_apart(
+        words: &[OsString],
+        folder: Option<&Path>,
+        environment: &[(OsString, OsString)],
+    ) -> Result<Arc<ServerProcess>> {
         Self::start_with(words, |command| {
+            command.envs(environment.iter().map(|(name, value)| (name, value)));
             if let Some(folder) = folder {
                 command.current_dir(folder);
             }

@@ -14,7 +14,7 @@ use blockhaul_catalog::Target;
 use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::Again;
+use super::{Again, Process};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_client::{Address, Options, ServerProcess};
 
@@ -47,8 +47,12 @@ enum Present {
 
 impl Keeper {
     /// Starts the first process, and waits until it serves.
-    pub(super) async fn start(target: &Target, again: Again) -> Result<Arc<Keeper>> {
-        let fate = Arc::new(Fate::new(target, again));
+    pub(super) async fn start(
+        target: &Target,
+        again: Again,
+        process: Process,
+    ) -> Result<Arc<Keeper>> {
+        let fate = Arc::new(Fate::new(target, again, process));
         let present = Mutex::new(Present::Running(Apart::start(target, &fate).await?));
         Ok(Arc::new(Keeper { target: target.clone(), fate, present }))
     }
@@ -128,6 +132,7 @@ struct Fate {
     /// The working directory of the first start: a background server changes it later, but file
     /// names are relative to it.
     folder: Option<PathBuf>,
+    process: Process,
     past: Mutex<Past>,
 }
 
@@ -143,11 +148,12 @@ struct Past {
 }
 
 impl Fate {
-    fn new(target: &Target, again: Again) -> Fate {
+    fn new(target: &Target, again: Again, process: Process) -> Fate {
         let shown = format!("{}:{}", target.scheme, target.rest.display());
         let name = shown.split('?').next().unwrap_or_default().to_string();
         let past = Past { starts: 1, ..Past::default() };
-        Fate { name, again, folder: std::env::current_dir().ok(), past: Mutex::new(past) }
+        let folder = std::env::current_dir().ok();
+        Fate { name, again, folder, process, past: Mutex::new(past) }
     }
 
     fn past(&self) -> MutexGuard<'_, Past> {
@@ -232,6 +238,9 @@ impl Apart {
         if !target.intent.write {
             words.push("--readonly".into());
         }
+        if fate.process.own_words {
+            words.push("--quiet-clients".into());
+        }
         if log::log_enabled!(log::Level::Debug) {
             words.push("--verbose".into());
         }
@@ -239,7 +248,8 @@ impl Apart {
         device.push(":");
         device.push(&target.rest);
         words.push(device);
-        let process = ServerProcess::start_apart(&words, fate.folder.as_deref())?;
+        let process =
+            ServerProcess::start_apart(&words, fate.folder.as_deref(), &fate.process.environment)?;
         // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
@@ -290,6 +300,7 @@ impl Apart {
     /// The error, or its cause: the end of the process.
     pub(super) async fn explained(&self, error: Error) -> Error {
         match self.end_behind(&error).await {
+            None if self.fate.process.own_words => in_own_words(error),
             None => error,
             Some(how) => {
                 self.report(how);
@@ -335,6 +346,18 @@ async fn watch(ends: OwnedFd, apart: std::sync::Weak<Apart>) {
     }
 }
 
+/// A refusal as the process words it: the client puts its message between parentheses.
+fn in_own_words(error: Error) -> Error {
+    let text = error.text();
+    let message = text
+        .split_once("the server refused")
+        .and_then(|(_, rest)| rest.split_once("(\"")?.1.rsplit_once("\")"));
+    match message {
+        Some((message, _)) => Error::new(error.kind(), message.to_string()),
+        None => error,
+    }
+}
+
 fn ended_with(how: ExitStatus) -> String {
     format!("its process has ended with {how}")
 }
@@ -352,6 +375,17 @@ pub(super) fn how() -> Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_are_in_the_words_of_the_process() {
+        let text = "cannot open an export at Unix socket /s: the server refused export \"\": no such export \
+                    (\"vddk:a: cannot open (error 4)\"); list the exports";
+        let error = in_own_words(Error::new(Kind::NotFound, text));
+        assert_eq!(error.to_string(), "vddk:a: cannot open (error 4)");
+        assert_eq!(error.kind(), Kind::NotFound);
+        let other = in_own_words(Error::new(Kind::Io, "cannot connect to Unix socket /s: gone"));
+        assert_eq!(other.to_string(), "cannot connect to Unix socket /s: gone");
+    }
 
     #[test]
     fn pauses_begin_with_the_second_death_and_end_growing() {

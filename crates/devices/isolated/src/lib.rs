@@ -6,13 +6,14 @@
 
 mod keeper;
 
+use std::ffi::OsString;
 use std::sync::Arc;
 
 use blockhaul_block::{
     Access, BlockSizes, Device, Facts, FileRange, Kind, Pending, Request, Result,
 };
 use blockhaul_catalog::{
-    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
+    Another, Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
 };
 
 use blockhaul_client::{Connected, connect_keeping};
@@ -33,6 +34,44 @@ pub fn isolated(inner: Arc<dyn Backend>, again: Again) -> Arc<dyn Backend> {
 }
 
 struct Isolated(Arc<dyn Backend>, Again);
+
+/// How the process of a device is started.
+#[derive(Debug, Clone, Default)]
+pub struct Process {
+    /// Environment variables that it has in addition to those of this program.
+    pub environment: Vec<(OsString, OsString)>,
+    /// A refusal is reported in the words of the process, once, instead of as one of an NBD server.
+    pub own_words: bool,
+}
+
+/// Opens a device in a process of its own, in which the target must not be isolated again. Further
+/// handles are further connections to that process.
+///
+/// # Errors
+/// If the process does not start, or cannot open the device.
+pub async fn open(target: &Target, process: Process) -> Result<Opened> {
+    let keeper = Keeper::start(target, Again::Never, process).await?;
+    let device = device(keeper.present().await?, "", false).await?;
+    Ok(Opened { device, more: Some(Arc::new(Connections(keeper))) })
+}
+
+/// Further connections to a process.
+struct Connections(Arc<Keeper>);
+
+impl Another for Connections {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let keeper = self.0.clone();
+        Box::pin(async move { device(keeper.present().await?, "", false).await })
+    }
+}
+
+/// The same for the clients of a server: each has a connection of its own to the process.
+///
+/// # Errors
+/// If the process does not start.
+pub async fn exports(target: &Target, again: Again, process: Process) -> Result<Arc<dyn Exports>> {
+    Ok(Arc::new(IsolatedExports(Keeper::start(target, again, process).await?)))
+}
 
 impl Backend for Isolated {
     fn schemes(&self) -> &'static [&'static str] {
@@ -65,17 +104,14 @@ impl Backend for Isolated {
 
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
-            let keeper = Keeper::start(&target, Again::Never).await?;
+            let keeper = Keeper::start(&target, Again::Never, Process::default()).await?;
             Ok(Opened::from(device(keeper.present().await?, "", false).await?))
         })
     }
 
     fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
         let (target, again) = (target.clone(), self.1);
-        Some(Box::pin(async move {
-            let keeper = Keeper::start(&target, again).await?;
-            Ok(Arc::new(IsolatedExports(keeper)) as Arc<dyn Exports>)
-        }))
+        Some(Box::pin(async move { exports(&target, again, Process::default()).await }))
     }
 }
 

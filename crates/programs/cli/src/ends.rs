@@ -1,6 +1,7 @@
 //! What the descriptions of two sides refer to: the path of a file, and whether both are the same
 //! storage.
 
+use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -66,6 +67,15 @@ pub(crate) fn has_no_data(fd: impl AsFd) -> bool {
     match rustix::io::ioctl_fionread(&fd) {
         Ok(bytes) => bytes == 0,
         Err(_) => is_null(fd),
+    }
+}
+
+/// A description for the user who wrote it: without the parameters of disks that have passwords
+/// among them, because messages are logged.
+pub(crate) fn shown(described: &str) -> Cow<'_, str> {
+    match described.starts_with("vddk:") {
+        true => without_secrets(described).into(),
+        false => described.into(),
     }
 }
 
@@ -194,5 +204,7 @@ mod tests {
         ] {
             assert_eq!(without_secrets(described), shown, "{described}");
         }
+        assert_eq!(shown("vddk:[d] a/b.vmdk?password=x"), "vddk:[d] a/b.vmdk");
+        assert_eq!(shown("file:/a?direct=on"), "file:/a?direct=on");
     }
 }

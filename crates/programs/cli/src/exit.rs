@@ -103,6 +103,7 @@ impl Failure {
             _ => OPEN,
         };
         let text = error.to_string();
+        let what = &*crate::ends::shown(what);
         let place = if text.contains(what) || error.kind() == Kind::Usage {
             String::new()
         } else {

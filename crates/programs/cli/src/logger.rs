@@ -13,7 +13,10 @@ struct Stderr;
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.level() <= log::max_level()
+        let unheard = QUIET_CLIENTS.load(Ordering::Relaxed)
+            && metadata.level() >= Level::Warn
+            && metadata.target().starts_with("blockhaul_server");
+        metadata.level() <= log::max_level() && !unheard
     }
 
     fn log(&self, record: &Record<'_>) {
@@ -41,6 +44,14 @@ impl Log for Stderr {
     }
 
     fn flush(&self) {}
+}
+
+/// Whether warnings about clients are left out: the only one reports them itself.
+static QUIET_CLIENTS: AtomicBool = AtomicBool::new(false);
+
+/// Leaves out warnings about clients.
+pub fn set_quiet_clients(quiet: bool) {
+    QUIET_CLIENTS.store(quiet, Ordering::Relaxed);
 }
 
 /// Whether records go to the system's log.

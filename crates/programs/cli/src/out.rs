@@ -21,6 +21,11 @@ impl Output {
         if self.bytes.len() >= Self::KEPT { self.leave() } else { Ok(()) }
     }
 
+    /// Prints what there is so far.
+    pub fn now(&mut self) -> Result<(), Failure> {
+        if self.bytes.is_empty() { Ok(()) } else { self.leave() }
+    }
+
     /// Whether the reader has closed the pipe, so that the rest is not needed.
     pub fn is_gone(&self) -> bool {
         self.gone

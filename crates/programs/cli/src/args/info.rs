@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
-use super::value::duration;
+use super::value::{duration, range};
 
 /// Options of `blockhaul info`.
 #[derive(Debug, Args)]
@@ -91,9 +92,32 @@ pub struct Map {
     #[arg(long)]
     pub json: bool,
 
+    /// How to print ranges: as nbdinfo does, its JSON, one JSON object a line, or the JSON of
+    /// qemu-img map [default: nbdinfo]
+    #[arg(long, value_name = "FORMAT", conflicts_with = "json",
+          value_parser = ["nbdinfo", "json", "json-lines", "qemu"], hide_possible_values = false)]
+    pub format: Option<String>,
+
     /// Print a summary by type
     #[arg(long, alias = "total")]
     pub totals: bool,
+
+    /// Show only this range, for example 1G:64M
+    #[arg(long, value_name = "OFFSET:LENGTH", value_parser = range)]
+    pub range: Option<(u64, u64)>,
+
+    /// Print a strip that shows where data, or dirty ranges, are
+    ///
+    /// The height of a column is the share of data in its part of the disk. Ranges are then not
+    /// listed, except with --totals or --format.
+    #[arg(long)]
+    pub strip: bool,
+
+    /// Write an SVG image that shows where data, or dirty ranges, are
+    ///
+    /// Ranges are then not listed, except with --totals or --format.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
 
     /// Metadata context to show
     #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
@@ -140,5 +164,7 @@ EXAMPLES
 pub(super) const MAP_EXAMPLES: &str = "\
 EXAMPLES
   blockhaul map disk.raw
+  blockhaul map --range 1G:64M --format qemu disk.raw
+  blockhaul map --strip --svg disk.svg disk.raw
   blockhaul map --context qemu:dirty-bitmap:b0 --json nbd://server/disk
 ";

@@ -294,6 +294,10 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub names_nbdinfo: bool,
 
+    /// Leave it to the client to report what it is refused: it is the server that started this one.
+    #[arg(long, hide = true)]
+    pub quiet_clients: bool,
+
     /// Open files without locks, as nbdkit does.
     #[arg(long, hide = true)]
     pub no_locks: bool,

@@ -1,11 +1,12 @@
-//! Extents of a whole device as text and JSON, in the formats of nbdinfo 1.22.
+//! Extents of a device as text and JSON, in the formats of nbdinfo 1.22 and of qemu-img.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Kind};
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, HOLE, Kind, ZERO};
 
+use super::picture::{IMAGE, Picture, STRIP};
 use super::report::{Palette, quoted};
 use crate::exit::Failure;
 use crate::out::Output;
@@ -13,12 +14,76 @@ use crate::out::Output;
 /// How to show a map.
 #[derive(Debug, Clone, Copy)]
 pub struct Format {
-    /// JSON.
-    pub json: bool,
+    /// How runs are written.
+    pub style: Style,
     /// Sums by state.
     pub totals: bool,
     /// Colours, with text.
     pub color: bool,
+    /// Print what is known while the rest is being asked for.
+    pub streams: bool,
+}
+
+/// How runs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// As nbdinfo does.
+    Text,
+    /// As nbdinfo does with `--json`.
+    Json,
+    /// One JSON object a line.
+    JsonLines,
+    /// As qemu-img map does with `--output=json`.
+    Qemu,
+    /// Not at all: there are pictures.
+    Nothing,
+}
+
+/// A range to show, and pictures of it.
+#[derive(Debug, Default)]
+pub struct View {
+    /// Offset and length; none: all of the device.
+    pub range: Option<(u64, u64)>,
+    /// Print a strip.
+    pub strip: bool,
+    /// Write an image to this file.
+    pub svg: Option<std::path::PathBuf>,
+}
+
+impl View {
+    /// The range to show of a device of `size` bytes.
+    fn range_of(&self, size: u64) -> Result<(u64, u64), Failure> {
+        let Some((start, len)) = self.range else { return Ok((0, size)) };
+        match start.checked_add(len).filter(|end| *end <= size) {
+            Some(end) => Ok((start, end)),
+            None => {
+                let text = format!("--range {start}:{len} ends behind the device's {size} bytes");
+                Err(Failure::usage(text))
+            }
+        }
+    }
+
+    fn pictures(&self, device: &str, context: &str, range: (u64, u64)) -> Vec<Picture> {
+        let picture = |columns| Picture::new(device, context, range.0, range.1 - range.0, columns);
+        let wanted = [(self.strip, STRIP), (self.svg.is_some(), IMAGE)];
+        wanted.into_iter().filter(|one| one.0).map(|one| picture(one.1)).collect()
+    }
+
+    /// Prints and writes the pictures.
+    fn show(&self, pictures: &[Picture], color: bool, output: &mut Output) -> Result<(), Failure> {
+        let mut pictures = pictures.iter();
+        if let (true, Some(picture)) = (self.strip, pictures.next()) {
+            output.text(&picture.strip(color))?;
+        }
+        if let (Some(path), Some(picture)) = (&self.svg, pictures.next()) {
+            std::fs::write(path, picture.svg()).map_err(|error| {
+                let text =
+                    format!("cannot write {}: {}", path.display(), crate::exit::plain(&error));
+                Failure::new(crate::exit::FAILED, text)
+            })?;
+        }
+        Ok(())
+    }
 }
 
 /// A context to show: which one of the device's, and its name.
@@ -33,30 +98,42 @@ pub struct Shown {
 /// Maximum number of states in sums: common contexts have a handful; a backing chain may be longer.
 const STATES_MAX: usize = 1 << 20;
 
-/// Shows the extents of all of the device.
+/// Shows the extents of a range of the device, by default all of it.
 pub async fn show(
     device: &Arc<dyn Device>,
     shown: Shown,
     format: Format,
+    view: &View,
     output: &mut Output,
 ) -> Result<(), Failure> {
+    let facts = device.facts();
+    if format.style == Style::Qemu && shown.name != BASE_ALLOCATION {
+        return Err(Failure::usage(format!("--format qemu shows {BASE_ALLOCATION} only")));
+    }
+    let (start, end) = view.range_of(facts.size)?;
+    let mut pictures = view.pictures(&facts.name, &shown.name, (start, end));
     let mut sink = Sink::new(shown.name, format);
-    let size = device.facts().size;
-    let mut at = 0;
-    while at < size && !output.is_gone() {
-        let lists = device.extents(at, size - at, shown.context).await;
-        let lists = lists.map_err(|error| error.on(&device.facts().name))?;
-        let covered = lists.first().map_or(0, blockhaul_block::Extents::total).min(size - at);
+    let mut at = start;
+    while at < end && !output.is_gone() {
+        let lists = device.extents(at, end - at, shown.context).await;
+        let lists = lists.map_err(|error| error.on(&facts.name))?;
+        let covered = lists.first().map_or(0, blockhaul_block::Extents::total).min(end - at);
         if covered == 0 {
             let text = format!("the device reported no extents at offset {at}");
-            return Err(Error::new(Kind::Io, text).on(&device.facts().name).into());
+            return Err(Error::new(Kind::Io, text).on(&facts.name).into());
         }
         for (here, run) in lists.iter().take(1).flat_map(|list| list.ranges(at)) {
-            sink.run(here, run.len.min(size - here.min(size)), run.state, output)?;
+            let len = run.len.min(end - here.min(end));
+            pictures.iter_mut().for_each(|picture| picture.add(here, len, run.state));
+            sink.run(here, len, run.state, output)?;
+        }
+        if format.streams {
+            output.now()?;
         }
         at += covered;
     }
-    sink.finish(size, output)
+    sink.finish(end - start, output)?;
+    view.show(&pictures, format.color, output)
 }
 
 /// Takes runs in order, joins adjacent equal ones, and shows them.
@@ -80,7 +157,7 @@ impl Sink {
     }
 
     fn run(&mut self, at: u64, len: u64, state: u64, output: &mut Output) -> Result<(), Failure> {
-        if len == 0 {
+        if len == 0 || self.format.style == Style::Nothing {
             return Ok(());
         }
         if self.format.totals {
@@ -106,36 +183,59 @@ impl Sink {
         let described = describe(&self.context, state);
         let mut line = std::mem::take(&mut self.line);
         line.clear();
-        if self.format.json {
-            line.push_str(if self.shown { ",\n{ \"offset\": " } else { "[\n{ \"offset\": " });
-            self.shown = true;
-            number(&mut line, at, 0);
-            line.push_str(", \"length\": ");
-            number(&mut line, len, 0);
-            line.push_str(", \"type\": ");
-            number(&mut line, state, 0);
-            if let Some(text) = described {
-                line.push_str(", \"description\": ");
-                line.push_str(&quoted(&text));
-            }
-            line.push('}');
-        } else {
-            let (before, after) = self.color(state);
-            line.push_str(before);
-            number(&mut line, at, 10);
-            line.push_str("  ");
-            number(&mut line, len, 10);
-            line.push_str("  ");
-            number(&mut line, state, 3);
-            if let Some(text) = described {
+        match self.format.style {
+            Style::Text | Style::Nothing => {
+                let (before, after) = self.color(state);
+                line.push_str(before);
+                number(&mut line, at, 10);
                 line.push_str("  ");
-                line.push_str(&text);
+                number(&mut line, len, 10);
+                line.push_str("  ");
+                number(&mut line, state, 3);
+                if let Some(text) = described {
+                    line.push_str("  ");
+                    line.push_str(&text);
+                }
+                line.push_str(after);
+                line.push('\n');
             }
-            line.push_str(after);
-            line.push('\n');
+            Style::Qemu => self.qemu(&mut line, at, len, state),
+            style => {
+                line.push_str(match (style, self.shown) {
+                    (Style::JsonLines, _) => "{ ",
+                    (_, true) => ",\n{ ",
+                    (_, false) => "[\n{ ",
+                });
+                line.push_str("\"offset\": ");
+                number(&mut line, at, 0);
+                line.push_str(", \"length\": ");
+                number(&mut line, len, 0);
+                line.push_str(", \"type\": ");
+                number(&mut line, state, 0);
+                if let Some(text) = described {
+                    line.push_str(", \"description\": ");
+                    line.push_str(&quoted(&text));
+                }
+                line.push_str(if style == Style::JsonLines { "}\n" } else { "}" });
+            }
         }
+        self.shown = true;
         self.line = line;
         output.text(&self.line)
+    }
+
+    /// A run as qemu-img map shows it.
+    fn qemu(&self, line: &mut String, at: u64, len: u64, state: u64) {
+        line.push_str(if self.shown { ",\n{ \"start\": " } else { "[{ \"start\": " });
+        number(line, at, 0);
+        line.push_str(", \"length\": ");
+        number(line, len, 0);
+        let (zero, data) = (state & ZERO != 0, state & HOLE == 0);
+        line.push_str(", \"depth\": 0, \"present\": true, \"zero\": ");
+        line.push_str(if zero { "true" } else { "false" });
+        line.push_str(", \"data\": ");
+        line.push_str(if data { "true" } else { "false" });
+        line.push_str(", \"compressed\": false}");
     }
 
     fn finish(mut self, size: u64, output: &mut Output) -> Result<(), Failure> {
@@ -144,10 +244,12 @@ impl Sink {
         }
         let last = self.last.take();
         self.show(last, output)?;
-        match self.format.json {
-            true if self.shown => output.text("\n]\n"),
-            true => output.text("[\n\n]\n"),
-            false => Ok(()),
+        match (self.format.style, self.shown) {
+            (Style::Json, true) => output.text("\n]\n"),
+            (Style::Json, false) => output.text("[\n\n]\n"),
+            (Style::Qemu, true) => output.text("]\n"),
+            (Style::Qemu, false) => output.text("[]\n"),
+            _ => Ok(()),
         }
     }
 
@@ -156,7 +258,7 @@ impl Sink {
         for (&state, &len) in &self.totals {
             let percent = 100.0 * len as f64 / size as f64;
             let described = describe(&self.context, state);
-            if self.format.json {
+            if self.format.style == Style::Json {
                 let description = described
                     .map(|text| format!(", \"description\": {}", quoted(&text)))
                     .unwrap_or_default();
@@ -172,7 +274,7 @@ impl Sink {
                 ))?;
             }
         }
-        match (self.format.json, lines.is_empty()) {
+        match (self.format.style == Style::Json, lines.is_empty()) {
             (true, true) => output.text("[]\n"),
             (true, false) => output.text(&format!("[\n{}\n]\n", lines.join(",\n"))),
             (false, _) => Ok(()),

@@ -2,12 +2,14 @@
 //! servers; the same facts for all other devices.
 //!
 //! - `subject`: what to query: a server's exports, or one of our devices.
-//! - `report`: facts as text and JSON. `map`: extents as text and JSON.
+//! - `report`: facts as text and JSON. `map`: extents as text and JSON; `picture`: as
+//!   strips and images.
 //! - `ability`: the words of `--can` and `--is`. `content`: a guess at a device's contents.
 
 mod ability;
 mod content;
 mod map;
+mod picture;
 mod report;
 mod subject;
 
@@ -20,7 +22,7 @@ use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, Outcome};
 use crate::out::Output;
 use ability::Ability;
-use map::Format;
+use map::{Format, Style, View};
 use subject::Subject;
 
 /// The exit status of `--can` and similar options if the answer is no.
@@ -36,7 +38,9 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         args::Info { can: Some(word), .. } => Question::Can(Ability::parse(word)?, true),
         args::Info { cannot: Some(word), .. } => Question::Can(Ability::parse(word)?, false),
         args::Info { map: Some(context), totals, .. } => {
-            Question::Map(context.clone(), Format { json: args.json, totals: *totals, color })
+            let style = if args.json { Style::Json } else { Style::Text };
+            let format = Format { style, totals: *totals, color, streams: false };
+            Question::Map(context.clone(), format, View::default())
         }
         _ => Question::All { content: !args.no_content },
     };
@@ -49,8 +53,20 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
 /// Runs `blockhaul map`.
 pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let color = args.colors.wanted();
-    let format = Format { json: args.json, totals: args.totals, color };
-    let question = Question::Map(args.context.clone(), format);
+    let pictures = args.strip || args.svg.is_some();
+    let style = match args.format.as_deref() {
+        Some("json") => Style::Json,
+        Some("json-lines") => Style::JsonLines,
+        Some("qemu") => Style::Qemu,
+        None if args.json => Style::Json,
+        None if pictures && !args.totals => Style::Nothing,
+        _ => Style::Text,
+    };
+    // A list in JSON is whole or not there.
+    let streams = matches!(style, Style::Text | Style::JsonLines);
+    let format = Format { style, totals: args.totals, color, streams };
+    let view = View { range: args.range, strip: args.strip, svg: args.svg.clone() };
+    let question = Question::Map(args.context.clone(), format, view);
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
         groups.spec(&args.device)?,
@@ -76,7 +92,7 @@ enum Question {
     Size,
     Uri { json: bool },
     Can(Ability, bool),
-    Map(String, Format),
+    Map(String, Format, View),
 }
 
 fn ask(asked: Asked, spec: blockhaul_catalog::Spec) -> Outcome {
@@ -131,9 +147,9 @@ async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Fa
             let able = ability.of(&report);
             return Ok((output, Ok(if able == wanted { 0 } else { NO })));
         }
-        Question::Map(context, format) => {
+        Question::Map(context, format, view) => {
             let (device, context) = subject.device(&context).await?;
-            map::show(&device, context, format, &mut output).await?;
+            map::show(&device, context, format, &view, &mut output).await?;
         }
     }
     Ok((output, Ok(0)))

@@ -181,8 +181,8 @@ impl Wanted {
 
     /// What is served, for users.
     pub fn shown(&self) -> String {
-        let all: Vec<_> = self.exports.iter().map(|one| one.spec.to_string()).collect();
-        all.join(", ")
+        let shown = |one: &One| crate::ends::shown(&one.spec.to_string()).into_owned();
+        self.exports.iter().map(shown).collect::<Vec<_>>().join(", ")
     }
 
     /// Whether clients may write to any of them, if the storage can be written.
@@ -205,7 +205,7 @@ impl Wanted {
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
-            storage: Mutex::new(one.spec.to_string()),
+            storage: Mutex::new(crate::ends::shown(&one.spec.to_string()).into_owned()),
             write: one.intent.write,
             single: true,
             own: None,

@@ -75,6 +75,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
         false => logger::start_server(verbose),
     }
     logger::set_format(args.log_format);
+    logger::set_quiet_clients(args.quiet_clients && !args.verbose);
     if args.no_locks {
         blockhaul_backends::disable_locks();
     }

@@ -1,15 +1,15 @@
-//! A plugin's outstanding requests: by connection and number, so that late, duplicate and foreign
-//! replies are recognized without dereferencing a pointer of the plugin.
+//! Outstanding requests of a library: by connection and number, so that late, duplicate and foreign
+//! replies are recognized without dereferencing a pointer of the library.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-/// A connection's requests. Its token is the plugin's `conn`.
-pub(crate) struct Table<T, O> {
+/// The requests of a connection. Its token names it towards the library.
+pub struct Table<T, O> {
     token: u64,
     /// The owner of the connection.
-    pub(crate) owner: O,
+    pub owner: O,
     slots: Mutex<Slots<T>>,
 }
 
@@ -28,7 +28,7 @@ struct Slot<T> {
 type ByToken<T, O> = HashMap<u64, Arc<Table<T, O>>>;
 
 /// Tables by token. Tokens are never reused.
-pub(crate) struct Tables<T, O> {
+pub struct Tables<T, O> {
     next: AtomicU64,
     tables: RwLock<Option<ByToken<T, O>>>,
 }
@@ -36,14 +36,20 @@ pub(crate) struct Tables<T, O> {
 /// Step between tokens: they look like addresses, but are not.
 const STEP: u64 = 16;
 
+impl<T, O> Default for Tables<T, O> {
+    fn default() -> Tables<T, O> {
+        Tables::new()
+    }
+}
+
 impl<T, O> Tables<T, O> {
     /// No tables yet.
-    pub(crate) const fn new() -> Tables<T, O> {
+    pub const fn new() -> Tables<T, O> {
         Tables { next: AtomicU64::new(1), tables: RwLock::new(None) }
     }
 
     /// A new connection's table.
-    pub(crate) fn open(&self, owner: O) -> Arc<Table<T, O>> {
+    pub fn open(&self, owner: O) -> Arc<Table<T, O>> {
         let token = self.next.fetch_add(1, Ordering::Relaxed) * STEP;
         let slots = Mutex::new(Slots { slots: Vec::new(), free: Vec::new() });
         let table = Arc::new(Table { token, owner, slots });
@@ -53,7 +59,7 @@ impl<T, O> Tables<T, O> {
     }
 
     /// Removes a table: its numbers are invalid from here on.
-    pub(crate) fn close(&self, token: u64) {
+    pub fn close(&self, token: u64) {
         let closed = {
             let mut tables = self.tables.write().expect("no panic under this lock");
             tables.as_mut().and_then(|tables| tables.remove(&token))
@@ -62,25 +68,25 @@ impl<T, O> Tables<T, O> {
     }
 
     /// The table of a token.
-    pub(crate) fn find(&self, token: u64) -> Option<Arc<Table<T, O>>> {
+    pub fn find(&self, token: u64) -> Option<Arc<Table<T, O>>> {
         let tables = self.tables.read().expect("no panic under this lock");
         tables.as_ref().and_then(|tables| tables.get(&token).cloned())
     }
 
     /// Takes out a request by token and number, once.
-    pub(crate) fn take(&self, token: u64, number: u64) -> Option<T> {
+    pub fn take(&self, token: u64, number: u64) -> Option<T> {
         self.find(token)?.take(number)
     }
 }
 
 impl<T, O> Table<T, O> {
-    /// The plugin's `conn`.
-    pub(crate) fn token(&self) -> u64 {
+    /// The number that names this table.
+    pub fn token(&self) -> u64 {
         self.token
     }
 
     /// Adds a request; returns its number.
-    pub(crate) fn enter(&self, entry: T) -> u64 {
+    pub fn enter(&self, entry: T) -> u64 {
         let mut slots = self.slots.lock().expect("no panic under this lock");
         let index = match slots.free.pop() {
             Some(index) => index,
@@ -97,7 +103,7 @@ impl<T, O> Table<T, O> {
     }
 
     /// Takes out a request, once.
-    pub(crate) fn take(&self, number: u64) -> Option<T> {
+    pub fn take(&self, number: u64) -> Option<T> {
         // The lower and the upper half of the number.
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let mut slots = self.slots.lock().expect("no panic under this lock");
@@ -111,7 +117,7 @@ impl<T, O> Table<T, O> {
     }
 
     /// Calls `look` with a request, if it is still there.
-    pub(crate) fn with<R>(&self, number: u64, look: impl FnOnce(&mut T) -> R) -> Option<R> {
+    pub fn with<R>(&self, number: u64, look: impl FnOnce(&mut T) -> R) -> Option<R> {
         let (index, generation) = (number as u32, (number >> 32) as u32);
         let mut slots = self.slots.lock().expect("no panic under this lock");
         let slot = slots.slots.get_mut(index as usize)?;
@@ -121,8 +127,13 @@ impl<T, O> Table<T, O> {
         slot.entry.as_mut().map(look)
     }
 
+    /// Whether there are no requests.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Number of requests.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         let slots = self.slots.lock().expect("no panic under this lock");
         slots.slots.len() - slots.free.len()
     }

@@ -1,4 +1,4 @@
-//! The limit of bytes lent to a plugin. Requests beyond it wait, first come first served.
+//! The limit of bytes lent to a library. Requests beyond it wait, first come first served.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use blockhaul_io::Completer;
 
 /// A limit that can be changed at any time; 0 is none.
 #[derive(Default)]
-pub(crate) struct Budget(Mutex<State>);
+pub struct Budget(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -17,35 +17,35 @@ struct State {
 }
 
 /// Lent bytes; returned on drop.
-pub(crate) struct Charge {
+pub struct Charge {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
 impl Budget {
     /// A limit of `limit` bytes.
-    pub(crate) fn new(limit: u64) -> Arc<Budget> {
+    pub fn new(limit: u64) -> Arc<Budget> {
         Arc::new(Budget(Mutex::new(State { limit, ..State::default() })))
     }
 
     /// The limit; 0 is none.
-    pub(crate) fn limit(&self) -> u64 {
+    pub fn limit(&self) -> u64 {
         self.lock().limit
     }
 
     /// Number of lent bytes.
-    pub(crate) fn used(&self) -> u64 {
+    pub fn used(&self) -> u64 {
         self.lock().used
     }
 
     /// Changes the limit; lent bytes stay lent.
-    pub(crate) fn set_limit(self: &Arc<Budget>, limit: u64) {
+    pub fn set_limit(self: &Arc<Budget>, limit: u64) {
         self.lock().limit = limit;
         self.admit();
     }
 
     /// Lends now, if the limit allows it and no request waits.
-    pub(crate) fn try_take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
+    pub fn try_take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
         let mut state = self.lock();
         if !state.waiting.is_empty() || !state.has_room(bytes) {
             return None;
@@ -55,7 +55,7 @@ impl Budget {
     }
 
     /// Waits until the limit allows it. `None`: never, the program ends.
-    pub(crate) async fn take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
+    pub async fn take(self: &Arc<Budget>, bytes: u64) -> Option<Charge> {
         let (completer, ticket) = blockhaul_io::ticket();
         self.lock().waiting.push_back((bytes, completer));
         self.admit();

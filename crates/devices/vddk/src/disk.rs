@@ -1,0 +1,151 @@
+//! What all handles to a disk share: its extents, failed flushes, and what is under way.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use blockhaul_block::{
+    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
+};
+
+use crate::allocation::{Allocation, Bits, PART};
+use crate::handle::Handle;
+use crate::library::DiskInfo;
+use crate::options::{Options, SINGLE_LINK};
+use crate::saved::{self, Place};
+use crate::scan::Scan;
+use crate::session::Session;
+
+/// Bytes of a sector, in which the library counts.
+pub(crate) const SECTOR: u64 = 512;
+/// Preferred request, in bytes, as of nbdkit-vddk-plugin.
+const PREFERRED: u32 = 4096;
+
+/// A disk.
+pub(crate) struct Disk {
+    pub(crate) options: Arc<Options>,
+    session: Arc<Session>,
+    write: bool,
+    pub(crate) flushes: Arc<Flushes>,
+    /// Transfers under way on all handles.
+    pub(crate) in_flight: AtomicUsize,
+    /// Known once the first handle is open.
+    known: OnceLock<Known>,
+}
+
+/// What the first handle finds out.
+struct Known {
+    facts: Arc<Facts>,
+    scan: Mutex<Scan>,
+    /// Where the extents are kept.
+    place: Option<Place>,
+}
+
+impl Disk {
+    /// Starts the library.
+    ///
+    /// # Errors
+    /// If it cannot be loaded or started.
+    pub(crate) async fn start(options: Options, write: bool) -> Result<Arc<Disk>> {
+        let options = Arc::new(options);
+        let session = Session::start(&options).await?;
+        Ok(Arc::new(Disk {
+            options,
+            session,
+            write,
+            flushes: Arc::default(),
+            in_flight: AtomicUsize::new(0),
+            known: OnceLock::new(),
+        }))
+    }
+
+    /// Opens a handle.
+    ///
+    /// # Errors
+    /// If the library refuses, or the disk has another size than before.
+    pub(crate) async fn open(self: &Arc<Disk>) -> Result<Arc<dyn Device>> {
+        let named = |error: Error| {
+            Error::new(error.kind(), format!("{}: {}", self.options.name(), error.text()))
+        };
+        let open = self.session.open(&self.options, self.write).await.map_err(named)?;
+        let size =
+            open.info.sectors.checked_mul(SECTOR).filter(|size| i64::try_from(*size).is_ok());
+        let wrong = |what: String| named(Error::new(Kind::Io, what));
+        let size = size.ok_or_else(|| wrong(format!("a size of {} sectors", open.info.sectors)))?;
+        let place = Place::of(&self.options, size);
+        let saved = match place.clone().filter(|_| self.known.get().is_none()) {
+            // It may take long.
+            Some(place) => blockhaul_io::offload(move || place.load(size.div_ceil(PART)))
+                .await
+                .unwrap_or_default(),
+            None => Vec::new(),
+        };
+        let known = self.known.get_or_init(|| self.examine(size, open.info, place, saved));
+        if known.facts.size != size {
+            let before = known.facts.size;
+            return Err(wrong(format!("the disk has {size} bytes now, and had {before} before")));
+        }
+        Ok(Handle::over(self.clone(), open, known.facts.clone()))
+    }
+
+    fn examine(
+        &self,
+        size: u64,
+        info: DiskInfo,
+        place: Option<Place>,
+        known: Vec<(u64, Bits)>,
+    ) -> Known {
+        let mut facts = Facts::new(self.options.name(), size);
+        let sectors = info.logical_sector.max(info.physical_sector);
+        let preferred = if sectors.is_power_of_two() { sectors.max(PREFERRED) } else { PREFERRED };
+        facts.block =
+            BlockSizes { minimum: 512, preferred: preferred.min(1 << 20), ..BlockSizes::default() };
+        // Handles of a disk that nobody writes show the same.
+        facts.can = if self.write { Can::WRITE | Can::FLUSH } else { Can::MULTI_CONN };
+        facts.flush_failures_stay = true;
+        if self.session.library.has_query() {
+            facts.can |= Can::EXTENTS;
+            facts.contexts = vec![BASE_ALLOCATION.to_string()];
+        }
+        // In one link of a chain, what is not allocated is in another link.
+        let single = self.options.flags & SINGLE_LINK != 0;
+        let hole = if single { HOLE } else { HOLE | ZERO };
+        let mut map = Allocation::new(size, hole);
+        saved::add(&mut map, known);
+        Known { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), place }
+    }
+
+    /// The extents; none before the first handle is open.
+    pub(crate) fn scan(&self) -> Option<MutexGuard<'_, Scan>> {
+        let known = self.known.get()?;
+        Some(known.scan.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A range was written, perhaps in part.
+    pub(crate) fn wrote(&self, at: u64, len: u64) {
+        if let Some(mut scan) = self.scan() {
+            scan.wrote(at, len);
+        }
+    }
+
+    /// Whether no transfers are under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight.load(Ordering::Relaxed) == 0
+    }
+
+    /// The calls of the library, for users.
+    pub(crate) fn state(&self) -> String {
+        let library = &self.session.library;
+        format!("VDDK {}: {}", library.version, library.statistics.show())
+    }
+}
+
+impl Drop for Disk {
+    /// Saves the extents. The process may end afterwards.
+    fn drop(&mut self) {
+        let Some(known) = self.known.get() else { return };
+        let parts = self.scan().and_then(|mut scan| scan.take_unsaved());
+        if let (Some(place), Some(parts)) = (&known.place, parts) {
+            place.store(&parts);
+        }
+    }
+}

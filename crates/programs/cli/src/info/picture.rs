@@ -1,0 +1,192 @@
+//! Maps to look at: a strip for terminals, and SVG. Both show in each column which share of a part
+//! of the disk is marked: data, or dirty. The height says so, too, for readers without colours.
+
+use std::fmt::Write as _;
+
+use blockhaul_block::BASE_ALLOCATION;
+
+use super::report::Palette;
+
+/// Columns of a strip: fits a terminal of 80.
+pub const STRIP: u64 = 72;
+/// Columns of an image.
+pub const IMAGE: u64 = 512;
+/// Heights of a column in a terminal.
+const HEIGHTS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Pixels of an image: bars, and the room around them.
+const WIDTH: u64 = 1024;
+const HEIGHT: u64 = 120;
+const EDGE: u64 = 20;
+
+/// Sums for the columns of a picture.
+#[derive(Debug)]
+pub struct Picture {
+    name: String,
+    context: String,
+    /// The range that is shown.
+    start: u64,
+    len: u64,
+    /// Bytes of a column; the last one may be shorter.
+    column: u64,
+    marked: Vec<u64>,
+}
+
+impl Picture {
+    /// An empty picture of a range of a device in at most `columns` columns.
+    pub fn new(name: &str, context: &str, start: u64, len: u64, columns: u64) -> Picture {
+        let column = len.div_ceil(columns.max(1)).max(1);
+        let count = usize::try_from(len.div_ceil(column)).unwrap_or(0);
+        let (name, context) = (name.to_string(), context.to_string());
+        Picture { name, context, start, len, column, marked: vec![0; count] }
+    }
+
+    /// Adds a run.
+    pub fn add(&mut self, at: u64, len: u64, state: u64) {
+        let marked = if self.context == BASE_ALLOCATION { state == 0 } else { state != 0 };
+        if !marked {
+            return;
+        }
+        let end = at.saturating_add(len).min(self.start.saturating_add(self.len));
+        let mut at = at.max(self.start);
+        while at < end {
+            let index = (at - self.start) / self.column;
+            let stop = (self.start + (index + 1).saturating_mul(self.column)).min(end);
+            if let Some(sum) = usize::try_from(index).ok().and_then(|i| self.marked.get_mut(i)) {
+                *sum += stop - at;
+            }
+            at = stop;
+        }
+    }
+
+    /// The share of each column that is marked, from 0 to 1.
+    fn shares(&self) -> impl Iterator<Item = f64> + '_ {
+        self.marked.iter().zip(0_u64..).map(|(sum, index)| {
+            let len = self.len.saturating_sub(index * self.column).min(self.column).max(1);
+            *sum as f64 / len as f64
+        })
+    }
+
+    /// What the picture shows, in one line.
+    fn legend(&self) -> String {
+        let marked: u64 = self.marked.iter().sum();
+        let percent = 100.0 * marked as f64 / self.len.max(1) as f64;
+        let what = if self.context == BASE_ALLOCATION { "data" } else { "dirty" };
+        format!(
+            "{what}: {} of {} ({percent:.1} %); a column is {}",
+            rounded(marked),
+            rounded(self.len),
+            rounded(self.column)
+        )
+    }
+
+    /// Two lines for a terminal.
+    pub fn strip(&self, color: bool) -> String {
+        let bars: String = self.shares().map(height).collect();
+        let palette = Palette::new(color);
+        format!("|{}{bars}{}|\n{}\n", palette.data, palette.reset, self.legend())
+    }
+
+    /// An image.
+    pub fn svg(&self) -> String {
+        let (title, legend) = (escaped(&self.name), escaped(&self.legend()));
+        let (width, total) = (WIDTH + 2 * EDGE, HEIGHT + 80);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" role=\"img\" \
+             aria-label=\"{title}: {legend}\" font-family=\"sans-serif\" font-size=\"14\">\n\
+             <rect width=\"{width}\" height=\"{total}\" fill=\"#ffffff\"/>\n\
+             <text x=\"{EDGE}\" y=\"22\" font-weight=\"bold\">{title}</text>\n\
+             <rect x=\"{EDGE}\" y=\"32\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#eaeef2\"/>\n"
+        );
+        let step = WIDTH as f64 / self.marked.len().max(1) as f64;
+        for (index, share) in self.shares().enumerate().filter(|(_, share)| *share > 0.0) {
+            // At least one pixel: a little data is not nothing.
+            let height = (share * HEIGHT as f64).max(1.0);
+            let (x, y) = (EDGE as f64 + index as f64 * step, 32.0 + HEIGHT as f64 - height);
+            let _ = writeln!(
+                svg,
+                "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{step:.2}\" height=\"{height:.2}\" \
+                 fill=\"#0969da\"/>"
+            );
+        }
+        let below = HEIGHT + 50;
+        for quarter in 0..=4 {
+            let at = self.start.saturating_add(self.len / 4 * quarter);
+            let x = EDGE + WIDTH / 4 * quarter;
+            let anchor = ["start", "middle", "middle", "middle", "end"][quarter as usize % 5];
+            let _ = writeln!(
+                svg,
+                "<text x=\"{x}\" y=\"{below}\" text-anchor=\"{anchor}\">{}</text>",
+                rounded(at)
+            );
+        }
+        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{}\">{legend}</text>\n</svg>", below + 22);
+        svg
+    }
+}
+
+/// The character of a share.
+fn height(share: f64) -> char {
+    // A little is not nothing, and almost everything is not all.
+    let level = match share {
+        share if share <= 0.0 => 0,
+        share if share >= 1.0 => 8,
+        share => 1 + (share * 7.0) as usize,
+    };
+    HEIGHTS[level.min(8)]
+}
+
+/// A size with at most one decimal.
+fn rounded(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let text = format!("{value:.1}");
+    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), units[unit])
+}
+
+/// Text for XML.
+fn escaped(text: &str) -> String {
+    let printable = crate::out::word(text);
+    let escaped = printable.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    escaped.replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heights_show_shares() {
+        let mut picture = Picture::new("disk", BASE_ALLOCATION, 100, 1000, 10);
+        picture.add(100, 100, 0);
+        picture.add(200, 100, 3);
+        picture.add(300, 50, 0);
+        picture.add(1099, 5, 0);
+        let strip = picture.strip(false);
+        assert_eq!(strip, "|█ ▄      ▁|\ndata: 151 B of 1000 B (15.1 %); a column is 100 B\n");
+        assert_eq!(height(0.999), '▇');
+    }
+
+    #[test]
+    fn dirty_is_what_is_not_0() {
+        let mut picture = Picture::new("disk", "qemu:dirty-bitmap:b", 0, 10, 5);
+        picture.add(0, 4, 1);
+        picture.add(4, 6, 0);
+        assert!(picture.strip(false).starts_with("|██   |\ndirty: 4 B of 10 B"));
+    }
+
+    #[test]
+    fn images_are_xml_and_small_runs_are_seen() {
+        let mut picture = Picture::new("<a&\"b\n>", BASE_ALLOCATION, 0, u64::MAX, IMAGE);
+        picture.add(5, 1, 0);
+        let svg = picture.svg();
+        assert!(svg.contains("&lt;a&amp;&quot;b\\n&gt;") && !svg.contains("<a&"), "{svg}");
+        assert!(svg.contains("height=\"1.00\" fill=\"#0969da\""), "{svg}");
+        assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());
+        assert!(Picture::new("", BASE_ALLOCATION, 0, 0, 9).strip(false).contains("0 B of 0 B"));
+    }
+}
