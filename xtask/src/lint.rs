@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, links, run};
+use crate::{Outcome, links, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -30,6 +30,7 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut least = run::cargo("clippy");
     run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
+    simulate::lint()?;
     let mut doc = run::cargo("doc");
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     check_links()?;

@@ -1,8 +1,9 @@
 //! What a simulation does to sends and receives.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::io::Errno;
 use rustix::net::Shutdown;
 
 use super::world;
@@ -16,11 +17,13 @@ const SHORT_MAX: u64 = 8192;
 /// `WouldBlock` if the call has to wait; `ConnectionReset` if the connection ends here.
 fn allowed(socket: BorrowedFd<'_>, total: usize) -> io::Result<usize> {
     let decided = world::with(|world| {
+        let current = world.current.unwrap_or(usize::MAX);
+        world.trace("move", current as u64, total as u64);
         if world.choose("cut", world.faults.cut) {
-            return Err(ErrorKind::ConnectionReset);
+            return Err(Errno::CONNRESET);
         }
         if world.chance(world.faults.stall, 1000) {
-            return Err(ErrorKind::WouldBlock);
+            return Err(Errno::AGAIN);
         }
         if !world.chance(world.faults.short, 1000) {
             return Ok(total);
@@ -31,12 +34,12 @@ fn allowed(socket: BorrowedFd<'_>, total: usize) -> io::Result<usize> {
     });
     match decided {
         None => Ok(total),
-        Some(Err(kind)) => {
-            if kind == ErrorKind::ConnectionReset {
+        Some(Err(errno)) => {
+            if errno == Errno::CONNRESET {
                 // Fails only if the connection has already ended.
                 let _ = rustix::net::shutdown(socket, Shutdown::Both);
             }
-            Err(kind.into())
+            Err(errno.into())
         }
         Some(Ok(part)) => Ok(part),
     }
@@ -87,5 +90,5 @@ pub(crate) async fn dialling() -> io::Result<()> {
     });
     let Some((delay, refused)) = drawn else { return Ok(()) };
     crate::sleep(delay).await;
-    if refused { Err(ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+    if refused { Err(Errno::CONNREFUSED.into()) } else { Ok(()) }
 }
