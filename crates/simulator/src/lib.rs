@@ -11,7 +11,9 @@
 
 mod copy;
 mod noise;
+mod oracle;
 mod run;
+mod serve;
 mod shrink;
 mod site;
 
@@ -47,11 +49,18 @@ struct Setting {
 }
 
 /// Every scenario, in the order of the help.
-pub const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "copy",
-    summary: "a copy with journal and retries; its machine, source and target lose power",
-    start: |setting| Box::pin(copy::run(setting)),
-}];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "copy",
+        summary: "a copy with journal and retries; its machine, source and target lose power",
+        start: |setting| Box::pin(copy::run(setting)),
+    },
+    Scenario {
+        name: "serve",
+        summary: "clients of a server, with layers on both sides; the server and its disk fail",
+        start: |setting| Box::pin(serve::run(setting)),
+    },
+];
 
 /// The scenario of this name.
 pub fn scenario(name: &str) -> Option<&'static Scenario> {
