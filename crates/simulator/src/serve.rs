@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    BlockSizes, Contexts, Device, DeviceExt, Error, Flags, Kind, OpKind, Reply, Request, ZERO,
+    BlockSizes, Contexts, Device, DeviceExt, Error, Flags, HOLE, Kind, OpKind, Reply, Request, ZERO,
 };
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_client::Options;
@@ -143,13 +143,13 @@ impl Serving {
     /// The clients work, while calamities happen.
     async fn work(&mut self) -> Result<(), String> {
         let machine = Machine::start(1).map_err(|error| error.to_string())?;
-        let mut hands = Vec::new();
+        let mut working = Vec::new();
         for (number, oracle) in self.clients.iter().enumerate() {
             let (oracle, uri, layers) =
                 (oracle.clone(), self.site.uri(), self.layout.client.clone());
             let (options, requests) = (self.options.clone(), self.requests);
             let rng = Rng::new(self.rng.number());
-            hands.push(machine.workers()[0].spawn(move || {
+            working.push(machine.workers()[0].spawn(move || {
                 let client = Client::new(number, oracle, uri, layers, options);
                 work(client, requests, rng)
             }));
@@ -161,9 +161,11 @@ impl Serving {
             self.calamity().await?;
         }
         set_faults(calm(self.faults));
-        for hand in hands {
-            hand.await.map_err(|_| "a client was dropped")??;
+        let mut seen = Vec::new();
+        for client in working {
+            seen.push(client.await.map_err(|_| "a client was dropped")??);
         }
+        self.check_seen(seen).await?;
         // A killed machine has always been killed.
         let _ = machine.kill().await;
         if self.layout.client.iter().any(|layer| layer.starts_with("cache")) {
@@ -224,6 +226,7 @@ impl Serving {
         if let Some(faults) = self.site.faults() {
             faults.heal();
         }
+        self.check_extents().await?;
         if !self.layout.volatile {
             // A disk that has failed a flush fails all that follow.
             self.process_end().await;
@@ -250,9 +253,6 @@ impl Serving {
             let losses = oracle.losses();
             oracle.check(all, data.bytes(), losses)?;
         }
-        if self.layout.exact {
-            self.compare_extents(&device).await?;
-        }
         if flush {
             device
                 .device()
@@ -264,19 +264,49 @@ impl Serving {
         Ok(())
     }
 
-    /// Checks that clients see the extents that the disk has.
-    async fn compare_extents(&self, stack: &Stack) -> Result<(), String> {
+    /// Checks the extents that clients without lost data have seen after their last request.
+    async fn check_seen(&self, seen: Vec<Option<Vec<u64>>>) -> Result<(), String> {
+        if !self.layout.exact {
+            return Ok(());
+        }
+        for (oracle, ours) in self.clients.iter().zip(seen) {
+            let (all, losses) = (lock(oracle).all(), lock(oracle).losses());
+            let Some(ours) = ours.filter(|_| losses == 0) else { continue };
+            if lock(oracle).is_settled(all.clone()) {
+                self.compare_extents(all, &ours).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks extents that are reported for sectors against those of the disk. Holes may be reported
+    /// as zeroes.
+    async fn compare_extents(&self, sectors: Range<usize>, ours: &[u64]) -> Result<(), String> {
         let Some(disk) = self.site.disk() else { return Ok(()) };
-        let ours =
-            states(&**stack.device(), 0..SECTORS).await.map_err(|error| error.to_string())?;
-        let theirs = states(&**disk, 0..SECTORS).await.map_err(|error| error.to_string())?;
-        match ours.iter().zip(&theirs).position(|(ours, theirs)| ours != theirs) {
+        let theirs = states(&**disk, sectors.clone()).await.map_err(|error| error.to_string())?;
+        let agree = |ours: u64, theirs: u64| {
+            ours & ZERO == theirs & ZERO && (ours & HOLE == 0 || theirs & HOLE != 0)
+        };
+        match ours.iter().zip(&theirs).position(|(ours, theirs)| !agree(*ours, *theirs)) {
             None => Ok(()),
-            Some(sector) => Err(format!(
-                "sector {sector} has state {}, but is reported as {}",
-                theirs[sector], ours[sector]
+            Some(index) => Err(format!(
+                "sector {} has state {}, but is reported as {}",
+                sectors.start + index,
+                theirs[index],
+                ours[index]
             )),
         }
+    }
+
+    /// The same over a connection without layers of its own.
+    async fn check_extents(&self) -> Result<(), String> {
+        if !self.layout.exact {
+            return Ok(());
+        }
+        let failed = |error: Error| format!("the disk has no extents: {error}");
+        let stack = open(&self.site.uri(), &[], self.options.clone()).await.map_err(failed)?;
+        let ours = states(&**stack.device(), 0..SECTORS).await.map_err(failed)?;
+        self.compare_extents(0..SECTORS, &ours).await
     }
 }
 
@@ -341,7 +371,9 @@ struct Client {
 }
 
 /// Sends requests on each part of the client's sectors, one at a time there.
-async fn work(client: Rc<Client>, requests: u64, mut rng: Rng) -> Result<(), String> {
+///
+/// Returns the extents that it sees at the end, if it can.
+async fn work(client: Rc<Client>, requests: u64, mut rng: Rng) -> Result<Option<Vec<u64>>, String> {
     let all = lock(&client.oracle).all();
     let parts = rng.between(1, 4) as usize;
     let share = all.len() / parts;
@@ -357,7 +389,9 @@ async fn work(client: Rc<Client>, requests: u64, mut rng: Rng) -> Result<(), Str
     for task in tasks {
         ended = ended.and(task.await);
     }
-    ended
+    ended?;
+    let (stack, _) = client.connection().await?;
+    Ok(states(&**stack.device(), all).await.ok())
 }
 
 impl Client {

@@ -1,6 +1,6 @@
 //! A server on a machine that can lose power, with its disk.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,11 +53,6 @@ impl Site {
         format!("nbd+unix:///?socket={}", self.path.display())
     }
 
-    /// Its socket.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Starts the machine and the server; `prepare` adds faults to the disk.
     pub(crate) async fn start(&mut self, prepare: impl FnOnce(&FaultDevice)) -> Result<(), String> {
         let model = Model::with_facts(self.facts.clone()).with_content(self.image.clone());
@@ -70,11 +65,6 @@ impl Site {
         let (server, pool) = started.await.map_err(|_| "a server did not start")??;
         self.up = Some(Up { machine, disk, faults, server, pool });
         Ok(())
-    }
-
-    /// Whether the machine is on.
-    pub(crate) fn is_up(&self) -> bool {
-        self.up.is_some()
     }
 
     /// Cuts the power: what was not flushed is lost, torn, or there.

@@ -40,6 +40,11 @@ fn no_promise_is_broken_by_a_copy() {
 }
 
 #[test]
+fn no_promise_is_broken_by_a_server_with_layers() {
+    many(&SCENARIOS[1]);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_events() {
     let mut steps = 0;
     for scenario in SCENARIOS {
