@@ -27,6 +27,8 @@ pub(crate) struct Oracle {
     last: u64,
     /// Counts losses: a reply to a request from before one may itself be from before it.
     losses: u64,
+    /// A change has failed.
+    has_failed: bool,
 }
 
 #[derive(Clone)]
@@ -67,7 +69,13 @@ impl Oracle {
         };
         // Values of different clients differ.
         let last = (first as u64 + 1) << 32;
-        Oracle { first, sectors: (0..count).map(sector).collect(), last, losses: 0 }
+        Oracle {
+            first,
+            sectors: (0..count).map(sector).collect(),
+            last,
+            losses: 0,
+            has_failed: false,
+        }
     }
 
     /// The sectors, by their numbers on the disk.
@@ -142,10 +150,16 @@ impl Oracle {
     /// A change has failed. `late`: it may still happen.
     pub(crate) fn failed(&mut self, range: Range<usize>, late: bool) {
         let until = late.then(|| now() + LATE);
+        self.has_failed = true;
         for sector in self.at(range) {
             sector.busy = false;
             sector.doubtful = until.max(sector.doubtful);
         }
+    }
+
+    /// Whether a change has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// The client has another connection, and knows it.
