@@ -36,6 +36,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
         "crates/devices/client/src/command.rs",
         "waits for the end of a process, on a thread for that",
     ),
+    ("crates/devices/client/src/guard.rs", "a name for a temporary directory"),
     ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
     ("crates/devices/cabi/src/api.rs", "plugins in C sleep on their own threads"),
     ("crates/devices/layers/src/pause.rs", "a thread that listens to a socket"),
@@ -227,6 +228,7 @@ mod tests {
             fs::write(root.join(file), text).unwrap();
         }
         assert_eq!(clocks(root).unwrap(), ["crates/uses/engine/src/lane.rs:2"]);
+        assert_eq!(clocks(&run::workspace()).unwrap(), [""; 0]);
     }
 
     #[test]
