@@ -273,7 +273,7 @@ fn add(values: &mut Vec<u64>, value: u64) {
 
 /// The value of a sector of a new disk: every other eight are zeroes.
 pub(crate) fn initial(sector: usize) -> u64 {
-    if sector / 8 % 2 == 0 { ZEROES } else { 1 }
+    if (sector / 8).is_multiple_of(2) { ZEROES } else { 1 }
 }
 
 /// The bytes of sectors with a value.

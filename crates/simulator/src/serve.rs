@@ -186,7 +186,7 @@ impl Serving {
                 self.power_cut().await;
             }
             1 if !self.layout.volatile
-                && !(self.layout.caches && self.layout.trusts)
+                && (!self.layout.caches || !self.layout.trusts)
                 && choose("the server's process ends", 100_000) =>
             {
                 self.process_end().await;
@@ -249,10 +249,11 @@ impl Serving {
         let device = open(&self.site.uri(), &[], self.options.clone()).await;
         let device = device.map_err(|error| format!("the server does not come back: {error}"))?;
         let failed = |error: Error| format!("the disk cannot be read at the end: {error}");
-        for mut oracle in self.oracles() {
-            let all = oracle.all();
+        for oracle in &self.clients {
+            let all = lock(oracle).all();
             let (at, len) = ((all.start * SECTOR) as u64, all.len() * SECTOR);
             let data = device.device().read(at, len).await.map_err(failed)?;
+            let mut oracle = lock(oracle);
             let losses = oracle.losses();
             oracle.check(all, data.bytes(), losses)?;
         }
