@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, links, run};
+use crate::{Outcome, links, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -12,7 +12,8 @@ Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the
 its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
 licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
 so), and makes sure that code which the compiler cannot vouch for is in crates/ground/io,
-crates/ground/os, crates/devices/cabi and two modules for VMware's library only.
+crates/ground/os, crates/devices/cabi and two modules for VMware's library only, and that only named modules
+ask the system for the time or put a thread to sleep: everything else can be simulated.
 ";
 
 /// What may have unsafe code: the two crates that call the operating system, the one that calls C,
@@ -23,6 +24,32 @@ const UNSAFE_HOMES: &[&str] = &[
     "crates/devices/cabi",
     "crates/devices/vddk/src/library.rs",
     "crates/testkit/vddk-simulator/src/ffi.rs",
+];
+
+/// Calls that a simulation cannot replace.
+const CLOCKS: &[&str] =
+    &["Instant::now(", "SystemTime::now(", "UNIX_EPOCH.elapsed(", "thread::sleep("];
+
+/// The modules of the program that may call them, and why.
+const CLOCK_HOMES: &[(&str, &str)] = &[
+    ("crates/ground/io/src/clock.rs", "the clock that all others ask"),
+    ("crates/ground/io/src/driver", "drivers measure what sleeping and spinning cost"),
+    ("crates/ground/io/src/simulation/world.rs", "the simulated clock begins at some instant"),
+    ("crates/ground/io/src/net.rs", "waits for another process before a server starts"),
+    ("crates/ground/os/src/lock.rs", "waits for another process before a worker starts"),
+    ("crates/core/tls/src/make.rs", "dates of certificates"),
+    (
+        "crates/devices/client/src/command.rs",
+        "waits for the end of a process, on a thread for that",
+    ),
+    ("crates/devices/client/src/guard.rs", "a name for a temporary directory"),
+    ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
+    ("crates/devices/cabi/src/api.rs", "plugins in C sleep on their own threads"),
+    ("crates/devices/layers/src/pause.rs", "a thread that listens to a socket"),
+    ("crates/compat/nbdkit-devices/src/gates/exitwhen.rs", "a thread that watches files"),
+    ("crates/compat/nbdkit-devices/src/devices/info.rs", "a disk whose contents are the time"),
+    ("crates/compat/command-lines/src/nbdkit/natives.rs", "a seed that the command line left out"),
+    ("crates/programs/cli", "threads of the program itself; dates in reports and names"),
 ];
 
 /// The word to search for, written so that this file does not contain it.
@@ -36,10 +63,18 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(clippy.args(["--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     let mut least = run::cargo("clippy");
     run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
+    simulate::lint()?;
     let mut doc = run::cargo("doc");
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     check_links()?;
     check_dependencies()?;
+    let found = clocks(&run::workspace())?;
+    if !found.is_empty() {
+        return Err(format!(
+            "the system's time or sleep, where a simulation needs blockhaul_io::now and sleep:\n  {}",
+            found.join("\n  ")
+        ));
+    }
     let found = misplaced(&run::workspace())?;
     if found.is_empty() {
         println!("lint: clean; no {WORD} code outside {}", UNSAFE_HOMES.join(" and "));
@@ -66,6 +101,38 @@ fn check_dependencies() -> Outcome {
     run::show(run::cargo("deny").args(["check", "bans", "licenses", "sources"]))
 }
 
+/// Calls of [`CLOCKS`] in code of the program outside of the named modules, `PATH:LINE`.
+fn clocks(root: &Path) -> Result<Vec<String>, String> {
+    let mut files = Vec::new();
+    rust_files(root, Path::new("crates"), &mut files)?;
+    files.sort();
+    let tools = ["crates/testkit", "crates/simulator", "crates/programs/bench"];
+    files.retain(|file| {
+        let is_test = file.components().any(|part| part.as_os_str() == "tests")
+            || file.file_name().is_some_and(|name| name == "tests.rs");
+        let mut named = CLOCK_HOMES.iter().map(|home| home.0).chain(tools);
+        !is_test && !named.any(|home| file.starts_with(home))
+    });
+    let mut found = Vec::new();
+    for file in files {
+        let text = read(root, &file)?;
+        // Tests come last in a file.
+        let lines = text.lines().take_while(|line| *line != "#[cfg(test)]");
+        for (index, line) in lines.enumerate() {
+            let code = code_of(line);
+            if CLOCKS.iter().any(|call| code.contains(call)) {
+                found.push(format!("{}:{}", file.display(), index + 1));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn read(root: &Path, file: &Path) -> Result<String, String> {
+    fs::read_to_string(root.join(file))
+        .map_err(|error| format!("cannot read {}: {error}", file.display()))
+}
+
 /// Places of the word in code, `PATH:LINE`, outside the allowed crates.
 fn misplaced(root: &Path) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
@@ -74,8 +141,7 @@ fn misplaced(root: &Path) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for file in files.iter().filter(|file| !UNSAFE_HOMES.iter().any(|home| file.starts_with(home)))
     {
-        let text = fs::read_to_string(root.join(file))
-            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        let text = read(root, file)?;
         for (index, line) in text.lines().enumerate() {
             if has_word(&code_of(line)) {
                 found.push(format!("{}:{}", file.display(), index + 1));
@@ -147,6 +213,28 @@ mod tests {
         assert!(!found("//! no # here"));
         assert!(!found("let s = \"# \\\" #\"; // #"));
         assert!(!found("#_code = \"deny\""));
+    }
+
+    #[test]
+    fn only_named_modules_ask_the_system_for_the_time() {
+        let scratch = tempfile::tempdir().unwrap();
+        let root = scratch.path();
+        let sleep = "fn f() {\n    std::thread::sleep(TIME);\n}\n";
+        for (file, text) in [
+            ("crates/uses/engine/src/lane.rs", sleep.to_string()),
+            ("crates/ground/io/src/clock.rs", "fn now() { Instant::now() }".into()),
+            ("crates/uses/engine/src/rate.rs", format!("#[cfg(test)]\nmod tests {{ {sleep} }}")),
+            (
+                "crates/uses/engine/src/text.rs",
+                "// Instant::now()\nlet s = \"SystemTime::now()\";".into(),
+            ),
+            ("crates/uses/engine/tests/copy.rs", sleep.to_string()),
+        ] {
+            fs::create_dir_all(root.join(file).parent().unwrap()).unwrap();
+            fs::write(root.join(file), text).unwrap();
+        }
+        assert_eq!(clocks(root).unwrap(), ["crates/uses/engine/src/lane.rs:2"]);
+        assert_eq!(clocks(&run::workspace()).unwrap(), [""; 0]);
     }
 
     #[test]

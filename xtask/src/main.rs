@@ -15,6 +15,7 @@ mod pages;
 mod peers;
 mod races;
 mod run;
+mod simulate;
 mod site;
 mod source;
 mod suite;
@@ -89,6 +90,12 @@ const TASKS: &[Task] = &[
         summary: "what threads share, a million rounds under ThreadSanitizer",
         help: races::HELP,
         run: races::main,
+    },
+    Task {
+        name: "simulate",
+        summary: "server, client and engine in virtual time, with faults by a seed",
+        help: simulate::HELP,
+        run: simulate::main,
     },
     Task {
         name: "libnbd-suite",

@@ -115,7 +115,7 @@ impl RetryLayer {
         // Flushes of a reopened device do not report earlier failures.
         let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
-        let now = Now { device, generation: 0, opening: None, unflushed: false };
+        let now = Now { device, generation: 0, opening: None, changes: 0, flushed: 0 };
         let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
         Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))
     }
@@ -151,8 +151,19 @@ struct Now {
     generation: u64,
     /// It is being reopened; these tasks wait.
     opening: Option<Vec<Completer<()>>>,
-    /// There were changes since the last flush.
-    unflushed: bool,
+    /// Number of changes that were acknowledged.
+    changes: u64,
+    /// The first of them that were acknowledged before a flush began that has succeeded.
+    flushed: u64,
+}
+
+/// An attempt at a request.
+struct Attempt {
+    device: Arc<dyn Device>,
+    /// The device's, see [`Now::generation`].
+    generation: u64,
+    /// Number of changes before it: a flush covers these and no others.
+    changes: u64,
 }
 
 impl Device for RetryDevice {
@@ -163,14 +174,14 @@ impl Device for RetryDevice {
     fn submit(&self, mut request: Request) -> Pending {
         let shared = &self.0;
         let asked = Asked { kind: request.kind(), flags: request.flags };
-        let (device, generation) = match shared.start(asked) {
+        let attempt = match shared.start(asked) {
             Ok(started) => started,
             Err(error) => return error.into(),
         };
         let repeat = Repeat::of(&mut request);
-        let first = match device.submit(request).now() {
+        let first = match attempt.device.submit(request).now() {
             Ok(outcome) if outcome.is_ok() => {
-                let ended = shared.done(asked, generation);
+                let ended = shared.done(asked, &attempt);
                 return Pending::ready(ended.and(outcome));
             }
             Ok(outcome) => Pending::ready(outcome),
@@ -179,7 +190,7 @@ impl Device for RetryDevice {
         let shared = shared.clone();
         Pending::start(async move {
             let outcome = first.await;
-            shared.go_on(outcome, generation, &repeat, asked).await
+            shared.go_on(outcome, attempt, &repeat, asked).await
         })
     }
 }
@@ -189,8 +200,8 @@ impl Shared {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device for a request, and its generation.
-    fn start(&self, asked: Asked) -> Result<(Arc<dyn Device>, u64)> {
+    /// An attempt at a request over the current device.
+    fn start(&self, asked: Asked) -> Result<Attempt> {
         if asked.makes_durable() {
             self.flushes.check()?;
         }
@@ -199,24 +210,25 @@ impl Shared {
             let text = "the device had to be reopened and is now read-only";
             return Err(Error::new(Kind::ReadOnly, text));
         }
-        Ok((now.device.clone(), now.generation))
+        let (generation, changes) = (now.generation, now.changes);
+        Ok(Attempt { device: now.device.clone(), generation, changes })
     }
 
-    /// A request has succeeded; an error if that proves nothing.
-    fn done(&self, asked: Asked, generation: u64) -> Result<()> {
+    /// An attempt has succeeded; an error if that proves nothing.
+    fn done(&self, asked: Asked, attempt: &Attempt) -> Result<()> {
         let Asked { kind, flags } = asked;
         if self.plan.fail_unflushed && (kind.changes() || kind == OpKind::Flush) {
             let fua = flags.contains(Flags::FUA);
             let mut now = self.lock();
-            if now.generation != generation {
+            if now.generation != attempt.generation {
                 // Changed through a device that was replaced meanwhile.
                 if kind.changes() && !fua {
                     self.flushes.fail(&Error::new(Kind::Io, REOPENED));
                 }
             } else if kind == OpKind::Flush {
-                now.unflushed = false;
+                now.flushed = now.flushed.max(attempt.changes);
             } else if !fua {
-                now.unflushed = true;
+                now.changes += 1;
             }
         }
         if asked.makes_durable() { self.flushes.check() } else { Ok(()) }
@@ -241,14 +253,14 @@ impl Shared {
     async fn go_on(
         &self,
         mut outcome: Outcome,
-        mut generation: u64,
+        mut attempt: Attempt,
         repeat: &Repeat,
         asked: Asked,
     ) -> Outcome {
         let mut delay = self.plan.delay;
         for number in 0.. {
             let error = match outcome {
-                Ok(reply) => return self.done(asked, generation).map(|()| reply),
+                Ok(reply) => return self.done(asked, &attempt).map(|()| reply),
                 Err(error) => error,
             };
             if !self.may_repeat(asked, &error) || number >= self.plan.retries {
@@ -258,13 +270,13 @@ impl Shared {
             if self.plan.exponential {
                 delay = delay.saturating_mul(2).min(DELAY_MAX);
             }
-            if let Err(error) = self.again(generation).await {
+            if let Err(error) = self.again(attempt.generation).await {
                 outcome = Err(error);
                 continue;
             }
-            let (device, now) = self.start(asked)?;
-            generation = now;
-            outcome = device.submit(repeat.request().await?).await;
+            let request = repeat.request().await?;
+            attempt = self.start(asked)?;
+            outcome = attempt.device.submit(request).await;
         }
         Err(Error::new(Kind::Io, "tried again without end"))
     }
@@ -298,7 +310,8 @@ impl Shared {
         let mut now = self.lock();
         let waiting = now.opening.take().unwrap_or_default();
         let result = opened.map(|device| {
-            if self.plan.fail_unflushed && std::mem::take(&mut now.unflushed) {
+            if self.plan.fail_unflushed && now.changes > now.flushed {
+                now.flushed = now.changes;
                 self.flushes.fail(&Error::new(Kind::Io, REOPENED));
             }
             now.generation += 1;

@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 #[expect(clippy::disallowed_methods, reason = "the clock that all others ask")]
 #[inline]
 pub fn now() -> Instant {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = crate::simulation::now() {
+        return now;
+    }
     Instant::now()
 }
 

@@ -1,19 +1,18 @@
 //! The state of a worker thread, and access to it from its tasks.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_task::Runnable;
 
+#[cfg(feature = "simulation")]
+pub(crate) use self::current::replace_worker;
+pub(crate) use self::current::{set_worker, try_with_worker, with_worker};
 use crate::driver::Driver;
 use crate::inbox::{Inbox, Item};
 use crate::table::Table;
 use crate::timers::Timers;
-
-thread_local! {
-    static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
-}
 
 /// The state of a worker thread.
 pub(crate) struct Worker {
@@ -50,25 +49,9 @@ impl Worker {
     }
 }
 
-/// Makes `worker` the current thread's, once per thread.
-pub(crate) fn set_worker(worker: Worker) {
-    let fresh = CURRENT.with(|current| current.set(worker).is_ok());
-    assert!(fresh, "a new thread has no worker yet");
-}
-
 /// Counts bytes that were sent or received.
 pub(crate) fn moved(bytes: usize) {
     try_with_worker(|worker| worker.moved.update(|moved| moved.saturating_add(bytes)));
-}
-
-/// Runs `f` with the current thread's worker. Panics outside a worker.
-pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
-    CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
-}
-
-/// Runs `f` with the current thread's worker, unless there is none or it is ending.
-pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
-    CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
 }
 
 /// The current worker's number.
@@ -84,4 +67,68 @@ pub fn worker_count() -> usize {
 /// Name of the engine in use: `uring` or `threads`.
 pub fn engine_name() -> &'static str {
     with_worker(|worker| worker.engine.get())
+}
+
+/// A thread has one worker for life.
+#[cfg(not(feature = "simulation"))]
+mod current {
+    use std::cell::OnceCell;
+
+    use super::Worker;
+
+    thread_local! {
+        static CURRENT: OnceCell<Worker> = const { OnceCell::new() };
+    }
+
+    /// Makes `worker` the current thread's, once per thread.
+    pub(crate) fn set_worker(worker: Worker) {
+        let fresh = CURRENT.with(|current| current.set(worker).is_ok());
+        assert!(fresh, "a new thread has no worker yet");
+    }
+
+    /// Runs `f` with the current thread's worker. Panics outside a worker.
+    pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
+        CURRENT.with(|current| f(current.get().expect("called outside of a worker thread")))
+    }
+
+    /// Runs `f` with the current thread's worker, unless there is none or it is ending.
+    pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
+        CURRENT.try_with(|current| current.get().map(f)).ok().flatten()
+    }
+}
+
+/// A simulation runs many workers on one thread, one at a time.
+#[cfg(feature = "simulation")]
+mod current {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::Worker;
+
+    thread_local! {
+        static CURRENT: RefCell<Option<Rc<Worker>>> = const { RefCell::new(None) };
+    }
+
+    /// Makes `worker` the current thread's, once per thread.
+    pub(crate) fn set_worker(worker: Worker) {
+        let before = replace_worker(Some(Rc::new(worker)));
+        assert!(before.is_none(), "a new thread has no worker yet");
+    }
+
+    /// Makes `worker` the current thread's; returns the one before.
+    pub(crate) fn replace_worker(worker: Option<Rc<Worker>>) -> Option<Rc<Worker>> {
+        CURRENT.with(|current| current.replace(worker))
+    }
+
+    /// Runs `f` with the current thread's worker. Panics outside a worker.
+    pub(crate) fn with_worker<R>(f: impl FnOnce(&Worker) -> R) -> R {
+        let worker = CURRENT.with(|current| current.borrow().clone());
+        f(&worker.expect("called outside of a worker thread"))
+    }
+
+    /// Runs `f` with the current thread's worker, unless there is none or it is ending.
+    pub(crate) fn try_with_worker<R>(f: impl FnOnce(&Worker) -> R) -> Option<R> {
+        let worker = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten();
+        worker.map(|worker| f(&worker))
+    }
 }

@@ -45,6 +45,8 @@ mod recv_window;
 mod remote;
 mod seal;
 mod send_queue;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod sync;
 mod sys;
 mod table;

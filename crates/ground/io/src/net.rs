@@ -75,6 +75,8 @@ impl Stream {
         family: AddressFamily,
         address: &impl rustix::net::addr::SocketAddrArg,
     ) -> io::Result<Stream> {
+        #[cfg(feature = "simulation")]
+        crate::simulation::dialling().await?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
         loop {
@@ -105,6 +107,10 @@ impl Stream {
 
     /// Receives without waiting; 0: end of the stream, `WouldBlock`: no data yet.
     pub(crate) fn try_recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        #[cfg(feature = "simulation")]
+        let mut part = crate::simulation::receiving(&self.0, bufs)?;
+        #[cfg(feature = "simulation")]
+        let bufs = part.as_mut_slice();
         let mut control = RecvAncillaryBuffer::default();
         Ok(rustix::net::recvmsg(&self.0, bufs, &mut control, RecvFlags::DONTWAIT)?.bytes)
     }
@@ -159,6 +165,10 @@ impl Stream {
     /// Sends without waiting as much as the socket takes. `more`: more data follows at once, so
     /// packets need not be sent yet.
     pub(crate) fn try_send(&self, bufs: &[IoSlice<'_>], more: bool) -> io::Result<usize> {
+        #[cfg(feature = "simulation")]
+        let part = crate::simulation::sending(&self.0, bufs)?;
+        #[cfg(feature = "simulation")]
+        let bufs = part.as_slice();
         let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         flags.set(SendFlags::MORE, more);

@@ -24,6 +24,8 @@ pub(crate) fn contained(tasks: impl FnOnce()) {
     // poisoned.
     if let Err(cause) = catch_unwind(AssertUnwindSafe(tasks)) {
         let text = text_of(&*cause);
+        #[cfg(feature = "simulation")]
+        crate::simulation::note_panic(text);
         if ABORTS.load(Ordering::Relaxed) {
             abort(text);
         }

@@ -84,6 +84,8 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
+    #[cfg(feature = "simulation")]
+    let future = crate::simulation::mortal(future);
     // The future, which may be large, is not moved through the closure.
     let scheduler = with_worker(|worker| worker.scheduler());
     async_task::spawn_local(future, scheduler)

@@ -169,20 +169,8 @@ fn run(worker: &Worker) {
         if std::mem::take(&mut agreed) && !ending.withdraw(index) {
             break;
         }
-        for item in worker.inbox.take() {
-            match item {
-                Item::Run(runnable) => worker.ready.borrow_mut().push_back(runnable),
-                Item::Call(call) => panic::contained(call),
-                Item::Stop => stopping = true,
-            }
-        }
-        // After a panic, the remaining tasks run on the next turn.
-        panic::contained(|| {
-            for _ in 0..TASKS_PER_TURN {
-                let Some(runnable) = next_ready(worker) else { break };
-                runnable.run();
-            }
-        });
+        stopping |= take_items(worker);
+        run_tasks(worker, TASKS_PER_TURN);
         let idle = worker.ready.borrow().is_empty();
         if stopping && idle && worker.ops.borrow().files_out == 0 {
             if ending.agree(index, &worker.peers) {
@@ -200,19 +188,61 @@ fn run(worker: &Worker) {
         let may_look = quick && worker.ahead.get() == 0;
         let turned = worker.driver.borrow_mut().turn(sleep, may_look, &mut done);
         worker.inbox.awake();
-        for done in done.drain(..) {
-            let waker = worker.ops.borrow_mut().complete(done);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        }
+        wake_completed(worker, &mut done);
         if let Err(error) = turned {
             failures += 1;
             replace_driver(worker, &error, failures);
         }
-        let due = worker.timers.borrow_mut().due(crate::now());
-        due.into_iter().for_each(std::task::Waker::wake);
+        wake_due(worker);
     }
+    end(worker);
+}
+
+/// Takes what other threads have passed to the worker; true if that includes a stop.
+#[inline]
+pub(crate) fn take_items(worker: &Worker) -> bool {
+    let mut stop = false;
+    for item in worker.inbox.take() {
+        match item {
+            Item::Run(runnable) => worker.ready.borrow_mut().push_back(runnable),
+            Item::Call(call) => panic::contained(call),
+            Item::Stop => stop = true,
+        }
+    }
+    stop
+}
+
+/// Runs at most this many tasks that are ready. After a panic, the rest run on the next turn.
+#[inline]
+pub(crate) fn run_tasks(worker: &Worker, most: usize) {
+    panic::contained(|| {
+        for _ in 0..most {
+            let Some(runnable) = next_ready(worker) else { break };
+            runnable.run();
+        }
+    });
+}
+
+/// Wakes the tasks that wait for these completions.
+#[inline]
+pub(crate) fn wake_completed(worker: &Worker, done: &mut Vec<Done>) {
+    for done in done.drain(..) {
+        let waker = worker.ops.borrow_mut().complete(done);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Wakes the tasks whose time has come.
+#[inline]
+pub(crate) fn wake_due(worker: &Worker) {
+    let due = worker.timers.borrow_mut().due(crate::now());
+    due.into_iter().for_each(std::task::Waker::wake);
+}
+
+/// Refuses late calls and drops all tasks that wait.
+pub(crate) fn end(worker: &Worker) {
     // Late calls are refused. Waiting tasks are dropped with everything they hold: a task whose
     // last waker is dropped is queued once more, and dropping its queue entry drops it.
     drop(worker.inbox.close());

@@ -11,6 +11,7 @@ use blockhaul_block::{Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pend
 use blockhaul_catalog::{Another, Below, Layer, Opening};
 use blockhaul_io::Data;
 use blockhaul_layers::StatsLayer;
+use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 
 /// Memory behind connections that end after a number of requests, with this kind of error.
 struct Fragile {
@@ -125,6 +126,30 @@ fn retry_can_refuse_what_may_be_lost() {
         read(&device, 0, 1).await;
         let error = device.write(0, Data::copy_of(b"x")).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ReadOnly);
+    });
+}
+
+#[test]
+fn a_flush_does_not_cover_a_write_that_ended_during_it() {
+    on_workers(|| async {
+        let faults = FaultDevice::over(blockhaul_backends::memory(1 << 20), 1);
+        faults.add(Rule::new(Then::HangAfter).kind(OpKind::Flush).times(1));
+        let dialer = Dialer {
+            memory: faults.clone(),
+            requests: 2,
+            kind: Kind::Disconnected,
+            dialed: AtomicU64::new(0),
+        };
+        let below = dialer.another().await.unwrap();
+        let below = Below { reopen: Some(Arc::new(dialer)), ..Below::alone(below) };
+        let text = "retry?retry-delay=1ms&unflushed=fail";
+        let device = layer(text).unwrap().open(below).await.unwrap();
+        let flush = device.submit(Request::flush());
+        write(&device, 0, b"x").await;
+        assert_eq!(faults.release(), 1);
+        flush.await.unwrap();
+        // The connection has ended: the server may have lost the write.
+        assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
     });
 }
 

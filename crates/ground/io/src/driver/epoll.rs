@@ -211,7 +211,7 @@ impl Driver for Epoll {
 }
 
 /// Runs a file operation on the calling thread.
-fn run(mut op: FileOp) -> (i32, FileOp) {
+pub(crate) fn run(mut op: FileOp) -> (i32, FileOp) {
     let result = match &mut op {
         FileOp::Read { file, buf, start, at, .. } => {
             rustix::io::pread(file, &mut buf[*start..], *at)

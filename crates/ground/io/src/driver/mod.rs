@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 pub use self::api::Interest;
 pub(crate) use self::api::{Done, Driver, FileOp, Sleep};
+#[cfg(feature = "simulation")]
+pub(crate) use self::epoll::run as run_file_op;
 pub use self::uring::available as uring_available;
 use crate::sys::Wakeup;
 

@@ -200,6 +200,8 @@ impl Parked {
     /// Parks what the socket has; `WouldBlock`: no data, or the pipe is full. 0: end of stream.
     pub(crate) fn fill_from_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let len = self.missing();
+        #[cfg(feature = "simulation")]
+        let len = crate::simulation::splicing(stream.as_fd(), len)?;
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
         let moved = splice(stream, None, &self.pipe().write, None, len, flags)?;
         self.held += moved;
@@ -208,8 +210,11 @@ impl Parked {
 
     /// Sends what the socket takes; `WouldBlock` if it takes nothing now.
     pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
+        let len = self.held;
+        #[cfg(feature = "simulation")]
+        let len = crate::simulation::splicing(stream.as_fd(), len)?;
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let moved = splice(&self.pipe().read, None, stream, None, self.held, flags)?;
+        let moved = splice(&self.pipe().read, None, stream, None, len, flags)?;
         self.held -= moved;
         self.count(
             moved,

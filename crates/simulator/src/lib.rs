@@ -1,0 +1,68 @@
+//! Runs our server, client and engine against each other in virtual time, on one thread, with faults
+//! by a seed, and checks what must hold whatever happens. `docs/simulation.md` says how to use it and
+//! how to add a scenario.
+//!
+//! - [`Scenario`]: one kind of run; [`SCENARIOS`] lists them.
+//! - [`simulate`]: one run. [`shrink`]: the same failure with fewer faults.
+//! - `site`: a server on a machine that can lose power. `oracle`: what a client may read.
+//! - `noise`: how bad the network is.
+
+#![cfg(feature = "simulation")]
+
+mod copy;
+mod noise;
+mod oracle;
+mod run;
+mod serve;
+mod shrink;
+mod site;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use blockhaul_io::simulation::Faults;
+use blockhaul_testkit::rng::Rng;
+
+pub use self::run::{Ended, Run, simulate};
+pub use self::shrink::{Shrunk, shrink};
+
+/// One kind of run.
+pub struct Scenario {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// One line for the help.
+    pub summary: &'static str,
+    start: fn(Setting) -> Course,
+}
+
+/// What a run does, to its verdict: an error says which promise was broken.
+type Course = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+
+/// What a scenario begins with.
+struct Setting {
+    /// Decides what the scenario does; faults of the network have numbers of their own.
+    rng: Rng,
+    /// For sockets, journals and temporary files of this run.
+    dir: PathBuf,
+    /// How bad the network is.
+    faults: Faults,
+}
+
+/// Every scenario, in the order of the help.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "copy",
+        summary: "a copy with journal and retries; its machine, source and target lose power",
+        start: |setting| Box::pin(copy::run(setting)),
+    },
+    Scenario {
+        name: "serve",
+        summary: "clients of a server, with layers on both sides; the server and its disk fail",
+        start: |setting| Box::pin(serve::run(setting)),
+    },
+];
+
+/// The scenario of this name.
+pub fn scenario(name: &str) -> Option<&'static Scenario> {
+    SCENARIOS.iter().find(|scenario| scenario.name == name)
+}

@@ -1,0 +1,341 @@
+//! What a client may read: for each sector, the values that it can have now, and those that it can
+//! have after a power cut.
+//!
+//! A client writes only its own sectors, each write with a value of its own, and has at most one
+//! request at a time on a sector that changes it. A write that failed may have happened or not; if
+//! its connection was lost, it may even happen later, so that its sectors are not written for a
+//! while.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use blockhaul_io::now;
+
+/// Bytes of a sector: what a disk writes as a whole.
+pub(crate) const SECTOR: usize = 512;
+/// A request of a lost connection happens within this time, or never.
+const LATE: Duration = Duration::from_secs(1000);
+/// The value of zeroes.
+pub(crate) const ZEROES: u64 = 0;
+
+/// The sectors of one client.
+pub(crate) struct Oracle {
+    /// The number of the first sector on the disk.
+    first: usize,
+    sectors: Vec<Sector>,
+    /// The last value that was written.
+    last: u64,
+    /// Counts losses: a reply to a request from before one may itself be from before it.
+    losses: u64,
+    /// A change has failed.
+    has_failed: bool,
+}
+
+#[derive(Clone)]
+struct Sector {
+    /// Values that a read may return.
+    possible: Vec<u64>,
+    /// Values that it may have after a power cut.
+    after_cut: Vec<u64>,
+    /// Values that it had at any time: a trim may bring back any of them, whether it fails or not.
+    ever: Vec<u64>,
+    /// The value of which the client knows that it was written over the connection it has.
+    acked: Option<u64>,
+    /// Counts changes.
+    version: u64,
+    /// A request that changes it is in flight.
+    busy: bool,
+    /// A request of a lost connection may change it until then.
+    doubtful: Option<Instant>,
+}
+
+/// What a flush makes durable, as its sender sees it: sectors, with version and value.
+pub(crate) struct Flushing(Vec<(usize, u64, u64)>);
+
+impl Oracle {
+    /// Sectors from `first` on, each with the value of [`initial`].
+    pub(crate) fn new(first: usize, count: usize) -> Oracle {
+        let sector = |index| {
+            let value = initial(first + index);
+            Sector {
+                possible: vec![value],
+                after_cut: vec![value],
+                ever: vec![value],
+                acked: None,
+                version: 0,
+                busy: false,
+                doubtful: None,
+            }
+        };
+        // Values of different clients differ.
+        let last = (first as u64 + 1) << 32;
+        Oracle {
+            first,
+            sectors: (0..count).map(sector).collect(),
+            last,
+            losses: 0,
+            has_failed: false,
+        }
+    }
+
+    /// The sectors, by their numbers on the disk.
+    pub(crate) fn all(&self) -> Range<usize> {
+        self.first..self.first + self.sectors.len()
+    }
+
+    fn at(&mut self, range: Range<usize>) -> &mut [Sector] {
+        &mut self.sectors[range.start - self.first..range.end - self.first]
+    }
+
+    /// A value that was not written yet.
+    pub(crate) fn fresh(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Whether the sectors can be written: nothing old can change them any more.
+    pub(crate) fn is_settled(&mut self, range: Range<usize>) -> bool {
+        let now = now();
+        self.at(range).iter().all(|sector| sector.doubtful.is_none_or(|until| until <= now))
+    }
+
+    /// Number of losses so far: take it when a request begins.
+    pub(crate) fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// A change begins.
+    pub(crate) fn begin(&mut self, range: Range<usize>, value: u64) {
+        for sector in self.at(range) {
+            assert!(!std::mem::replace(&mut sector.busy, true), "one change at a time");
+            add(&mut sector.possible, value);
+            add(&mut sector.after_cut, value);
+            add(&mut sector.ever, value);
+            sector.version += 1;
+            sector.acked = None;
+        }
+    }
+
+    /// A trim begins.
+    pub(crate) fn begin_trim(&mut self, range: Range<usize>) {
+        self.begin(range.clone(), ZEROES);
+        for sector in self.at(range) {
+            for value in sector.ever.clone() {
+                add(&mut sector.possible, value);
+                add(&mut sector.after_cut, value);
+            }
+        }
+    }
+
+    /// It was acknowledged. `durable`: with FUA. `losses`: those before it began.
+    pub(crate) fn done(&mut self, range: Range<usize>, value: u64, durable: bool, losses: u64) {
+        let same = losses == self.losses;
+        for sector in self.at(range) {
+            sector.busy = false;
+            sector.acked = Some(value);
+            if durable || same {
+                sector.possible = vec![value];
+            }
+            if durable {
+                sector.after_cut = vec![value];
+            }
+        }
+    }
+
+    /// A trim was acknowledged.
+    pub(crate) fn trimmed(&mut self, range: Range<usize>) {
+        self.at(range).iter_mut().for_each(|sector| sector.busy = false);
+    }
+
+    /// A change has failed. `late`: it may still happen.
+    pub(crate) fn failed(&mut self, range: Range<usize>, late: bool) {
+        let until = late.then(|| now() + LATE);
+        self.has_failed = true;
+        for sector in self.at(range) {
+            sector.busy = false;
+            sector.doubtful = until.max(sector.doubtful);
+        }
+    }
+
+    /// Whether a change has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// The client has another connection, and knows it.
+    pub(crate) fn reconnected(&mut self) {
+        self.sectors.iter_mut().for_each(|sector| sector.acked = None);
+    }
+
+    /// A flush begins.
+    pub(crate) fn flush(&self) -> Flushing {
+        let known = self.sectors.iter().enumerate().filter_map(|(index, sector)| {
+            let value = sector.acked.filter(|_| !sector.busy)?;
+            Some((index, sector.version, value))
+        });
+        Flushing(known.collect())
+    }
+
+    /// It was acknowledged.
+    pub(crate) fn flushed(&mut self, flushing: &Flushing) -> Result<(), String> {
+        for (index, version, value) in &flushing.0 {
+            let sector = &mut self.sectors[*index];
+            if sector.version != *version {
+                continue;
+            }
+            if !sector.possible.contains(value) {
+                let number = self.first + index;
+                return Err(format!(
+                    "a flush is acknowledged, but sector {number} was lost before"
+                ));
+            }
+            sector.possible = vec![*value];
+            sector.after_cut = vec![*value];
+        }
+        Ok(())
+    }
+
+    /// The disk has lost power.
+    pub(crate) fn power_cut(&mut self) {
+        self.losses += 1;
+        for sector in &mut self.sectors {
+            sector.possible = sector.after_cut.clone();
+        }
+    }
+
+    /// A cache of the client's was dropped: what it had not written may be lost, or written late.
+    pub(crate) fn lost_cache(&mut self) {
+        let until = now() + LATE;
+        self.losses += 1;
+        for sector in &mut self.sectors {
+            sector.possible = sector.after_cut.clone();
+            sector.doubtful = Some(until);
+        }
+    }
+
+    /// No server is left that could carry out old requests.
+    pub(crate) fn forget_late(&mut self) {
+        self.sectors.iter_mut().for_each(|sector| sector.doubtful = None);
+    }
+
+    /// Everything on the disk is durable now.
+    pub(crate) fn all_durable(&mut self) {
+        for sector in &mut self.sectors {
+            sector.after_cut = sector.possible.clone();
+        }
+    }
+
+    /// Checks bytes that were read. The range is not being changed. `losses`: those before the read
+    /// began.
+    pub(crate) fn check(
+        &mut self,
+        range: Range<usize>,
+        bytes: &[u8],
+        losses: u64,
+    ) -> Result<(), String> {
+        let (now, same) = (now(), losses == self.losses);
+        let start = range.start;
+        for (index, (sector, bytes)) in
+            self.at(range).iter_mut().zip(bytes.chunks_exact(SECTOR)).enumerate()
+        {
+            let number = start + index;
+            let value = value_of(number, bytes)
+                .ok_or_else(|| format!("sector {number} has contents that nobody wrote"))?;
+            if !sector.possible.contains(&value) {
+                return Err(format!(
+                    "sector {number} has value {value:#x}; possible are {:x?}",
+                    sector.possible
+                ));
+            }
+            if same && sector.doubtful.is_none_or(|until| until <= now) {
+                sector.possible = vec![value];
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a range that is reported as zeroes can have them. It is not being changed.
+    pub(crate) fn check_zero(&mut self, range: Range<usize>) -> Result<(), String> {
+        let start = range.start;
+        let wrong = self.at(range).iter().position(|sector| !sector.possible.contains(&ZEROES));
+        match wrong {
+            None => Ok(()),
+            Some(index) => Err(format!("sector {} is reported as zeroes", start + index)),
+        }
+    }
+}
+
+fn add(values: &mut Vec<u64>, value: u64) {
+    if !values.contains(&value) {
+        values.push(value);
+    }
+}
+
+/// The value of a sector of a new disk: every other eight are zeroes.
+pub(crate) fn initial(sector: usize) -> u64 {
+    if (sector / 8).is_multiple_of(2) { ZEROES } else { 1 }
+}
+
+/// The bytes of sectors with a value.
+pub(crate) fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
+    range.flat_map(|sector| word(sector, value).to_le_bytes().repeat(SECTOR / 8)).collect()
+}
+
+/// The value of a sector with these bytes; `None` if they are of no value.
+fn value_of(sector: usize, bytes: &[u8]) -> Option<u64> {
+    let (words, _) = bytes.as_chunks::<8>();
+    let first = words.first()?;
+    if words.iter().any(|word| word != first) {
+        return None;
+    }
+    let found = u64::from_le_bytes(*first);
+    let value = if found == 0 { 0 } else { found ^ place(sector) };
+    (word(sector, value) == found).then_some(value)
+}
+
+/// The word that a sector with a value is filled with: another one for each sector.
+fn word(sector: usize, value: u64) -> u64 {
+    if value == ZEROES { 0 } else { value ^ place(sector) }
+}
+
+fn place(sector: usize) -> u64 {
+    (sector as u64 + 1) << 48
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_and_bytes_belong_together_and_misplaced_sectors_are_found() {
+        for value in [ZEROES, 1, 7 << 32] {
+            let bytes = bytes_of(3..5, value);
+            assert_eq!(value_of(3, &bytes[..SECTOR]), Some(value));
+            assert_eq!(value_of(4, &bytes[SECTOR..]), Some(value));
+            assert_eq!(value_of(3, &bytes[SECTOR..]) == Some(value), value == ZEROES);
+        }
+        let mut torn = bytes_of(3..4, 9);
+        torn[100] ^= 1;
+        assert_eq!(value_of(3, &torn), None);
+    }
+
+    #[test]
+    fn what_was_flushed_must_be_there_and_what_was_not_may() {
+        let mut oracle = Oracle::new(8, 2);
+        let value = oracle.fresh();
+        oracle.begin(8..9, value);
+        oracle.done(8..9, value, false, 0);
+        let old = bytes_of(8..9, 1);
+        assert!(oracle.check(8..9, &old, 0).is_err(), "it was acknowledged");
+        let flushing = oracle.flush();
+        oracle.power_cut();
+        assert!(oracle.check(8..9, &old, 1).is_ok(), "it was not flushed");
+        assert!(oracle.flushed(&flushing).is_err(), "it is lost");
+        let value = oracle.fresh();
+        oracle.begin(9..10, value);
+        oracle.done(9..10, value, true, 1);
+        oracle.power_cut();
+        assert!(oracle.check(9..10, &bytes_of(9..10, 1), 2).is_err(), "it was durable");
+        assert!(oracle.check_zero(9..10).is_err());
+    }
+}

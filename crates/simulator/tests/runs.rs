@@ -1,0 +1,61 @@
+//! Short runs of every scenario, as many as take a minute on two processors; more with
+//! BLOCKHAUL_LONG. `cargo xtask simulate` makes more, with seeds of its own.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use blockhaul_simulator::{Run, SCENARIOS, Scenario, simulate};
+use blockhaul_testkit::rng::seed;
+
+/// Runs of a scenario in the ordinary test.
+const RUNS: u64 = 1000;
+/// The same with BLOCKHAUL_LONG.
+const RUNS_LONG: u64 = 100_000;
+
+/// Runs a scenario with fresh seeds on all processors.
+fn many(scenario: &'static Scenario) {
+    let runs = if std::env::var_os("BLOCKHAUL_LONG").is_some() { RUNS_LONG } else { RUNS };
+    let (first, next) = (seed() >> 16, AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= runs {
+                        break;
+                    }
+                    let run = Run::of(scenario, first + index);
+                    let failure = simulate(&run).failure;
+                    assert!(failure.is_none(), "{}; repeat it with: {run}", failure.unwrap());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn no_promise_is_broken_by_a_copy() {
+    many(&SCENARIOS[0]);
+}
+
+#[test]
+fn no_promise_is_broken_by_a_server_with_layers() {
+    many(&SCENARIOS[1]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_events() {
+    let mut steps = 0;
+    for scenario in SCENARIOS {
+        for seed in 0..60 {
+            let run = Run::of(scenario, seed);
+            let (one, two) = (simulate(&run), simulate(&run));
+            assert_eq!(one.failure, two.failure, "{run}");
+            assert_eq!(one.report.trace, two.report.trace, "{run}");
+            assert_eq!(one.report.chosen, two.report.chosen, "{run}");
+            steps += one.report.steps;
+        }
+    }
+    assert!(steps > 10_000, "{steps}");
+}
