@@ -16,6 +16,7 @@ use super::control::{Control, Operations, Shared};
 use super::exports::Table;
 use super::listen::{self, Addresses, Listening, Where};
 use super::notify::Notify;
+use super::qmp::{self, Monitor};
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
@@ -39,6 +40,12 @@ pub struct Job {
     pub listeners: Where,
     pub single: Option<Single>,
     pub control: Option<Control>,
+    /// Sockets of the monitor protocol.
+    pub qmp: Vec<Control>,
+    /// Commands of that protocol, to be run first.
+    pub first_commands: Vec<String>,
+    /// It listens for NBD clients from the beginning.
+    pub listens: bool,
     pub background: Background,
     pub stopper: Stopper,
     pub limits: Limits,
@@ -85,6 +92,24 @@ impl Job {
             .into_iter()
             .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
             .collect();
+        let operations = Arc::new(Operations {
+            server: server.clone(),
+            table: self.table.clone(),
+            stopper: self.stopper.clone(),
+            worker: Remote::to(blockhaul_io::worker()),
+            secured: self.secured.clone(),
+            notify: self.notify.clone(),
+            jobs: Arc::default(),
+        });
+        let monitor = match self.qmp.is_empty() && self.first_commands.is_empty() {
+            true => None,
+            false => Some(Monitor::new(&operations, self.listens)),
+        };
+        if let Some(monitor) = &monitor {
+            for command in &self.first_commands {
+                monitor.run_first(command).await?;
+            }
+        }
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
         }
@@ -104,17 +129,13 @@ impl Job {
         }
         self.change_user()?;
         self.background.ready(&say, self.verbose)?;
-        let operations = Arc::new(Operations {
-            server: server.clone(),
-            table: self.table.clone(),
-            stopper: self.stopper.clone(),
-            worker: Remote::to(blockhaul_io::worker()),
-            secured: self.secured.clone(),
-            notify: self.notify.clone(),
-            jobs: Arc::default(),
-        });
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
+        let sockets = std::mem::take(&mut self.qmp).into_iter();
+        let start = |socket| {
+            monitor.as_ref().map(|monitor| qmp::start(socket, &operations.worker, monitor))
+        };
+        let qmp: Vec<_> = sockets.map(start).collect();
         let mut child = self.start_command(&addresses, &told, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
@@ -136,7 +157,10 @@ impl Job {
         page.end(&operations);
         metrics.end().await;
         // They hold the server, and with it its exports.
-        drop((control, operations));
+        if let Some(monitor) = &monitor {
+            monitor.stop();
+        }
+        drop((control, qmp, monitor, operations));
         alive.into_iter().for_each(blockhaul_io::Task::cancel);
         listening.into_iter().for_each(blockhaul_io::Task::cancel);
         if let Some(rest) = rest {
@@ -161,7 +185,8 @@ impl Job {
     /// Changes to the user of `--user` and `--group`, with the sockets.
     fn change_user(&self) -> Result<(), Failure> {
         let Some(identity) = &self.identity else { return Ok(()) };
-        let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
+        let mut sockets = self.control.iter().chain(&self.qmp);
+        let given = sockets.try_for_each(|socket| socket.give_to(identity));
         let given = given.and_then(|()| self.listeners.cleanup().give_to(identity));
         let assumed = given.and_then(|()| identity.assume());
         assumed.map_err(|error| cannot_become(identity, &error))?;
