@@ -628,7 +628,9 @@ impl Operations {
         };
         match copies {
             true => Ok(job.described()),
-            false => Err(Refusal::failed("the job has ended, or clients wait for its end")),
+            false => Err(Refusal::failed(
+                "the job is not copying: it has ended, or clients wait for its end",
+            )),
         }
     }
 

@@ -21,6 +21,7 @@ use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::{command, figures, status, stdio, system};
+use crate::aside::Serving;
 use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{Destinations, Metrics};
 use crate::{logger, signals};
@@ -101,15 +102,7 @@ impl Job {
             notify: self.notify.clone(),
             jobs: Arc::default(),
         });
-        let monitor = match self.qmp.is_empty() && self.first_commands.is_empty() {
-            true => None,
-            false => Some(Monitor::new(&operations, self.listens)),
-        };
-        if let Some(monitor) = &monitor {
-            for command in &self.first_commands {
-                monitor.run_first(command).await?;
-            }
-        }
+        let monitor = self.monitor(&operations).await?;
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
         }
@@ -131,11 +124,7 @@ impl Job {
         self.background.ready(&say, self.verbose)?;
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
-        let sockets = std::mem::take(&mut self.qmp).into_iter();
-        let start = |socket| {
-            monitor.as_ref().map(|monitor| qmp::start(socket, &operations.worker, monitor))
-        };
-        let qmp: Vec<_> = sockets.map(start).collect();
+        let qmp = monitor.as_ref().map(|monitor| self.start_monitor(&operations, monitor));
         let mut child = self.start_command(&addresses, &told, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
@@ -192,6 +181,24 @@ impl Job {
         assumed.map_err(|error| cannot_become(identity, &error))?;
         // The kernel resets it when the user changes.
         if self.exit_with_parent { listen::tie_to_parent() } else { Ok(()) }
+    }
+
+    /// The monitor, if there is one, after the commands of the command line.
+    async fn monitor(&self, operations: &Operations) -> Result<Option<Arc<Monitor>>, Failure> {
+        if self.qmp.is_empty() && self.first_commands.is_empty() {
+            return Ok(None);
+        }
+        let monitor = Monitor::new(operations, self.listens);
+        for command in &self.first_commands {
+            monitor.run_first(command).await?;
+        }
+        Ok(Some(monitor))
+    }
+
+    /// Serves its sockets until the result is dropped.
+    fn start_monitor(&mut self, operations: &Operations, monitor: &Arc<Monitor>) -> Vec<Serving> {
+        let sockets = std::mem::take(&mut self.qmp).into_iter();
+        sockets.map(|socket| qmp::start(socket, &operations.worker, monitor)).collect()
     }
 
     /// Starts the command of `--run`, whose end stops the server.

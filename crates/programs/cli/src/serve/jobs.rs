@@ -608,10 +608,14 @@ impl Job {
         } else {
             self.enter(Status::Aborting);
         }
+        // Whoever hears of the end finds the job in its last state.
+        let by_hand = self.settings.dismissed_by_hand;
+        let last = if by_hand { Status::Concluded } else { Status::Null };
+        *self.status.lock().expect("no panic under this lock") = last;
         self.tell(&Happened::Ended);
-        self.enter(Status::Concluded);
-        if !self.settings.dismissed_by_hand {
-            self.enter(Status::Null);
+        self.tell(&Happened::Status(Status::Concluded));
+        if !by_hand {
+            self.tell(&Happened::Status(Status::Null));
         }
         self.changed.notify();
         if let Some(mirror) = self.mirror() {

@@ -60,8 +60,8 @@ struct State {
     postponed: Option<String>,
     /// Time that clients have waited at the end.
     downtime: Option<Duration>,
-    /// What clients have left.
-    left: Option<Stack>,
+    /// What clients have left, and its description.
+    left: Option<(Stack, String)>,
 }
 
 /// What a mirror copies before it copies changes.
@@ -251,13 +251,9 @@ impl Mirror {
             if ending.switch {
                 log::info!(export = self.export.name; "clients of {:?} are on {} now", self.export.name, self.target);
                 let mut stack = self.export.stack.lock().expect("no panic under this lock");
-                state.left = stack.replace(next);
-                drop(stack);
-                self.export
-                    .storage
-                    .lock()
-                    .expect("no panic under this lock")
-                    .clone_from(&self.target);
+                let mut storage = self.export.storage.lock().expect("no panic under this lock");
+                let before = std::mem::replace(&mut *storage, self.target.clone());
+                state.left = stack.replace(next).map(|stack| (stack, before));
             }
             return Ok(true);
         };
@@ -364,8 +360,8 @@ impl Mirror {
         self.changes.bytes()
     }
 
-    /// The device that clients have left for the target; once.
-    pub fn left(&self) -> Option<Stack> {
+    /// The device that clients have left for the target, and its description; once.
+    pub fn left(&self) -> Option<(Stack, String)> {
         self.lock().left.take()
     }
 

@@ -280,8 +280,9 @@ impl Monitor {
         let Some(Use { source, target, .. }) = uses else { return };
         let (Some(from), Some(to)) = (self.running(&source), self.running(&target)) else { return };
         let old = job.mirror().and_then(|mirror| mirror.left());
-        if let (Some(old), Some(shared)) = (old, to.shared.clone()) {
+        if let (Some((old, storage)), Some(shared)) = (old, to.shared.clone()) {
             let device = self.table.wanted().served(&old, to.write);
+            *to.storage.lock().expect("no panic under this lock") = storage;
             *to.stack.lock().expect("no panic under this lock") = Some(old);
             if let Ok(device) = device {
                 drop(blockhaul_io::spawn(async move {

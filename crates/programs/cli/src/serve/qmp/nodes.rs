@@ -305,6 +305,19 @@ impl Monitor {
         Ok(started.snapshot)
     }
 
+    /// The point in time that a `snapshot-access` node shows, if it is one of the disk of `disk`.
+    pub(super) async fn snapshot_over(&self, name: &str, disk: &str) -> Result<Option<Snapshot>> {
+        let Some(node) = self.node(name) else { return Ok(None) };
+        let What::Access { of, .. } = &node.what else { return Ok(None) };
+        let below = self.node(of).ok_or_else(|| Error::no_node(of))?;
+        match &below.what {
+            What::BeforeWrite { disk: own, .. } if own == disk => {
+                self.snapshot_of(&below).await.map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// What a `snapshot-access` node shows, with these bitmaps.
     pub(super) async fn view(
         &self,
@@ -404,7 +417,8 @@ impl Monitor {
         if self.parent(name).is_some() {
             return Err(Error::generic(format!("Block device {name} is in use")));
         }
-        if self.is_used(name) {
+        let is_served = self.running(name).is_some_and(|running| running.served);
+        if is_served || self.is_used(name) {
             return Err(Error::generic(format!("Node {name} is in use")));
         }
         match &node.what {

@@ -69,7 +69,10 @@ impl Monitor {
                     self.free_bitmap(needed(action.data, "node"), needed(action.data, "name"))
                         .await?;
                 }
-                _ => at_once.push(self.bitmap_change(action).await?),
+                _ => {
+                    at_once.push(self.bitmap_change(action).await?);
+                    at_once.extend(self.since_then(action, actions).await?);
+                }
             }
         }
         check_jobs(&uses)?;
@@ -81,6 +84,28 @@ impl Monitor {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;
         }
         Ok(())
+    }
+
+    /// A bitmap that begins together with a backup of an earlier point in time begins at that point:
+    /// what was written between them is not in the backup.
+    async fn since_then(&self, action: &Action<'_>, all: &[Action<'_>]) -> Result<Vec<AtOnce>> {
+        let Action { kind, data } = action;
+        if !matches!(*kind, "block-dirty-bitmap-add" | "block-dirty-bitmap-clear") {
+            return Ok(Vec::new());
+        }
+        let node = needed(data, "node");
+        let mut changes: Vec<AtOnce> = Vec::new();
+        for backup in all.iter().filter(|one| one.kind == "blockdev-backup") {
+            let Some(snapshot) = self.snapshot_over(needed(backup.data, "device"), node).await?
+            else {
+                continue;
+            };
+            let bitmap = self.bitmap(node, needed(data, "name")).await?;
+            changes.push(Box::new(move || {
+                snapshot.changed().into_iter().for_each(|(at, len)| bitmap.set(at, len));
+            }));
+        }
+        Ok(changes)
     }
 
     /// A change of a bitmap that cannot fail any more.
