@@ -146,7 +146,7 @@ impl Monitor {
         })?;
         let shared = match &found {
             Found::Live(running) => {
-                if let Some(over) = self.node(node).filter(|node| is_before_write(node)) {
+                if let Some(over) = self.node(node).filter(is_before_write) {
                     self.snapshot_of(&over).await?;
                 }
                 self.check_bitmaps(running, node, bitmaps, writable).await?;

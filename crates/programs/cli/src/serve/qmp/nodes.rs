@@ -550,10 +550,12 @@ fn nbd_plan(options: &Arguments) -> Result<Plan> {
 
 /// How a `copy-before-write` node keeps old contents.
 fn begin_of(options: &Arguments) -> Result<Begin> {
-    let mut kept = Options::default();
-    // Without a time limit writes wait for the file system, as in QEMU.
-    kept.guest_timeout = Duration::from_secs(number(options, "cbw-timeout").unwrap_or(0));
-    kept.on_failure = on_failure(text(options, "on-cbw-error"));
+    let mut kept = Options {
+        // Without a time limit writes wait for the file system, as in QEMU.
+        guest_timeout: Duration::from_secs(number(options, "cbw-timeout").unwrap_or(0)),
+        on_failure: on_failure(text(options, "on-cbw-error")),
+        ..Options::default()
+    };
     if let Some(size) = number(options, "min-cluster-size") {
         kept.block = size.max(kept.block);
     }
