@@ -1,5 +1,5 @@
-//! The command lines of nbdkit, nbdcopy and nbdinfo, translated to those of `blockhaul serve`,
-//! `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
+//! The command lines of nbdkit, nbdcopy, nbdinfo and qemu-storage-daemon, translated to those of
+//! `blockhaul serve`, `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
 //! abbreviations, formats of output, versions.
 //!
 //! Nothing is run here: the program runs the translated words, so that there is only one
@@ -9,6 +9,7 @@ pub mod getopt;
 pub mod nbdcopy;
 pub mod nbdinfo;
 pub mod nbdkit;
+pub mod qemu_storage_daemon;
 
 use std::ffi::OsString;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::{Opening, Switch};
-use blockhaul_block::{Device, Flushes};
+use blockhaul_block::{Device, Flushes, Result};
 
 /// A client that opens a device.
 #[derive(Clone, Default)]
@@ -162,6 +162,20 @@ impl Shared {
             switch: Switch::new(device),
             flushes: Arc::default(),
             any_name,
+            form: None,
+        })))
+    }
+
+    /// The same device under another name, in the form that `form` gives to the handle of each
+    /// client, if there is one.
+    pub fn beside(&self, name: &str, description: &str, form: Option<Form>) -> Arc<Shared> {
+        Arc::new(Shared(Arc::new(OneDevice {
+            name: name.to_string(),
+            description: Some(description).filter(|text| !text.is_empty()).map(str::to_string),
+            switch: self.0.switch.clone(),
+            flushes: self.0.flushes.clone(),
+            any_name: false,
+            form,
         })))
     }
 
@@ -188,7 +202,11 @@ struct OneDevice {
     /// below it.
     flushes: Arc<Flushes>,
     any_name: bool,
+    form: Option<Form>,
 }
+
+/// Makes of a handle the device that a client gets.
+pub type Form = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync>;
 
 impl Visit for OneDevice {
     fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
@@ -199,14 +217,20 @@ impl Visit for OneDevice {
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let found = self.any_name || name.is_empty() || name == self.name;
-        let export = found.then(|| Export {
+        if !found {
+            return Box::pin(std::future::ready(Ok(None)));
+        }
+        let handle = self.switch.handle();
+        let device =
+            self.form.as_ref().map_or_else(|| Ok(handle.clone()), |form| form(handle.clone()));
+        let export = device.map(|device| Export {
             // Clients do not see a name that they did not ask for.
             name: if self.any_name { name } else { &self.name }.to_string(),
             description: self.description.clone(),
-            device: self.switch.handle(),
+            device,
             sharing: Sharing::All(self.flushes.clone()),
         });
-        Box::pin(std::future::ready(Ok(export)))
+        Box::pin(std::future::ready(export.map(Some)))
     }
 }
 

@@ -6,7 +6,7 @@ use blockhaul_io::{Data, KeptReservation};
 use crate::declared::usage;
 
 /// What is needed to repeat a request.
-pub(crate) struct Repeat {
+pub struct Repeat {
     what: What,
     at: u64,
     len: u64,
@@ -25,7 +25,7 @@ enum What {
 
 impl Repeat {
     /// Remembers a request.
-    pub(crate) fn of(request: &mut Request) -> Repeat {
+    pub fn of(request: &mut Request) -> Repeat {
         let what = match &mut request.op {
             Op::Read(room) => What::Read(room.keep()),
             Op::Write(data) => What::Write(data.clone()),
@@ -39,7 +39,10 @@ impl Repeat {
     }
 
     /// The request once more; the first one must have completed.
-    pub(crate) async fn request(&self) -> Result<Request> {
+    ///
+    /// # Errors
+    /// [`Kind::NoMemory`] if a read gets no memory.
+    pub async fn request(&self) -> Result<Request> {
         let op = match &self.what {
             What::Read(kept) => {
                 let room = kept.again().await;

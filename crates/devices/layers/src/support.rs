@@ -1,10 +1,11 @@
 //! What layers of other crates need, too: declarations of parameters, layers made of functions, state
-//! for each disk, memory of their own, and the memory of failed flushes.
+//! for each disk, memory of their own, requests that are repeated, and the memory of failed flushes.
 
 pub use crate::declared::{layer, opened, opened_keeping, param, param_or, usage};
 pub use crate::flushes::Flushes;
 pub use crate::masked::masked;
 pub use crate::per_disk::PerDisk;
+pub use crate::repeat::Repeat;
 pub use crate::runs::Runs;
 pub use crate::scratch::Scratch;
 pub use crate::temporary::file as temporary_file;

@@ -33,6 +33,8 @@ pub struct Bitmap {
     dirty: Mutex<Runs<bool>>,
     /// Writes are not marked.
     disabled: AtomicBool,
+    /// It need not outlive the server.
+    transient: AtomicBool,
 }
 
 impl Bitmap {
@@ -51,8 +53,12 @@ impl Bitmap {
             let text = "the name of a bitmap must have 1 to 1023 bytes, without a NUL";
             return Err(Error::new(Kind::Usage, text));
         }
-        let (name, disabled) = (name.to_string(), AtomicBool::new(false));
-        Ok(Bitmap { name, size, granularity, dirty: Mutex::default(), disabled })
+        Ok(Bitmap::of(name.to_string(), size, granularity, true))
+    }
+
+    fn of(name: String, size: u64, granularity: u64, enabled: bool) -> Bitmap {
+        let (disabled, transient) = (AtomicBool::new(!enabled), AtomicBool::new(false));
+        Bitmap { name, size, granularity, dirty: Mutex::default(), disabled, transient }
     }
 
     /// Its name.
@@ -63,6 +69,11 @@ impl Bitmap {
     /// The metadata context that shows it.
     pub fn context(&self) -> String {
         format!("{BITMAP_CONTEXT}{}", self.name)
+    }
+
+    /// Bytes of its disk.
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
     /// Bytes of a block.
@@ -84,24 +95,27 @@ impl Bitmap {
     #[must_use]
     pub fn take(&self) -> Bitmap {
         let dirty = std::mem::take(&mut *self.lock());
-        let (name, size, granularity) = (self.name.clone(), self.size, self.granularity);
-        let disabled = AtomicBool::new(false);
-        Bitmap { name, size, granularity, dirty: Mutex::new(dirty), disabled }
+        let taken = Bitmap::of(self.name.clone(), self.size, self.granularity, true);
+        *taken.lock() = dirty;
+        taken
     }
 
     /// A bitmap that shows the same, for good.
     #[must_use]
     pub fn frozen(&self) -> Bitmap {
-        let (name, size, granularity) = (self.name.clone(), self.size, self.granularity);
-        let frozen = Bitmap {
-            name,
-            size,
-            granularity,
-            dirty: Mutex::default(),
-            disabled: AtomicBool::new(true),
-        };
+        let frozen = Bitmap::of(self.name.clone(), self.size, self.granularity, false);
         frozen.merge(self);
         frozen
+    }
+
+    /// Whether it is to outlive the server, if the server keeps bitmaps.
+    pub fn keep(&self, kept: bool) {
+        self.transient.store(!kept, Ordering::SeqCst);
+    }
+
+    /// Whether it is to outlive the server.
+    pub fn is_kept(&self) -> bool {
+        !self.transient.load(Ordering::SeqCst)
     }
 
     /// Marks what is written from now on, or does not.

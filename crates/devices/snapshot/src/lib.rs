@@ -142,6 +142,11 @@ impl Snapshot {
         self.0.stats()
     }
 
+    /// What is not as it was any more, in whole blocks: offset and length in bytes, in order.
+    pub fn changed(&self) -> Vec<(u64, u64)> {
+        self.0.changed()
+    }
+
     /// Ends it: nothing is saved any more, and the view fails.
     pub fn end(&self) {
         self.0.break_off(Error::new(Kind::ShuttingDown, "the snapshot has ended"));

@@ -138,6 +138,14 @@ impl Point {
         runs.map(|(from, to, state)| (bytes(from).max(at), bytes(to).min(end), state)).collect()
     }
 
+    /// The ranges that are not in the live disk any more: offset and length in bytes.
+    pub(crate) fn changed(&self) -> Vec<(u64, u64)> {
+        let runs = self.runs(0, self.size, usize::MAX).into_iter();
+        runs.filter(|(.., state)| *state != State::Live)
+            .map(|(from, to, _)| (from, to - from))
+            .collect()
+    }
+
     /// The state of a range of bytes, if there is only one.
     pub(crate) fn state(&self, at: u64, end: u64) -> Option<State> {
         let (first, last) = self.blocks(at, end);

@@ -63,7 +63,7 @@ impl Drop for Place {
 }
 
 /// Runs `work`, unless the other end of the ticket is dropped first.
-async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
+pub async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     poll_fn(|cx| match Pin::new(&mut *stopped).poll(cx) {
         Poll::Ready(_) => Poll::Ready(None),

@@ -101,14 +101,22 @@ fn run_job(server: &mut Connection<'_>, command: &CtlCommand, json: bool) -> Out
                 jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
             })
         }
-        CtlCommand::Mirror { export, target, within, wait, .. } => {
-            let answer = server.ask(&json!({
+        CtlCommand::Mirror { export, target, within, bitmap, sync, job, wait, .. } => {
+            let mut request = json!({
                 "command": "mirror",
                 "export": export,
                 "target": from_here(target)?,
                 "options": copy_options(command),
                 "seconds": within.as_secs_f64(),
-            }))?;
+                "bitmap": bitmap,
+                "on_source_error": job.on_source_error,
+                "on_target_error": job.on_target_error,
+                "finalize_by_hand": job.no_auto_finalize,
+            });
+            if let Some(sync) = sync {
+                request["sync"] = json!(sync);
+            }
+            let answer = server.ask(&request)?;
             if *wait {
                 return wait_for_job(server, number(&answer["job"]), true, json);
             }
@@ -188,6 +196,7 @@ fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
         CtlCommand::JobPause { job: number } => job("job-pause", *number),
         CtlCommand::JobResume { job: number } => job("job-resume", *number),
         CtlCommand::JobCancel { job: number } => job("job-cancel", *number),
+        CtlCommand::JobFinalize { job: number } => job("job-finalize", *number),
         CtlCommand::JobRate { job, rate } => {
             json!({ "command": "job-rate", "job": job, "rate": rate })
         }
@@ -197,7 +206,8 @@ fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
 
 /// The request of a backup.
 fn backup(command: &CtlCommand) -> Result<Value, Failure> {
-    let CtlCommand::Backup { export, target, with, snapshot, bitmap, start_bitmap, .. } = command
+    let CtlCommand::Backup { export, target, with, snapshot, bitmap, start_bitmap, job, .. } =
+        command
     else {
         return Ok(Value::Null);
     };
@@ -217,6 +227,9 @@ fn backup(command: &CtlCommand) -> Result<Value, Failure> {
         "start_bitmap": start_bitmap,
         "snapshot": snapshot_options(snapshot)?,
         "seconds": snapshot.within.as_secs_f64(),
+        "on_source_error": job.on_source_error,
+        "on_target_error": job.on_target_error,
+        "finalize_by_hand": job.no_auto_finalize,
     }))
 }
 

@@ -188,6 +188,9 @@ pub enum CtlCommand {
         /// How old contents are saved.
         #[command(flatten)]
         snapshot: SnapshotOptions,
+        /// How the job is controlled.
+        #[command(flatten)]
+        job: JobOptions,
         /// Wait until the job has ended
         #[arg(long)]
         wait: bool,
@@ -212,6 +215,17 @@ pub enum CtlCommand {
         /// Time that requests in flight may take to complete when the job begins
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
+        /// Copy only what this dirty bitmap shows, and later changes, onto an earlier copy
+        ///
+        /// The bitmap is clean from then on; if the job fails, what was dirty is dirty again.
+        #[arg(long, value_name = "NAME")]
+        bitmap: Option<String>,
+        /// What is copied before changes are (none: the target has the contents of now)
+        #[arg(long, value_name = "SYNC", value_parser = ["full", "none"], conflicts_with = "bitmap")]
+        sync: Option<String>,
+        /// How the job is controlled.
+        #[command(flatten)]
+        job: JobOptions,
         /// Wait until the job is ready
         #[arg(long)]
         wait: bool,
@@ -294,6 +308,12 @@ pub enum CtlCommand {
     },
     /// Continue a paused job
     JobResume {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+    },
+    /// End a job that waits for it (--no-auto-finalize)
+    JobFinalize {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]
         job: u64,
@@ -409,6 +429,27 @@ pub struct CopyingOptions {
     /// The target reads as zeroes: holes need not be zeroed
     #[arg(long)]
     pub target_is_zero: bool,
+}
+
+/// How a job is controlled.
+#[derive(Args, Debug)]
+pub struct JobOptions {
+    /// What the job does when a read of the export fails
+    ///
+    /// report: it fails. stop: it pauses, and repeats the request when it is resumed. enospc: stop
+    /// if there is no space, else report. ignore: it repeats the request until it succeeds.
+    #[arg(long, value_name = "POLICY", default_value = "report",
+          value_parser = ["report", "ignore", "stop", "enospc"])]
+    pub on_source_error: String,
+    /// What the job does when a write to the target fails; as --on-source-error
+    #[arg(long, value_name = "POLICY", default_value = "report",
+          value_parser = ["report", "ignore", "stop", "enospc"])]
+    pub on_target_error: String,
+    /// Wait for job-finalize before the job completes
+    ///
+    /// A backup keeps its snapshot, and a mirror its clients, until then.
+    #[arg(long)]
+    pub no_auto_finalize: bool,
 }
 
 pub(super) const EXAMPLES: &str = "\

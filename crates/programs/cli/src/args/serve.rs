@@ -15,7 +15,7 @@ use crate::devices;
 #[command(infer_long_args = true)]
 pub struct Serve {
     /// Device to serve (see blockhaul help devices)
-    #[arg(value_name = "DEVICE", required_unless_present = "export")]
+    #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_run"])]
     pub device: Option<OsString>,
 
     /// Listen on this Unix socket; may be repeated
@@ -161,6 +161,21 @@ pub struct Serve {
     /// Only the user that runs the server can use the socket. It is removed on exit.
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+
+    /// Listen for clients of QEMU's monitor protocol (QMP) on this Unix socket; may be repeated
+    ///
+    /// Clients add disks, exports, bitmaps and jobs as with qemu-storage-daemon. Only the user that
+    /// runs the server can use the socket. It is removed on exit.
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["per_client", "any_name", "trace"])]
+    pub qmp: Vec<PathBuf>,
+
+    /// Run this command of the monitor protocol before the server is ready; may be repeated
+    #[arg(long, value_name = "JSON", hide = true)]
+    pub qmp_run: Vec<String>,
+
+    /// Listen for NBD clients only when the monitor protocol asks for it
+    #[arg(long, hide = true)]
+    pub no_listen: bool,
 
     /// Keep dirty bitmaps in this directory when the server ends
     ///
@@ -312,6 +327,17 @@ fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
         "again" => Ok(blockhaul_isolated::Again::ForClients),
         "once" => Ok(blockhaul_isolated::Again::Never),
         _ => Err(format!("{text:?} is not one of again, once")),
+    }
+}
+
+impl Serve {
+    /// Whether it listens for NBD clients only when the monitor protocol asks for it: nothing is
+    /// served, and no place to listen is given.
+    pub fn waits_for_monitor(&self) -> bool {
+        let nothing_served = self.device.is_none() && self.export.is_empty();
+        let no_tcp = self.port.is_empty() && self.ip_addr.is_empty();
+        let no_place = self.unix.is_empty() && self.vsock.is_empty() && no_tcp && !self.single;
+        self.no_listen || !self.qmp.is_empty() && nothing_served && no_place
     }
 }
 

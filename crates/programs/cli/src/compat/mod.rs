@@ -1,7 +1,7 @@
-//! blockhaul as a replacement of libnbd's programs and of nbdkit: called as `nbdcopy`, `nbdinfo` or
-//! `nbdkit` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
+//! blockhaul as a replacement of libnbd's programs, of nbdkit and of qemu-storage-daemon: called as
+//! `nbdcopy`, `nbdinfo`, `nbdkit` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
 //! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
-//! docs/coming-from-libnbd.md and docs/coming-from-nbdkit.md.
+//! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md and docs/qmp.md.
 //!
 //! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
 
@@ -9,6 +9,7 @@ mod nbdcopy;
 mod nbdinfo;
 mod nbdkit;
 mod nbdkit_log;
+mod qemu_storage_daemon;
 mod stand_in;
 
 use std::ffi::{OsStr, OsString};
@@ -36,6 +37,7 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbdcopy", run: nbdcopy::run },
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
+    Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },
 ];
 
 /// Runs the program that the command line names and returns the exit status; none if it names no

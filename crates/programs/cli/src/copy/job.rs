@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use blockhaul_backends::Shared;
@@ -33,8 +33,70 @@ const SPARSE_OVER: u32 = 64 << 10;
 /// Interval of checks whether a source that is being opened is still wanted.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Controls the engine of a job, once it copies.
-pub(crate) type JobControl = Arc<OnceLock<Control>>;
+/// Controls the engine of a job; requests from before it copies apply when it does.
+#[derive(Clone, Default)]
+pub(crate) struct JobControl(Arc<Controlled>);
+
+#[derive(Default)]
+struct Controlled {
+    engine: OnceLock<Control>,
+    early: Mutex<Early>,
+}
+
+/// What was requested before the engine was there.
+#[derive(Default)]
+struct Early {
+    paused: bool,
+    rate: Option<u64>,
+}
+
+impl JobControl {
+    /// The engine is there.
+    fn set(&self, control: Control) {
+        let early = self.early();
+        if early.paused {
+            control.pause();
+        }
+        if let Some(bytes) = early.rate {
+            let (_, requests) = control.rate_limits();
+            control.set_rate(bytes, requests);
+        }
+        // Set once: a job copies once.
+        let _ = self.0.engine.set(control);
+    }
+
+    /// Starts no more requests, or continues.
+    pub(crate) fn pause(&self, paused: bool) {
+        let mut early = self.early();
+        early.paused = paused;
+        match self.0.engine.get() {
+            Some(control) if paused => control.pause(),
+            Some(control) => control.resume(),
+            None => {}
+        }
+    }
+
+    /// Limits the bytes per second; 0: no limit.
+    pub(crate) fn limit(&self, bytes: u64) {
+        let mut early = self.early();
+        early.rate = Some(bytes);
+        if let Some(control) = self.0.engine.get() {
+            let (_, requests) = control.rate_limits();
+            control.set_rate(bytes, requests);
+        }
+    }
+
+    /// Ends the run soon.
+    pub(crate) fn cancel(&self) {
+        if let Some(control) = self.0.engine.get() {
+            control.cancel();
+        }
+    }
+
+    fn early(&self) -> MutexGuard<'_, Early> {
+        self.0.early.lock().expect("no panic under this lock")
+    }
+}
 
 /// What goes on after everything was copied once, with the same engine.
 pub(crate) trait Follower: Send + Sync {
@@ -66,6 +128,10 @@ pub(crate) struct Job {
     pub(crate) progress: Arc<Progress>,
     /// A source that is open already: a point in time of a disk in use.
     given: Option<Stack>,
+    /// A target that is open already, and keeps what is not overwritten.
+    given_target: Option<Stack>,
+    /// The target is neither created nor emptied.
+    keeps_target: bool,
     /// The source is one.
     is_snapshot: bool,
     /// Runs the engine.
@@ -202,6 +268,8 @@ impl Job {
             manifest: args.manifest.clone().map(ManifestFile::new),
             progress: Arc::new(Progress::new()),
             given: None,
+            given_target: None,
+            keeps_target: false,
             is_snapshot: false,
             follower: None,
             control: JobControl::default(),
@@ -224,6 +292,22 @@ impl Job {
     pub(crate) fn follow(&mut self, source: Stack, follower: Arc<dyn Follower>) {
         self.given = Some(source);
         self.follower = Some(follower);
+    }
+
+    /// Writes to this open device, under these layers: it is neither created nor emptied.
+    pub(crate) fn write_to(&mut self, target: Stack) {
+        self.given_target = Some(target);
+        self.keeps_target = true;
+    }
+
+    /// Keeps of the target what is not overwritten.
+    pub(crate) fn keep_target(&mut self) {
+        self.keeps_target = true;
+    }
+
+    /// Puts one more layer over the target, outermost.
+    pub(crate) fn put_over_target(&mut self, layer: Arc<dyn Layer>) {
+        self.target_layers.push(layer);
     }
 
     /// Controls the engine, once it copies.
@@ -374,7 +458,7 @@ impl Job {
         let source = self.open_source().await?;
         self.check_source(&source.device().facts())?;
         let file_is_gone = file_of(&self.target).is_some_and(|path| is_absent(&path));
-        if self.part.is_increment() && file_is_gone {
+        if self.part.is_increment() && file_is_gone && !self.keeps_target {
             let text = format!(
                 "{} does not exist: an increment needs the earlier copy; copy all of the source first",
                 self.target
@@ -418,7 +502,10 @@ impl Job {
 
     /// Whether the target is neither created nor emptied.
     fn target_is_kept(&self) -> bool {
-        self.goes_on() || self.target_stays() || (self.part.is_some() && self.target_is_there())
+        self.keeps_target
+            || self.goes_on()
+            || self.target_stays()
+            || (self.part.is_some() && self.target_is_there())
     }
 
     fn target_is_there(&self) -> bool {
@@ -555,8 +642,7 @@ impl Job {
             Ok(engine) => engine,
             Err(error) => return (Err(error), None),
         };
-        // Set once: a job copies once.
-        let _ = self.control.set(engine.control());
+        self.control.set(engine.control());
         if let Some(follower) = &self.follower {
             return (follower.clone().follow(engine, target.clone()).await, None);
         }
@@ -702,6 +788,13 @@ impl Job {
 
     async fn open_target(&mut self, intent: Intent) -> Result<Stack, Failure> {
         let layers = std::mem::take(&mut self.target_layers);
+        if let Some(mut given) = self.given_target.take() {
+            for layer in layers {
+                given = given.with_layer(layer).await?;
+            }
+            self.open.push(given.clone());
+            return Ok(given);
+        }
         let opened = self.registry.open_target(&self.target, layers, intent).await;
         let (opened, preparation) =
             opened.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;

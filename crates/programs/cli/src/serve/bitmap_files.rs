@@ -91,7 +91,8 @@ impl BitmapFiles {
     /// Writes the file of an export, durably; `clean`: with what the bitmaps show.
     pub fn write(&self, export: &Running, clean: bool) -> Result<(), Failure> {
         let path = self.path(&export.name);
-        let bitmaps = export.bitmaps().clone();
+        let mut bitmaps = export.bitmaps().clone();
+        bitmaps.retain(|bitmap| bitmap.is_kept());
         let inconsistent = export.inconsistent().clone();
         let written = if bitmaps.is_empty() && inconsistent.is_empty() {
             match fs::remove_file(&path) {

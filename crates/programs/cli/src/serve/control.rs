@@ -20,9 +20,11 @@ use serde_json::{Map, Value, json};
 
 use super::exports::{One, Running, Table};
 use super::figures;
-use super::jobs::{Job, Jobs, Wanted};
+use super::job_errors::OnError;
+use super::job_state::Status;
+use super::jobs::{Item, Job, Jobs, Settings, Source, To, Wanted, WantedMirror};
 use super::listen::Cleanup;
-use super::mirror::{self, Ending};
+use super::mirror::{self, Ending, First};
 use super::notify::Notify;
 use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
@@ -52,9 +54,11 @@ pub struct Control {
 impl Control {
     /// Makes the socket, for this user only. Call it before there are other threads, whose files
     /// would get the same mode.
-    pub fn bind(path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
+    ///
+    /// `option` is the option that names it.
+    pub fn bind(option: &str, path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
         let cannot = |why: &str| {
-            let text = format!("--control: cannot listen on {}: {why}", path.display());
+            let text = format!("{option}: cannot listen on {}: {why}", path.display());
             Failure::new(OPEN, text)
         };
         // Absolute, because a background server leaves the current directory.
@@ -75,6 +79,11 @@ impl Control {
     /// Gives it to the user that the server will run as.
     pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
         std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
+    }
+
+    /// The socket itself.
+    pub fn into_listener(self) -> Listener {
+        self.listener
     }
 
     /// Serves it until the returned value is dropped.
@@ -309,7 +318,7 @@ impl Operations {
                 let all = self.jobs.all();
                 Ok(json!({ "jobs": all.iter().map(|job| job.described()).collect::<Vec<_>>() }))
             }
-            "job-pause" | "job-resume" | "job-cancel" | "job-rate" => {
+            "job-pause" | "job-resume" | "job-cancel" | "job-rate" | "job-finalize" => {
                 self.control_job(command, request)
             }
             "job-complete" => self.complete_job(request),
@@ -343,7 +352,7 @@ impl Operations {
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
                  export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, \
                  bitmap-enable, bitmap-disable, bitmap-merge, backup, mirror, jobs, job-pause, job-resume, \
-                 job-complete, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
+                 job-complete, job-finalize, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
     }
@@ -456,18 +465,29 @@ impl Operations {
         }
         let options = texts(request.get("options"));
         let wrong = || Refusal::usage("backup: \"options\" is not a list of strings");
-        let wanted = Wanted {
-            disks,
-            options: options.ok_or_else(wrong)?,
-            begin: Begin {
+        let options = options.ok_or_else(wrong)?;
+        let settings = settings("backup", request)?;
+        let bitmap = optional_text("backup", request, "bitmap")?;
+        let mut items = Vec::new();
+        for (export, target) in disks {
+            let begin = Begin {
                 options: snapshot_options("backup", request)?,
-                bitmap: optional_text("backup", request, "bitmap")?,
+                bitmap: bitmap.clone(),
                 clears: true,
                 start: optional_text("backup", request, "start_bitmap")?,
                 trim: Trim::Releases,
                 within: within("backup", request)?,
-            },
-        };
+            };
+            items.push(Item {
+                export,
+                target: To::Spec(target),
+                options: options.clone(),
+                source: Source::Now(begin),
+                selects: bitmap.clone(),
+                settings: settings.clone(),
+            });
+        }
+        let wanted = Wanted { disks: items, grouped: true, at_once: Vec::new() };
         let jobs = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
         let described: Vec<_> = jobs.iter().map(|job| job.described()).collect();
         for job in &described {
@@ -495,7 +515,21 @@ impl Operations {
         let options = options.ok_or_else(wrong)?;
         let target = device_of("mirror", request, "target")?;
         let within = within("mirror", request)?;
-        let job = self.jobs.mirror(&self.table, export.clone(), target, &options, within).await;
+        let first = match (optional_text("mirror", request, "bitmap")?, request.get("sync")) {
+            (Some(bitmap), None) => First::Dirty(bitmap),
+            (None, None) => First::All,
+            (None, Some(Value::String(sync))) if sync == "full" => First::All,
+            (None, Some(Value::String(sync))) if sync == "none" => First::Nothing,
+            _ => {
+                let text = "mirror: \"sync\" is full or none, without \"bitmap\"";
+                return Err(Refusal::usage(text));
+            }
+        };
+        let settings = settings("mirror", request)?;
+        let (export, target) = (export.clone(), To::Spec(target));
+        let wanted =
+            WantedMirror { export: export.clone(), target, options, within, first, settings };
+        let job = self.jobs.mirror(&self.table, wanted).await;
         let described = job.map_err(Refusal::of)?.described();
         log::info!(export = export.name; "job {}: mirror of {:?} to {}", described["job"], export.name,
             described["target"].as_str().unwrap_or_default());
@@ -512,13 +546,12 @@ impl Operations {
             Some(_) => return Err(Refusal::usage("job-complete: \"switch\" is not true or false")),
         };
         let within = seconds("job-complete", request, "seconds")?.unwrap_or(mirror::WITHIN);
-        let Some(mirror) = job.mirror() else {
-            return Err(Refusal::usage("job-complete: the job is not a mirror"));
-        };
         if job.is_over() {
             return Err(Refusal::failed("the job has ended"));
         }
-        mirror.complete(Ending { within, switch });
+        if !job.complete(Ending { within, switch }) {
+            return Err(Refusal::usage("job-complete: the job is not a mirror"));
+        }
         Ok(job.described())
     }
 
@@ -564,7 +597,7 @@ impl Operations {
             })?,
         };
         let within = within(command, request)?;
-        let added = self.table.add_bitmap(&export, name, granularity, within).await;
+        let added = self.table.add_bitmap(&export, name, granularity, within, true).await;
         added.map_err(Refusal::of)?;
         Ok(json!({ "done": "added" }))
     }
@@ -587,6 +620,11 @@ impl Operations {
                 let wrong = || Refusal::usage("job-rate: \"rate\" is not a number of bytes");
                 job.limit(rate.ok_or_else(wrong)?)
             }
+            "job-finalize" if job.status() == Status::Pending => {
+                job.finalize();
+                true
+            }
+            "job-finalize" => return Err(Refusal::failed("the job is not pending")),
             _ => {
                 job.cancel();
                 true
@@ -594,9 +632,9 @@ impl Operations {
         };
         match copies {
             true => Ok(job.described()),
-            false => {
-                Err(Refusal::failed("the job is not copying: it has just begun, or has ended"))
-            }
+            false => Err(Refusal::failed(
+                "the job is not copying: it has ended, or clients wait for its end",
+            )),
         }
     }
 
@@ -679,6 +717,7 @@ impl Operations {
                     "description": one.description,
                     "device": one.storage(),
                     "size": facts.as_ref().map(|facts| facts.size),
+                    "served": one.served,
                     "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     "clients": clients,
                     "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
@@ -755,6 +794,31 @@ fn snapshot_options(command: &str, request: &Map<String, Value>) -> Result<Optio
         }
     }
     Ok(options)
+}
+
+/// How a job is controlled: `job_name`, `finalize_by_hand`, `on_source_error` and
+/// `on_target_error`.
+fn settings(command: &str, request: &Map<String, Value>) -> Result<Settings, Refusal> {
+    let policy = |name: &str| match optional_text(command, request, name)? {
+        None => Ok(OnError::Report),
+        Some(text) => OnError::parse(&text).ok_or_else(|| {
+            let all = OnError::NAMES.join(", ");
+            Refusal::usage(format!("{command}: {name:?} is none of {all}"))
+        }),
+    };
+    let finalized_by_hand = match request.get("finalize_by_hand") {
+        None => false,
+        Some(value) => value.as_bool().ok_or_else(|| {
+            Refusal::usage(format!("{command}: \"finalize_by_hand\" is not true or false"))
+        })?,
+    };
+    Ok(Settings {
+        name: None,
+        finalized_by_hand,
+        on_source_error: policy("on_source_error")?,
+        on_target_error: policy("on_target_error")?,
+        ..Settings::default()
+    })
 }
 
 /// Ends the server when its last client has disconnected. Does not keep its exports open.

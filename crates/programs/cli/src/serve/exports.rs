@@ -59,6 +59,9 @@ pub struct Running {
     pub storage: Mutex<String>,
     /// Clients may write to it.
     pub write: bool,
+    /// Clients reach it by its name. Otherwise it is a disk of the monitor protocol, which exports
+    /// it under other names.
+    pub served: bool,
     /// It has no exports of its own.
     pub single: bool,
     /// Its own exports, which may report their state.
@@ -207,6 +210,7 @@ impl Wanted {
             description: one.description.clone(),
             storage: Mutex::new(crate::ends::shown(&one.spec.to_string()).into_owned()),
             write: one.intent.write,
+            served: true,
             single: true,
             own: None,
             shared: None,
@@ -421,6 +425,39 @@ impl Table {
         self.serve(storage, running)
     }
 
+    /// Opens a disk that no client reaches yet. On a worker.
+    pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, Failure> {
+        let _change = self.changes.lock().await;
+        self.wanted.check_one(&one)?;
+        self.check_new(&one.name)?;
+        let (_, mut running) = self.wanted.open_one(&one).await?;
+        if running.shared.is_none() {
+            return Err(Failure::usage("the device is not one disk that all clients share"));
+        }
+        running.served = false;
+        self.restore_bitmaps(&running).await?;
+        let running = Arc::new(running);
+        self.lock().push(running.clone());
+        Ok(running)
+    }
+
+    /// Serves these exports under a name to clients that connect from now on.
+    pub fn add_name(&self, name: &str, exports: Arc<dyn Exports>) -> Result<(), Failure> {
+        let exports = guarded(exports, &self.common_gates())?;
+        let (name, description) = (name.to_string(), String::new());
+        Ok(self.exports.add(Named { name, description, exports, single: true })?)
+    }
+
+    /// Ends that for new clients. False: there is none of this name.
+    pub fn remove_name(&self, name: &str) -> bool {
+        self.exports.remove(name)
+    }
+
+    /// A device in the form for clients that only read.
+    pub fn readonly(&self, device: &Arc<dyn Device>) -> blockhaul_block::Result<Arc<dyn Device>> {
+        devices::readonly(&self.wanted.registry, device)
+    }
+
     /// Refuses a name that is in use.
     pub fn check_new(&self, name: &str) -> Result<(), Failure> {
         if self.running().iter().any(|before| before.name == name) {
@@ -461,7 +498,9 @@ impl Table {
             place.map(|place| running.remove(place))
         };
         let Some(found) = found else { return false };
-        self.exports.remove(name);
+        if found.served {
+            self.exports.remove(name);
+        }
         if let Some(shared) = &found.shared {
             shared.switch().close(snapshots::removed());
         }

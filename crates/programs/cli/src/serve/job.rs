@@ -16,10 +16,12 @@ use super::control::{Control, Operations, Shared};
 use super::exports::Table;
 use super::listen::{self, Addresses, Listening, Where};
 use super::notify::Notify;
+use super::qmp::{self, Monitor};
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::{command, figures, status, stdio, system};
+use crate::aside::Serving;
 use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{Destinations, Metrics};
 use crate::{logger, signals};
@@ -39,6 +41,12 @@ pub struct Job {
     pub listeners: Where,
     pub single: Option<Single>,
     pub control: Option<Control>,
+    /// Sockets of the monitor protocol.
+    pub qmp: Vec<Control>,
+    /// Commands of that protocol, to be run first.
+    pub first_commands: Vec<String>,
+    /// It listens for NBD clients from the beginning.
+    pub listens: bool,
     pub background: Background,
     pub stopper: Stopper,
     pub limits: Limits,
@@ -87,6 +95,16 @@ impl Job {
             .into_iter()
             .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
             .collect();
+        let operations = Arc::new(Operations {
+            server: server.clone(),
+            table: self.table.clone(),
+            stopper: self.stopper.clone(),
+            worker: Remote::to(blockhaul_io::worker()),
+            secured: self.secured.clone(),
+            notify: self.notify.clone(),
+            jobs: Arc::default(),
+        });
+        let monitor = self.monitor(&operations).await?;
         if let Some(path) = &self.pidfile {
             write_pid(path)?;
             if self.removes_pidfile {
@@ -109,17 +127,9 @@ impl Job {
         }
         self.change_user()?;
         self.background.ready(&say, self.verbose)?;
-        let operations = Arc::new(Operations {
-            server: server.clone(),
-            table: self.table.clone(),
-            stopper: self.stopper.clone(),
-            worker: Remote::to(blockhaul_io::worker()),
-            secured: self.secured.clone(),
-            notify: self.notify.clone(),
-            jobs: Arc::default(),
-        });
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
+        let qmp = monitor.as_ref().map(|monitor| self.start_monitor(&operations, monitor));
         let mut child = self.start_command(&addresses, &told, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
@@ -141,7 +151,10 @@ impl Job {
         page.end(&operations);
         metrics.end().await;
         // They hold the server, and with it its exports.
-        drop((control, operations));
+        if let Some(monitor) = &monitor {
+            monitor.stop();
+        }
+        drop((control, qmp, monitor, operations));
         alive.into_iter().for_each(blockhaul_io::Task::cancel);
         listening.into_iter().for_each(blockhaul_io::Task::cancel);
         if let Some(rest) = rest {
@@ -166,12 +179,31 @@ impl Job {
     /// Changes to the user of `--user` and `--group`, with the sockets.
     fn change_user(&self) -> Result<(), Failure> {
         let Some(identity) = &self.identity else { return Ok(()) };
-        let given = self.control.as_ref().map_or(Ok(()), |control| control.give_to(identity));
+        let mut sockets = self.control.iter().chain(&self.qmp);
+        let given = sockets.try_for_each(|socket| socket.give_to(identity));
         let given = given.and_then(|()| self.listeners.cleanup().give_to(identity));
         let assumed = given.and_then(|()| identity.assume());
         assumed.map_err(|error| cannot_become(identity, &error))?;
         // The kernel resets it when the user changes.
         if self.exit_with_parent { listen::tie_to_parent() } else { Ok(()) }
+    }
+
+    /// The monitor, if there is one, after the commands of the command line.
+    async fn monitor(&self, operations: &Operations) -> Result<Option<Arc<Monitor>>, Failure> {
+        if self.qmp.is_empty() && self.first_commands.is_empty() {
+            return Ok(None);
+        }
+        let monitor = Monitor::new(operations, self.listens);
+        for command in &self.first_commands {
+            monitor.run_first(command).await?;
+        }
+        Ok(Some(monitor))
+    }
+
+    /// Serves its sockets until the result is dropped.
+    fn start_monitor(&mut self, operations: &Operations, monitor: &Arc<Monitor>) -> Vec<Serving> {
+        let sockets = std::mem::take(&mut self.qmp).into_iter();
+        sockets.map(|socket| qmp::start(socket, &operations.worker, monitor)).collect()
     }
 
     /// Starts the command of `--run`, whose end stops the server.

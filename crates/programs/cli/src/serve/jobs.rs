@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use blockhaul_block::{Device, Error};
 use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
 use blockhaul_io::{Notify, Pool};
@@ -13,15 +14,19 @@ use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
 use super::exports::{Running, Table};
-use super::mirror::Mirror;
-use super::snapshots::{Begin, Begun, Taken};
+use super::job_errors::{Action, Errors, OnError};
+use super::job_state::Status;
+use super::mirror::{Ending, First, Mirror};
+use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args::{self, Command};
 use crate::copy::job::{Job as Copy, JobControl, Report, overlap};
-use crate::exit::Failure;
+use crate::exit::{FAILED, Failure};
 use crate::long;
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
+/// Interval at which a pending job looks whether its group has ended.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The options of `copy` that a backup takes: those that need no terminal, no other file, and a
 /// source that is there only once.
@@ -51,6 +56,32 @@ const ALLOWED: &[&str] = &[
 pub struct Jobs {
     list: Mutex<VecDeque<Arc<Job>>>,
     last: AtomicU64,
+    observer: Arc<OnceLock<Observer>>,
+}
+
+/// Is called for what happens to jobs, from any worker; must not block.
+pub type Observer = Box<dyn Fn(&Job, &Happened) + Send + Sync>;
+
+/// What has happened to a job.
+#[derive(Debug)]
+pub enum Happened {
+    /// It has another state.
+    Status(Status),
+    /// A mirror could complete.
+    Ready,
+    /// It waits until it is finalized.
+    Pending,
+    /// It has ended; [`Job::outcome`] says how.
+    Ended,
+    /// A request has failed.
+    Error {
+        /// It was one of the source.
+        is_read: bool,
+        /// What is done about it.
+        action: Action,
+        /// Why it has failed.
+        text: String,
+    },
 }
 
 /// A job that runs or has ended.
@@ -61,17 +92,44 @@ pub struct Job {
     work: Work,
     progress: Arc<Progress>,
     control: JobControl,
+    settings: Settings,
+    errors: Arc<Errors>,
+    status: Mutex<Status>,
+    /// Bytes per second; 0: no limit.
+    speed: AtomicU64,
     /// It was asked to end.
     cancelled: AtomicBool,
+    /// It was asked to end its pending state.
+    finalized: AtomicBool,
+    /// How a mirror is to end once it is finalized.
+    ending: Mutex<Option<Ending>>,
     started: Instant,
     ended: OnceLock<End>,
     changed: Notify,
+    observer: Arc<OnceLock<Observer>>,
+}
+
+/// How a job is controlled.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Its name; none: `job` and its number.
+    pub name: Option<String>,
+    /// It waits until it is finalized.
+    pub finalized_by_hand: bool,
+    /// It stays in the list of the monitor protocol until it is dismissed.
+    pub dismissed_by_hand: bool,
+    /// What it does after errors of the source.
+    pub on_source_error: OnError,
+    /// What it does after errors of the target.
+    pub on_target_error: OnError,
+    /// Bytes per second; 0: no limit.
+    pub speed: u64,
 }
 
 /// What a job does.
 enum Work {
-    /// Copies this point in time.
-    Backup(Snapshot),
+    /// Copies this point in time, if the disk is in use.
+    Backup(Option<Snapshot>),
     /// Copies the disk, and what is written to it meanwhile.
     Mirror(Arc<Mirror>),
 }
@@ -85,25 +143,72 @@ struct End {
     cancelled: bool,
 }
 
+/// Where a job writes.
+#[derive(Clone)]
+pub enum To {
+    /// A target in the notation of `copy`.
+    Spec(Spec),
+    /// An open device, which is neither created nor emptied, and its description.
+    Open(Spec, Stack),
+}
+
+impl To {
+    fn spec(&self) -> &Spec {
+        match self {
+            To::Spec(spec) | To::Open(spec, _) => spec,
+        }
+    }
+}
+
 /// What a backup is to do.
 pub struct Wanted {
-    /// Exports and their targets: one, or a group at one point in time.
-    pub disks: Vec<(Arc<Running>, Spec)>,
-    /// Options of `copy`, as words. A rate is for all disks together.
+    /// The disks, at one point in time.
+    pub disks: Vec<Item>,
+    /// If one fails, the others are cancelled, and a rate is for all together.
+    pub grouped: bool,
+    /// Bitmaps change at the point in time, once nothing can fail any more.
+    pub at_once: Vec<AtOnce>,
+}
+
+/// One disk of a backup.
+pub struct Item {
+    /// The disk.
+    pub export: Arc<Running>,
+    /// Its target.
+    pub target: To,
+    /// Options of `copy`, as words.
     pub options: Vec<String>,
-    /// The point in time. The bitmap that is handed over to it selects what is copied.
-    pub begin: Begin,
+    /// What is read.
+    pub source: Source,
+    /// Only what this bitmap shows is copied.
+    pub selects: Option<String>,
+    /// How the job is controlled.
+    pub settings: Settings,
+}
+
+/// What a backup reads.
+pub enum Source {
+    /// A point in time that begins now.
+    Now(Begin),
+    /// This device, which does not change, and what was dirty there.
+    Still(Arc<dyn Device>, Option<Taken>),
 }
 
 /// One disk of a backup that has begun.
 struct Disk {
     export: Arc<Running>,
-    snapshot: Snapshot,
+    /// The point in time, which ends with the job.
+    snapshot: Option<Snapshot>,
     taken: Option<Taken>,
     job: Arc<Job>,
 }
 
 impl Jobs {
+    /// Calls `observer` from now on. Only the first one counts.
+    pub fn observe(&self, observer: Observer) {
+        let _ = self.observer.set(observer);
+    }
+
     /// Begins a backup: a job for each disk. On a worker; returns when the point in time has begun,
     /// and all that can be refused without the target was refused.
     ///
@@ -113,31 +218,56 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: Wanted,
     ) -> Result<Vec<Arc<Job>>, Failure> {
-        let Wanted { disks, options, begin } = wanted;
-        let bitmap = begin.bitmap.as_deref();
+        let Wanted { disks, grouped, at_once } = wanted;
         let mut copies = Vec::new();
         let mut rate = None;
-        for (index, (export, target)) in disks.iter().enumerate() {
-            if disks[..index].iter().any(|(other, _)| other.name == export.name) {
-                let text = format!("backup: export {:?} is in the group twice", export.name);
+        for (index, item) in disks.iter().enumerate() {
+            if grouped && disks[..index].iter().any(|other| other.export.name == item.export.name) {
+                let name = &item.export.name;
+                let text = format!("backup: export {name:?} is in the group twice");
                 return Err(Failure::usage(text));
             }
-            let mut copy = copy("backup", export, target, &options, bitmap)?;
-            rate = rate.or(copy.options.rate.take());
-            copy.options.rate.clone_from(&rate);
+            let mut copy =
+                copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
+            if grouped {
+                rate = rate.or(copy.options.rate.take());
+                copy.options.rate.clone_from(&rate);
+            }
             copies.push(copy);
         }
-        let exports: Vec<_> = disks.iter().map(|(export, _)| &**export).collect();
-        let all = table.begin_snapshots(&exports, &begin).await?;
-        let mut begun = Vec::new();
-        for (((export, target), copy), one) in disks.iter().zip(&mut copies).zip(all) {
-            let Begun { snapshot, view, taken } = one;
-            copy.read_from(Stack::over(view));
-            let job = self.begin(export, target, copy, Work::Backup(snapshot.clone()));
-            begun.push(Disk { export: export.clone(), snapshot, taken, job });
+        let live: Vec<(&Running, &Begin)> = disks
+            .iter()
+            .filter_map(|item| match &item.source {
+                Source::Now(begin) => Some((&*item.export, begin)),
+                Source::Still(..) => None,
+            })
+            .collect();
+        let mut all = table.begin_snapshots(&live, &at_once).await?.into_iter();
+        let (mut begun, mut running) = (Vec::new(), Vec::new());
+        for (item, mut copy) in disks.into_iter().zip(copies) {
+            let Item { export, target, source, settings, .. } = item;
+            let (device, snapshot, taken) = match source {
+                Source::Still(device, taken) => (device, None, taken),
+                Source::Now(_) => {
+                    let Begun { snapshot, view, taken } = all.next().ok_or_else(Error::misfit)?;
+                    (view, Some(snapshot), taken)
+                }
+            };
+            let errors = Errors::new(settings.on_source_error, settings.on_target_error);
+            copy.read_from(watched(&errors, Stack::over(device)).await?);
+            let work = Work::Backup(snapshot.clone());
+            let job = self.begin(&export, &target, &mut copy, work, settings, errors);
+            begun.push(Disk { export, snapshot, taken, job });
+            running.push(copy);
         }
         let jobs: Vec<_> = begun.iter().map(|disk| disk.job.clone()).collect();
-        drop(blockhaul_io::spawn(run_group(table.clone(), begun, copies)));
+        if grouped {
+            drop(blockhaul_io::spawn(run_group(table.clone(), begun, running)));
+        } else {
+            for (disk, copy) in begun.into_iter().zip(running) {
+                drop(blockhaul_io::spawn(run_group(table.clone(), vec![disk], vec![copy])));
+            }
+        }
         Ok(jobs)
     }
 
@@ -146,47 +276,86 @@ impl Jobs {
     pub async fn mirror(
         self: &Arc<Self>,
         table: &Arc<Table>,
-        export: Arc<Running>,
-        target: Spec,
-        options: &[String],
-        within: Duration,
+        wanted: WantedMirror,
     ) -> Result<Arc<Job>, Failure> {
+        let WantedMirror { export, target, options, within, first, settings } = wanted;
         if options.iter().any(|option| option.starts_with("--verify")) {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
-        let mut copy = copy("mirror", &export, &target, options, None)?;
+        let mut copy = copy("mirror", &export, &target, &options, None)?;
+        if first != First::All {
+            copy.keep_target();
+        }
         let progress = copy.progress.clone();
-        let begun = Mirror::begin(table, &export, target.to_string(), progress, within);
+        let to = target.spec().to_string();
+        let begun = Mirror::begin(table, &export, to, progress, within, first);
         let (mirror, source) = begun.await?;
-        copy.follow(source, mirror.clone());
-        let job = self.begin(&export, &target, &copy, Work::Mirror(mirror.clone()));
-        let running = job.clone();
+        let errors = Errors::new(settings.on_source_error, settings.on_target_error);
+        copy.follow(watched(&errors, source).await?, mirror.clone());
+        let work = Work::Mirror(mirror.clone());
+        let job = self.begin(&export, &target, &mut copy, work, settings, errors);
+        let (running, watched) = (job.clone(), job.clone());
+        let followed = mirror.clone();
+        drop(blockhaul_io::spawn(async move {
+            followed.ready(|| watched.is_over()).await;
+            if followed.is_ready() {
+                watched.has_become_ready();
+            }
+        }));
         drop(blockhaul_io::spawn(async move {
             let (result, copy) = {
                 let pool = Pool::new(copy.memory());
                 copy.run(pool).await
             };
-            mirror.give_up().await;
+            mirror.give_up(result.is_ok()).await;
             let _ = blockhaul_io::offload(move || drop(copy)).await;
             running.end(result, None);
         }));
         Ok(job)
     }
 
-    fn begin(&self, export: &Running, target: &Spec, copy: &Copy, work: Work) -> Arc<Job> {
+    fn begin(
+        &self,
+        export: &Running,
+        target: &To,
+        copy: &mut Copy,
+        work: Work,
+        settings: Settings,
+        errors: Arc<Errors>,
+    ) -> Arc<Job> {
+        if let To::Open(_, stack) = target {
+            copy.write_to(stack.clone());
+        }
+        if errors.watches_target() {
+            copy.put_over_target(errors.over_target());
+        }
+        let control = copy.control();
+        if settings.speed > 0 {
+            control.limit(settings.speed);
+        }
         let job = Arc::new(Job {
             id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             export: export.name.clone(),
-            target: target.to_string(),
+            target: target.spec().to_string(),
             work,
             progress: copy.progress.clone(),
-            control: copy.control(),
+            control,
+            speed: AtomicU64::new(settings.speed),
+            settings,
+            errors: errors.clone(),
+            status: Mutex::new(Status::Created),
             cancelled: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            ending: Mutex::default(),
             started: blockhaul_io::now(),
             ended: OnceLock::new(),
             changed: Notify::default(),
+            observer: self.observer.clone(),
         });
+        errors.belong_to(&job);
         self.remember(job.clone());
+        job.tell(&Happened::Status(Status::Created));
+        job.enter(Status::Running);
         job
     }
 
@@ -211,6 +380,12 @@ impl Jobs {
         self.lock().iter().find(|job| job.id == id).cloned()
     }
 
+    /// The job of this name that was not dismissed.
+    pub fn named(&self, name: &str) -> Option<Arc<Job>> {
+        let list = self.lock();
+        list.iter().find(|job| job.status() != Status::Null && job.name() == name).cloned()
+    }
+
     /// Cancels all jobs and waits until they have ended.
     pub async fn stop(&self) {
         for job in self.all() {
@@ -227,20 +402,66 @@ impl Jobs {
     }
 }
 
+/// What a mirror is to do.
+pub struct WantedMirror {
+    /// The disk.
+    pub export: Arc<Running>,
+    /// Its target.
+    pub target: To,
+    /// Options of `copy`, as words.
+    pub options: Vec<String>,
+    /// Maximum time for requests in flight to end when the job begins.
+    pub within: Duration,
+    /// What is copied before changes are.
+    pub first: First,
+    /// How the job is controlled.
+    pub settings: Settings,
+}
+
+/// A source under the error policy.
+async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, Failure> {
+    match errors.watches_source() {
+        true => Ok(source.with_layer(errors.over_source()).await?),
+        false => Ok(source),
+    }
+}
+
 /// Copies the disks of a backup.
 async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<Copy>) {
-    let (results, copies) = copy_group(&disks, copies).await;
+    let (mut results, copies) = copy_group(&disks, copies).await;
     // Not on a worker: it may wait for the server of `[ CMD ]`.
     let _ = blockhaul_io::offload(move || drop(copies)).await;
+    if results.iter().all(Result::is_ok) && !settle(&disks).await {
+        let text = "the group was cancelled before it was finalized";
+        results.iter_mut().for_each(|result| *result = Err(Failure::new(FAILED, text)));
+    }
     let failed = results.iter().any(Result::is_err);
     for (disk, result) in disks.iter().zip(results) {
-        let lost = disk.snapshot.stats().broken;
-        table.end_snapshot(&disk.export, &disk.snapshot).await;
+        let mut lost = None;
+        if let Some(snapshot) = &disk.snapshot {
+            lost = snapshot.stats().broken;
+            table.end_snapshot(&disk.export, snapshot).await;
+        }
         if failed && let Some(taken) = &disk.taken {
             taken.give_back();
         }
         disk.job.end(result, lost);
     }
+}
+
+/// All disks are copied: waits until their jobs are finalized. False: one was cancelled.
+async fn settle(disks: &[Disk]) -> bool {
+    disks.iter().for_each(|disk| disk.job.enter(Status::Waiting));
+    for disk in disks {
+        disk.job.enter(Status::Pending);
+        if disk.job.settings.finalized_by_hand {
+            disk.job.tell(&Happened::Pending);
+        }
+    }
+    for disk in disks {
+        disk.job.is_finalized(|| disks.iter().any(|disk| disk.job.is_ending())).await;
+    }
+    !disks.iter().any(|disk| disk.job.is_ending())
 }
 
 /// Copies all disks; once one has failed, the others end soon.
@@ -319,13 +540,13 @@ fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
 fn copy(
     command: &str,
     export: &Running,
-    target: &Spec,
+    target: &To,
     options: &[String],
     bitmap: Option<&str>,
 ) -> Result<Copy, Failure> {
     let args = copy_options(command, options, bitmap)?;
     let named = Spec::Path(export.storage().into());
-    let mut copy = Copy::between(&args, named, target.clone())?;
+    let mut copy = Copy::between(&args, named, target.spec().clone())?;
     copy.options.flush = true;
     copy.options.rate = long::rate(&args)?;
     Ok(copy)
@@ -379,14 +600,162 @@ impl Job {
             Err(failure) => log::error!("job {id}: {kind} to {target}: {failure}"),
         }
         let after = blockhaul_io::elapsed(self.started);
+        let is_complete = result.is_ok();
         let _ = self.ended.set(End { after, result, cancelled });
+        if is_complete {
+            self.enter(Status::Waiting);
+            self.enter(Status::Pending);
+        } else {
+            self.enter(Status::Aborting);
+        }
+        // Whoever hears of the end finds the job in its last state.
+        let by_hand = self.settings.dismissed_by_hand;
+        let last = if by_hand { Status::Concluded } else { Status::Null };
+        *self.status.lock().expect("no panic under this lock") = last;
+        self.tell(&Happened::Ended);
+        self.tell(&Happened::Status(Status::Concluded));
+        if !by_hand {
+            self.tell(&Happened::Status(Status::Null));
+        }
         self.changed.notify();
         if let Some(mirror) = self.mirror() {
             mirror.has_ended();
         }
     }
 
-    fn kind(&self) -> &'static str {
+    /// Changes its state, if that leads there.
+    fn enter(&self, next: Status) {
+        {
+            let mut status = self.status.lock().expect("no panic under this lock");
+            if !status.leads_to(next) {
+                return;
+            }
+            *status = next;
+        }
+        self.tell(&Happened::Status(next));
+    }
+
+    fn tell(&self, happened: &Happened) {
+        if let Some(observer) = self.observer.get() {
+            observer(self, happened);
+        }
+    }
+
+    /// Its state.
+    pub fn status(&self) -> Status {
+        *self.status.lock().expect("no panic under this lock")
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.settings.name.clone().unwrap_or_else(|| format!("job{}", self.id))
+    }
+
+    /// How it is controlled.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The limit in bytes per second; 0: none.
+    pub fn speed(&self) -> u64 {
+        self.speed.load(Ordering::Relaxed)
+    }
+
+    /// `ok`, `nospace` or `failed`.
+    pub fn io_status(&self) -> &'static str {
+        self.errors.io_status()
+    }
+
+    /// Bytes that are done, and all that are to be done as far as known.
+    pub fn bytes(&self) -> (u64, u64) {
+        let now = self.progress.snapshot();
+        let done = now.done();
+        let (ready, changed) = match self.mirror() {
+            Some(mirror) => (mirror.is_ready(), mirror.changed_bytes()),
+            None => (false, 0),
+        };
+        let is_copied = ready || matches!(self.ended.get(), Some(End { result: Ok(_), .. }));
+        let copied = is_copied || matches!(self.status(), Status::Waiting | Status::Pending);
+        let total = if copied { done } else { now.total.max(done) };
+        (done, total.saturating_add(changed))
+    }
+
+    /// Once it has ended: nothing, or why it failed; and whether it was cancelled.
+    pub fn outcome(&self) -> Option<(Option<String>, bool)> {
+        let end = self.ended.get()?;
+        Some((end.result.as_ref().err().map(ToString::to_string), end.cancelled))
+    }
+
+    /// A request of it has failed. With [`Action::Stop`] it pauses.
+    pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
+        self.tell(&Happened::Error { is_read, action, text: error.to_string() });
+        if action == Action::Stop {
+            self.pause(true);
+        }
+    }
+
+    /// A mirror could complete.
+    fn has_become_ready(&self) {
+        if self.status() == Status::Running {
+            self.enter(Status::Ready);
+            self.tell(&Happened::Ready);
+        }
+    }
+
+    /// Whether it was asked to end, or stopped with its group.
+    pub fn is_ending(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.progress.is_cancelled()
+    }
+
+    /// Waits until it is finalized, or `over`.
+    async fn is_finalized(&self, over: impl Fn() -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            let by_hand = self.settings.finalized_by_hand;
+            if !by_hand || self.finalized.load(Ordering::SeqCst) || over() {
+                return;
+            }
+            // Jobs of the group are cancelled without a notice here.
+            let _ = blockhaul_io::timeout(LOOK, changed).await;
+        }
+    }
+
+    /// Ends its pending state.
+    pub fn finalize(&self) {
+        self.finalized.store(true, Ordering::SeqCst);
+        self.changed.notify();
+        let ending = self.ending.lock().expect("no panic under this lock").take();
+        if let (Some(mirror), Some(ending)) = (self.mirror(), ending) {
+            mirror.complete(ending);
+        }
+    }
+
+    /// Asks a mirror to end; by and by, if it is to be finalized by hand. False: it is none.
+    pub fn complete(&self, ending: Ending) -> bool {
+        let Some(mirror) = self.mirror() else { return false };
+        if !self.settings.finalized_by_hand {
+            mirror.complete(ending);
+            return true;
+        }
+        *self.ending.lock().expect("no panic under this lock") = Some(ending);
+        self.enter(Status::Waiting);
+        self.enter(Status::Pending);
+        self.tell(&Happened::Pending);
+        true
+    }
+
+    /// Forgets an ended job in the monitor protocol.
+    pub fn dismiss(&self) {
+        self.enter(Status::Null);
+    }
+
+    /// `backup` or `mirror`.
+    pub fn kind(&self) -> &'static str {
         match self.work {
             Work::Backup(_) => "backup",
             Work::Mirror(_) => "mirror",
@@ -435,47 +804,62 @@ impl Job {
     /// Ends it soon.
     fn stop(&self) {
         self.progress.cancel();
-        if let Some(control) = self.control.get() {
-            control.cancel();
-        }
+        self.control.cancel();
+        self.errors.resume();
+        self.changed.notify();
         if let Some(mirror) = self.mirror() {
             mirror.wake();
         }
     }
 
-    /// Starts no more requests until it is resumed. The snapshot stays. False: it is not copying.
+    /// Starts no more requests until it is resumed. The snapshot stays. False: clients wait for its
+    /// end just now, or it has ended.
     pub fn pause(&self, paused: bool) -> bool {
-        let Some(control) = self.control.get().filter(|_| !self.is_over()) else { return false };
-        match paused {
-            true => control.pause(),
-            false => control.resume(),
+        if self.is_over() {
+            return false;
         }
-        if let Some(mirror) = self.mirror() {
+        self.control.pause(paused);
+        let is_cutting = self.mirror().is_some_and(|mirror| {
             mirror.wake();
-            if paused && mirror.is_cutting() {
-                // Clients wait for it.
-                control.resume();
-                return false;
+            mirror.is_cutting()
+        });
+        if paused && is_cutting {
+            // Clients wait for it.
+            self.control.pause(false);
+            return false;
+        }
+        if paused {
+            let was_ready = self.status() == Status::Ready;
+            self.enter(if was_ready { Status::Standby } else { Status::Paused });
+        } else {
+            let was_ready = self.status() == Status::Standby;
+            self.enter(if was_ready { Status::Ready } else { Status::Running });
+            if self.mirror().is_some_and(|mirror| mirror.is_ready()) {
+                self.has_become_ready();
             }
+            self.errors.resume();
         }
         true
     }
 
-    /// Limits the bytes per second; 0: no limit. False: it is not copying.
+    /// Limits the bytes per second; 0: no limit. False: it has ended.
     pub fn limit(&self, bytes: u64) -> bool {
-        let Some(control) = self.control.get().filter(|_| !self.is_over()) else { return false };
-        let (_, requests) = control.rate_limits();
-        control.set_rate(bytes, requests);
+        if self.is_over() {
+            return false;
+        }
+        self.speed.store(bytes, Ordering::Relaxed);
+        self.control.limit(bytes);
         true
     }
 
     fn state(&self) -> &'static str {
-        match self.ended.get() {
-            Some(End { result: Ok(_), .. }) => "completed",
-            Some(End { cancelled: true, .. }) => "cancelled",
-            Some(_) => "failed",
-            None if self.control.get().is_some_and(|control| control.is_paused()) => "paused",
-            None => match self.mirror() {
+        match (self.ended.get(), self.status()) {
+            (Some(End { result: Ok(_), .. }), _) => "completed",
+            (Some(End { cancelled: true, .. }), _) => "cancelled",
+            (Some(_), _) => "failed",
+            (None, Status::Paused | Status::Standby) => "paused",
+            (None, Status::Pending) => "pending",
+            (None, _) => match self.mirror() {
                 Some(mirror) if mirror.is_completing() => "completing",
                 Some(mirror) if mirror.is_ready() => "ready",
                 _ => "running",
@@ -490,10 +874,12 @@ impl Job {
         let seconds = ended.map_or_else(|| blockhaul_io::elapsed(self.started), |end| end.after);
         let mut described = json!({
             "job": self.id,
+            "name": self.name(),
             "type": self.kind(),
             "export": self.export,
             "target": self.target,
             "state": self.state(),
+            "io_status": self.io_status(),
             "done": now.done(),
             "total": now.total,
             "seconds": seconds.as_secs_f64(),
@@ -504,7 +890,7 @@ impl Job {
         let more = match &self.work {
             Work::Mirror(mirror) => mirror.described(),
             Work::Backup(snapshot) => {
-                let stats = snapshot.stats();
+                let stats = snapshot.as_ref().map(Snapshot::stats).unwrap_or_default();
                 json!({
                     "released": self.progress.discarded().0,
                     "saved": stats.saved,

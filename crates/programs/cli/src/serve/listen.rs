@@ -102,8 +102,11 @@ impl Where {
         if args.run.is_some() && unix.is_empty() && !asked_tcp {
             unix.push("-".into());
         }
-        let nothing =
-            unix.is_empty() && inherited.is_empty() && args.vsock.is_empty() && !args.single;
+        let nothing = unix.is_empty()
+            && inherited.is_empty()
+            && args.vsock.is_empty()
+            && !args.single
+            && !args.waits_for_monitor();
         let mut ports = args.port.clone();
         if ports.is_empty() && (asked_tcp || nothing) {
             ports.push(PORT);
@@ -160,7 +163,7 @@ impl Where {
         Ok(Listening { listeners, addresses, cleanup })
     }
 
-    fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
+    pub fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
         let shown = path.display();
         let listener = Listener::replace_unix(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => cannot_listen(
@@ -179,7 +182,7 @@ impl Where {
 }
 
 /// Listens on all addresses of a host, or on all there are. Returns the port.
-async fn bind_tcp(
+pub async fn bind_tcp(
     port: u16,
     host: Option<String>,
     addresses: &mut Addresses,
@@ -375,7 +378,8 @@ impl Addresses {
     }
 }
 
-fn escaped(bytes: &[u8]) -> String {
+/// Bytes as a part of a URI.
+pub fn escaped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for &byte in bytes {
         match byte {

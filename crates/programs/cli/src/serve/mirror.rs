@@ -16,7 +16,7 @@ use blockhaul_snapshot::Changes;
 use serde_json::{Value, json};
 
 use super::exports::{Running, Table};
-use super::snapshots::GRANULARITY;
+use super::snapshots::{GRANULARITY, Taken};
 use crate::copy::job::Follower;
 use crate::exit::Failure;
 
@@ -35,6 +35,9 @@ pub struct Mirror {
     export: Arc<Running>,
     target: String,
     changes: Changes,
+    first: First,
+    /// What was dirty in the bitmap of [`First::Dirty`].
+    taken: Option<Taken>,
     progress: Arc<Progress>,
     state: Mutex<State>,
     /// It became ready, or has ended.
@@ -57,6 +60,20 @@ struct State {
     postponed: Option<String>,
     /// Time that clients have waited at the end.
     downtime: Option<Duration>,
+    /// What clients have left, and its description.
+    left: Option<(Stack, String)>,
+}
+
+/// What a mirror copies before it copies changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum First {
+    /// All of the disk.
+    All,
+    /// Nothing: the target has the contents of now.
+    Nothing,
+    /// What this bitmap shows, onto an earlier copy. The bitmap is clean from then on; if the
+    /// mirror fails, what was dirty is dirty again.
+    Dirty(String),
 }
 
 /// How a mirror is to end.
@@ -76,23 +93,32 @@ impl Mirror {
         target: String,
         progress: Arc<Progress>,
         within: Duration,
+        first: First,
     ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
         let _change = table.change().await;
         let (shared, stack) = table.changeable(export)?;
         export.check_not_mirrored()?;
         let facts = shared.switch().device().facts();
         export.check_writable(&facts)?;
+        let bitmap = match &first {
+            First::Dirty(name) => Some(export.bitmap(name)?),
+            First::All | First::Nothing => None,
+        };
         let changes = Changes::new(facts.size, GRANULARITY)?;
         *export.mirrored() = Some(changes.clone());
         if let Err(failure) = table.retop(export, shared, &stack, Barrier::Within(within)).await {
             *export.mirrored() = None;
             return Err(failure);
         }
+        // What is written meanwhile is in both.
+        let taken = bitmap.map(Taken::take);
         let mirror = Mirror {
             table: table.clone(),
             export: export.clone(),
             target,
             changes,
+            first,
+            taken,
             progress,
             state: Mutex::default(),
             changed: Notify::default(),
@@ -103,9 +129,17 @@ impl Mirror {
     /// Copies, and follows the disk until the end.
     async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary> {
         let control = engine.control();
-        let plan = engine.plan();
-        let first = engine.run(&plan).await?;
-        self.learn(&first);
+        match (&self.first, &self.taken) {
+            (First::Nothing, _) => {}
+            (First::Dirty(_), Some(taken)) => {
+                self.round(&mut engine, &taken.ranges()).await?;
+            }
+            _ => {
+                let plan = engine.plan();
+                let first = engine.run(&plan).await?;
+                self.learn(&first);
+            }
+        }
         loop {
             self.catch_up(&mut engine).await?;
             self.flush(&mut engine).await?;
@@ -216,12 +250,10 @@ impl Mirror {
             state.downtime = Some(blockhaul_io::elapsed(started));
             if ending.switch {
                 log::info!(export = self.export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device", self.export.name, self.target);
-                *self.export.stack.lock().expect("no panic under this lock") = Some(next);
-                self.export
-                    .storage
-                    .lock()
-                    .expect("no panic under this lock")
-                    .clone_from(&self.target);
+                let mut stack = self.export.stack.lock().expect("no panic under this lock");
+                let mut storage = self.export.storage.lock().expect("no panic under this lock");
+                let before = std::mem::replace(&mut *storage, self.target.clone());
+                state.left = stack.replace(next).map(|stack| (stack, before));
             }
             return Ok(true);
         };
@@ -278,8 +310,11 @@ impl Mirror {
     }
 
     /// Ends the notes of a mirror that has not completed.
-    pub async fn give_up(&self) {
+    pub async fn give_up(&self, is_complete: bool) {
         let _change = self.table.change().await;
+        if !is_complete && let Some(taken) = &self.taken {
+            taken.give_back();
+        }
         let mine = |changes: &Changes| changes.is_same(&self.changes);
         if !self.export.mirrored().as_ref().is_some_and(mine) {
             return;
@@ -318,6 +353,21 @@ impl Mirror {
     /// Wakes those who wait until it is ready.
     pub fn has_ended(&self) {
         self.changed.notify();
+    }
+
+    /// Number of bytes that have changed and are not copied yet.
+    pub fn changed_bytes(&self) -> u64 {
+        self.changes.bytes()
+    }
+
+    /// The device that clients have left for the target, and its description; once.
+    pub fn left(&self) -> Option<(Stack, String)> {
+        self.lock().left.take()
+    }
+
+    /// Whether clients have moved to the target, or will.
+    pub fn switches(&self) -> bool {
+        self.lock().wanted.is_some_and(|ending| ending.switch)
     }
 
     /// Whether clients wait for it just now.

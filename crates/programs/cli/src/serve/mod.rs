@@ -5,7 +5,7 @@
 //!   `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins. `stop`:
 //!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
 //!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
-//!   `--metrics`. `status`: `--page`. `notify`: messages to a service manager.
+//!   `--metrics`. `qmp`: `--qmp`. `status`: `--page`. `notify`: messages to a service manager.
 
 pub(crate) mod background;
 mod bitmap_files;
@@ -15,10 +15,13 @@ mod exports;
 mod figures;
 mod fresh;
 pub(crate) mod job;
+mod job_errors;
+mod job_state;
 mod jobs;
 mod listen;
 mod mirror;
 pub(crate) mod notify;
+mod qmp;
 mod single;
 mod snapshots;
 mod status;
@@ -159,7 +162,13 @@ fn serve(
     let listeners = Where::new(args, asked.inherited);
     let cleanup = listeners.cleanup();
     // Before there are other threads.
-    let control = args.control.as_deref().map(|path| Control::bind(path, &cleanup)).transpose()?;
+    let control = args
+        .control
+        .as_deref()
+        .map(|path| Control::bind("--control", path, &cleanup))
+        .transpose()?;
+    let qmp = args.qmp.iter().map(|path| Control::bind("--qmp", path, &cleanup));
+    let qmp = qmp.collect::<Result<Vec<_>, _>>()?;
     let caught = signals::catch()?;
     let config = args.engine.config(usize::from(args.workers));
     let runtime = Runtime::start(&config).map_err(|error| {
@@ -177,6 +186,9 @@ fn serve(
         listeners,
         single,
         control,
+        qmp,
+        first_commands: args.qmp_run.clone(),
+        listens: !args.waits_for_monitor(),
         background,
         stopper: stopper.clone(),
         limits: asked.limits,
@@ -193,7 +205,11 @@ fn serve(
         removes_pidfile: !args.names_nbdinfo,
         run: args.run.clone(),
         verbose: args.verbose,
-        announced: !args.quiet && !args.single && args.run.is_none() && !is_activated(),
+        announced: !args.quiet
+            && !args.waits_for_monitor()
+            && !args.single
+            && args.run.is_none()
+            && !is_activated(),
     };
     let (sender, served) = mpsc::channel();
     let serving = caught.until_dropped();

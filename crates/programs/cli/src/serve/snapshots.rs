@@ -38,6 +38,9 @@ pub struct Begin {
     pub within: Duration,
 }
 
+/// A change of bitmaps at a point in time. It cannot fail.
+pub type AtOnce = Box<dyn Fn() + Send>;
+
 /// A point in time that has begun.
 pub struct Begun {
     pub snapshot: Snapshot,
@@ -55,6 +58,34 @@ pub struct Taken {
 }
 
 impl Taken {
+    /// What is dirty now; the bitmap is clean from then on.
+    pub fn take(live: Arc<Bitmap>) -> Taken {
+        Taken { dirty: Arc::new(live.take()), live }
+    }
+
+    /// The same for a later moment, when [`Taken::fill`] is called.
+    pub fn later(live: Arc<Bitmap>) -> Taken {
+        let dirty = live.frozen();
+        dirty.clear();
+        Taken { dirty: Arc::new(dirty), live }
+    }
+
+    /// Takes what is dirty now; `clears`: the bitmap is clean from then on.
+    pub fn fill(&self, clears: bool) {
+        let now = if clears { self.live.take() } else { self.live.frozen() };
+        self.dirty.merge(&now);
+    }
+
+    /// The dirty ranges, as offset and length in bytes.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        self.dirty.ranges()
+    }
+
+    /// As a bitmap that does not change.
+    pub fn dirty(&self) -> &Arc<Bitmap> {
+        &self.dirty
+    }
+
     /// It is dirty still.
     pub fn give_back(&self) {
         self.live.merge(&self.dirty);
@@ -108,12 +139,16 @@ impl Prepared<'_> {
 fn at_one_moment<'a>(
     exports: &'a [Prepared<'a>],
     barrier: Barrier,
+    last: &'a [AtOnce],
 ) -> Pin<Box<dyn Future<Output = blockhaul_block::Result<()>> + 'a>> {
     Box::pin(async move {
-        let Some((first, others)) = exports.split_first() else { return Ok(()) };
+        let Some((first, others)) = exports.split_first() else {
+            last.iter().for_each(|change| change());
+            return Ok(());
+        };
         let device = first.device.clone().ok_or_else(Error::misfit)?;
         let rest = async || {
-            at_one_moment(others, barrier).await?;
+            at_one_moment(others, barrier, last).await?;
             first.take();
             Ok(())
         };
@@ -124,29 +159,31 @@ fn at_one_moment<'a>(
 impl Table {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
     pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, Failure> {
-        let mut begun = self.begin_snapshots(&[export], begin).await?;
+        let mut begun = self.begin_snapshots(&[(export, begin)], &[]).await?;
         begun.pop().ok_or_else(|| Failure::from(Error::misfit()))
     }
 
     /// Begins the same point in time of several exports: at a moment when no request of any of them
-    /// is in flight.
+    /// is in flight. Then `at_once` changes bitmaps, too.
     pub async fn begin_snapshots(
         &self,
-        exports: &[&Running],
-        begin: &Begin,
+        exports: &[(&Running, &Begin)],
+        at_once: &[AtOnce],
     ) -> Result<Vec<Begun>, Failure> {
         let _change = self.change().await;
         let mut prepared = Vec::new();
         let begun = async {
-            for export in exports {
+            for (export, begin) in exports {
                 prepared.push(self.prepare_snapshot(export, begin).await?);
             }
-            at_one_moment(&prepared, Barrier::Within(begin.within)).await?;
-            prepared.iter().map(|one| one.begun(begin.trim)).collect()
+            let within = exports.iter().map(|(_, begin)| begin.within).max();
+            let barrier = Barrier::Within(within.unwrap_or_default());
+            at_one_moment(&prepared, barrier, at_once).await?;
+            prepared.iter().zip(exports).map(|(one, (_, begin))| one.begun(begin.trim)).collect()
         };
         let begun: Result<Vec<Begun>, Failure> = begun.await;
         if begun.is_err() {
-            for one in &prepared {
+            for (one, (_, begin)) in prepared.iter().zip(exports) {
                 one.undo(begin.start.as_deref());
             }
         }
@@ -191,17 +228,21 @@ impl Table {
     }
 
     /// Adds a clean bitmap, which tracks writes from now on; shown to clients that connect later.
+    /// `kept`: it outlives the server, if the server keeps bitmaps.
     pub async fn add_bitmap(
         &self,
         export: &Running,
         name: &str,
         granularity: u64,
         time: Duration,
+        kept: bool,
     ) -> Result<(), Failure> {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         let size = shared.switch().device().facts().size;
-        export.start_bitmap(Bitmap::new(name, size, granularity)?)?;
+        let bitmap = Bitmap::new(name, size, granularity)?;
+        bitmap.keep(kept);
+        export.start_bitmap(bitmap)?;
         let exchanged = async {
             self.write_bitmaps(export)?;
             self.retop(export, shared, &stack, Barrier::Within(time)).await
@@ -349,6 +390,7 @@ impl Table {
             description: description.clone(),
             storage: std::sync::Mutex::new(description.clone()),
             write: false,
+            served: true,
             single: true,
             own: None,
             shared: Some(shared.clone()),
@@ -409,7 +451,7 @@ impl Running {
     }
 
     /// Forgets an inconsistent bitmap. False: there is none of this name.
-    fn forget_inconsistent(&self, name: &str) -> bool {
+    pub fn forget_inconsistent(&self, name: &str) -> bool {
         let mut all = self.inconsistent();
         let before = all.len();
         all.retain(|(other, _)| other != name);

@@ -21,6 +21,7 @@ mod mount;
 mod names;
 mod part;
 mod pull;
+mod qmp;
 mod reports;
 mod serve;
 mod served_disk;

@@ -1,0 +1,408 @@
+//! The command line of qemu-storage-daemon as that of `blockhaul serve`: options become commands of
+//! its monitor protocol, which the server runs in their order before it is ready.
+
+use std::ffi::OsString;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::getopt::{self, Opt, Value, opt};
+use crate::{Asked, words};
+
+/// The version of QEMU whose program is emulated.
+const VERSION: &str = "10.0.13";
+
+/// The first word of a server that has restarted itself to go to the background.
+pub const IN_BACKGROUND: &str = "--in-background";
+
+const OPTIONS: &[Opt] = &[
+    opt("blockdev", None, Value::Must),
+    opt("chardev", None, Value::Must),
+    opt("daemonize", None, Value::No),
+    opt("export", None, Value::Must),
+    opt("help", Some(b'h'), Value::No),
+    opt("monitor", None, Value::Must),
+    opt("nbd-server", None, Value::Must),
+    opt("object", None, Value::Must),
+    opt("pidfile", None, Value::Must),
+    opt("trace", Some(b'T'), Value::Must),
+    opt("version", Some(b'V'), Value::No),
+];
+
+const HELP: &str = "\
+Serves disks over NBD, controlled by QEMU's monitor protocol (QMP).
+
+    qemu-storage-daemon [OPTIONS]
+
+This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
+
+    --blockdev [driver=]DRIVER,node-name=N,...
+                            add a node: file, host_device, raw, qcow2, nbd, null-co,
+                            copy-before-write, snapshot-access
+    --chardev socket,id=ID,path=PATH,server=on,wait=off
+                            a Unix socket for a monitor
+    --daemonize             return when ready, and go on in the background
+    --export [type=]nbd,id=ID,node-name=N[,name=NAME][,writable=on|off][,description=TEXT]
+                            export a node over NBD
+    --monitor [chardev=]ID  serve QMP on this character device
+    --nbd-server addr.type=unix,addr.path=PATH[,tls-creds=ID]
+    --nbd-server addr.type=inet,addr.host=HOST,addr.port=PORT[,tls-creds=ID]
+                            listen for NBD clients
+    --object tls-creds-x509,id=ID,dir=DIR,endpoint=server[,verify-peer=on|off]
+                            certificates for --nbd-server
+    --object iothread,id=ID accepted, without effect
+    --pidfile PATH          write the process ID when ready
+    -V, --version           print the version of QEMU that this implements
+
+See `blockhaul serve --help` and docs/qmp.md for details.
+";
+
+/// A command line that was understood.
+#[derive(Debug, Default)]
+pub struct Daemon {
+    /// Commands of the monitor protocol, in order.
+    commands: Vec<Json>,
+    chardevs: Vec<(String, String)>,
+    monitors: Vec<String>,
+    credentials: Vec<Credentials>,
+    tls: Option<String>,
+    pidfile: Option<OsString>,
+    /// It goes to the background.
+    pub daemonize: bool,
+}
+
+/// A `tls-creds-x509` object.
+#[derive(Debug)]
+struct Credentials {
+    id: String,
+    directory: String,
+    verifies: bool,
+}
+
+/// Understands these words, without the name of the program.
+///
+/// # Errors
+/// What is wrong, or not supported, by name.
+pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
+    let parts = getopt::parse(OPTIONS, words)?;
+    if let Some(operand) = parts.operands.first() {
+        return Err(format!("Unexpected argument: {}", operand.to_string_lossy()));
+    }
+    let mut daemon = Daemon::default();
+    for (means, value) in parts.options {
+        let value = value.unwrap_or_default();
+        let text = || {
+            let text = value.to_str().map(str::to_string);
+            text.ok_or_else(|| format!("--{means}: the value is not UTF-8"))
+        };
+        match means {
+            "help" => return Ok(Asked::Text(HELP.to_string())),
+            "version" => {
+                let text = format!("qemu-storage-daemon version {VERSION}\n");
+                return Ok(Asked::Text(text));
+            }
+            "daemonize" => daemon.daemonize = true,
+            "pidfile" => daemon.pidfile = Some(value),
+            "trace" => return Err("--trace is not supported".to_string()),
+            "blockdev" => daemon.add("blockdev-add", parameters(&text()?, "driver")?),
+            "export" => daemon.add("block-export-add", parameters(&text()?, "type")?),
+            "nbd-server" => daemon.serve(parameters(&text()?, "addr")?)?,
+            "chardev" => daemon.add_chardev(&parameters(&text()?, "backend")?)?,
+            "monitor" => daemon.add_monitor(&parameters(&text()?, "chardev")?)?,
+            _ => daemon.add_object(&parameters(&text()?, "qom-type")?)?,
+        }
+    }
+    Ok(Asked::Run(daemon))
+}
+
+impl Daemon {
+    fn add(&mut self, command: &str, arguments: Map<String, Json>) {
+        self.commands.push(json!({ "execute": command, "arguments": arguments }));
+    }
+
+    fn serve(&mut self, mut arguments: Map<String, Json>) -> Result<(), String> {
+        if let Some(id) = arguments.remove("tls-creds") {
+            let id = id.as_str().unwrap_or_default().to_string();
+            if !self.credentials.iter().any(|one| one.id == id) {
+                return Err(format!("No TLS credentials with id '{id}'"));
+            }
+            self.tls = Some(id);
+        }
+        self.add("nbd-server-start", arguments);
+        Ok(())
+    }
+
+    fn add_chardev(&mut self, given: &Map<String, Json>) -> Result<(), String> {
+        let backend = text(given, "backend");
+        if backend != "socket" {
+            return Err(format!("--chardev {backend}: only socket is supported"));
+        }
+        known("--chardev", given, &["backend", "id", "path", "server", "wait"])?;
+        let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
+        if is_on("server") != Some(true) || is_on("wait") == Some(true) {
+            return Err("--chardev: only server=on,wait=off is supported".to_string());
+        }
+        let (id, path) = (needed("--chardev", given, "id")?, needed("--chardev", given, "path")?);
+        self.chardevs.push((id, path));
+        Ok(())
+    }
+
+    fn add_monitor(&mut self, given: &Map<String, Json>) -> Result<(), String> {
+        known("--monitor", given, &["chardev", "id", "mode", "pretty"])?;
+        if !["", "control"].contains(&text(given, "mode")) {
+            return Err("--monitor: only mode=control is supported".to_string());
+        }
+        if given.get("pretty").and_then(Json::as_bool) == Some(true) {
+            return Err("--monitor: pretty=on is not supported".to_string());
+        }
+        let id = needed("--monitor", given, "chardev")?;
+        let found = self.chardevs.iter().find(|(known, _)| *known == id);
+        let (_, path) = found.ok_or_else(|| format!("Character device '{id}' not found"))?;
+        self.monitors.push(path.clone());
+        Ok(())
+    }
+
+    fn add_object(&mut self, given: &Map<String, Json>) -> Result<(), String> {
+        let kind = text(given, "qom-type");
+        needed("--object", given, "id")?;
+        match kind {
+            // Requests run on the workers of the server.
+            "iothread" => Ok(()),
+            "tls-creds-x509" => self.add_credentials(given),
+            _ => Err(format!("--object {kind} is not supported")),
+        }
+    }
+
+    fn add_credentials(&mut self, given: &Map<String, Json>) -> Result<(), String> {
+        let names = ["qom-type", "id", "dir", "endpoint", "verify-peer"];
+        known("--object tls-creds-x509", given, &names)?;
+        if text(given, "endpoint") != "server" {
+            return Err("--object tls-creds-x509: only endpoint=server is supported".to_string());
+        }
+        self.credentials.push(Credentials {
+            id: text(given, "id").to_string(),
+            directory: needed("--object tls-creds-x509", given, "dir")?,
+            verifies: given.get("verify-peer").and_then(Json::as_bool).unwrap_or(true),
+        });
+        Ok(())
+    }
+
+    /// The words of `blockhaul serve`.
+    pub fn words(&self, in_background: bool) -> Vec<OsString> {
+        let mut words = words(&["blockhaul", "serve", "--quiet", "--no-listen"]);
+        words.push(if in_background { "--in-background" } else { "--foreground" }.into());
+        words.extend(self.monitors.iter().map(|path| format!("--qmp={path}").into()));
+        let credentials = self.credentials.iter();
+        for one in credentials.filter(|one| self.tls.as_ref() == Some(&one.id)) {
+            words.push("--tls=require".into());
+            words.push(format!("--tls-certificates={}", one.directory).into());
+            if one.verifies {
+                words.push("--tls-verify-peer".into());
+            }
+        }
+        if let Some(path) = &self.pidfile {
+            let mut word = OsString::from("--pidfile=");
+            word.push(path);
+            words.push(word);
+        }
+        if self.commands.is_empty() && self.monitors.is_empty() {
+            // It serves nothing until it is ended.
+            words.push(format!("--qmp-run={}", json!({ "execute": "query-version" })).into());
+        }
+        words.extend(self.commands.iter().map(|command| format!("--qmp-run={command}").into()));
+        words
+    }
+}
+
+/// Options in JSON, or as `key=value,key.member=value`. The first word may lack its key, which is
+/// `implied`; a double comma is a comma in a value.
+fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
+    if text.starts_with('{') {
+        let value: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let Json::Object(members) = value else { return Err(format!("{text}: not an object")) };
+        return Ok(members);
+    }
+    let mut members = Map::new();
+    for (index, word) in split(text).iter().enumerate() {
+        match word.split_once('=') {
+            Some((key, value)) => insert(&mut members, key, typed(key, value))?,
+            None if index == 0 => insert(&mut members, implied, Json::from(word.as_str()))?,
+            // As in QEMU, a key alone is a switch.
+            None => insert(&mut members, word, Json::Bool(true))?,
+        }
+    }
+    Ok(members)
+}
+
+/// The parts between single commas.
+fn split(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            ',' if letters.peek() == Some(&',') => {
+                letters.next();
+                parts.iter_mut().last().into_iter().for_each(|part| part.push(','));
+            }
+            ',' => parts.push(String::new()),
+            _ => parts.iter_mut().last().into_iter().for_each(|part| part.push(letter)),
+        }
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+/// Keys whose values are switches.
+const SWITCHES: &[&str] = &[
+    "auto-read-only",
+    "allocation-depth",
+    "direct",
+    "drop-cache",
+    "fixed-iothread",
+    "force-share",
+    "no-flush",
+    "pretty",
+    "read-only",
+    "read-zeroes",
+    "server",
+    "verify-peer",
+    "wait",
+    "writable",
+    "writethrough",
+];
+
+/// Keys whose values are numbers.
+const NUMBERS: &[&str] = &[
+    "aio-max-batch",
+    "cbw-timeout",
+    "handshake-max-seconds",
+    "latency-ns",
+    "max-connections",
+    "min-cluster-size",
+    "offset",
+    "open-timeout",
+    "reconnect-delay",
+    "size",
+];
+
+/// A value in the type that its key has.
+fn typed(key: &str, value: &str) -> Json {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    let number = || blockhaul_catalog::parse_size(value).ok();
+    match value {
+        "on" | "yes" | "true" | "y" if SWITCHES.contains(&last) => Json::Bool(true),
+        "off" | "no" | "false" | "n" if SWITCHES.contains(&last) => Json::Bool(false),
+        _ if NUMBERS.contains(&last) => number().map_or_else(|| Json::from(value), Json::from),
+        _ => Json::from(value),
+    }
+}
+
+/// Sets `a.b.c`, where a number is an index of a list.
+fn insert(members: &mut Map<String, Json>, key: &str, value: Json) -> Result<(), String> {
+    let wrong = || format!("Parameter '{key}' is used inconsistently");
+    let Some((first, rest)) = key.split_once('.') else {
+        return match members.insert(key.to_string(), value) {
+            None => Ok(()),
+            Some(_) => Err(wrong()),
+        };
+    };
+    let below = members.entry(first).or_insert_with(|| match rest.split('.').next() {
+        Some(index) if index.bytes().all(|byte| byte.is_ascii_digit()) => json!([]),
+        _ => json!({}),
+    });
+    match below {
+        Json::Object(below) => insert(below, rest, value),
+        // The elements come in order.
+        Json::Array(list) if rest == list.len().to_string() => {
+            list.push(value);
+            Ok(())
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn text<'a>(given: &'a Map<String, Json>, name: &str) -> &'a str {
+    given.get(name).and_then(Json::as_str).unwrap_or_default()
+}
+
+fn needed(option: &str, given: &Map<String, Json>, name: &str) -> Result<String, String> {
+    match text(given, name) {
+        "" => Err(format!("{option}: Parameter '{name}' is missing")),
+        text => Ok(text.to_string()),
+    }
+}
+
+fn known(option: &str, given: &Map<String, Json>, names: &[&str]) -> Result<(), String> {
+    match given.keys().find(|name| !names.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(format!("{option}: Parameter '{name}' is not supported")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &[&str]) -> Result<Vec<String>, String> {
+        let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+        match parse(&line)? {
+            Asked::Text(text) => Err(text),
+            Asked::Run(daemon) => {
+                let words = daemon.words(false).into_iter();
+                Ok(words.map(|word| word.into_string().unwrap()).collect())
+            }
+        }
+    }
+
+    #[test]
+    fn options_become_commands_in_their_order() {
+        let words = run(&[
+            "--chardev",
+            "socket,id=c,path=/q,server=on,wait=off",
+            "--monitor=c",
+            "--blockdev",
+            "raw,node-name=a,file.driver=file,file.filename=/x,,y,read-only=on",
+            "--nbd-server=addr.type=unix,addr.path=/s",
+            "--export={\"type\":\"nbd\",\"id\":\"e\",\"node-name\":\"a\"}",
+        ]);
+        let words = words.unwrap();
+        assert!(words.contains(&"--qmp=/q".to_string()), "{words:?}");
+        let commands: Vec<Json> = words
+            .iter()
+            .filter_map(|word| word.strip_prefix("--qmp-run="))
+            .map(|text| serde_json::from_str(text).unwrap())
+            .collect();
+        assert_eq!(commands[0]["arguments"]["file"]["filename"], "/x,y");
+        assert_eq!(commands[0]["arguments"]["read-only"], true);
+        assert_eq!(commands[1]["arguments"]["addr"], json!({ "type": "unix", "path": "/s" }));
+        assert_eq!(commands[2]["execute"], "block-export-add");
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (line, why) in [
+            (["--chardev", "stdio,id=c"], "--chardev stdio"),
+            (["--monitor", "c"], "Character device 'c' not found"),
+            (["--object", "throttle-group,id=t"], "--object throttle-group"),
+            (["--trace", "x"], "--trace"),
+            (["--nbd-server", "addr.type=unix,addr.path=/s,tls-creds=t"], "'t'"),
+            (["--blockdev", "driver=raw,file=a,file.driver=x"], "inconsistently"),
+        ] {
+            let said = run(&line).unwrap_err();
+            assert!(said.contains(why), "{line:?}: {said}");
+        }
+        assert!(run(&["-V"]).unwrap_err().starts_with("qemu-storage-daemon version 10."));
+    }
+
+    #[test]
+    fn certificates_are_those_of_the_server() {
+        let words = run(&[
+            "--object",
+            "tls-creds-x509,id=t,dir=/pki,endpoint=server,verify-peer=off",
+            "--nbd-server",
+            "addr.type=inet,addr.host=localhost,addr.port=1,tls-creds=t",
+        ]);
+        let words = words.unwrap().join(" ");
+        assert!(words.contains("--tls=require --tls-certificates=/pki"), "{words}");
+        assert!(!words.contains("verify-peer") && !words.contains("tls-creds"), "{words}");
+    }
+}

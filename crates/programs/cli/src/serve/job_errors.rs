@@ -1,0 +1,264 @@
+//! What a job does when a request of its source or target fails: the error policies of QEMU's jobs.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
+
+use blockhaul_block::{Device, Error, Facts, Flags, Hints, Kind, OpKind, Pending, Request, Result};
+use blockhaul_catalog::Layer;
+use blockhaul_io::Notify;
+use blockhaul_layers::support::Repeat;
+
+use super::jobs::Job;
+
+/// First and longest time before an ignored request is repeated.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
+
+/// What a job does after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnError {
+    /// It fails.
+    #[default]
+    Report,
+    /// It repeats the request until it succeeds, ever more seldom.
+    Ignore,
+    /// It pauses, and repeats the request when it is resumed.
+    Stop,
+    /// It pauses if there is no space, and fails after other errors.
+    Enospc,
+}
+
+impl OnError {
+    /// The names of all.
+    pub const NAMES: [&'static str; 4] = ["report", "ignore", "stop", "enospc"];
+
+    /// By name.
+    pub fn parse(name: &str) -> Option<OnError> {
+        Some(match name {
+            "report" => OnError::Report,
+            "ignore" => OnError::Ignore,
+            "stop" => OnError::Stop,
+            "enospc" => OnError::Enospc,
+            _ => return None,
+        })
+    }
+
+    /// What follows from an error.
+    fn action(self, kind: Kind) -> Action {
+        match (self, kind) {
+            // To repeat these makes no sense.
+            (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
+            (OnError::Ignore, _) => Action::Ignore,
+            (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,
+            (OnError::Report | OnError::Enospc, _) => Action::Report,
+        }
+    }
+}
+
+/// What is done about one error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The job fails.
+    Report,
+    /// The request is repeated.
+    Ignore,
+    /// The job pauses.
+    Stop,
+}
+
+impl Action {
+    /// Its name in events.
+    pub fn name(self) -> &'static str {
+        match self {
+            Action::Report => "report",
+            Action::Ignore => "ignore",
+            Action::Stop => "stop",
+        }
+    }
+}
+
+/// The policies of a job, and the requests that wait for its resumption.
+#[derive(Default)]
+pub struct Errors {
+    source: OnError,
+    target: OnError,
+    job: OnceLock<Weak<Job>>,
+    /// Requests wait until the job is resumed.
+    stopped: AtomicBool,
+    /// What the latest error was, until the job is resumed.
+    status: Mutex<Option<Kind>>,
+    resumed: Notify,
+}
+
+impl Errors {
+    /// With these policies.
+    pub fn new(source: OnError, target: OnError) -> Arc<Errors> {
+        Arc::new(Errors { source, target, ..Errors::default() })
+    }
+
+    /// The layer over the source.
+    pub fn over_source(self: &Arc<Errors>) -> Arc<dyn Layer> {
+        Arc::new(Policy { errors: self.clone(), on_error: self.source, is_source: true })
+    }
+
+    /// The layer over the target.
+    pub fn over_target(self: &Arc<Errors>) -> Arc<dyn Layer> {
+        Arc::new(Policy { errors: self.clone(), on_error: self.target, is_source: false })
+    }
+
+    /// Whether a layer is needed over the source.
+    pub fn watches_source(&self) -> bool {
+        self.source != OnError::Report
+    }
+
+    /// Whether a layer is needed over the target.
+    pub fn watches_target(&self) -> bool {
+        self.target != OnError::Report
+    }
+
+    /// The job that these are for.
+    pub fn belong_to(&self, job: &Arc<Job>) {
+        let _ = self.job.set(Arc::downgrade(job));
+    }
+
+    /// `ok`, `nospace` or `failed`: the state of the devices, as QEMU names it.
+    pub fn io_status(&self) -> &'static str {
+        match *self.status() {
+            None => "ok",
+            Some(Kind::NoSpace) => "nospace",
+            Some(_) => "failed",
+        }
+    }
+
+    /// The job goes on, or ends: waiting requests are repeated.
+    pub fn resume(&self) {
+        *self.status() = None;
+        self.stopped.store(false, Ordering::SeqCst);
+        self.resumed.notify();
+    }
+
+    fn status(&self) -> MutexGuard<'_, Option<Kind>> {
+        self.status.lock().expect("no panic under this lock")
+    }
+
+    fn job(&self) -> Option<Arc<Job>> {
+        self.job.get().and_then(Weak::upgrade)
+    }
+
+    /// Notes an error, and pauses the job if the policy says so.
+    fn note(&self, error: &Error, action: Action, is_read: bool) {
+        let Some(job) = self.job() else { return };
+        log::warn!("job {}: {error}: {}", job.id(), action.name());
+        if action == Action::Stop {
+            *self.status() = Some(error.kind());
+            self.stopped.store(true, Ordering::SeqCst);
+        }
+        job.has_met(is_read, action, error);
+    }
+
+    /// Waits until the request is to be repeated. False: the job ends.
+    async fn wait(&self, action: Action, attempt: u32) -> bool {
+        let ends = || self.job().is_none_or(|job| job.is_ending());
+        match action {
+            Action::Report => false,
+            Action::Ignore => {
+                let longer = BACK_OFF[0].saturating_mul(1 << attempt.min(10));
+                blockhaul_io::sleep(longer.min(BACK_OFF[1])).await;
+                !ends()
+            }
+            Action::Stop => loop {
+                let resumed = self.resumed.listen();
+                if ends() {
+                    return false;
+                }
+                if !self.stopped.load(Ordering::SeqCst) {
+                    return true;
+                }
+                // This side keeps the sender.
+                let _ = resumed.await;
+            },
+        }
+    }
+}
+
+/// The layer that applies a policy.
+struct Policy {
+    errors: Arc<Errors>,
+    on_error: OnError,
+    is_source: bool,
+}
+
+impl Layer for Policy {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let below = inner.facts();
+        // No parked payloads: a write that may be repeated needs its data after the first attempt.
+        let kept = Hints::ZEROED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
+        let (errors, on_error, is_source) = (self.errors.clone(), self.on_error, self.is_source);
+        Ok(Arc::new(Watched { facts, inner, errors, on_error, is_source }))
+    }
+}
+
+#[derive(Clone)]
+struct Watched {
+    facts: Arc<Facts>,
+    inner: Arc<dyn Device>,
+    errors: Arc<Errors>,
+    on_error: OnError,
+    is_source: bool,
+}
+
+impl Watched {
+    /// What to do about an error. A failed flush is not repeated: the repetition may succeed
+    /// although data is lost. Extents are only hints.
+    fn action(&self, kind: OpKind, flags: Flags, error: &Error) -> Action {
+        let is_repeatable = match kind {
+            OpKind::Read => self.is_source,
+            OpKind::Write | OpKind::Zero => !self.is_source && !flags.contains(Flags::FUA),
+            OpKind::Trim | OpKind::Flush | OpKind::Cache | OpKind::Extents => false,
+        };
+        let refused = matches!(error.kind(), Kind::Unsupported | Kind::TooLarge);
+        match is_repeatable && !refused {
+            true => self.on_error.action(error.kind()),
+            false => Action::Report,
+        }
+    }
+}
+
+impl Device for Watched {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, mut request: Request) -> Pending {
+        let (kind, flags) = (request.kind(), request.flags);
+        let repeat = Repeat::of(&mut request);
+        let first = match self.inner.submit(request).now() {
+            Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
+            Ok(Err(error)) => Pending::ready(Err(error)),
+            Err(pending) => pending,
+        };
+        let this = self.clone();
+        Pending::start(async move {
+            let mut outcome = first.await;
+            let mut attempt = 0;
+            while let Err(error) = &outcome {
+                let action = this.action(kind, flags, error);
+                if action == Action::Report {
+                    break;
+                }
+                this.errors.note(error, action, this.is_source);
+                if !this.errors.wait(action, attempt).await {
+                    break;
+                }
+                attempt += 1;
+                outcome = this.inner.submit(repeat.request().await?).await;
+            }
+            outcome
+        })
+    }
+}

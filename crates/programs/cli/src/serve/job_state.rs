@@ -1,0 +1,168 @@
+//! The states of jobs, and the requests that each state accepts: those of QEMU's jobs, which clients
+//! of its monitor protocol rely on.
+//!
+//! ```text
+//! created - running - waiting - pending - concluded - null
+//!             | |        |         |          |
+//!        paused ready -- aborting -+----------+
+//!                |
+//!             standby (a ready job that is paused)
+//! ```
+
+/// The state of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It has not started.
+    Created,
+    /// It copies.
+    Running,
+    /// It was paused, on request or after an error.
+    Paused,
+    /// A mirror could complete.
+    Ready,
+    /// A mirror that could complete was paused.
+    Standby,
+    /// It has copied everything, and waits for the other jobs of its group.
+    Waiting,
+    /// It waits until it is finalized.
+    Pending,
+    /// It fails, or was cancelled.
+    Aborting,
+    /// It has ended.
+    Concluded,
+    /// It was dismissed.
+    Null,
+}
+
+/// A request for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// End it soon.
+    Cancel,
+    /// Start no more requests.
+    Pause,
+    /// Continue.
+    Resume,
+    /// Change its rate.
+    SetSpeed,
+    /// End a mirror.
+    Complete,
+    /// End a pending job.
+    Finalize,
+    /// Forget an ended job.
+    Dismiss,
+}
+
+impl Status {
+    /// Its name on the control socket and in the monitor protocol.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Created => "created",
+            Status::Running => "running",
+            Status::Paused => "paused",
+            Status::Ready => "ready",
+            Status::Standby => "standby",
+            Status::Waiting => "waiting",
+            Status::Pending => "pending",
+            Status::Aborting => "aborting",
+            Status::Concluded => "concluded",
+            Status::Null => "null",
+        }
+    }
+
+    /// Whether a job in this state accepts a request.
+    pub fn accepts(self, verb: Verb) -> bool {
+        use Status::{Concluded, Created, Paused, Pending, Ready, Running, Standby, Waiting};
+        let active = matches!(self, Created | Running | Paused | Ready | Standby);
+        match verb {
+            Verb::Cancel => active || matches!(self, Waiting | Pending),
+            Verb::Pause | Verb::Resume | Verb::SetSpeed => active,
+            Verb::Complete => matches!(self, Ready | Standby),
+            Verb::Finalize => self == Pending,
+            Verb::Dismiss => self == Concluded,
+        }
+    }
+
+    /// Whether a job can change from this state to another one.
+    pub fn leads_to(self, next: Status) -> bool {
+        use Status::{
+            Aborting, Concluded, Created, Null, Paused, Pending, Ready, Running, Standby, Waiting,
+        };
+        match self {
+            Created => matches!(next, Running | Aborting | Null),
+            Running => matches!(next, Paused | Ready | Waiting | Aborting),
+            Paused => matches!(next, Running | Waiting | Aborting),
+            Ready => matches!(next, Standby | Waiting | Aborting),
+            Standby => matches!(next, Ready | Waiting | Aborting),
+            Waiting => matches!(next, Pending | Aborting),
+            Pending => matches!(next, Aborting | Concluded),
+            Aborting => next == Concluded,
+            Concluded => next == Null,
+            Null => false,
+        }
+    }
+
+    /// Whether the work of the job has ended.
+    pub fn is_over(self) -> bool {
+        matches!(self, Status::Concluded | Status::Null)
+    }
+}
+
+impl Verb {
+    /// Its name in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Cancel => "cancel",
+            Verb::Pause => "pause",
+            Verb::Resume => "resume",
+            Verb::SetSpeed => "set-speed",
+            Verb::Complete => "complete",
+            Verb::Finalize => "finalize",
+            Verb::Dismiss => "dismiss",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Status; 10] = [
+        Status::Created,
+        Status::Running,
+        Status::Paused,
+        Status::Ready,
+        Status::Standby,
+        Status::Waiting,
+        Status::Pending,
+        Status::Aborting,
+        Status::Concluded,
+        Status::Null,
+    ];
+
+    #[test]
+    fn every_state_leads_to_the_end_and_none_back_from_it() {
+        for from in ALL {
+            let mut reached = vec![from];
+            let mut at = 0;
+            while let Some(&status) = reached.get(at) {
+                let next = ALL.into_iter().filter(|next| status.leads_to(*next));
+                let fresh: Vec<_> = next.filter(|next| !reached.contains(next)).collect();
+                reached.extend(fresh);
+                at += 1;
+            }
+            assert!(reached.contains(&Status::Null), "{from:?}");
+            assert!(!from.is_over() || !reached.contains(&Status::Running), "{from:?}");
+        }
+    }
+
+    #[test]
+    fn an_ended_job_accepts_only_its_dismissal() {
+        let verbs = [Verb::Cancel, Verb::Pause, Verb::Resume, Verb::SetSpeed, Verb::Complete];
+        for status in [Status::Aborting, Status::Concluded, Status::Null] {
+            assert!(verbs.iter().all(|verb| !status.accepts(*verb)), "{status:?}");
+        }
+        assert!(Status::Concluded.accepts(Verb::Dismiss));
+        assert!(!Status::Running.accepts(Verb::Dismiss));
+    }
+}

@@ -1,0 +1,181 @@
+//! Dirty bitmaps, as the monitor protocol changes them.
+
+use std::sync::Arc;
+
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
+use serde_json::{Value, json};
+
+use super::Monitor;
+use super::commands::{Arguments, needed, number, switch};
+use super::error::{Error, Result};
+use super::nodes::{BARRIER, Found};
+use crate::serve::exports::Running;
+use crate::serve::snapshots::GRANULARITY;
+
+impl Monitor {
+    /// `block-dirty-bitmap-add`.
+    pub(super) async fn add_bitmap(&self, arguments: &Arguments) -> Result<()> {
+        let (node, name) = (needed(arguments, "node"), needed(arguments, "name"));
+        let found = self.find(node).await?;
+        if name.is_empty() {
+            return Err(Error::generic("Bitmap name cannot be empty"));
+        }
+        let granularity = number(arguments, "granularity").unwrap_or(GRANULARITY);
+        if !granularity.is_power_of_two() || granularity < 512 {
+            return Err(Error::generic("Granularity must be power of 2 and at least 512"));
+        }
+        let persistent = switch(arguments, "persistent", false);
+        if persistent && self.table.wanted().bitmap_files.is_none() {
+            return Err(Error::generic(format!(
+                "Can't store persistent bitmaps to {node}: start the server with --bitmaps DIR"
+            )));
+        }
+        if self.names(&found).iter().any(|other| other == name) {
+            return Err(Error::generic(format!("Bitmap already exists: {name}")));
+        }
+        match &found {
+            Found::Live(running) => {
+                let added = self.table.add_bitmap(running, name, granularity, BARRIER, persistent);
+                added.await?;
+            }
+            Found::Frozen(frozen) => {
+                let size = self.live_below(frozen).await?.device();
+                let size = size.map(|device| device.facts().size).unwrap_or_default();
+                let bitmap = Bitmap::new(name, size, granularity)?;
+                let Some(mut own) = frozen.own_bitmaps() else { return Err(Error::no_node(node)) };
+                if own.len() >= BITMAPS_MAX {
+                    let text = format!("a node has at most {BITMAPS_MAX} bitmaps");
+                    return Err(Error::generic(text));
+                }
+                own.push(Arc::new(bitmap));
+            }
+        }
+        if switch(arguments, "disabled", false) {
+            self.bitmap(node, name).await?.enable(false);
+        }
+        Ok(())
+    }
+
+    /// Names of all bitmaps of a node.
+    fn names(&self, found: &Found) -> Vec<String> {
+        let of = |bitmaps: &[Arc<Bitmap>]| -> Vec<String> {
+            bitmaps.iter().map(|bitmap| bitmap.name().to_string()).collect()
+        };
+        match found {
+            Found::Live(running) => {
+                let mut names = of(&running.bitmaps());
+                names.extend(running.inconsistent().iter().map(|(name, _)| name.clone()));
+                names
+            }
+            Found::Frozen(frozen) => frozen.own_bitmaps().map(|own| of(&own)).unwrap_or_default(),
+        }
+    }
+
+    /// A bitmap of a node.
+    pub(super) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+        let found = self.find(node).await?;
+        let all: Vec<Arc<Bitmap>> = match &found {
+            Found::Live(running) => {
+                if running.inconsistent().iter().any(|(other, _)| other == name) {
+                    return Err(Error::generic(format!(
+                        "Bitmap '{name}' is inconsistent and cannot be used"
+                    )));
+                }
+                running.bitmaps().clone()
+            }
+            Found::Frozen(frozen) => {
+                frozen.own_bitmaps().map(|own| own.clone()).unwrap_or_default()
+            }
+        };
+        let found = all.into_iter().find(|bitmap| bitmap.name() == name);
+        found.ok_or_else(|| Error::generic(format!("Dirty bitmap '{name}' not found")))
+    }
+
+    /// The bitmap that a list names: a name, of `node`, or an object with another node.
+    pub(super) async fn bitmap_named(&self, node: &str, value: &Value) -> Result<Arc<Bitmap>> {
+        match value {
+            Value::String(name) => self.bitmap(node, name).await,
+            Value::Object(both) => self.bitmap(needed(both, "node"), needed(both, "name")).await,
+            _ => Err(Error::generic("Invalid parameter type for 'bitmaps', expected: object")),
+        }
+    }
+
+    /// The same for a command that changes it: no job uses it.
+    pub(super) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+        let bitmap = self.bitmap(node, name).await?;
+        if self.is_bitmap_used(node, name) {
+            return Err(Error::generic(format!(
+                "Bitmap '{name}' is currently in use by another operation and cannot be used"
+            )));
+        }
+        Ok(bitmap)
+    }
+
+    fn is_bitmap_used(&self, node: &str, name: &str) -> bool {
+        let state = self.state();
+        let uses = state.uses.iter().filter(|one| one.source == node);
+        let mut uses = uses.filter(|one| one.bitmap.as_deref() == Some(name));
+        uses.any(|one| self.jobs.named(&one.job).is_some_and(|job| !job.status().is_over()))
+    }
+
+    /// `block-dirty-bitmap-remove`.
+    pub(super) async fn remove_bitmap(&self, node: &str, name: &str) -> Result<()> {
+        let found = self.find(node).await?;
+        if let Found::Live(running) = &found {
+            let inconsistent = running.inconsistent().iter().any(|(other, _)| other == name);
+            if !inconsistent {
+                self.free_bitmap(node, name).await?;
+            }
+            return Ok(self.table.remove_bitmap(running, name).await?);
+        }
+        self.free_bitmap(node, name).await?;
+        if let Found::Frozen(frozen) = &found
+            && let Some(mut own) = frozen.own_bitmaps()
+        {
+            own.retain(|bitmap| bitmap.name() != name);
+        }
+        Ok(())
+    }
+
+    /// The target and the sources of `block-dirty-bitmap-merge`.
+    pub(super) async fn merged(
+        &self,
+        arguments: &Arguments,
+    ) -> Result<(Arc<Bitmap>, Vec<Arc<Bitmap>>)> {
+        let node = needed(arguments, "node");
+        let target = self.free_bitmap(node, needed(arguments, "target")).await?;
+        let list = arguments.get("bitmaps").and_then(Value::as_array);
+        let mut from = Vec::new();
+        for value in list.map(Vec::as_slice).unwrap_or_default() {
+            from.push(self.bitmap_named(node, value).await?);
+        }
+        if from.iter().any(|bitmap| bitmap.size() != target.size()) {
+            return Err(Error::generic("Bitmaps are of different sizes and can't be merged"));
+        }
+        Ok((target, from))
+    }
+
+    /// The bitmaps of a disk, for the members `dirty-bitmaps`.
+    pub(super) fn described_bitmaps(&self, node: &str, running: &Running) -> Vec<Value> {
+        let keeps = self.table.wanted().bitmap_files.is_some();
+        let sound = running.bitmaps().clone();
+        let sound = sound.iter().map(|bitmap| {
+            json!({
+                "name": bitmap.name(),
+                "count": bitmap.dirty_bytes(),
+                "granularity": bitmap.granularity(),
+                "recording": bitmap.is_enabled(),
+                "busy": self.is_bitmap_used(node, bitmap.name()),
+                "persistent": keeps && bitmap.is_kept(),
+            })
+        });
+        let broken = running.inconsistent().clone();
+        let broken = broken.iter().map(|(name, _)| {
+            json!({
+                "name": name, "count": 0, "granularity": GRANULARITY, "recording": false, "busy": false,
+                "persistent": true, "inconsistent": true,
+            })
+        });
+        sound.chain(broken).collect()
+    }
+}

@@ -1,0 +1,58 @@
+//! Errors of the monitor protocol.
+
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+
+/// Why a command failed, in QEMU's classes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    class: &'static str,
+    text: String,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error without a class of its own.
+    pub fn generic(text: impl Into<String>) -> Error {
+        Error { class: "GenericError", text: text.into() }
+    }
+
+    /// There is no such command, or not now.
+    pub fn no_command(text: impl Into<String>) -> Error {
+        Error { class: "CommandNotFound", text: text.into() }
+    }
+
+    /// There is no such block job.
+    pub fn no_block_job(name: &str) -> Error {
+        Error { class: "DeviceNotActive", text: format!("Block job '{name}' not found") }
+    }
+
+    /// There is no such device or node.
+    pub fn no_node(name: &str) -> Error {
+        Error::generic(format!("Cannot find device='{name}' nor node-name='{name}'"))
+    }
+
+    /// As a member of a reply.
+    pub fn value(&self) -> Value {
+        json!({ "class": self.class, "desc": self.text })
+    }
+
+    /// For users.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        Error::generic(failure.to_string())
+    }
+}
+
+impl From<blockhaul_block::Error> for Error {
+    fn from(error: blockhaul_block::Error) -> Error {
+        Error::generic(error.to_string())
+    }
+}

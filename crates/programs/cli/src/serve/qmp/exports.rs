@@ -1,0 +1,306 @@
+//! The NBD server and its exports, as the monitor protocol starts and stops them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device};
+use blockhaul_catalog::{Form, Shared};
+use blockhaul_io::{Completer, Listener};
+use serde_json::{Value, json};
+
+use super::Monitor;
+use super::commands::{self, Arguments, needed, switch, text};
+use super::error::{Error, Result};
+use super::nodes::{Found, Node, What, is_well_formed, node_name};
+use crate::aside;
+use crate::serve::exports::Running;
+use crate::serve::listen::{self, Addresses};
+
+/// An export that was added here.
+#[derive(Debug, Clone)]
+pub struct Export {
+    pub id: String,
+    /// The node whose disk it shows.
+    pub node: String,
+    /// The node that the guest's drive was moved to; usually the same.
+    pub drive: String,
+    /// For clients.
+    pub name: String,
+}
+
+/// What a guest writes to: an export.
+pub struct GuestDevice {
+    pub id: String,
+    pub node: String,
+    /// For `qom-set`.
+    pub path: String,
+}
+
+/// The listeners of `nbd-server-start`; dropped, they end.
+pub struct NbdServer {
+    _stop: Vec<Completer<()>>,
+    socket: Option<PathBuf>,
+}
+
+impl Drop for NbdServer {
+    fn drop(&mut self) {
+        if let Some(path) = self.socket.take() {
+            // What cannot be removed is an empty name.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Monitor {
+    /// `nbd-server-start`.
+    pub(super) async fn start_nbd_server(&self, arguments: &Arguments) -> Result<()> {
+        if self.is_serving() {
+            return Err(Error::generic("NBD server already running"));
+        }
+        if let Some(id) = text(arguments, "tls-creds") {
+            return Err(Error::generic(format!(
+                "No TLS credentials with id '{id}': start the server with --tls and its files"
+            )));
+        }
+        if text(arguments, "tls-authz").is_some() {
+            return Err(Error::generic("Parameter 'tls-authz' is not supported"));
+        }
+        let empty = Arguments::new();
+        let address = arguments.get("addr").and_then(Value::as_object).unwrap_or(&empty);
+        // SocketAddress has its members beside the type, SocketAddressLegacy in "data".
+        let data = address.get("data").and_then(Value::as_object).unwrap_or(address);
+        let member = |name: &str| {
+            let found = data.get(name).and_then(Value::as_str);
+            found.ok_or_else(|| Error::generic(format!("Parameter 'addr.{name}' is missing")))
+        };
+        let (listeners, socket) = match needed(address, "type") {
+            "unix" => {
+                let path = std::path::absolute(member("path")?);
+                let path = path.map_err(|error| Error::generic(crate::exit::plain(&error)))?;
+                (vec![listen_unix(&path)?], Some(path))
+            }
+            "inet" => (listen_tcp(member("host")?, member("port")?).await?, None),
+            other => return Err(commands::not_accepted("addr.type", other)),
+        };
+        let mut stop = Vec::new();
+        for listener in listeners {
+            let (completer, mut stopped) = blockhaul_io::ticket();
+            let server = self.server.clone();
+            drop(blockhaul_io::spawn(async move {
+                aside::unless(&mut stopped, server.listen(listener)).await;
+            }));
+            stop.push(completer);
+        }
+        self.state().nbd_server = Some(NbdServer { _stop: stop, socket });
+        Ok(())
+    }
+
+    /// Whether NBD clients can connect.
+    pub(super) fn is_serving(&self) -> bool {
+        self.listens_anyway || self.state().nbd_server.is_some()
+    }
+
+    /// `nbd-server-stop`: ends exports and clients, too.
+    pub(super) async fn stop_nbd_server(&self) -> Result<()> {
+        if !self.is_serving() {
+            return Err(Error::generic("NBD server not running"));
+        }
+        if self.listens_anyway {
+            let text = "the NBD server was started by the command line, and stops with the program";
+            return Err(Error::generic(text));
+        }
+        let server = self.state().nbd_server.take();
+        drop(server);
+        let all: Vec<_> = self.state().exports.iter().map(|export| export.id.clone()).collect();
+        for id in all {
+            self.remove_export(&id, true).await?;
+        }
+        Ok(())
+    }
+
+    /// `block-export-add`.
+    pub(super) async fn add_export(&self, arguments: &Arguments) -> Result<()> {
+        let (id, node) = (needed(arguments, "id"), needed(arguments, "node-name"));
+        if !is_well_formed(id) {
+            return Err(Error::generic("Invalid block export id"));
+        }
+        if !self.is_serving() {
+            return Err(Error::generic("NBD server not running"));
+        }
+        if switch(arguments, "allocation-depth", false) {
+            return Err(Error::generic("Parameter 'allocation-depth' is not supported"));
+        }
+        if self.export_ids().iter().any(|other| other == id) {
+            return Err(Error::generic(format!("Block export id '{id}' is already in use")));
+        }
+        let name = text(arguments, "name").unwrap_or(node);
+        let description = text(arguments, "description").unwrap_or_default();
+        let writable = switch(arguments, "writable", false);
+        let bitmaps = arguments.get("bitmaps").and_then(Value::as_array);
+        let bitmaps = bitmaps.map(Vec::as_slice).unwrap_or_default();
+        self.check_export_name(name)?;
+        let found = self.find(node).await;
+        let found = found.map_err(|error| match self.node(node).is_none() {
+            true => Error::generic(format!("Cannot find device='' nor node-name='{node}'")),
+            false => error,
+        })?;
+        let shared = match &found {
+            Found::Live(running) => {
+                if let Some(over) = self.node(node).filter(is_before_write) {
+                    self.snapshot_of(&over).await?;
+                }
+                self.check_bitmaps(running, node, bitmaps, writable).await?;
+                self.live_export(running, name, description, writable)?
+            }
+            Found::Frozen(frozen) => {
+                let mut shown = Vec::new();
+                for bitmap in bitmaps {
+                    shown.push(self.bitmap_named(node, bitmap).await?);
+                }
+                let view = self.view(frozen, shown).await?;
+                let view = if writable { view } else { self.table.readonly(&view)? };
+                Shared::new(name, description, view)
+            }
+        };
+        self.table.add_name(name, shared)?;
+        let disk = match &found {
+            Found::Live(running) => self.node_of(running),
+            Found::Frozen(frozen) => frozen.name.clone(),
+        };
+        self.state().exports.push(Export {
+            id: id.to_string(),
+            node: disk,
+            drive: node.to_string(),
+            name: name.to_string(),
+        });
+        Ok(())
+    }
+
+    fn check_export_name(&self, name: &str) -> Result<()> {
+        let taken = self.state().exports.iter().any(|export| export.name == name)
+            || self.table.running().iter().any(|one| one.served && one.name == name);
+        match taken {
+            false => Ok(()),
+            true => Err(Error::generic(format!("NBD server already has export named '{name}'"))),
+        }
+    }
+
+    /// Refuses bitmaps that the disk does not have, and those that change in an export that does
+    /// not.
+    async fn check_bitmaps(
+        &self,
+        running: &Running,
+        node: &str,
+        bitmaps: &[Value],
+        writable: bool,
+    ) -> Result<()> {
+        for bitmap in bitmaps {
+            let found = self.bitmap_named(node, bitmap).await?;
+            if !running.bitmaps().iter().any(|own| Arc::ptr_eq(own, &found)) {
+                let text = format!("Bitmap '{}' is not one of node '{node}'", found.name());
+                return Err(Error::generic(text));
+            }
+            if !writable && found.is_enabled() {
+                return Err(Error::generic(format!(
+                    "Enabled bitmap '{}' incompatible with readonly export",
+                    found.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn live_export(
+        &self,
+        running: &Running,
+        name: &str,
+        description: &str,
+        writable: bool,
+    ) -> Result<Arc<Shared>> {
+        let Some(shared) = &running.shared else { return Err(Error::no_node(&running.name)) };
+        let can = shared.switch().device().facts().can;
+        if writable && !can.contains(Can::WRITE) {
+            return Err(Error::generic("Block node is read-only"));
+        }
+        let table = self.table.clone();
+        let readonly: Form = Arc::new(move |device: Arc<dyn Device>| table.readonly(&device));
+        Ok(shared.beside(name, description, (!writable).then_some(readonly)))
+    }
+
+    /// `block-export-del`.
+    pub(super) async fn remove_export(&self, id: &str, hard: bool) -> Result<()> {
+        let found = self.state().exports.iter().find(|export| export.id == id).cloned();
+        let Some(export) = found else {
+            let text = match self.export_ids().iter().any(|other| other == id) {
+                true => format!("export '{id}' is one of the command line"),
+                false => format!("Export '{id}' is not found"),
+            };
+            return Err(Error::generic(text));
+        };
+        let clients = self.server.clients();
+        let clients: Vec<_> =
+            clients.iter().filter(|client| client.export.as_ref() == Some(&export.name)).collect();
+        if !clients.is_empty() && !hard {
+            let text = format!("export '{id}' still in use");
+            return Err(Error::generic(text));
+        }
+        self.table.remove_name(&export.name);
+        for client in clients {
+            self.server.disconnect(client.number);
+        }
+        self.state().exports.retain(|other| other.id != id);
+        self.hub.tell("BLOCK_EXPORT_DELETED", json!({ "id": id }));
+        Ok(())
+    }
+
+    /// Identifiers of all exports: those that were added here, and those of the server.
+    fn export_ids(&self) -> Vec<String> {
+        self.devices().into_iter().map(|device| device.id).collect()
+    }
+
+    /// Everything that guests write to.
+    pub(super) fn devices(&self) -> Vec<GuestDevice> {
+        let served = self.table.running();
+        let served = served.iter().filter(|one| one.served && one.shared.is_some());
+        let served = served.map(|one| GuestDevice {
+            id: node_name(one).to_string(),
+            node: self.node_of(one),
+            path: format!("/blockhaul/exports/{}", node_name(one)),
+        });
+        let mut all: Vec<_> = served.collect();
+        let state = self.state();
+        all.extend(state.exports.iter().map(|export| GuestDevice {
+            id: export.id.clone(),
+            node: export.node.clone(),
+            path: format!("/blockhaul/exports/{}", export.id),
+        }));
+        all
+    }
+
+    /// `query-block-exports`.
+    pub(super) fn described_exports(&self) -> Value {
+        let described = |device: GuestDevice| json!({ "id": device.id, "type": "nbd", "node-name": device.node, "shutting-down": false });
+        self.devices().into_iter().rev().map(described).collect()
+    }
+}
+
+fn is_before_write(node: &Arc<Node>) -> bool {
+    matches!(node.what, What::BeforeWrite { .. })
+}
+
+fn listen_unix(path: &Path) -> Result<Listener> {
+    let listener = Listener::replace_unix(path);
+    listener.map_err(|error| {
+        let (path, why) = (path.display(), crate::exit::plain(&error));
+        Error::generic(format!("Failed to bind socket to {path}: {why}"))
+    })
+}
+
+async fn listen_tcp(host: &str, port: &str) -> Result<Vec<Listener>> {
+    let Ok(number) = port.parse() else {
+        return Err(Error::generic(format!("Parameter 'port' is not a port number: '{port}'")));
+    };
+    let host = Some(host).filter(|host| !host.is_empty()).map(str::to_string);
+    let (listeners, _) = listen::bind_tcp(number, host, &mut Addresses::default()).await?;
+    Ok(listeners)
+}

@@ -1,0 +1,167 @@
+//! A client of the monitor protocol: its greeting, commands and answers.
+
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use blockhaul_io::{Remote, Stream};
+use serde_json::{Map, Value, json};
+
+use super::Monitor;
+use super::commands::{self, Arguments, COMMANDS};
+use super::error::{Error, Result};
+use super::events::Outbox;
+use super::input::{Input, Wrong};
+use super::query::greeting;
+use crate::aside::{self, Serving};
+use crate::serve::control::Control;
+
+/// Maximum number of clients.
+const PEERS_MAX: usize = 16;
+/// Maximum time for sending.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Serves a socket until the returned value is dropped.
+pub fn start(socket: Control, worker: &Remote, monitor: &Arc<Monitor>) -> Serving {
+    let monitor = Arc::downgrade(monitor);
+    let attend = move |peer: Rc<Stream>| {
+        let monitor = monitor.clone();
+        async move { attend(peer, monitor).await }
+    };
+    aside::serve(socket.into_listener(), worker, PEERS_MAX, attend)
+}
+
+/// Serves one client. Answers and events are sent by a task of their own, in their order.
+async fn attend(peer: Rc<Stream>, monitor: Weak<Monitor>) {
+    let outbox = Arc::new(Outbox::default());
+    match monitor.upgrade() {
+        Some(monitor) => monitor.hub.join(&outbox),
+        None => return,
+    }
+    outbox.push(&greeting());
+    let sender = blockhaul_io::start(send_all(peer.clone(), outbox.clone()));
+    let mut input = Input::default();
+    loop {
+        while let Some(next) = input.next() {
+            let answer = match next {
+                Ok(value) => answer(&value, &outbox, &monitor).await,
+                Err(Wrong::Json(text)) => reply(Err(Error::generic(text)), None),
+                Err(Wrong::TooLong) => {
+                    outbox.close();
+                    return sender.await;
+                }
+            };
+            outbox.push(&answer);
+        }
+        let received = aside::receive(&peer, input.buffer()).await;
+        if outbox.is_lost() || !received.unwrap_or(false) {
+            break;
+        }
+    }
+    outbox.close();
+    sender.await;
+}
+
+async fn send_all(peer: Rc<Stream>, outbox: Arc<Outbox>) {
+    loop {
+        let changed = outbox.listen();
+        let Ok(text) = outbox.take() else { break };
+        if text.is_empty() {
+            // This side keeps the sender.
+            let _ = changed.await;
+            continue;
+        }
+        let sent = blockhaul_io::timeout(PATIENCE, peer.send_all(text.as_bytes())).await;
+        if !matches!(sent, Ok(Ok(()))) {
+            break;
+        }
+    }
+    // The reader ends, too.
+    peer.shutdown();
+}
+
+/// The answer to one input.
+async fn answer(value: &Value, outbox: &Outbox, monitor: &Weak<Monitor>) -> Value {
+    let Some(request) = value.as_object() else {
+        return reply(Err(Error::generic("QMP input must be a JSON object")), None);
+    };
+    let done = match parsed(request) {
+        Ok((name, arguments)) => execute(name, arguments, outbox, monitor).await,
+        Err(error) => Err(error),
+    };
+    reply(done, request.get("id"))
+}
+
+async fn execute(
+    name: &str,
+    arguments: &Arguments,
+    outbox: &Outbox,
+    monitor: &Weak<Monitor>,
+) -> Result<Value> {
+    match (name, outbox.has_agreed()) {
+        ("qmp_capabilities", false) => {
+            agree(arguments)?;
+            outbox.agree();
+            Ok(json!({}))
+        }
+        ("qmp_capabilities", true) => {
+            Err(Error::no_command("Capabilities negotiation is already complete, command ignored"))
+        }
+        (_, false) => {
+            let text = "Expecting capabilities negotiation with 'qmp_capabilities'";
+            Err(Error::no_command(text))
+        }
+        (_, true) => match monitor.upgrade() {
+            Some(monitor) => monitor.execute(name, arguments).await,
+            None => Err(Error::generic("the server stops")),
+        },
+    }
+}
+
+/// Checks the arguments of `qmp_capabilities`: none is offered.
+fn agree(arguments: &Arguments) -> Result<()> {
+    if let Some(command) = commands::find(COMMANDS, "qmp_capabilities") {
+        commands::check(command, arguments)?;
+    }
+    let enabled = arguments.get("enable").and_then(Value::as_array);
+    match enabled.and_then(|enabled| enabled.first()) {
+        None => Ok(()),
+        Some(name) => {
+            let name = name.as_str().unwrap_or_default();
+            Err(Error::generic(format!("Capability {name} not available")))
+        }
+    }
+}
+
+/// The command and its arguments.
+fn parsed(request: &Map<String, Value>) -> Result<(&str, &Arguments)> {
+    static NONE: std::sync::LazyLock<Arguments> = std::sync::LazyLock::new(Arguments::new);
+    let wrong = |text: &str| Err(Error::generic(text));
+    if let Some(name) =
+        request.keys().find(|name| !["execute", "arguments", "id"].contains(&name.as_str()))
+    {
+        let shown = blockhaul_wire::printable(name.as_bytes(), 64);
+        return wrong(&format!("QMP input member '{shown}' is unexpected"));
+    }
+    let name = match request.get("execute") {
+        None => return wrong("QMP input lacks member 'execute'"),
+        Some(Value::String(name)) => name,
+        Some(_) => return wrong("QMP input member 'execute' must be a string"),
+    };
+    match request.get("arguments") {
+        None => Ok((name, &NONE)),
+        Some(Value::Object(arguments)) => Ok((name, arguments)),
+        Some(_) => wrong("QMP input member 'arguments' must be an object"),
+    }
+}
+
+fn reply(done: Result<Value>, id: Option<&Value>) -> Value {
+    let mut reply = match done {
+        Ok(value) => json!({ "return": value }),
+        Err(error) => json!({ "error": error.value() }),
+    };
+    if let Some(id) = id {
+        reply["id"] = id.clone();
+    }
+    reply
+}

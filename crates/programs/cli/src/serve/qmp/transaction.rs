@@ -1,0 +1,184 @@
+//! `transaction`: several changes at one moment, all or none.
+//!
+//! Bitmaps are added first, because that can fail. Then backups and the other changes of bitmaps are
+//! checked; these happen at the moment at which the backups begin, while no request is in flight.
+//! Bitmaps are removed last. If anything fails before the moment, the added bitmaps are removed.
+
+use serde_json::Value;
+
+use super::Monitor;
+use super::commands::{self, ACTIONS, Arguments, needed, switch, text};
+use super::error::{Error, Result};
+use super::jobs::Prepared;
+use crate::serve::jobs::Wanted;
+use crate::serve::snapshots::AtOnce;
+
+/// Maximum number of actions.
+const ACTIONS_MAX: usize = 1024;
+
+/// An action whose arguments were checked.
+struct Action<'a> {
+    kind: &'a str,
+    data: &'a Arguments,
+}
+
+impl Monitor {
+    pub(super) async fn transaction(&self, arguments: &Arguments) -> Result<()> {
+        let empty = Arguments::new();
+        let properties = arguments.get("properties").and_then(Value::as_object).unwrap_or(&empty);
+        let grouped = is_grouped(properties)?;
+        let list = arguments.get("actions").and_then(Value::as_array);
+        let actions = checked(list.map(Vec::as_slice).unwrap_or_default(), grouped, &empty)?;
+        let mut added = Vec::new();
+        let done = self.carry_out(&actions, grouped, &mut added).await;
+        if done.is_err() {
+            for (node, name) in added {
+                if let Err(error) = self.remove_bitmap(node, name).await {
+                    log::warn!("bitmap {name:?} of a failed transaction stays: {}", error.text());
+                }
+            }
+        }
+        done
+    }
+
+    async fn carry_out<'a>(
+        &self,
+        actions: &[Action<'a>],
+        grouped: bool,
+        added: &mut Vec<(&'a str, &'a str)>,
+    ) -> Result<()> {
+        for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-add") {
+            self.add_bitmap(action.data).await?;
+            added.push((needed(action.data, "node"), needed(action.data, "name")));
+        }
+        let (mut disks, mut uses) = (Vec::new(), Vec::new());
+        let mut at_once: Vec<AtOnce> = Vec::new();
+        for action in actions {
+            match action.kind {
+                "abort" => {
+                    return Err(Error::generic("Transaction aborted using Abort action"));
+                }
+                "blockdev-backup" => {
+                    let Prepared { item, uses: one, at_once: own } =
+                        self.prepare_backup(action.data).await?;
+                    disks.push(item);
+                    uses.push(one);
+                    at_once.extend(own);
+                }
+                "block-dirty-bitmap-remove" => {
+                    self.free_bitmap(needed(action.data, "node"), needed(action.data, "name"))
+                        .await?;
+                }
+                _ => {
+                    at_once.push(self.bitmap_change(action).await?);
+                    at_once.extend(self.since_then(action, actions).await?);
+                }
+            }
+        }
+        check_jobs(&uses)?;
+        match disks.is_empty() {
+            true => at_once.iter().for_each(|change| change()),
+            false => self.begin(Wanted { disks, grouped, at_once }, uses).await?,
+        }
+        for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
+            self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;
+        }
+        Ok(())
+    }
+
+    /// A bitmap that begins together with a backup of an earlier point in time begins at that point:
+    /// what was written between them is not in the backup.
+    async fn since_then(&self, action: &Action<'_>, all: &[Action<'_>]) -> Result<Vec<AtOnce>> {
+        let Action { kind, data } = action;
+        if !matches!(*kind, "block-dirty-bitmap-add" | "block-dirty-bitmap-clear") {
+            return Ok(Vec::new());
+        }
+        let node = needed(data, "node");
+        let mut changes: Vec<AtOnce> = Vec::new();
+        for backup in all.iter().filter(|one| one.kind == "blockdev-backup") {
+            let Some(snapshot) = self.snapshot_over(needed(backup.data, "device"), node).await?
+            else {
+                continue;
+            };
+            let bitmap = self.bitmap(node, needed(data, "name")).await?;
+            changes.push(Box::new(move || {
+                snapshot.changed().into_iter().for_each(|(at, len)| bitmap.set(at, len));
+            }));
+        }
+        Ok(changes)
+    }
+
+    /// A change of a bitmap that cannot fail any more.
+    async fn bitmap_change(&self, action: &Action<'_>) -> Result<AtOnce> {
+        let Action { kind, data } = action;
+        if *kind == "block-dirty-bitmap-merge" {
+            let (target, from) = self.merged(data).await?;
+            return Ok(Box::new(move || from.iter().for_each(|other| target.merge(other))));
+        }
+        let bitmap = self.free_bitmap(needed(data, "node"), needed(data, "name")).await?;
+        let disabled = switch(data, "disabled", false);
+        Ok(match *kind {
+            "block-dirty-bitmap-enable" => Box::new(move || bitmap.enable(true)),
+            "block-dirty-bitmap-disable" => Box::new(move || bitmap.enable(false)),
+            // What was written before the moment does not count.
+            "block-dirty-bitmap-add" if disabled => Box::new(|| {}),
+            _ => Box::new(move || bitmap.clear()),
+        })
+    }
+}
+
+fn is_grouped(properties: &Arguments) -> Result<bool> {
+    if let Some(name) = properties.keys().find(|name| *name != "completion-mode") {
+        return Err(Error::generic(format!("Parameter '{name}' is unexpected")));
+    }
+    match text(properties, "completion-mode") {
+        None | Some("individual") => Ok(false),
+        Some("grouped") => Ok(true),
+        Some(other) => Err(commands::not_accepted("completion-mode", other)),
+    }
+}
+
+/// The actions, all checked.
+fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result<Vec<Action<'a>>> {
+    if list.len() > ACTIONS_MAX {
+        return Err(Error::generic(format!("a transaction has at most {ACTIONS_MAX} actions")));
+    }
+    let mut actions = Vec::new();
+    for action in list {
+        let Some(action) = action.as_object() else {
+            return Err(Error::generic("Invalid parameter type for 'actions', expected: object"));
+        };
+        let Some(kind) = text(action, "type") else {
+            return Err(Error::generic("Parameter 'type' is missing"));
+        };
+        let Some(command) = commands::find(ACTIONS, kind) else {
+            return Err(commands::not_accepted("type", kind));
+        };
+        let data = action.get("data").and_then(Value::as_object).unwrap_or(empty);
+        commands::check(command, data)?;
+        if grouped && kind != "blockdev-backup" {
+            return Err(Error::generic(format!(
+                "Action '{kind}' does not support transaction property completion-mode = grouped"
+            )));
+        }
+        actions.push(Action { kind, data });
+    }
+    Ok(actions)
+}
+
+/// Refuses two jobs of one name, and two on one target.
+fn check_jobs(uses: &[super::jobs::Use]) -> Result<()> {
+    for (index, one) in uses.iter().enumerate() {
+        let before = &uses[..index];
+        if before.iter().any(|other| other.job == one.job) {
+            return Err(Error::generic(format!("Job ID '{}' already in use", one.job)));
+        }
+        if before.iter().any(|other| other.target == one.target || other.source == one.target) {
+            return Err(Error::generic(format!(
+                "Node '{}' is busy: block device is in use by block job: backup",
+                one.target
+            )));
+        }
+    }
+    Ok(())
+}
