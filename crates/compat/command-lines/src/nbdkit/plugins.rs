@@ -43,6 +43,15 @@ pub fn substitute(line: &Line) -> Option<OsString> {
             let options = assignments(rest)?;
             Some(format!("sh:{}?{options}", escaped(path)).trim_end_matches('?').into())
         }
+        ("python", [(key, path), rest @ ..]) if script(key) => {
+            let options = assignments(rest)?;
+            let threads =
+                line.threads.map(|threads| format!("@threads={}", threads.clamp(1, 1024)));
+            let options: Vec<_> =
+                threads.into_iter().chain([options]).filter(|part| !part.is_empty()).collect();
+            let options = options.join("&");
+            Some(format!("python:{}?{options}", escaped(path)).trim_end_matches('?').into())
+        }
         ("eval", methods) => Some(format!("eval:{}", assignments(methods)?).into()),
         _ => None,
     }

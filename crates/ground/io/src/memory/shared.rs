@@ -173,6 +173,28 @@ impl SharedPart {
         self.size
     }
 
+    /// Copies the first bytes to `out`, which is at most as long as the part.
+    ///
+    /// # Panics
+    /// `out` is longer.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        assert!(out.len() <= self.size, "{} bytes of {}", out.len(), self.size);
+        let len = out.len();
+        // SAFETY: the part is initialised memory of at least this size that nobody else in this
+        // process has; `out` is elsewhere. Another process may change it meanwhile: any bytes do.
+        unsafe { self.start().copy_to_nonoverlapping(NonNull::from(out).cast(), len) }
+    }
+
+    /// Copies `bytes` to the start of the part, which is at least as long.
+    ///
+    /// # Panics
+    /// The part is shorter.
+    pub fn fill(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.size, "{} bytes into {}", bytes.len(), self.size);
+        // SAFETY: as in `copy_to`, and `&mut self` makes the access unique in this process.
+        unsafe { self.start().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) }
+    }
+
     pub(super) fn start(&self) -> NonNull<u8> {
         // SAFETY: the part is inside the mapping.
         unsafe { self.area.start.add(self.at) }
