@@ -10,7 +10,9 @@ another thread takes over the socket. Coroutines run on an event loop instead, a
 """
 
 import asyncio
+import builtins
 import errno
+import gc
 import inspect
 import json
 import mmap
@@ -107,7 +109,7 @@ class Plugin:
             source = file.read()
         module = types.ModuleType("__main__")
         module.__file__ = self.path
-        module.__builtins__ = __builtins__
+        module.__builtins__ = builtins
         sys.modules["__main__"] = module
         sys.argv = [self.path]
         sys.path[0] = os.path.dirname(os.path.abspath(self.path))
@@ -206,12 +208,16 @@ class Plugin:
 
     # The data callbacks: a buffer is prepared, then `finish…` checks and takes it back.
 
-    def room(self, at, count):
-        """Memory for a read; what stands at its end shows a short fill."""
-        view = self.memory[at : at + count]
-        if count >= 16:
+    def lend(self, at, count, op):
+        """Memory for a read or a write. Each request has its own buffer object, whose references show
+        whether the plugin keeps a slice; what stands at the end of a read shows a short fill."""
+        base = memoryview(self.memory)
+        view = base[at : at + count]
+        if op == WRITE:
+            view = view.toreadonly()
+        elif count >= 16:
             view[count - 16 :] = self.canary
-        return view
+        return base, view
 
     def filled(self, view, result):
         count = len(view)
@@ -223,24 +229,21 @@ class Plugin:
         elif count >= 16 and view[count - 16 :] == self.canary:
             raise Wrong(f"pread did not fill its buffer of {count} bytes")
 
-    def give_back(self, view, at):
+    def give_back(self, lent, at):
         """Ends the plugin's use of a buffer. Returns KEPT if it still refers to it."""
-        try:
-            view.release()
+        if is_free(*lent):
             return 0
-        except BufferError:
-            self.kept.append((at, view))
-            return KEPT
+        self.kept.append((at, lent))
+        return KEPT
 
     def released(self):
         """The memory of kept buffers that are not used any more."""
         for _ in range(len(self.kept)):
-            at, view = self.kept.popleft()
-            try:
-                view.release()
+            at, lent = self.kept.popleft()
+            if is_free(*lent):
                 yield at
-            except BufferError:
-                self.kept.append((at, view))
+            else:
+                self.kept.append((at, lent))
 
     def arguments(self, op, handle, flags, at, count):
         """The arguments of a callback without a buffer."""
@@ -267,6 +270,31 @@ class Plugin:
 CALLBACKS = """open close get_size block_size is_rotational can_multi_conn can_write can_flush can_trim
 can_zero can_fast_zero can_fua can_cache can_extents export_description preconnect list_exports
 default_export pread pwrite flush trim zero cache extents get_ready after_fork""".split()
+
+
+def is_free(base, view):
+    """Releases a view. False: something else refers to the same memory."""
+    try:
+        view.release()
+    except BufferError:
+        return False
+    for owner in gc.get_referents(base):
+        # The references of `base`, `view`, `owner`, the list and the call.
+        return sys.getrefcount(owner) <= OWNERS
+    return True
+
+
+def count_owners():
+    """References to the owner of a view's memory that nobody else uses."""
+    base = memoryview(bytearray(2))
+    view = base[0:1]
+    view.release()
+    for owner in gc.get_referents(base):
+        return sys.getrefcount(owner)
+    return 0
+
+
+OWNERS = count_owners()
 
 
 def pack_extents(result):
@@ -330,7 +358,7 @@ class Host:
     def __init__(self, requests, memory, links):
         self.requests = requests
         self.links = [(link, threading.Lock()) for link in links]
-        self.memory = memoryview(mmap.mmap(memory, os.fstat(memory).st_size))
+        self.memory = mmap.mmap(memory, os.fstat(memory).st_size)
         self.plugin = None
         self.model, self.threads = nbdkit.THREAD_MODEL_SERIALIZE_ALL_REQUESTS, 1
         self.stdio_safe = True
@@ -405,17 +433,19 @@ class Host:
         plugin, handle = self.plugin, self.handles[number]
         call = [handle.connection, 0]
         CALL.set(call)
-        view, kept, result = None, 0, b""
+        lent, kept, result = None, 0, b""
         try:
             if op == READ:
-                view = plugin.room(memory, count)
+                lent = plugin.lend(memory, count, op)
+                view = lent[1]
                 if plugin.api == 1:
                     plugin.filled(view, plugin.names["pread"](handle.value, count, at))
                 else:
                     plugin.names["pread"](handle.value, view, at, flags)
                     plugin.filled(view, None)
             elif op == WRITE:
-                view = self.memory[memory : memory + count].toreadonly()
+                lent = plugin.lend(memory, count, op)
+                view = lent[1]
                 if plugin.api == 1:
                     plugin.names["pwrite"](handle.value, bytearray(view), at)
                 else:
@@ -425,11 +455,11 @@ class Host:
                 result = plugin.found(op, value, call)
         except BaseException as error:
             reply = self.failed(job, call, NAMES[op], error)
-            if view is not None and plugin.give_back(view, memory):
+            if lent is not None and plugin.give_back(lent, memory):
                 reply = mark_kept(reply)
             return reply
-        if view is not None:
-            kept = plugin.give_back(view, memory)
+        if lent is not None:
+            kept = plugin.give_back(lent, memory)
         return link, REPLY.pack(cookie, 0, ANSWER, kept, len(result), 0) + result
 
     async def run_async(self, job):
@@ -440,17 +470,19 @@ class Host:
         plugin, handle = self.plugin, self.handles[number]
         call = [handle.connection, 0]
         CALL.set(call)
-        view, kept, result = None, 0, b""
+        lent, kept, result = None, 0, b""
         try:
             if op == READ:
-                view = plugin.room(memory, count)
+                lent = plugin.lend(memory, count, op)
+                view = lent[1]
                 if plugin.api == 1:
                     plugin.filled(view, await plugin.call("pread", handle.value, count, at))
                 else:
                     await plugin.call("pread", handle.value, view, at, flags)
                     plugin.filled(view, None)
             elif op == WRITE:
-                view = self.memory[memory : memory + count].toreadonly()
+                lent = plugin.lend(memory, count, op)
+                view = lent[1]
                 if plugin.api == 1:
                     await plugin.call("pwrite", handle.value, bytearray(view), at)
                 else:
@@ -460,11 +492,11 @@ class Host:
                 result = plugin.found(op, value, call)
         except BaseException as error:
             reply = self.failed(job, call, NAMES[op], error)
-            if view is not None and plugin.give_back(view, memory):
+            if lent is not None and plugin.give_back(lent, memory):
                 reply = mark_kept(reply)
             return reply
-        if view is not None:
-            kept = plugin.give_back(view, memory)
+        if lent is not None:
+            kept = plugin.give_back(lent, memory)
         return link, REPLY.pack(cookie, 0, ANSWER, kept, len(result), 0) + result
 
     # Everything else.

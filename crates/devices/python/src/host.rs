@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -97,6 +97,8 @@ pub(crate) struct Inner {
     needed: AtomicBool,
     /// It has closed a socket.
     gone: AtomicBool,
+    /// Sockets for answers that it has not closed.
+    open_links: AtomicUsize,
 }
 
 /// Requests that are not sent yet.
@@ -171,6 +173,7 @@ impl Host {
             shutdown,
             needed: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            open_links: AtomicUsize::new(links.len()),
         });
         for (index, link) in links.into_iter().enumerate() {
             let inner = inner.clone();
@@ -292,7 +295,9 @@ impl Inner {
         let (completer, ticket) = blockhaul_io::ticket();
         self.ask(Ask::new(op, handle, at), payload, Waiting::control(completer));
         let lost = |_| Error::new(Kind::Disconnected, format!("{}: no answer", self.shown));
-        let Some(limit) = self.timeout else { return ticket.await.map_err(lost)? };
+        // To start takes as long as it takes: nobody is served yet.
+        let limit = self.timeout.filter(|_| op != Op::Start);
+        let Some(limit) = limit else { return ticket.await.map_err(lost)? };
         match blockhaul_io::timeout(limit, ticket).await {
             Ok(answer) => answer.map_err(lost)?,
             Err(blockhaul_io::Elapsed) => {
@@ -488,9 +493,11 @@ impl Inner {
         }
     }
 
-    /// The process has closed a socket: all requests fail when it is known how it has ended.
+    /// The process has closed a socket. With the last one all answers are taken, and the other
+    /// requests fail when it is known how it has ended.
     async fn lose(&self) {
-        if self.gone.swap(true, Ordering::AcqRel) {
+        self.gone.store(true, Ordering::Release);
+        if self.open_links.fetch_sub(1, Ordering::AcqRel) > 1 {
             return;
         }
         let needed = self.needed.load(Ordering::Acquire);

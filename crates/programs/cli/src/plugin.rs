@@ -35,10 +35,7 @@ pub fn run(args: &args::Plugin) -> Outcome {
 }
 
 /// The description of a plugin in Python.
-fn python(
-    device: &str,
-    config: impl Iterator<Item = (Option<String>, String)>,
-) -> Result<String> {
+fn python(device: &str, config: impl Iterator<Item = (Option<String>, String)>) -> Result<String> {
     let mut settings = blockhaul_python::Settings::parse(device)?;
     for (key, value) in config {
         let usage = || Error::new(Kind::Usage, format!("{value:?}: write it as KEY=VALUE"));
