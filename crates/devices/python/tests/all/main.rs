@@ -3,6 +3,7 @@
 
 mod behaviour;
 mod conformance;
+mod examples;
 mod faults;
 mod module;
 
