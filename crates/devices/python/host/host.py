@@ -67,6 +67,8 @@ POOL_TIME, POOL_TIME_MAX = 0.05, 1.0
 TICK, TICKS = 0.002, 50
 # Seconds for callbacks to end when the program ends.
 PATIENCE = 5.0
+# Seconds until a process ends that the program has left, whatever its callbacks do.
+GUARD = 30.0
 
 CALL = nbdkit._CALL
 
@@ -544,7 +546,8 @@ class Host:
             with contextlib.redirect_stdout(text):
                 await plugin.call("dump_plugin")
         model = await plugin.number("thread_model", self.model, 3)
-        return {"model": model, "api": plugin.api, "text": text.getvalue()}
+        version = ".".join(str(part) for part in sys.version_info[:3])
+        return {"model": model, "api": plugin.api, "text": text.getvalue(), "python": version}
 
     async def preconnect(self, number, at, visit, call):
         connection = dict(visit, number=at)
@@ -701,9 +704,7 @@ class Host:
     # The thread that watches it.
 
     def watch(self):
-        seen, idle, polls = 0, 0, select.poll()
-        polls.register(self.requests, select.POLLRDHUP)
-        since = 0
+        seen, idle = 0, 0
         while True:
             time.sleep(TICK)
             if not self.running:
@@ -712,14 +713,11 @@ class Host:
                     self.wait_for_alarm()
                     idle = 0
             elif self.turn != seen:
-                seen, idle, since = self.turn, 0, time.monotonic()
+                seen, idle = self.turn, 0
             else:
                 self.flush()
                 if self.threads > 1 and self.take_over(seen):
                     return
-                gone = time.monotonic() - since > PATIENCE and polls.poll(0)
-                if gone and gone[0][1] & (select.POLLRDHUP | select.POLLHUP):
-                    os._exit(1)
 
     def wait_for_alarm(self):
         self.asleep = True
@@ -740,6 +738,14 @@ class Host:
         self.dispatch_all()
         self.read(epoch)
         return True
+
+    def guard(self):
+        """Ends the process when the program is gone and a callback does not return."""
+        polls = select.poll()
+        polls.register(self.requests, select.POLLRDHUP)
+        polls.poll()
+        time.sleep(GUARD)
+        os._exit(1)
 
     # The pool.
 
@@ -841,6 +847,7 @@ class Host:
         job = self.first()
         self.begin(job, json.loads(job[9]))
         self.stdio_safe = False
+        self.start_thread(self.guard)
         sys.stdout.flush()
         os.dup2(2, 1)
         if self.loop is not None:

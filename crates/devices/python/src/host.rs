@@ -67,6 +67,9 @@ struct Ready {
     api: u8,
     #[serde(default)]
     text: String,
+    /// The version of the interpreter.
+    #[serde(default)]
+    python: String,
 }
 
 /// A plugin that is ready. It ends when this is dropped.
@@ -326,7 +329,7 @@ impl Inner {
         // This may be the end of the runtime: sent at once, behind what waits.
         let mut outgoing = self.outgoing();
         Ask::new(op, handle, at).encode(0, cookie, &[], &mut outgoing.bytes);
-        // What does not fit is sent by the task that is scheduled then.
+        // What does not fit goes with the next request.
         let _ = outgoing.write(&self.requests);
     }
 
@@ -627,13 +630,19 @@ pub fn dump(settings: &Settings) -> Result<String> {
     }
     let ready: Ready = serde_json::from_slice(&payload)
         .map_err(|error| Error::new(Kind::Io, format!("{shown}: no answer")).because(error))?;
-    let Ready { model, api, text } = ready;
+    let Ready { model, api, text, python } = ready;
     let model = ThreadModel::of(model).name();
+    let about = dump_without_script();
+    Ok(format!("{about}api_version={api}\nthread_model={model}\npython_version={python}\n{text}"))
+}
+
+/// The part of [`dump`] that is the same for all plugins.
+pub fn dump_without_script() -> String {
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!(
-        "name=python\nversion={version}\napi_version={api}\nmax_thread_model=parallel\n\
-         thread_model={model}\nerrno_is_preserved=0\nmagic_config_key=script\n{text}"
-    ))
+    format!(
+        "name=python\nversion={version}\nmax_thread_model=parallel\nerrno_is_preserved=0\n\
+         magic_config_key=script\n"
+    )
 }
 
 fn dump_by(started: &Started, settings: &Settings) -> std::io::Result<(u32, Vec<u8>)> {

@@ -24,7 +24,7 @@ mod wire;
 use std::sync::Arc;
 
 pub use backend::Python;
-pub use host::dump;
+pub use host::{dump, dump_without_script};
 pub use process::{kill_all, wait_for_end};
 pub use settings::{HostSettings, Settings};
 

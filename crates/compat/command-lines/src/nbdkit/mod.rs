@@ -74,7 +74,8 @@ pub struct Host<'a> {
 }
 
 impl Host<'_> {
-    fn has_plugin(&self, name: &str) -> bool {
+    /// Whether nbdkit's plugin of this name is installed, or the name is a path.
+    pub fn has_plugin(&self, name: &str) -> bool {
         let is_path = name.contains(['/', '.']);
         let file = |suffix: &str| self.plugins.join(format!("nbdkit-{name}-plugin{suffix}"));
         is_path || file(".so").exists() || file("").exists()
