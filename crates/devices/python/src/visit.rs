@@ -142,8 +142,8 @@ impl Visit for PythonVisit {
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         let (visit, name) = (PythonVisit(self.0.clone()), name.to_string());
         Box::pin(async move {
-            let (_, device) = visit.open_handle(&name, tls).await?;
-            Ok(Some(Export::own(&name, device)))
+            let (found, device) = visit.open_handle(&name, tls).await?;
+            Ok(Some(Export::own(&found, device)))
         })
     }
 

@@ -61,7 +61,9 @@ def pwrite(h, buf, offset, flags):
             listed.iter().map(|entry| (entry.name.as_str(), entry.description.as_str())).collect();
         assert_eq!(names, [("a", ""), ("b", "second")]);
         drop(plugin.device_of("named").await.unwrap());
-        let device = visit.open("", false).await.unwrap().unwrap().device;
+        let export = visit.open("", false).await.unwrap().unwrap();
+        assert_eq!(export.name, "chosen");
+        let device = export.device;
         let found = String::from_utf8(read(&device, 0, 200).await.unwrap()).unwrap();
         assert_eq!(
             found.trim_end_matches('.'),
