@@ -1,4 +1,4 @@
-//! Hints for a plugin's name written as a scheme (`python:x.py`), or a URI that an nbdkit plugin
+//! Hints for a plugin's name written as a scheme (`perl:x.pl`), or a URI that an nbdkit plugin
 //! reads.
 
 /// Plugins without an equivalent scheme of this program, with the parameter that takes the text
@@ -14,7 +14,6 @@ const PLUGINS: &[(&str, Option<&str>)] = &[
     ("lua", Some("script")),
     ("ocaml", None),
     ("perl", Some("script")),
-    ("python", Some("script")),
     ("ruby", Some("script")),
     ("rust", None),
     ("s3", None),
@@ -76,9 +75,8 @@ mod tests {
     #[test]
     fn names_of_plugins_and_what_they_read_lead_to_them() {
         for (typed, written) in [
-            ("python:x.py", "nbdkit:python?script=x.py"),
             ("perl:/a/b.pl?size=1M", "nbdkit:perl?script=/a/b.pl&size=1M"),
-            ("python:", "nbdkit:python?script=…"),
+            ("perl:", "nbdkit:perl?script=…"),
             ("curl:https://h/x?y", "nbdkit:curl?url=https://h/x?y"),
             ("https://h/d.img?a=1&b=2", "nbdkit:curl?url=https://h/d.img?a=1%26b=2"),
             ("ssh://me@host/d.img", "nbdkit:ssh?host=host&user=me&path=/d.img"),

@@ -66,7 +66,7 @@ pub use fifo_lock::{FifoGuard, FifoLock};
 pub use file::{Allocate, File, Reading, Writing, sync_folder};
 pub use memory::{
     ALIGN, Buf, Data, KeptReservation, Lent, Parked, PayloadRoute, Pool, Reservation,
-    RouteCounters, TooLarge, disable_parking,
+    RouteCounters, SharedMemory, SharedPart, TooLarge, disable_parking,
 };
 pub use net::{Listener, Peer, Stream};
 pub use op::ready;

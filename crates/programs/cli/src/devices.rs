@@ -30,6 +30,7 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) 
     backends.extend(blockhaul_nbdkit_devices::devices::all());
     backends.extend(crate::plugin_host::all());
     backends.extend(blockhaul_script::all());
+    backends.extend(blockhaul_python::all());
     #[cfg(feature = "vddk")]
     backends.extend(blockhaul_vddk::all());
     Registry {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use blockhaul_block::{Error, Kind, Result};
+
 use crate::args;
 use crate::exit::{Failure, Outcome};
 use crate::{logger, out};
@@ -14,6 +16,11 @@ pub fn run(args: &args::Plugin) -> Outcome {
         None => (None, word.clone()),
     });
     let failed = |error| Failure::opening("plugin", &args.plugin, &error);
+    if let Some(device) = args.plugin.strip_prefix("python:") {
+        let text = python(device, config).map_err(failed)?;
+        out::print(out::lines(&text).as_bytes())?;
+        return Ok(0);
+    }
     let mut settings = match args.plugin.strip_prefix("nbdkit:") {
         Some(device) => crate::plugin_host::Settings::parse(device).map_err(failed)?,
         None => crate::plugin_host::Settings {
@@ -25,6 +32,16 @@ pub fn run(args: &args::Plugin) -> Outcome {
     let text = crate::plugin_host::dump(&settings).map_err(failed)?;
     out::print(out::lines(&text).as_bytes())?;
     Ok(0)
+}
+
+/// The description of a plugin in Python.
+fn python(device: &str, config: impl Iterator<Item = (Option<String>, String)>) -> Result<String> {
+    let mut settings = blockhaul_python::Settings::parse(device)?;
+    for (key, value) in config {
+        let usage = || Error::new(Kind::Usage, format!("{value:?}: write it as KEY=VALUE"));
+        settings.config.push((key.ok_or_else(usage)?, value.clone()));
+    }
+    blockhaul_python::dump(&settings)
 }
 
 /// Waits until plugins and scripts have ended, at most this long, and warns of those that have not.
@@ -40,5 +57,9 @@ pub fn wait_for_end(limit: Duration) -> bool {
     if !scripts {
         out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
     }
-    plugins.is_empty() && scripts
+    let python = blockhaul_python::wait_for_end(limit.saturating_sub(begun.elapsed()));
+    if !python {
+        out::error("blockhaul: warning: a Python plugin has not ended in time, and is killed\n");
+    }
+    plugins.is_empty() && scripts && python
 }

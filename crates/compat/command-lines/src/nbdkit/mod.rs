@@ -74,7 +74,8 @@ pub struct Host<'a> {
 }
 
 impl Host<'_> {
-    fn has_plugin(&self, name: &str) -> bool {
+    /// Whether nbdkit's plugin of this name is installed, or the name is a path.
+    pub fn has_plugin(&self, name: &str) -> bool {
         let is_path = name.contains(['/', '.']);
         let file = |suffix: &str| self.plugins.join(format!("nbdkit-{name}-plugin{suffix}"));
         is_path || file(".so").exists() || file("").exists()
@@ -225,9 +226,12 @@ mod tests {
         assert_eq!(device("null").0, "null:0");
         assert_eq!(device("pattern 1M").0, "nbdkit:pattern?1M");
         assert_eq!(device("-r pattern 1M").0, "pattern:1M");
-        assert_eq!(device("-t 4 python script").0, "nbdkit:python?@threads=4&script");
+        assert_eq!(device("-t 4 perl script").0, "nbdkit:perl?@threads=4&script");
         // Where nbdkit's plugins are not installed.
         assert_eq!(device("sh script a=b&c").0, "sh:script?a=b%26c");
+        assert_eq!(device("python x.py").0, "python:x.py");
+        assert_eq!(device("-t 4 python script=x.py a=b&c").0, "python:x.py?@threads=4&a=b%26c");
+        assert_eq!(device("python x.py bare").0, "nbdkit:python?x.py&bare");
         assert_eq!(device("file /no/such").0, "file:/no/such");
         assert_eq!(device("eval get_size=echo%1M").0, "eval:get_size=echo%251M");
         assert_eq!(device("random 1M seed=7").0, "random:1M?seed=7");

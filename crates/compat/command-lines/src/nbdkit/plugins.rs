@@ -55,6 +55,15 @@ pub fn substitute(line: &Line) -> Option<OsString> {
         }
         ("zero", []) => Some("zero:0".into()),
         ("nbd", parameters) => nbd(parameters),
+        ("python", [(key, path), rest @ ..]) if script(key) => {
+            let options = assignments(rest)?;
+            let threads =
+                line.threads.map(|threads| format!("@threads={}", threads.clamp(1, 1024)));
+            let options: Vec<_> =
+                threads.into_iter().chain([options]).filter(|part| !part.is_empty()).collect();
+            let options = options.join("&");
+            Some(format!("python:{}?{options}", escaped(path)).trim_end_matches('?').into())
+        }
         ("eval", methods) => Some(format!("eval:{}", assignments(methods)?).into()),
         _ => None,
     }

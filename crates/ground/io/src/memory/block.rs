@@ -5,6 +5,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::shared::SharedPart;
+
 /// Alignment of every buffer in bytes: enough for O_DIRECT on all common devices.
 pub const ALIGN: usize = 4096;
 
@@ -18,6 +20,8 @@ pub(crate) struct Block {
     size: usize,
     /// Identifies the pages of a mapping, as long as it has them.
     pages: Option<Arc<()>>,
+    /// The memory is a part of memory shared with another process.
+    shared: Option<SharedPart>,
 }
 
 // SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
@@ -35,9 +39,21 @@ impl Block {
             false => unsafe { alloc_zeroed(layout) },
         };
         match NonNull::new(ptr) {
-            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
+            Some(ptr) => {
+                Block { ptr, size, pages: (size >= MAPPED).then(Arc::default), shared: None }
+            }
             None => handle_alloc_error(layout),
         }
+    }
+
+    /// A block of memory shared with another process.
+    pub(super) fn of_shared(part: SharedPart) -> Block {
+        Block { ptr: part.start(), size: part.size(), pages: None, shared: Some(part) }
+    }
+
+    /// Whether another process may access the memory. It belongs to no pool then.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.is_some()
     }
 
     /// Identifies the pages of a large block: a weak reference shows whether the block still has
@@ -63,6 +79,9 @@ impl Block {
     /// Frees the pages and gets zeroed ones instead; a reader of the old pages still sees their
     /// current contents. False if the kernel refuses.
     pub(crate) fn exchange_pages(&mut self) -> bool {
+        if self.is_shared() {
+            return false;
+        }
         let ptr = self.ptr.as_ptr().cast();
         self.pages = self.pages.take().map(|_| Arc::default());
         // SAFETY: the block is private anonymous memory, page-aligned at both ends, and exclusively
@@ -79,6 +98,10 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let ptr = self.ptr.as_ptr();
+        if self.shared.is_some() {
+            // The part gives itself back.
+            return;
+        }
         match self.size >= MAPPED {
             // SAFETY: mapped in `new` with this size, not unmapped before, and without references.
             // It fails only if a mapping would be split in two beyond the limit of mappings: then

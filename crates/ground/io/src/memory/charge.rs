@@ -27,7 +27,10 @@ impl Charge {
 
     pub(crate) fn give_back(&mut self, block: Block) {
         if let Some(pool) = self.pool.take() {
-            pool.keep(block);
+            match block.is_shared() {
+                true => drop(block),
+                false => pool.keep(block),
+            }
             match self.kept.take() {
                 Some(kept) => drop(kept),
                 None => pool.release_all(self.cost),

@@ -178,7 +178,7 @@ impl Data {
 
     /// Whether the memory can be lent to a peer and returned ([`Lent`](crate::Lent)).
     pub(crate) fn can_be_lent(&self) -> bool {
-        matches!(&self.repr, Repr::Shared(_))
+        matches!(&self.repr, Repr::Shared(buf) if !buf.block().is_shared())
     }
 
     /// Frees the pages of the memory when its last holder drops it.

@@ -10,6 +10,7 @@ mod park;
 mod pool;
 mod reservation;
 mod route_counters;
+mod shared;
 
 pub use self::block::ALIGN;
 pub(crate) use self::block::Block;
@@ -21,3 +22,4 @@ pub use self::park::{Parked, disable_parking};
 pub use self::pool::{Pool, TooLarge};
 pub use self::reservation::{KeptReservation, Reservation};
 pub use self::route_counters::{PayloadRoute, RouteCounters};
+pub use self::shared::{SharedMemory, SharedPart};

@@ -8,6 +8,7 @@ use super::buf::Buf;
 use super::charge::{Charge, InUse, KeptCharge};
 use super::pool::{Hold, Pool, TooLarge, class};
 use super::route_counters::RouteCounters;
+use super::shared::SharedPart;
 
 impl Pool {
     /// Room for `len` bytes if it is free now and nobody waits for it.
@@ -177,6 +178,21 @@ impl Reservation {
             Some(pool) => pool.block(class(room.len)),
         };
         Buf::new(block, room.len, Charge { pool, cost, counters, kept: room.kept.take() })
+    }
+
+    /// A buffer in memory shared with another process, which counts in this room's pool like any
+    /// other. Its content is that of the part.
+    ///
+    /// # Errors
+    /// The part is smaller than the room: both come back.
+    pub fn into_shared(self, part: SharedPart) -> Result<Buf, (Reservation, SharedPart)> {
+        if part.size() < self.len {
+            return Err((self, part));
+        }
+        let mut room = self.claim_now();
+        let (pool, cost, counters) = (room.pool.take(), room.cost, room.counters.take());
+        let charge = Charge { pool, cost, counters, kept: room.kept.take() };
+        Ok(Buf::new(Block::of_shared(part), room.len, charge))
     }
 }
 

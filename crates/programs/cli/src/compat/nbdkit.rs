@@ -42,9 +42,10 @@ fn start(words: &[OsString]) -> Outcome {
     match line.ask {
         Some("long-options") => return answer(&getopt::long_list(OPTIONS)),
         Some("short-options") => return answer(&getopt::short_list(OPTIONS)),
-        Some("help") => return answer(&help(&line)?),
-        Some("version") => return answer(&version(&line)?),
+        Some("help") => return answer(&help(&line, &host)?),
+        Some("version") => return answer(&version(&line, &host)?),
         Some("dump-config") => return answer(&dump_config(&host)),
+        Some(_) if is_our_python(&line, &host) => return dump_python(&line),
         Some(_) => return dump_plugin(&line),
         None => {}
     }
@@ -77,16 +78,38 @@ fn wrong(error: &blockhaul_block::Error) -> Failure {
     failure(error.to_string())
 }
 
+/// Whether our own host runs plugins in Python, because nbdkit's plugin is not installed.
+fn is_our_python(line: &Line, host: &Host<'_>) -> bool {
+    line.plugin.as_deref() == Some("python") && !host.has_plugin("python")
+}
+
+/// The description of a plugin in Python by our own host.
+fn dump_python(line: &Line) -> Outcome {
+    let mut script = None;
+    let mut config = Vec::new();
+    for (key, value) in &line.parameters {
+        match key.as_deref() {
+            None | Some("script") if script.is_none() => script = Some(value.clone()),
+            Some(key) => config.push((key.to_string(), value.clone())),
+            None => return Err(failure(format!("{value:?}: write it as KEY=VALUE"))),
+        }
+    }
+    let Some(script) = script else { return answer(&blockhaul_python::dump_without_script()) };
+    let settings = blockhaul_python::Settings { config, ..blockhaul_python::Settings::new(script) };
+    answer(&blockhaul_python::dump(&settings).map_err(|error| wrong(&error))?)
+}
+
 /// What plugin and filters of the line say about themselves, filters first, outermost first.
-fn described(line: &Line) -> Result<Vec<plugin_host::About>, Failure> {
+fn described(line: &Line, host: &Host<'_>) -> Result<Vec<plugin_host::About>, Failure> {
+    let ours = is_our_python(line, host);
     let filters = line.filters.iter().map(|filter| plugin_host::about_filter(filter));
-    let plugin = line.plugin.iter().map(|plugin| plugin_host::about(plugin));
+    let plugin = line.plugin.iter().filter(|_| !ours).map(|plugin| plugin_host::about(plugin));
     filters.chain(plugin).collect::<Result<_, _>>().map_err(|error| wrong(&error))
 }
 
-fn help(line: &Line) -> Result<String, Failure> {
+fn help(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
     let mut text = HELP.to_string();
-    for about in described(line)? {
+    for about in described(line, host)? {
         let name = match &about.longname {
             Some(longname) => format!("{} ({longname})", about.name),
             None => about.name.clone(),
@@ -100,11 +123,14 @@ fn help(line: &Line) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn version(line: &Line) -> Result<String, Failure> {
+fn version(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
     let mut text = format!("nbdkit {VERSION}\n");
-    for about in described(line)? {
+    for about in described(line, host)? {
         let version = about.version.map(|version| format!(" {version}")).unwrap_or_default();
         text += &format!("{}{version}\n", about.name);
+    }
+    if is_our_python(line, host) {
+        text += &format!("python {}\n", env!("CARGO_PKG_VERSION"));
     }
     Ok(text)
 }

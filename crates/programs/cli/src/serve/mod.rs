@@ -261,6 +261,7 @@ fn finish(
     }
     // What was given up may hold threads for ever.
     blockhaul_script::kill_all();
+    blockhaul_python::kill_all();
     std::process::exit(i32::from(if status == 0 { HELD } else { status }))
 }
 

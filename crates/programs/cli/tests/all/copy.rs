@@ -594,7 +594,7 @@ fn stopped_while_it_is_verified_it_says_that_all_is_copied() {
 fn words_that_cannot_be_understood() {
     assert_fails(&["tape:1", "null:"], 2, &["tape", "known are"]);
     assert_fails(&["patern:1M", "null:"], 2, &["did you mean pattern?"]);
-    assert_fails(&["python:x.py", "null:"], 2, &["'nbdkit:python?script=x.py'"]);
+    assert_fails(&["perl:x.pl", "null:"], 2, &["'nbdkit:perl?script=x.pl'"]);
     assert_fails(&["https://h/x", "null:"], 2, &["'nbdkit:curl?url=https://h/x'"]);
     assert_fails(&["vmdk:x.img", "null:"], 2, &["[ qemu-nbd -f vmdk x.img ]"]);
     assert_fails(&["qcow2:x.img", "null:"], 3, &["x.img", "check the name"]);

@@ -40,6 +40,7 @@ fn examples_of_devices_run() {
     devices.extend(blockhaul_client::all(blockhaul_client::Options::default()));
     devices.extend(blockhaul_cabi::all());
     devices.extend(blockhaul_script::all());
+    devices.extend(blockhaul_python::all());
     // What brackets stand for has its example with serve and copy.
     let devices = devices.iter().map(|device| (device.schemes()[0], device.example()));
     run_all(devices.filter(|(name, _)| *name != "command"));

@@ -1,0 +1,243 @@
+//! Requests in parallel, coroutines, connections and buffers.
+
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Can, Contexts, Flags, Kind, Request};
+
+use crate::{Plugin, read, run, write};
+
+const PARALLEL: &str = "
+def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL
+def pread(h, buf, offset, flags):
+    if offset: time.sleep(0.5)
+    buf[:] = bytes(len(buf))
+";
+
+#[test]
+fn callbacks_that_wait_run_in_parallel_and_hold_up_nobody() {
+    run(|| async {
+        let plugin = Plugin::start(PARALLEL, "?@threads=8").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        let begun = Instant::now();
+        let one = |at| {
+            let device = device.clone();
+            blockhaul_io::spawn(async move { read(&device, at, 4096).await })
+        };
+        let slow: Vec<_> = (0..8).map(|_| one(4096)).collect();
+        for task in slow {
+            task.await.unwrap();
+        }
+        // One after another takes 4 s.
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+        let slow = one(4096);
+        blockhaul_io::sleep(Duration::from_millis(50)).await;
+        let begun = Instant::now();
+        read(&device, 0, 4096).await.unwrap();
+        assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+        slow.await.unwrap();
+    });
+}
+
+#[test]
+fn with_the_default_model_callbacks_do_not_overlap() {
+    run(|| async {
+        let script = "
+busy = []
+def pread(h, buf, offset, flags):
+    busy.append(1)
+    time.sleep(0.01)
+    assert busy.pop() and not busy
+    buf[:] = bytes(len(buf))
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let devices = [plugin.device().await.unwrap(), plugin.device().await.unwrap()];
+        let tasks: Vec<_> = (0..20)
+            .map(|index| {
+                let device = devices[index % 2].clone();
+                blockhaul_io::spawn(async move { read(&device, 0, 512).await })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_thousand_coroutines_wait_at_the_same_time() {
+    run(|| async {
+        let script = "
+import asyncio
+async def pread(h, buf, offset, flags):
+    await asyncio.sleep(1)
+    buf[:] = bytes([offset // 512 % 251]) * len(buf)
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        let begun = Instant::now();
+        let tasks: Vec<_> = (0..1000_u64)
+            .map(|index| {
+                let device = device.clone();
+                blockhaul_io::spawn(async move { read(&device, index * 512, 512).await })
+            })
+            .collect();
+        for (index, task) in tasks.into_iter().enumerate() {
+            assert_eq!(task.await.unwrap(), vec![(index % 251) as u8; 512]);
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn the_coroutines_of_a_client_that_leaves_are_cancelled() {
+    run(|| async {
+        let script = "
+import asyncio
+cancelled = 0
+async def pread(h, buf, offset, flags):
+    global cancelled
+    buf[:] = bytes([cancelled]) * len(buf)
+    if offset:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cancelled += 1
+            raise
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let visit = plugin.visit().await.unwrap();
+        let device = visit.open("", false).await.unwrap().unwrap().device;
+        let waiting = device.submit(Request::read(512, blockhaul_io::Reservation::unpooled(512)));
+        assert_eq!(read(&device, 0, 1).await.unwrap(), [0]);
+        visit.gone();
+        assert_eq!(waiting.await.unwrap_err().kind(), Kind::ShuttingDown);
+        let other = plugin.device().await.unwrap();
+        assert_eq!(read(&other, 0, 1).await.unwrap(), [1]);
+    });
+}
+
+#[test]
+fn what_a_plugin_can_do_is_what_it_says() {
+    run(|| async {
+        let script = "
+def can_flush(h): return True
+def flush(h, flags): pass
+def can_trim(h): return 1
+def trim(h, count, offset, flags): pass
+def can_extents(h): return True
+def extents(h, count, offset, flags):
+    assert flags == nbdkit.FLAG_REQ_ONE
+    return iter([(0, 4096, nbdkit.EXTENT_HOLE), (4096, len(disk) - 4096, nbdkit.EXTENT_ZERO)])
+def export_description(h): return 'what it is'
+def block_size(h): return (512, 4096, 0xffffffff)
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        let facts = device.facts();
+        assert_eq!(
+            facts.can,
+            Can::WRITE | Can::FLUSH | Can::FUA | Can::ZERO | Can::FAST_ZERO | Can::EXTENTS,
+            "1 is not True, as in nbdkit"
+        );
+        assert_eq!((facts.size, facts.description.as_str()), (1 << 20, "what it is"));
+        assert_eq!(facts.advertised.unwrap().minimum, 512);
+        let asked = Request::extents(512, 8192, Contexts::first()).with(Flags::ONE_EXTENT);
+        let blockhaul_block::Reply::Extents(lists) = device.submit(asked).await.unwrap() else {
+            panic!("no extents")
+        };
+        let runs: Vec<_> = lists[0].runs().iter().map(|run| (run.len, run.state)).collect();
+        assert_eq!(runs, [(3584, 1)]);
+    });
+}
+
+#[test]
+fn zeroes_are_written_where_the_plugin_cannot_zero() {
+    run(|| async {
+        let script = "
+calls = []
+def zero(h, count, offset, flags): nbdkit.set_error(errno.EOPNOTSUPP)
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        write(&device, 0, &[7; 700_000]).await.unwrap();
+        device.submit(Request::zero(1, 600_000)).await.unwrap();
+        let found = read(&device, 0, 700_000).await.unwrap();
+        assert_eq!((found[0], found[600_001]), (7, 7));
+        assert!(found[1..=600_000].iter().all(|byte| *byte == 0));
+        let fast = device.submit(Request::zero(0, 512).with(Flags::FAST)).await.unwrap_err();
+        assert_eq!(fast.kind(), Kind::Unsupported);
+    });
+}
+
+#[test]
+fn a_buffer_that_a_plugin_keeps_is_not_used_again_before_it_lets_go() {
+    run(|| async {
+        let script = "
+kept = []
+def pread(h, buf, offset, flags):
+    buf[:] = bytes([offset // 4096]) * len(buf)
+    if offset == 4096: kept.append(buf[8:16])
+    if offset == 8192: buf[0:8] = kept[0]
+    if offset == 12288: kept.clear()
+    if offset == 16384: kept.append(buf)
+    if offset == 20480: kept[0][0]
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        assert_eq!(read(&device, 4096, 4096).await.unwrap(), vec![1; 4096]);
+        for _ in 0..20 {
+            read(&device, 28672, 4096).await.unwrap();
+        }
+        let found = read(&device, 8192, 4096).await.unwrap();
+        assert_eq!((found[0], found[8]), (1, 2), "the kept slice has its old contents");
+        read(&device, 12288, 4096).await.unwrap();
+        read(&device, 16384, 4096).await.unwrap();
+        let error = read(&device, 20480, 4096).await.unwrap_err().to_string();
+        assert!(error.contains("released memoryview"), "{error}");
+    });
+}
+
+#[test]
+fn buffers_are_aligned_for_direct_io() {
+    run(|| async {
+        let script = "
+import ctypes
+def pread(h, buf, offset, flags):
+    assert not buf.readonly and buf.contiguous and buf.itemsize == 1
+    at = ctypes.addressof(ctypes.c_char.from_buffer(buf))
+    assert at % 4096 == 0, at
+    buf[:] = bytes(len(buf))
+def pwrite(h, buf, offset, flags): assert buf.readonly
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let device = plugin.device().await.unwrap();
+        for len in [1, 512, 4096, 4097, 1 << 20] {
+            assert_eq!(read(&device, 0, len).await.unwrap(), vec![0; len]);
+        }
+        write(&device, 0, &[1; 5000]).await.unwrap();
+    });
+}
+
+#[test]
+fn plugins_with_one_connection_at_a_time_get_no_second() {
+    run(|| async {
+        let script = "
+def thread_model(): return nbdkit.THREAD_MODEL_SERIALIZE_CONNECTIONS
+open_now = 0
+def open(readonly):
+    global open_now
+    open_now += 1
+    assert open_now == 1
+    return 1
+def close(h):
+    global open_now
+    open_now -= 1
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let first = plugin.device().await.unwrap();
+        let second = blockhaul_io::timeout(Duration::from_millis(200), plugin.visit()).await;
+        assert!(second.is_err(), "the second waits");
+        drop(first);
+        read(&plugin.device().await.unwrap(), 0, 1).await.unwrap();
+    });
+}

@@ -1,0 +1,99 @@
+//! The contract of devices, with plugins of each kind.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use blockhaul_catalog::{Intent, Spec};
+use blockhaul_io::Engine;
+use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::tools::Scratch;
+
+use crate::registry;
+
+/// Callbacks with flags.
+const SECOND: &str = "
+API_VERSION = 2
+def pread(h, buf, offset, flags): buf[:] = disk[offset:offset + len(buf)]
+def pwrite(h, buf, offset, flags): disk[offset:offset + len(buf)] = buf
+def flush(h, flags): pass
+def trim(h, count, offset, flags): pass
+def zero(h, count, offset, flags): disk[offset:offset + count] = bytes(count)
+def cache(h, count, offset, flags): pass
+def extents(h, count, offset, flags): return [(offset, count, 0)]
+def can_fua(h): return nbdkit.FUA_NATIVE
+def can_multi_conn(h): return True
+";
+/// Those of the first version.
+const FIRST: &str = "
+def pread(h, count, offset): return disk[offset:offset + count]
+def pwrite(h, buf, offset): disk[offset:offset + len(buf)] = buf
+def flush(h): pass
+def zero(h, count, offset, may_trim): nbdkit.set_error(errno.EOPNOTSUPP); raise RuntimeError()
+";
+/// Coroutines, whose answers come in any order.
+const COROUTINES: &str = "
+import asyncio, random
+API_VERSION = 2
+async def pread(h, buf, offset, flags):
+    await asyncio.sleep(random.random() / 1000)
+    buf[:] = disk[offset:offset + len(buf)]
+async def pwrite(h, buf, offset, flags):
+    data = bytes(buf)
+    await asyncio.sleep(random.random() / 1000)
+    disk[offset:offset + len(data)] = data
+async def flush(h, flags): await asyncio.sleep(0)
+def block_size(h): return 512, 4096, 1 << 20
+";
+
+fn check(name: &str, callbacks: &str, options: Options) {
+    let script = format!(
+        "import errno\nimport nbdkit\ndisk = bytearray(1 << 20)\n\
+         def open(readonly): return 1\ndef get_size(h): return len(disk)\n{callbacks}"
+    );
+    conform::check(name, options, move || {
+        let script = script.clone();
+        async move {
+            let scratch = Scratch::new().unwrap();
+            let path = scratch.file("disk.py");
+            std::fs::write(&path, script).unwrap();
+            let spec = Spec::parse(OsStr::new(&format!("python:{}", path.display())))?;
+            let stack = registry().0.open(&spec, Vec::new(), Intent::WRITE).await?;
+            Ok::<_, blockhaul_block::Error>(Subject::from(stack).keep(scratch))
+        }
+    });
+}
+
+fn zeroes() -> Options {
+    // One engine: the other one waits for the same sockets, and each check starts an interpreter.
+    let (rounds, engines) = (2, vec![Engine::Threads]);
+    Options { rounds, engines, submit_max: Duration::from_millis(100), ..Options::default() }
+        .content(Content::Zeroes)
+}
+
+#[test]
+fn one_request_at_a_time() {
+    check("python", SECOND, zeroes());
+}
+
+#[test]
+fn parallel_requests() {
+    let parallel = "def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL\n";
+    let options = Options { engines: vec![Engine::Uring, Engine::Threads], ..zeroes() };
+    check("python, parallel", &format!("{SECOND}{parallel}"), options);
+}
+
+#[test]
+fn one_request_at_a_time_for_each_handle() {
+    let model = "def thread_model(): return nbdkit.THREAD_MODEL_SERIALIZE_REQUESTS\n";
+    check("python, serialized", &format!("{SECOND}{model}"), zeroes());
+}
+
+#[test]
+fn the_first_version() {
+    check("python, version 1", FIRST, zeroes());
+}
+
+#[test]
+fn coroutines() {
+    check("python, coroutines", COROUTINES, zeroes());
+}
