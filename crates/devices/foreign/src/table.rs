@@ -224,7 +224,7 @@ mod tests {
                 // The client disconnects; its connection ends with the last reply, but others still
                 // arrive late.
                 if round % 500 == 499 {
-                    while table.len() > 0 {
+                    while !table.is_empty() {
                         std::thread::yield_now();
                     }
                     tables.close(table.token());

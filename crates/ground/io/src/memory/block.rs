@@ -18,10 +18,18 @@ const MAPPED: usize = 64 << 10;
 pub(crate) struct Block {
     ptr: NonNull<u8>,
     size: usize,
-    /// Identifies the pages of a mapping, as long as it has them.
-    pages: Option<Arc<()>>,
-    /// The memory is a part of memory shared with another process.
-    shared: Option<SharedPart>,
+    /// The pages of a mapping; none if the memory is the allocator's.
+    pages: Option<Arc<Pages>>,
+}
+
+/// The pages of a mapping.
+#[derive(Debug, Default)]
+pub(crate) enum Pages {
+    /// Private: the allocation identifies them, as long as the block has them.
+    #[default]
+    Own,
+    /// Shared with another process.
+    Shared(#[expect(dead_code, reason = "gives itself back when it is dropped")] SharedPart),
 }
 
 // SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
@@ -39,27 +47,25 @@ impl Block {
             false => unsafe { alloc_zeroed(layout) },
         };
         match NonNull::new(ptr) {
-            Some(ptr) => {
-                Block { ptr, size, pages: (size >= MAPPED).then(Arc::default), shared: None }
-            }
+            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
             None => handle_alloc_error(layout),
         }
     }
 
     /// A block of memory shared with another process.
     pub(super) fn of_shared(part: SharedPart) -> Block {
-        Block { ptr: part.start(), size: part.size(), pages: None, shared: Some(part) }
+        let (ptr, size) = (part.start(), part.size());
+        Block { ptr, size, pages: Some(Arc::new(Pages::Shared(part))) }
     }
 
     /// Whether another process may access the memory. It belongs to no pool then.
     pub(super) fn is_shared(&self) -> bool {
-        self.shared.is_some()
+        matches!(self.pages.as_deref(), Some(Pages::Shared(_)))
     }
 
-    /// Identifies the pages of a large block: a weak reference shows whether the block still has
-    /// them.
-    pub(crate) fn pages(&self) -> Option<&Arc<()>> {
-        self.pages.as_ref()
+    /// The pages of a large private block: a weak reference shows whether the block still has them.
+    pub(crate) fn pages(&self) -> Option<&Arc<Pages>> {
+        self.pages.as_ref().filter(|pages| matches!(***pages, Pages::Own))
     }
 
     /// Start of the block; all of it is initialised.
@@ -98,7 +104,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let ptr = self.ptr.as_ptr();
-        if self.shared.is_some() {
+        if self.is_shared() {
             // The part gives itself back.
             return;
         }

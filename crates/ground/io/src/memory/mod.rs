@@ -13,7 +13,7 @@ mod route_counters;
 mod shared;
 
 pub use self::block::ALIGN;
-pub(crate) use self::block::Block;
+pub(crate) use self::block::{Block, Pages};
 pub use self::buf::Buf;
 pub use self::data::Data;
 pub(crate) use self::lend::Lending;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use io_uring::Submitter;
 
-use crate::memory::Block;
+use crate::memory::{Block, Pages};
 
 /// Maximum number of registered blocks.
 const MOST: usize = 64;
@@ -36,7 +36,7 @@ enum State {
 struct Registered {
     /// Refers to the pages that the kernel holds. Not alive if the block is freed or has other
     /// pages.
-    pages: Weak<()>,
+    pages: Weak<Pages>,
     bytes: usize,
 }
 
@@ -60,7 +60,7 @@ impl Fixed {
     }
 
     /// Registers the block, if there is a free index.
-    fn learn(&mut self, ring: &Submitter<'_>, block: &Block, pages: &Arc<()>) -> Option<usize> {
+    fn learn(&mut self, ring: &Submitter<'_>, block: &Block, pages: &Arc<Pages>) -> Option<usize> {
         if self.state == State::New {
             let table = ring.register_buffers_sparse(u32::try_from(MOST).ok()?);
             self.note(table)?;
