@@ -2,8 +2,8 @@
 //! by a seed, and checks what must hold whatever happens. `docs/simulation.md` says how to use it and
 //! how to add a scenario.
 //!
-//! - [`Scenario`]: one kind of run; [`SCENARIOS`] lists them.
-//! - [`simulate`]: one run. [`shrink`]: the same failure with fewer faults.
+//! - `Scenario`: one kind of run; `SCENARIOS` lists them.
+//! - `simulate`: one run. `shrink`: the same failure with fewer faults.
 //! - `site`: a server on a machine that can lose power. `oracle`: what a client may read.
 //! - `noise`: how bad the network is.
 
