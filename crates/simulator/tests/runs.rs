@@ -1,5 +1,5 @@
-//! Short runs of every scenario, as many as take a minute on two processors; more with
-//! BLOCKHAUL_LONG. `cargo xtask simulate` makes more, with seeds of its own.
+//! Short runs of every scenario, as many as take a minute on two processors, from the same seeds each
+//! time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +9,18 @@ use blockhaul_testkit::rng::seed;
 
 /// Runs of a scenario in the ordinary test.
 const RUNS: u64 = 1000;
-/// The same with BLOCKHAUL_LONG.
+/// The first seed of the ordinary test.
+const FIRST: u64 = 1_000_000;
+/// Runs with BLOCKHAUL_LONG.
 const RUNS_LONG: u64 = 100_000;
 
-/// Runs a scenario with fresh seeds on all processors.
+/// Runs a scenario with many seeds on all processors.
 fn many(scenario: &'static Scenario) {
-    let runs = if std::env::var_os("BLOCKHAUL_LONG").is_some() { RUNS_LONG } else { RUNS };
-    let (first, next) = (seed() >> 16, AtomicU64::new(0));
+    let (runs, first) = match std::env::var_os("BLOCKHAUL_LONG") {
+        None => (RUNS, FIRST),
+        Some(_) => (RUNS_LONG, seed() >> 16),
+    };
+    let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -200,13 +200,20 @@ fn example(text: &mut String, lines: &str) {
 
 fn params(text: &mut String, params: &[Param]) {
     for param in params {
-        let head = format!("  {}={}", param.name, param.kind.placeholder());
+        let (mut values, mut doc) =
+            (param.kind.placeholder(), param.doc.trim_end_matches('.').to_string());
+        // Many words do not fit into the name of the entry.
+        if values.len() > 60 {
+            doc = format!("{doc}: {}", values.replace('|', ", "));
+            values = "NAME".into();
+        }
+        let head = format!("  {}={values}", param.name);
         let default = match param.default {
             None => String::new(),
             Some("") => " [default: empty]".to_string(),
             Some(value) => format!(" [default: {value}]"),
         };
-        *text += &entry(&head, &format!("{}{default}", param.doc.trim_end_matches('.')), 26);
+        *text += &entry(&head, &format!("{doc}{default}"), 26);
     }
 }
 

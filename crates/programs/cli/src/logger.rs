@@ -11,12 +11,20 @@ use crate::syslog::{self, Severity};
 
 struct Stderr;
 
+/// The modules whose information is logged without `--verbose`.
+const SERVE: &str = concat!(env!("CARGO_CRATE_NAME"), "::serve");
+
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let unheard = QUIET_CLIENTS.load(Ordering::Relaxed)
             && metadata.level() >= Level::Warn
             && metadata.target().starts_with("blockhaul_server");
-        metadata.level() <= log::max_level() && !unheard
+        let is_wanted = match (metadata.level(), log::max_level()) {
+            // Servers report what is changed while they run, and no other information.
+            (Level::Info, LevelFilter::Info) => metadata.target().starts_with(SERVE),
+            (level, most) => level <= most,
+        };
+        is_wanted && !unheard
     }
 
     fn log(&self, record: &Record<'_>) {

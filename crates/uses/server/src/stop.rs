@@ -53,7 +53,7 @@ impl Server {
     async fn cut_all(&self, patience: Duration) {
         let open = self.open();
         let each = if open == 1 { "connection that takes" } else { "connections that take" };
-        log::debug!(connections = open; "disconnecting {open} {each} too long");
+        log::info!(connections = open; "disconnecting {open} {each} too long");
         self.clients.cut();
         self.wait_until_empty(patience).await;
     }

@@ -26,9 +26,16 @@ fn a_word_that_means_nothing_is_refused_with_what_was_meant() {
     refused(&["copy", "--verify", "-", to], USAGE, &["--verify"]);
     refused(&["copy", "[", "nbdkit"], USAGE, &["]"]);
     refused(&["copy", "[", "]", to], USAGE, &["["]);
-    refused(&["compat"], USAGE, &["missing", "known are nbdcopy, nbdinfo, nbdkit"]);
+    refused(
+        &["compat"],
+        USAGE,
+        &["missing", "known are nbdcopy, nbdinfo, nbdkit, qemu-storage-daemon"],
+    );
     refused(&["compat", "nbdfuse"], USAGE, &["nbdfuse", "nbdcopy, nbdinfo, nbdkit"]);
-    assert!(succeed(&["compat", "--help"]).ends_with("Programs: nbdcopy, nbdinfo, nbdkit\n"));
+    assert!(
+        succeed(&["compat", "--help"])
+            .ends_with("Programs: nbdcopy, nbdinfo, nbdkit, qemu-storage-daemon\n")
+    );
     assert!(!target.exists(), "a refused copy made its target");
     // Usage errors of the parser take several lines, and the status is the same.
     for args in [&["copy", "--no-such-option", "a", "b"][..], &["copy", "a"], &["frobnicate"], &[]]

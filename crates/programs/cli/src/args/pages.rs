@@ -308,6 +308,14 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "ctl job-finalize",
+        "\
+  Back up a disk, check the copy, and then end the job:
+      blockhaul ctl /run/disks.ctl backup a a-backup.raw --no-auto-finalize
+      blockhaul ctl /run/disks.ctl job-finalize 1
+",
+    ),
+    (
         "ctl job-cancel",
         "\
   Cancel job 1:

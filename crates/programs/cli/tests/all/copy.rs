@@ -196,6 +196,9 @@ fn a_closed_standard_input_is_no_empty_disk() {
     };
     check_failure(&shell("<&-"), 3, &["standard input"]);
     assert_eq!(std::fs::read(&disk).unwrap(), b"content");
+    check_failure(&shell("</dev/null"), 3, &["standard input is empty"]);
+    assert_eq!(std::fs::read(&disk).unwrap(), b"content");
+    std::fs::remove_file(&disk).unwrap();
     assert!(shell("</dev/null").status.success());
     assert_eq!(std::fs::metadata(&disk).unwrap().len(), 0);
 }
