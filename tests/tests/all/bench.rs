@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_tests::{blockhaul, lossy, program};
+use blockhaul_tests::{blockhaul, done, lossy, program};
 
 #[test]
 fn ctrl_c_keeps_what_was_measured() {
@@ -52,7 +52,9 @@ fn ctrl_c_keeps_what_was_measured() {
 fn the_program_is_itself_whatever_it_is_called() {
     let dir = tempfile::tempdir().unwrap();
     let renamed = dir.path().join("bh");
-    std::fs::copy(program(), &renamed).unwrap();
+    // Copied by another process: a test that starts a program at this moment would inherit the open
+    // file, which then could not be run.
+    done(Command::new("cp").arg(program()).arg(&renamed));
     // Alone it says what is missing.
     let alone = |words: &[&str]| {
         let mut command = Command::new(&renamed);

@@ -133,19 +133,21 @@ pub struct Bitmap {
 /// data read back after a lost connection.
 const MEMORY: u64 = 36 << 20;
 
+/// What a verification or a digest needs at least, in bytes: a block of each side.
+const READING: u64 = 2 * crate::reading::BLOCK;
+
 impl Options {
     /// Bytes of buffers that a copy can use, for [`blockhaul_io::Pool::new`]: the full window of
     /// every lane and two spare requests for each, but at most 36 MiB unless lanes or window exceed
-    /// the defaults.
+    /// the defaults, and at least 512 KiB, so that the result can be verified.
     pub fn memory(&self) -> u64 {
         let usual = Options::default();
         let requests = 2 * u64::from(self.request_size);
         let lanes = u64::try_from(self.connections).unwrap_or(u64::MAX);
         let whole = self.queue_size.saturating_add(requests).saturating_mul(lanes);
-        match self.connections <= usual.connections && self.queue_size <= usual.queue_size {
-            true => whole.min(MEMORY.max(requests.saturating_mul(lanes))),
-            false => whole,
-        }
+        let is_usual = self.connections <= usual.connections && self.queue_size <= usual.queue_size;
+        let most = if is_usual { MEMORY.max(requests.saturating_mul(lanes)) } else { u64::MAX };
+        whole.min(most).max(READING)
     }
 }
 

@@ -38,10 +38,8 @@ pub(crate) struct Reading {
 impl Reading {
     /// A reading with the buffers of `pool`.
     pub(crate) fn new(compares: bool, unit: Option<u64>, pool: &Pool) -> Reading {
-        let half = match compares {
-            true => (pool.limit() / 2).max(Pool::cost(BLOCK as usize)),
-            false => pool.limit(),
-        };
+        let share = if compares { pool.limit() / 2 } else { pool.limit() };
+        let half = share.max(Pool::cost(BLOCK as usize));
         if compares {
             // Idle buffers of an earlier copy have other sizes and would add to the two halves.
             pool.keep_idle(0);
@@ -52,7 +50,11 @@ impl Reading {
             zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
             differs_at: AtomicU64::new(u64::MAX),
             units: Mutex::default(),
-            source_pool: pool.share(half),
+            // A pool for small requests has no room for a block.
+            source_pool: match half <= pool.limit() {
+                true => pool.share(half),
+                false => Pool::new(half),
+            },
             target_pool: Pool::new(half),
         }
     }

@@ -204,6 +204,17 @@ fn a_closed_standard_input_is_no_empty_disk() {
 }
 
 #[test]
+fn small_requests_are_verified_too() {
+    let scratch = Scratch::new().unwrap();
+    let disk = scratch.file("disk");
+    let path = disk.to_str().unwrap();
+    let small = ["--request-size", "4k", "--queue-size", "4k", "--synchronous", "-C", "1"];
+    for more in [&["--verify"][..], &["--digest", "sha256"], &["--digest", "blake3"]] {
+        assert_copies(&[&small[..], more, &["sample:8M", path]].concat());
+    }
+}
+
+#[test]
 fn the_first_command_of_the_readme() {
     let scratch = Scratch::new().unwrap();
     let disk = scratch.file("disk.raw");
