@@ -604,10 +604,11 @@ impl Hand {
             0 => lock(&self.client.oracle).begin_trim(sectors.clone()),
             _ => lock(&self.client.oracle).begin(sectors.clone(), value),
         }
-        let told = format!("{:?} {sectors:?} value {value:#x} fua {durable}", request.kind());
-        self.client.note(&format!("{told} begins"));
+        let described = format!("{:?} {sectors:?} value {value:#x} fua {durable}", request.kind());
+        self.client.note(&format!("{described} begins"));
         let outcome = stack.device().submit(request).await;
-        self.client.note(&format!("{told}: {}", if outcome.is_ok() { "done" } else { "failed" }));
+        self.client
+            .note(&format!("{described}: {}", if outcome.is_ok() { "done" } else { "failed" }));
         let mut oracle = lock(&self.client.oracle);
         match outcome {
             // It was acknowledged by a cache that the client has dropped meanwhile.

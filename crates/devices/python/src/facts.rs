@@ -91,7 +91,7 @@ impl Answers {
     /// are only advertised: requests reach the plugin unchanged.
     fn block_sizes(&self, name: &str, served: bool) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
-        let told = match self.block {
+        let reported = match self.block {
             None | Some([0, 0, 0]) => return Ok((usual, None)),
             Some([minimum, preferred, maximum]) => {
                 BlockSizes::declared(minimum, preferred, maximum).ok_or_else(|| {
@@ -101,12 +101,13 @@ impl Answers {
             }
         };
         let kept = match served {
-            true => BlockSizes { preferred: told.preferred, ..usual },
-            false => {
-                BlockSizes { maximum: told.maximum.min(TRANSFER_MAX).max(told.preferred), ..told }
-            }
+            true => BlockSizes { preferred: reported.preferred, ..usual },
+            false => BlockSizes {
+                maximum: reported.maximum.min(TRANSFER_MAX).max(reported.preferred),
+                ..reported
+            },
         };
-        Ok((kept, Some(told)))
+        Ok((kept, Some(reported)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Events: what all clients of the monitor protocol are told.
+//! Events: what all clients of the monitor protocol receive.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};

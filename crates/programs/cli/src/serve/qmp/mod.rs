@@ -3,7 +3,7 @@
 //!
 //! - `input`: finds commands in what clients send. `commands`: all commands and their arguments, as
 //!   tables. `error`: errors in QEMU's classes.
-//! - `session`: a client. `events`: what all clients are told.
+//! - `session`: a client. `events`: what all clients receive.
 //! - `nodes`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
 
 mod bitmaps;
