@@ -197,6 +197,20 @@ impl BlockSizes {
             && (maximum == u32::MAX || maximum.is_multiple_of(minimum) && maximum >= preferred);
         fine.then_some(BlockSizes { minimum, preferred, maximum })
     }
+
+    /// The sizes to enforce for a plugin that reports these. To clients of a server they are only
+    /// advertised, as in nbdkit: their requests reach the plugin unchanged. Requests of this program
+    /// comply with them.
+    #[must_use]
+    pub fn enforced(self, served: bool) -> BlockSizes {
+        let usual = BlockSizes::default();
+        match served {
+            true => BlockSizes { preferred: self.preferred, ..usual },
+            false => {
+                BlockSizes { maximum: self.maximum.min(usual.maximum).max(self.preferred), ..self }
+            }
+        }
+    }
 }
 
 impl Default for BlockSizes {

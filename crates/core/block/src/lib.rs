@@ -67,6 +67,7 @@ mod flushes;
 mod latency;
 mod pending;
 mod request;
+mod thread_model;
 
 pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
@@ -78,3 +79,4 @@ pub use flushes::{Durable, FailedFlush, Flushes};
 pub use latency::{LATENCY_BOUNDS, Latency, LatencyCounters};
 pub use pending::{Outcome, Pending};
 pub use request::{Flags, Op, OpKind, Reply, Request};
+pub use thread_model::ThreadModel;

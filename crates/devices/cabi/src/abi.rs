@@ -110,38 +110,3 @@ pub(crate) const FLAG_FUA: u32 = 2;
 pub(crate) const FLAG_REQ_ONE: u32 = 4;
 /// Fail rather than be slow (zero).
 pub(crate) const FLAG_FAST_ZERO: u32 = 8;
-
-/// How many callbacks a plugin accepts at a time (`NBDKIT_THREAD_MODEL_*`). Smaller is stricter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ThreadModel {
-    /// One connection at a time.
-    SerializeConnections,
-    /// One callback at a time.
-    SerializeAllRequests,
-    /// One callback at a time for each connection.
-    SerializeRequests,
-    /// Any number.
-    Parallel,
-}
-
-impl ThreadModel {
-    pub(crate) fn from_number(number: c_int) -> Option<ThreadModel> {
-        Some(match number {
-            0 => ThreadModel::SerializeConnections,
-            1 => ThreadModel::SerializeAllRequests,
-            2 => ThreadModel::SerializeRequests,
-            3 => ThreadModel::Parallel,
-            _ => return None,
-        })
-    }
-
-    /// The name in `--dump-plugin`.
-    pub fn name(self) -> &'static str {
-        match self {
-            ThreadModel::SerializeConnections => "serialize_connections",
-            ThreadModel::SerializeAllRequests => "serialize_all_requests",
-            ThreadModel::SerializeRequests => "serialize_requests",
-            ThreadModel::Parallel => "parallel",
-        }
-    }
-}

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{
     Another, Backend, Exports, Opened, Opening, Target, parse_duration, percent_decode,
 };
 
-use crate::abi::ThreadModel;
 use crate::hint;
 use crate::plugin::{Plugin, Settings};
 use crate::visit::{PluginExports, PluginVisit};

@@ -4,11 +4,10 @@
 use std::ffi::{CString, c_int};
 use std::sync::{Arc, OnceLock};
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{Client, Listed};
 use blockhaul_io::{BlockingPool, FifoGuard};
 
-use crate::abi::ThreadModel;
 use crate::context::{self, Context, Left};
 use crate::lists;
 use crate::overdue::Overdue;

@@ -4,11 +4,10 @@ use std::ffi::c_char;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::Shutdown;
 use blockhaul_io::BlockingPool;
 
-use crate::abi::ThreadModel;
 use crate::plugin::{Plugin, Settings, begin, lane};
 use crate::{context, load};
 

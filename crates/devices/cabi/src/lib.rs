@@ -50,9 +50,9 @@ mod stdio;
 mod visit;
 mod watchdog;
 
-pub use abi::ThreadModel;
 pub use about::{About, about};
 pub use backend::Nbdkit;
+pub use blockhaul_block::ThreadModel;
 pub use dump::{dump, print_dump};
 pub use filter::about as about_filter;
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};

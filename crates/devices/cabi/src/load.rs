@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result, ThreadModel};
 
 use crate::abi;
 use crate::async_abi::{self, AsyncPlugin};
@@ -323,7 +323,7 @@ fn check(plugin: &abi::Plugin, asynchronous: Option<&AsyncPlugin>) -> Result<(),
             return Err(format!("it has no {callback} callback"));
         }
     }
-    match abi::ThreadModel::from_number(plugin.thread_model) {
+    match ThreadModel::from_number(plugin.thread_model) {
         Some(_) => Ok(()),
         None => Err(format!("it asks for thread model {}, which is unknown", plugin.thread_model)),
     }

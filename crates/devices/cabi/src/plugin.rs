@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, OpKind, Result};
+use blockhaul_block::{Error, Kind, OpKind, Result, ThreadModel};
 use blockhaul_catalog::Shutdown;
 use blockhaul_io::{BlockingPool, FifoLock};
 
-use crate::abi::{self, ThreadModel};
+use crate::abi;
 use crate::async_abi::AsyncPlugin;
 use crate::context::{self, Context, Left, Stage};
 use crate::crash;

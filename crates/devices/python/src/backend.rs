@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::Device;
+use blockhaul_block::{Device, ThreadModel};
 use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
 
-use crate::host::{Host, ThreadModel};
+use crate::host::Host;
 use crate::keeper::Keeper;
 use crate::settings::Settings;
 use crate::visit::{PythonExports, PythonVisit};

@@ -5,8 +5,6 @@ use blockhaul_block::{
 };
 use serde::Deserialize;
 
-/// Maximum read or write passed to plugins: nbdkit's limit.
-const TRANSFER_MAX: u32 = 64 << 20;
 /// Length of an extent in the answer of the host, in bytes.
 const EXTENT: usize = 24;
 
@@ -87,12 +85,10 @@ impl Answers {
         Ok(facts)
     }
 
-    /// The limits enforced here, and those to advertise. For a server's clients, as in nbdkit, they
-    /// are only advertised: requests reach the plugin unchanged.
+    /// The limits enforced here, and those to advertise.
     fn block_sizes(&self, name: &str, served: bool) -> Result<(BlockSizes, Option<BlockSizes>)> {
-        let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let reported = match self.block {
-            None | Some([0, 0, 0]) => return Ok((usual, None)),
+            None | Some([0, 0, 0]) => return Ok((BlockSizes::default(), None)),
             Some([minimum, preferred, maximum]) => {
                 BlockSizes::declared(minimum, preferred, maximum).ok_or_else(|| {
                     let text = format!("{name}: block_size: {minimum}, {preferred}, {maximum}");
@@ -100,14 +96,7 @@ impl Answers {
                 })?
             }
         };
-        let kept = match served {
-            true => BlockSizes { preferred: reported.preferred, ..usual },
-            false => BlockSizes {
-                maximum: reported.maximum.min(TRANSFER_MAX).max(reported.preferred),
-                ..reported
-            },
-        };
-        Ok((kept, Some(reported)))
+        Ok((reported.enforced(served), Some(reported)))
     }
 }
 

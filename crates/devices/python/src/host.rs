@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{Client, Shutdown};
 use blockhaul_io::{Completer, FifoLock, Interest, Remote, SharedMemory, SharedPart};
 use serde::Deserialize;
@@ -30,35 +30,6 @@ const RECEIVE: usize = 64 << 10;
 /// Time for the process to end when it has closed its sockets, and when its plugin is not needed.
 const PATIENCE: Duration = Duration::from_secs(2);
 const UNLOAD: Duration = Duration::from_secs(30);
-
-/// How many callbacks may run at a time (nbdkit's numbers).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ThreadModel {
-    SerializeConnections,
-    SerializeAllRequests,
-    SerializeRequests,
-    Parallel,
-}
-
-impl ThreadModel {
-    fn of(number: u8) -> ThreadModel {
-        match number {
-            0 => ThreadModel::SerializeConnections,
-            1 => ThreadModel::SerializeAllRequests,
-            2 => ThreadModel::SerializeRequests,
-            _ => ThreadModel::Parallel,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            ThreadModel::SerializeConnections => "serialize_connections",
-            ThreadModel::SerializeAllRequests => "serialize_all_requests",
-            ThreadModel::SerializeRequests => "serialize_requests",
-            ThreadModel::Parallel => "parallel",
-        }
-    }
-}
 
 /// What a plugin says when it is ready.
 #[derive(Deserialize)]
@@ -195,7 +166,7 @@ impl Host {
                 return Err(usage(error));
             }
         };
-        let model = ThreadModel::of(model);
+        let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel);
         inner.needed.store(true, Ordering::Release);
         let (name, process) = (&inner.shown, inner.process.id());
         log::debug!("{name} is ready in process {process}, API {api}, {}", model.name());
@@ -631,7 +602,7 @@ pub fn dump(settings: &Settings) -> Result<String> {
     let ready: Ready = serde_json::from_slice(&payload)
         .map_err(|error| Error::new(Kind::Io, format!("{shown}: no answer")).because(error))?;
     let Ready { model, api, text, python } = ready;
-    let model = ThreadModel::of(model).name();
+    let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel).name();
     let about = dump_without_script();
     Ok(format!("{about}api_version={api}\nthread_model={model}\npython_version={python}\n{text}"))
 }

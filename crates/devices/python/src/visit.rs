@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_io::FifoGuard;
 use blockhaul_os::Credentials;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::device::{Handle, PythonDevice};
 use crate::facts::Answers;
-use crate::host::{Host, ThreadModel, message};
+use crate::host::{Host, message};
 use crate::keeper::Keeper;
 use crate::wire::Op;
 

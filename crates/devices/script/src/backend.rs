@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::Device;
+use blockhaul_block::{Device, ThreadModel};
 use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
 
-use crate::plugin::{Plugin, ThreadModel};
+use crate::plugin::Plugin;
 use crate::settings::Settings;
 use crate::source::Language;
 use crate::visit::{ScriptExports, ScriptVisit};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Can, Device, Error, Extents, Facts, Flags, Kind, Op, Outcome,
-    Pending, Reply, Request, Result,
+    Pending, Reply, Request, Result, ThreadModel,
 };
 use blockhaul_io::{Buf, Data};
 
@@ -15,8 +15,6 @@ use crate::answer::Ended;
 use crate::connection::{Connection, word};
 use crate::parse;
 
-/// Maximum read or write passed to scripts: nbdkit's limit.
-const TRANSFER_MAX: u32 = 64 << 20;
 /// Maximum length of other calls: nbdkit's lengths have 32 bits; aligned to any block.
 const RANGE_MAX: u64 = 0xffff_0000;
 /// Bytes read at a time to warm a cache.
@@ -115,7 +113,7 @@ impl Handle {
         }
         facts.rotational = self.ask("is_rotational")?.unwrap_or(false);
         let multi = self.ask("can_multi_conn")?.unwrap_or(false);
-        let one = self.connection.plugin.model == crate::plugin::ThreadModel::SerializeConnections;
+        let one = self.connection.plugin.model == ThreadModel::SerializeConnections;
         can.set(Can::MULTI_CONN, multi && !one);
         self.cache = self.ask_level("can_cache")?.unwrap_or(Level::None);
         can.set(Can::CACHE, self.cache != Level::None);
@@ -174,21 +172,16 @@ impl Handle {
         }
     }
 
-    /// The limits enforced here, and those to advertise. For a server's clients, as in nbdkit, they
-    /// are only advertised: requests reach the script unchanged. This program's own requests comply
-    /// with the script's sizes.
+    /// The limits enforced here, and those to advertise.
     fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
-        let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
-        let Some(text) = self.words("block_size")? else { return Ok((usual, None)) };
-        let told = parse::block_size(&text);
-        let told = told.map_err(|why| self.connection.wrong("block_size", &why))?;
-        let kept = told.map_or(usual, |told| match self.connection.served {
-            true => BlockSizes { preferred: told.preferred, ..usual },
-            false => {
-                BlockSizes { maximum: told.maximum.min(TRANSFER_MAX).max(told.preferred), ..told }
-            }
-        });
-        Ok((kept, told))
+        let Some(text) = self.words("block_size")? else {
+            return Ok((BlockSizes::default(), None));
+        };
+        let reported = parse::block_size(&text);
+        let reported = reported.map_err(|why| self.connection.wrong("block_size", &why))?;
+        let served = self.connection.served;
+        let kept = reported.map_or_else(BlockSizes::default, |sizes| sizes.enforced(served));
+        Ok((kept, reported))
     }
 
     fn ask_description(&self) -> String {

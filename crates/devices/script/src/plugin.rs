@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{Client, Shutdown};
 use blockhaul_io::{BlockingPool, FifoLock};
 
@@ -16,43 +16,10 @@ use crate::parse;
 use crate::settings::Settings;
 use crate::source::{Language, Script, Source};
 
-/// How much may run at a time (nbdkit-plugin(3), "Threads").
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ThreadModel {
-    /// One connection at a time.
-    SerializeConnections,
-    /// One request at a time.
-    SerializeAllRequests,
-    /// One request at a time of each connection.
-    SerializeRequests,
-    /// Limited only by the number of threads.
-    Parallel,
-}
-
-impl ThreadModel {
-    const ALL: [ThreadModel; 4] = [
-        ThreadModel::SerializeConnections,
-        ThreadModel::SerializeAllRequests,
-        ThreadModel::SerializeRequests,
-        ThreadModel::Parallel,
-    ];
-
-    /// Its name in nbdkit.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            ThreadModel::SerializeConnections => "serialize_connections",
-            ThreadModel::SerializeAllRequests => "serialize_all_requests",
-            ThreadModel::SerializeRequests => "serialize_requests",
-            ThreadModel::Parallel => "parallel",
-        }
-    }
-
-    /// Parses the output of a script; an unknown value becomes the safest.
-    fn from_text(text: &str) -> ThreadModel {
-        let text = text.to_ascii_lowercase().replace('-', "_");
-        let found = ThreadModel::ALL.into_iter().find(|model| model.name() == text);
-        found.unwrap_or(ThreadModel::SerializeAllRequests)
-    }
+/// Parses the output of a script; an unknown value becomes the safest.
+fn thread_model(text: &str) -> ThreadModel {
+    let name = text.to_ascii_lowercase().replace('-', "_");
+    ThreadModel::from_name(&name).unwrap_or(ThreadModel::SerializeAllRequests)
 }
 
 /// A script that is ready. It ends when this and everything opened from it are dropped.
@@ -185,7 +152,7 @@ impl Plugin {
 
     fn settle_model(&mut self) -> Result<()> {
         if let (Ended::Done, printed) = self.words("thread_model", &[], None)? {
-            self.model = ThreadModel::from_text(&String::from_utf8_lossy(parse::line(&printed)));
+            self.model = thread_model(&String::from_utf8_lossy(parse::line(&printed)));
         }
         Ok(())
     }
@@ -421,11 +388,12 @@ mod tests {
 
     #[test]
     fn thread_models_are_understood_in_both_spellings() {
-        for model in ThreadModel::ALL {
-            assert_eq!(ThreadModel::from_text(model.name()), model);
-            assert_eq!(ThreadModel::from_text(&model.name().replace('_', "-")), model);
+        for number in 0..4 {
+            let model = ThreadModel::from_number(number).unwrap();
+            assert_eq!(thread_model(model.name()), model);
+            assert_eq!(thread_model(&model.name().replace('_', "-")), model);
         }
-        assert_eq!(ThreadModel::from_text("PARALLEL"), ThreadModel::Parallel);
-        assert_eq!(ThreadModel::from_text("other"), ThreadModel::SerializeAllRequests);
+        assert_eq!(thread_model("PARALLEL"), ThreadModel::Parallel);
+        assert_eq!(thread_model("other"), ThreadModel::SerializeAllRequests);
     }
 }

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, OnceLock};
 
-use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_io::BlockingPool;
 
 use crate::connection::Connection;
 use crate::handle::{Handle, ScriptDevice};
 use crate::parse;
-use crate::plugin::{Plugin, ThreadModel};
+use crate::plugin::Plugin;
 
 /// A script's exports: each client has its own connection.
 pub(crate) struct ScriptExports {

@@ -14,88 +14,125 @@ pub const EXAMPLE: usize = 8;
 
 /// The text of the help as sections of a page, in roff.
 pub fn sections(help: &str) -> String {
-    let mut roff = String::new();
-    let mut examples = false;
-    // Code is kept line by line, and inner entries are indented further.
-    let (mut code, mut inner) = (false, false);
-    // An example of a device or layer, inside its entry.
-    let mut in_entry = false;
-    let mut after_entry = true;
-    for line in help.lines() {
+    let mut page = Page { after_paragraph: true, ..Page::default() };
+    help.lines().for_each(|line| page.line(line));
+    page.set_code(false);
+    page.set_example(false);
+    page.set_inner(false);
+    page.roff
+}
+
+/// A page that is being written.
+#[derive(Default)]
+struct Page {
+    roff: String,
+    /// In a section of examples or files.
+    examples: bool,
+    /// In code, which keeps its lines.
+    code: bool,
+    /// In entries that are indented further.
+    inner: bool,
+    /// In an example inside the entry of a device or layer.
+    example: bool,
+    /// The next line of prose begins a paragraph.
+    after_paragraph: bool,
+}
+
+impl Page {
+    fn line(&mut self, line: &str) {
         let text = line.trim_start();
         let column = line.chars().count() - text.chars().count();
-        let is_code = examples
+        let is_code = self.examples
             && (column > 2 || ["blockhaul ", "curl "].iter().any(|name| text.starts_with(name)));
-        // Indented as in the help: a line of an example can begin with its own spaces.
-        let is_entry = !examples && (EXAMPLE..=EXAMPLE + 2).contains(&column);
-        if code && !is_code {
-            roff += ".EE\n.RE\n";
-            code = false;
+        if !is_code {
+            self.set_code(false);
         }
-        if in_entry != is_entry {
-            roff += if is_entry { ".EX\n" } else { ".EE\n" };
-            in_entry = is_entry;
-        }
-        if is_entry {
-            let _ = writeln!(roff, "{:1$}{2}", "", column - EXAMPLE, escaped(text));
-            continue;
-        }
-        if text.is_empty() {
-            after_entry = true;
-            continue;
-        }
-        if inner && column < CONTINUED && column <= 2 {
-            roff += ".RE\n";
-            inner = false;
-        }
-        if column == 0 {
-            examples = text.contains("EXAMPLES") || text.contains("FILES");
-            let _ = writeln!(roff, ".SH \"{}\"", escaped(text));
-            after_entry = true;
+        let is_example = !self.examples && (EXAMPLE..=EXAMPLE + 2).contains(&column);
+        self.set_example(is_example);
+        if is_example {
+            // A line of an example can begin with its own spaces.
+            self.indented(column - EXAMPLE, text);
+        } else if text.is_empty() {
+            self.after_paragraph = true;
+        } else if column == 0 {
+            self.set_inner(false);
+            self.heading(text);
         } else if is_code {
-            if !code {
-                roff += ".RS 4\n.EX\n";
-                code = true;
-            }
-            // Indented as in the help, relative to the first line.
-            let _ = writeln!(roff, "{:1$}{2}", "", column.saturating_sub(6), escaped(text));
-            after_entry = true;
-        } else if examples {
-            if after_entry {
-                roff += ".PP\n";
-            }
-            let _ = writeln!(roff, "{}", escaped(text));
-            after_entry = false;
-        } else if column >= CONTINUED {
-            let _ = writeln!(roff, "{}", escaped(text));
-        } else if let Some((term, what)) = entry(text, column) {
-            if column > 2 && !inner {
-                roff += ".RS 4\n";
-                inner = true;
-            }
-            let _ = writeln!(roff, ".TP\n{}", escaped(term));
-            if !what.is_empty() {
-                let _ = writeln!(roff, "{}", escaped(what));
-            }
-            after_entry = true;
+            self.close_inner(column);
+            self.set_code(true);
+            // Relative to the first line.
+            self.indented(column.saturating_sub(6), text);
+            self.after_paragraph = true;
         } else {
-            if after_entry {
-                roff += ".PP\n";
-            }
-            let _ = writeln!(roff, "{}", escaped(text));
-            after_entry = false;
+            self.close_inner(column);
+            self.words(column, text);
         }
     }
-    if code {
-        roff += ".EE\n.RE\n";
+
+    /// Entries, lines that continue them, and prose.
+    fn words(&mut self, column: usize, text: &str) {
+        if self.examples {
+            self.prose(text);
+        } else if column >= CONTINUED {
+            self.indented(0, text);
+        } else if let Some((term, what)) = entry(text, column) {
+            if column > 2 {
+                self.set_inner(true);
+            }
+            let _ = writeln!(self.roff, ".TP\n{}", escaped(term));
+            if !what.is_empty() {
+                self.indented(0, what);
+            }
+            self.after_paragraph = true;
+        } else {
+            self.prose(text);
+        }
     }
-    if in_entry {
-        roff += ".EE\n";
+
+    fn heading(&mut self, text: &str) {
+        self.examples = text.contains("EXAMPLES") || text.contains("FILES");
+        let _ = writeln!(self.roff, ".SH \"{}\"", escaped(text));
+        self.after_paragraph = true;
     }
-    if inner {
-        roff += ".RE\n";
+
+    fn prose(&mut self, text: &str) {
+        if self.after_paragraph {
+            self.roff += ".PP\n";
+        }
+        self.indented(0, text);
+        self.after_paragraph = false;
     }
-    roff
+
+    fn indented(&mut self, spaces: usize, text: &str) {
+        let _ = writeln!(self.roff, "{:spaces$}{}", "", escaped(text));
+    }
+
+    /// Ends entries that are indented further than `column`.
+    fn close_inner(&mut self, column: usize) {
+        if column <= 2 {
+            self.set_inner(false);
+        }
+    }
+
+    fn set_code(&mut self, code: bool) {
+        switch(&mut self.code, code, &mut self.roff, [".RS 4\n.EX\n", ".EE\n.RE\n"]);
+    }
+
+    fn set_example(&mut self, example: bool) {
+        switch(&mut self.example, example, &mut self.roff, [".EX\n", ".EE\n"]);
+    }
+
+    fn set_inner(&mut self, inner: bool) {
+        switch(&mut self.inner, inner, &mut self.roff, [".RS 4\n", ".RE\n"]);
+    }
+}
+
+/// Sets a state whose beginning and end have requests of roff.
+fn switch(state: &mut bool, new: bool, roff: &mut String, [begin, end]: [&str; 2]) {
+    if *state != new {
+        *roff += if new { begin } else { end };
+        *state = new;
+    }
 }
 
 /// The subject of an entry, and the text on its first line; `None` for a line of prose.

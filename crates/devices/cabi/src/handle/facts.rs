@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result};
+use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result, ThreadModel};
 
 use super::{Handle, TRANSFER_MAX};
 use crate::abi::{self, Ask};
@@ -96,7 +96,7 @@ impl Handle {
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
         }
         let multi = self.ask(c"can_multi_conn", abi.can_multi_conn, 0)? != 0;
-        let several = plugin.model != abi::ThreadModel::SerializeConnections;
+        let several = plugin.model != ThreadModel::SerializeConnections;
         can.set(Can::MULTI_CONN, multi && several);
         facts.can = can;
         facts.in_flight = Some(plugin.budget.limit()).filter(|&bytes| bytes > 0);

@@ -273,37 +273,13 @@ impl Operations {
     }
 
     fn carry_out(&self, command: &str, request: &Map<String, Value>) -> Result<Value, Refusal> {
-        let text = |name: &str| text(command, request, name);
         match command {
             "clients" => Ok(
                 json!({ "clients": self.server.clients().iter().map(client).collect::<Vec<_>>() }),
             ),
             "exports" => Ok(json!({ "exports": self.exports() })),
-            "disconnect" => {
-                let number = request.get("number").and_then(Value::as_u64).ok_or_else(|| {
-                    Refusal::usage("disconnect: \"number\" is missing or not an integer")
-                })?;
-                let ended = self.server.disconnect(number);
-                if ended.is_some() {
-                    log::info!(connection = number; "connection {number}: disconnected on request");
-                }
-                match ended {
-                    Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
-                    Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
-                    None => Err(Refusal::absent(format!("there is no client {number}"))),
-                }
-            }
-            "drain" => {
-                log::info!(
-                    "draining on request of the control socket: no more clients are accepted"
-                );
-                let clients = self.server.drain();
-                let clients_are = if clients == 1 { "client is" } else { "clients are" };
-                self.notify.status(&format!("draining: {clients} {clients_are} still connected"));
-                let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
-                drop(self.worker.spawn(move || end_when_empty(server, stopper)));
-                Ok(json!({ "clients": clients }))
-            }
+            "disconnect" => self.disconnect(request),
+            "drain" => Ok(self.drain()),
             "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
             "metrics" => {
                 Ok(json!({ "text": figures::write(Figures::default(), &self.server.sums()) }))
@@ -322,32 +298,10 @@ impl Operations {
                 self.control_job(command, request)
             }
             "job-complete" => self.complete_job(request),
-            "bitmap-clear" => {
-                let export = self.export(text("export")?)?;
-                export.bitmap(text("name")?).map_err(Refusal::of)?.clear();
-                Ok(json!({ "done": "cleared" }))
+            "bitmap-clear" | "bitmap-enable" | "bitmap-disable" | "bitmap-merge" => {
+                self.control_bitmap(command, request)
             }
-            "bitmap-enable" | "bitmap-disable" => {
-                let bitmap = self.export(text("export")?)?.bitmap(text("name")?);
-                bitmap.map_err(Refusal::of)?.enable(command == "bitmap-enable");
-                Ok(json!({ "done": command.trim_start_matches("bitmap-") }))
-            }
-            "bitmap-merge" => {
-                let export = self.export(text("export")?)?;
-                let wrong = || Refusal::usage("bitmap-merge: \"from\" is not a list of names");
-                let from = texts(request.get("from")).filter(|from| !from.is_empty());
-                let merged = export.merge_bitmaps(text("name")?, &from.ok_or_else(wrong)?);
-                merged.map_err(Refusal::of)?;
-                Ok(json!({ "done": "merged" }))
-            }
-            "set" => {
-                let (layers, place) = self.layer(text("export")?, text("layer")?)?;
-                let layer = &layers[place];
-                let (name, value) = (text("name")?, text("value")?);
-                layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
-                log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
-                Ok(json!({ "layer": shown(layer) }))
-            }
+            "set" => self.set(request),
             _ => Err(Refusal::usage(format!(
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
                  export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, \
@@ -355,6 +309,70 @@ impl Operations {
                  job-complete, job-finalize, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
+    }
+
+    fn disconnect(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let number = request
+            .get("number")
+            .and_then(Value::as_u64)
+            .ok_or_else(|| Refusal::usage("disconnect: \"number\" is missing or not an integer"))?;
+        let ended = self.server.disconnect(number);
+        if ended.is_some() {
+            log::info!(connection = number; "connection {number}: disconnected on request");
+        }
+        match ended {
+            Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
+            Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
+            None => Err(Refusal::absent(format!("there is no client {number}"))),
+        }
+    }
+
+    /// Accepts no more clients, and stops when the last one has left.
+    fn drain(&self) -> Value {
+        log::info!("draining on request of the control socket: no more clients are accepted");
+        let clients = self.server.drain();
+        let clients_are = if clients == 1 { "client is" } else { "clients are" };
+        self.notify.status(&format!("draining: {clients} {clients_are} still connected"));
+        let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
+        drop(self.worker.spawn(move || end_when_empty(server, stopper)));
+        json!({ "clients": clients })
+    }
+
+    fn control_bitmap(
+        &self,
+        command: &str,
+        request: &Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        let export = self.export(text(command, request, "export")?)?;
+        let name = text(command, request, "name")?;
+        let done = match command {
+            "bitmap-merge" => {
+                let wrong = || Refusal::usage("bitmap-merge: \"from\" is not a list of names");
+                let from = texts(request.get("from")).filter(|from| !from.is_empty());
+                export.merge_bitmaps(name, &from.ok_or_else(wrong)?).map_err(Refusal::of)?;
+                "merged"
+            }
+            "bitmap-clear" => {
+                export.bitmap(name).map_err(Refusal::of)?.clear();
+                "cleared"
+            }
+            change => {
+                export.bitmap(name).map_err(Refusal::of)?.enable(change == "bitmap-enable");
+                change.trim_start_matches("bitmap-")
+            }
+        };
+        Ok(json!({ "done": done }))
+    }
+
+    /// Changes a setting of a layer.
+    fn set(&self, request: &Map<String, Value>) -> Result<Value, Refusal> {
+        let text = |name: &str| text("set", request, name);
+        let (layers, place) = self.layer(text("export")?, text("layer")?)?;
+        let layer = &layers[place];
+        let (name, value) = (text("name")?, text("value")?);
+        layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
+        log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
+        Ok(json!({ "layer": shown(layer) }))
     }
 
     /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.

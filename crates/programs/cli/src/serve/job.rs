@@ -69,6 +69,17 @@ pub struct Job {
 impl Job {
     /// Serves until it is stopped.
     pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
+        let opened = self.open().await?;
+        let running = self.start(opened).await?;
+        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
+            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
+            why => why,
+        };
+        Ok(self.stop(running, why).await)
+    }
+
+    /// Opens the exports and binds the sockets; nothing is accepted yet.
+    async fn open(&mut self) -> Result<Opened, Failure> {
         let exports = self.table.open().await?;
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
@@ -80,66 +91,70 @@ impl Job {
             pool: blockhaul_io::Pool::new(self.limits.all_bytes),
             tls: self.tls.clone(),
         });
-        let told = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
+        let export = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
         let uri = match self.offers.http {
-            true => listening.http_uri(&told, &self.secured),
-            false => listening.uri(&told, &self.secured),
+            true => listening.http_uri(&export, &self.secured),
+            false => listening.uri(&export, &self.secured),
         };
         log::debug!(
             "serving {} with {} at {uri}",
             self.table.wanted().shown(),
             blockhaul_io::engine_name()
         );
-        let Listening { listeners, addresses, cleanup: _cleanup } = listening;
-        let listening: Vec<_> = listeners
-            .into_iter()
+        Ok(Opened { server, listening, export, uri })
+    }
+
+    /// Accepts clients, and reports that once the user has changed. The monitor's first commands
+    /// run before that.
+    async fn start(&mut self, opened: Opened) -> Result<Running, Failure> {
+        let Opened { server, listening, export, uri } = opened;
+        let Listening { listeners, addresses, cleanup } = listening;
+        let accepting = (listeners.into_iter())
             .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
             .collect();
-        let operations = Arc::new(Operations {
-            server: server.clone(),
-            table: self.table.clone(),
-            stopper: self.stopper.clone(),
-            worker: Remote::to(blockhaul_io::worker()),
-            secured: self.secured.clone(),
-            notify: self.notify.clone(),
-            jobs: Arc::default(),
-        });
+        let operations = Arc::new(self.operations(&server));
         let monitor = self.monitor(&operations).await?;
-        if let Some(path) = &self.pidfile {
-            write_pid(path)?;
-            if self.removes_pidfile {
-                self.listeners.cleanup().remember_file(path);
-            }
-        }
-        let mut say: String = addresses.free_ports.iter().map(|port| format!("{port}\n")).collect();
-        if let Some(program) = self.print_uri {
-            say += &for_people(&uri, program);
-        }
+        self.write_pidfile()?;
         let page = Arc::new(status::Page::new(&self.operations));
         let published = (figures::text(&server), page.status());
         let here = Remote::to(blockhaul_io::worker());
         let metrics = Metrics::start(&self.metrics, "serve", published, &here)?;
         if self.announced {
-            let wanted = self.table.wanted();
-            let write = if wanted.may_write() { "read-write" } else { "read-only" };
-            let audience = addresses.audience(&self.secured);
-            logger::announce(&format!("serving {} ({write}) at {uri} {audience}", wanted.shown()));
+            self.announce(&addresses, &uri);
         }
         self.change_user()?;
-        self.background.ready(&say, self.verbose)?;
+        self.background.ready(&self.printed(&addresses, &uri), self.verbose)?;
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
-        let qmp = monitor.as_ref().map(|monitor| self.start_monitor(&operations, monitor));
-        let mut child = self.start_command(&addresses, &told, &uri)?;
+        let sockets = match &monitor {
+            Some(monitor) => self.start_monitor(&operations, monitor),
+            None => Vec::new(),
+        };
+        let child = self.start_command(&addresses, &export, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
         self.notify.ready(&format!("serving {} at {uri}", self.table.wanted().shown()));
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
-        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
-            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
-            why => why,
-        };
+        Ok(Running {
+            server,
+            operations,
+            accepting,
+            control,
+            monitor: monitor.map(|monitor| (monitor, sockets)),
+            page,
+            metrics,
+            child,
+            rest,
+            alive,
+            _cleanup: cleanup,
+        })
+    }
+
+    /// Ends the jobs, the clients and everything that a client can connect to.
+    async fn stop(&self, running: Running, why: Stop) -> End {
         let begun = Instant::now();
+        let Running { server, operations, accepting, control, monitor, .. } = running;
+        let mut child = running.child;
         self.notify.stopping("stopping: waiting for requests in progress");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
@@ -148,32 +163,59 @@ impl Job {
         let held = server.stop(PATIENCE).await;
         // What devices hold is marked already.
         self.table.keep_all_bitmaps().await;
-        page.end(&operations);
-        metrics.end().await;
+        running.page.end(&operations);
+        running.metrics.end().await;
         // They hold the server, and with it its exports.
-        if let Some(monitor) = &monitor {
+        if let Some((monitor, _)) = &monitor {
             monitor.stop();
         }
-        drop((control, qmp, monitor, operations));
-        alive.into_iter().for_each(blockhaul_io::Task::cancel);
-        listening.into_iter().for_each(blockhaul_io::Task::cancel);
-        if let Some(rest) = rest {
+        drop((control, monitor, operations));
+        running.alive.into_iter().for_each(blockhaul_io::Task::cancel);
+        accepting.into_iter().for_each(blockhaul_io::Task::cancel);
+        if let Some(rest) = running.rest {
             rest.wait(PATIENCE);
         }
-        let status = match (why, child) {
-            (Stop::Command(status), _) => status,
-            (Stop::Signal(signal), Some(_)) => signals::status(signal),
-            (Stop::Ended, Some(child)) => {
-                blockhaul_io::offload(move || child.wait()).await.unwrap_or(FAILED)
-            }
-            (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
-        };
-        if held == 0 {
-            return Ok(End { status, held: false, begun });
+        if held > 0 {
+            let requests = if held == 1 { "request" } else { "requests" };
+            log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
         }
-        let requests = if held == 1 { "request" } else { "requests" };
-        log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
-        Ok(End { status, held: true, begun })
+        End { status: status_of(why, child).await, held: held > 0, begun }
+    }
+
+    /// What `ctl` and the monitor can do with this server.
+    fn operations(&self, server: &Arc<Server>) -> Operations {
+        Operations {
+            server: server.clone(),
+            table: self.table.clone(),
+            stopper: self.stopper.clone(),
+            worker: Remote::to(blockhaul_io::worker()),
+            secured: self.secured.clone(),
+            notify: self.notify.clone(),
+            jobs: Arc::default(),
+        }
+    }
+
+    fn write_pidfile(&self) -> Result<(), Failure> {
+        let Some(path) = &self.pidfile else { return Ok(()) };
+        write_pid(path)?;
+        if self.removes_pidfile {
+            self.listeners.cleanup().remember_file(path);
+        }
+        Ok(())
+    }
+
+    /// The output of `--print-uri` and of ports that the kernel has chosen.
+    fn printed(&self, addresses: &Addresses, uri: &str) -> String {
+        let ports = addresses.free_ports.iter().map(|port| format!("{port}\n"));
+        let uri = self.print_uri.map(|program| for_people(uri, program));
+        ports.chain(uri).collect()
+    }
+
+    fn announce(&self, addresses: &Addresses, uri: &str) {
+        let wanted = self.table.wanted();
+        let write = if wanted.may_write() { "read-write" } else { "read-only" };
+        let audience = addresses.audience(&self.secured);
+        logger::announce(&format!("serving {} ({write}) at {uri} {audience}", wanted.shown()));
     }
 
     /// Changes to the user of `--user` and `--group`, with the sockets.
@@ -242,6 +284,44 @@ impl Job {
                 blockhaul_io::sleep(interval).await;
             }
         })
+    }
+}
+
+/// A server that accepts no clients yet.
+struct Opened {
+    server: Arc<Server>,
+    listening: Listening,
+    /// Name of the export in `uri`.
+    export: String,
+    uri: String,
+}
+
+/// A server with everything that ends when it stops.
+struct Running {
+    server: Arc<Server>,
+    operations: Arc<Operations>,
+    accepting: Vec<blockhaul_io::Task<()>>,
+    control: Option<Serving>,
+    /// The monitor, and its sockets.
+    monitor: Option<(Arc<Monitor>, Vec<Serving>)>,
+    page: Arc<status::Page>,
+    metrics: Metrics,
+    child: Option<command::Running>,
+    rest: Option<single::Rest>,
+    alive: Option<blockhaul_io::Task<()>>,
+    /// Removes socket files.
+    _cleanup: listen::CleanupOnDrop,
+}
+
+/// Exit status of a server that stops for a reason, after its command has ended.
+async fn status_of(why: Stop, child: Option<command::Running>) -> u8 {
+    match (why, child) {
+        (Stop::Command(status), _) => status,
+        (Stop::Signal(signal), Some(_)) => signals::status(signal),
+        (Stop::Ended, Some(child)) => {
+            blockhaul_io::offload(move || child.wait()).await.unwrap_or(FAILED)
+        }
+        (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
     }
 }
 

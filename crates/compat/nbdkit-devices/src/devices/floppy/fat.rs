@@ -107,6 +107,16 @@ impl Fat {
         }
     }
 
+    /// The table with these chains.
+    fn chained<'a>(self, chains: impl Iterator<Item = &'a Range<u32>>) -> Arc<[u8]> {
+        let last = self.last();
+        let mut entries: Vec<u32> = vec![last & !7, last];
+        for chain in chains {
+            entries.extend((chain.start + 1..chain.end).chain((!chain.is_empty()).then_some(last)));
+        }
+        self.table(&entries)
+    }
+
     /// The table with these entries.
     fn table(self, entries: &[u32]) -> Arc<[u8]> {
         match self {
@@ -135,84 +145,141 @@ pub(super) fn layout(tree: Tree, label: Short, size: Option<u64>) -> Result<Layo
     for index in 0..tree.folders.len() {
         tables.push(Table::of(&tree, index, label)?);
     }
-    let clusters_of = |bytes: u64| bytes.div_ceil(CLUSTER);
-    let root = clusters_of(tables[0].len());
-    let lens = tables.iter().map(Table::len).chain(tree.files.iter().map(|file| file.size));
-    let used = lens.fold(0, |sum: u64, len| sum.saturating_add(clusters_of(len)));
-    // Readers reject a file system without a cluster besides the root directory.
-    let least = used.max(root + 1);
-    let clusters = match size {
-        None => least,
-        Some(size) => clusters_in(size).filter(|&clusters| clusters >= least).ok_or_else(|| {
-            wrong(format!("size={size} is too small: {} bytes are needed", room_for(least)))
-        })?,
-    };
-    if clusters > CLUSTERS_MAX {
-        return Err(wrong("is larger than FAT32 allows"));
-    }
-    let kind = Fat::of(clusters, root);
-    let fat_len = fat_clusters(clusters) * CLUSTER;
-    let fats = (START + RESERVED) * SECTOR;
-    let data = fats + 2 * fat_len;
-    let end = data + clusters * CLUSTER;
-    let sectors = end / SECTOR - START;
-    // The position of the first cluster.
-    let first = match kind {
-        Fat::ThirtyTwo => data,
-        Fat::Twelve | Fat::Sixteen => data + root * CLUSTER,
-    };
+    let places = Places::of(&tables, &tree, size)?;
+    let Chains { folders, files, next } = Chains::of(&tables, &tree, places.kind);
 
-    // Directories first, then files, without gaps.
-    let mut next = FIRST;
-    let mut place = |bytes: u64| {
-        // All fit: their sum does.
-        let start = next;
-        next += clusters_of(bytes) as u32;
-        // Empty files have no cluster.
-        if next == start { 0..0 } else { start..next }
-    };
-    let folders: Vec<_> = (tables.iter().enumerate())
-        .map(|(index, table)| match (index, kind) {
-            (0, Fat::Twelve | Fat::Sixteen) => 0..0,
-            _ => place(table.len()),
-        })
-        .collect();
-    let files: Vec<_> = tree.files.iter().map(|file| place(file.size)).collect();
-
-    let mut mbr = table::boot_sector();
-    table::mbr_entry(&mut mbr, 0, kind.partition(), false, (START, sectors))?;
-    let boot = boot_sector(kind, label, sectors, fat_len / SECTOR, root)?;
-    let last = kind.last();
-    let mut fat: Vec<u32> = vec![last & !7, last];
-    for chain in folders.iter().chain(&files) {
-        fat.extend((chain.start + 1..chain.end).chain((!chain.is_empty()).then_some(last)));
-    }
-    let fat = kind.table(&fat);
-
-    let at = |cluster: u32| first + u64::from(cluster - FIRST) * CLUSTER;
-    let start = START * SECTOR;
     let mut parts = Vec::new();
     let mut push = |at: u64, bytes: Arc<[u8]>| {
         parts.push(Part { at, len: bytes.len() as u64, what: What::Bytes(bytes) });
     };
+    let mut mbr = table::boot_sector();
+    let extent = (START, places.sectors());
+    table::mbr_entry(&mut mbr, 0, places.kind.partition(), false, extent)?;
     push(0, mbr.into());
+    let start = START * SECTOR;
+    let boot = places.boot_sector(label)?;
     push(start, boot.clone().into());
-    if kind == Fat::ThirtyTwo {
-        push(start + INFO * SECTOR, info_sector(clusters - used, next, used < clusters).into());
+    if places.kind == Fat::ThirtyTwo {
+        push(start + INFO * SECTOR, places.info_sector(next).into());
         push(start + BACKUP * SECTOR, boot.into());
     }
-    push(fats, fat.clone());
-    push(fats + fat_len, fat);
-    for (index, table) in tables.iter().enumerate() {
-        let place = if folders[index].is_empty() { data } else { at(folders[index].start) };
+    let fat = places.kind.chained(folders.iter().chain(&files));
+    push(places.fats, fat.clone());
+    push(places.fats + places.fat_len, fat);
+    for (table, chain) in tables.iter().zip(&folders) {
+        // The root directory of FAT12 and FAT16 is before the clusters.
+        let place = if chain.is_empty() { places.data } else { places.at(chain.start) };
         push(place, table.bytes(&folders, &files).into());
     }
     for (file, chain) in tree.files.into_iter().zip(&files) {
         if !chain.is_empty() {
-            parts.push(Part { at: at(chain.start), len: file.size, what: What::File(file.path) });
+            let at = places.at(chain.start);
+            parts.push(Part { at, len: file.size, what: What::File(file.path) });
         }
     }
-    Ok(Layout { parts, size: size.unwrap_or(end) })
+    Ok(Layout { parts, size: size.unwrap_or(places.end) })
+}
+
+fn clusters_of(bytes: u64) -> u64 {
+    bytes.div_ceil(CLUSTER)
+}
+
+/// Where the parts of the file system are. Positions and lengths are bytes.
+struct Places {
+    kind: Fat,
+    /// Clusters of the root directory.
+    root: u64,
+    clusters: u64,
+    /// Clusters with data.
+    used: u64,
+    /// The first of the two tables, and the length of each.
+    fats: u64,
+    fat_len: u64,
+    /// What follows the tables.
+    data: u64,
+    /// The first cluster.
+    first: u64,
+    end: u64,
+}
+
+impl Places {
+    fn of(tables: &[Table], tree: &Tree, size: Option<u64>) -> Result<Places> {
+        let root = clusters_of(tables[0].len());
+        let lens = tables.iter().map(Table::len).chain(tree.files.iter().map(|file| file.size));
+        let used = lens.fold(0, |sum: u64, len| sum.saturating_add(clusters_of(len)));
+        // Readers reject a file system without a cluster besides the root directory.
+        let least = used.max(root + 1);
+        let clusters = match size {
+            None => least,
+            Some(size) => {
+                let fits = clusters_in(size).filter(|&clusters| clusters >= least);
+                fits.ok_or_else(|| {
+                    let needed = room_for(least);
+                    wrong(format!("size={size} is too small: {needed} bytes are needed"))
+                })?
+            }
+        };
+        if clusters > CLUSTERS_MAX {
+            return Err(wrong("is larger than FAT32 allows"));
+        }
+        let kind = Fat::of(clusters, root);
+        let fat_len = fat_clusters(clusters) * CLUSTER;
+        let fats = (START + RESERVED) * SECTOR;
+        let data = fats + 2 * fat_len;
+        let first = match kind {
+            Fat::ThirtyTwo => data,
+            Fat::Twelve | Fat::Sixteen => data + root * CLUSTER,
+        };
+        let end = data + clusters * CLUSTER;
+        Ok(Places { kind, root, clusters, used, fats, fat_len, data, first, end })
+    }
+
+    /// Sectors of the partition.
+    fn sectors(&self) -> u64 {
+        self.end / SECTOR - START
+    }
+
+    /// The position of a cluster.
+    fn at(&self, cluster: u32) -> u64 {
+        self.first + u64::from(cluster - FIRST) * CLUSTER
+    }
+
+    fn boot_sector(&self, label: Short) -> Result<Vec<u8>> {
+        boot_sector(self.kind, label, self.sectors(), self.fat_len / SECTOR, self.root)
+    }
+
+    fn info_sector(&self, next: u32) -> Vec<u8> {
+        info_sector(self.clusters - self.used, next, self.used < self.clusters)
+    }
+}
+
+/// The clusters of directories and files: directories first, then files, without gaps.
+struct Chains {
+    folders: Vec<Range<u32>>,
+    files: Vec<Range<u32>>,
+    /// The first free cluster.
+    next: u32,
+}
+
+impl Chains {
+    fn of(tables: &[Table], tree: &Tree, kind: Fat) -> Chains {
+        let mut next = FIRST;
+        let mut place = |bytes: u64| {
+            // All fit: their sum does.
+            let start = next;
+            next += clusters_of(bytes) as u32;
+            // Empty files have no cluster.
+            if next == start { 0..0 } else { start..next }
+        };
+        let folders = (tables.iter().enumerate())
+            .map(|(index, table)| match (index, kind) {
+                (0, Fat::Twelve | Fat::Sixteen) => 0..0,
+                _ => place(table.len()),
+            })
+            .collect();
+        let files = tree.files.iter().map(|file| place(file.size)).collect();
+        Chains { folders, files, next }
+    }
 }
 
 /// Clusters of a table for this many data clusters.
