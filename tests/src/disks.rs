@@ -74,7 +74,7 @@ impl LossyDisk {
         })?;
         let stored = disk.file().metadata().expect("the file is there").blocks() * 512;
         if stored != size - bad.len() as u64 * PAGE {
-            eprintln!("skipped: this tmpfs does not store single pages");
+            tools::skip("this tmpfs does not store single pages");
             return None;
         }
         disk.resize(stored)?;
@@ -83,7 +83,7 @@ impl LossyDisk {
         let name = disk.device().trim_start_matches("/dev/");
         let limit = format!("/sys/block/{name}/queue/max_sectors_kb");
         if let Err(error) = std::fs::write(&limit, (PAGE / 1024).to_string()) {
-            eprintln!("skipped: {limit}: {error}");
+            tools::skip(format!("{limit}: {error}"));
             return None;
         }
         Some(disk)
@@ -160,21 +160,12 @@ fn setup(program: &str, args: &[&str]) -> Option<String> {
     match output {
         Ok(output) if output.status.success() => Some(lossy(&output.stdout).trim().to_string()),
         Ok(output) => {
-            eprintln!("skipped: {program} {args:?}: {}", lossy(&output.stderr));
+            tools::skip(format!("{program} {args:?}: {}", lossy(&output.stderr)));
             None
         }
         Err(why) => {
-            eprintln!("skipped: {why}");
+            tools::skip(why);
             None
         }
     }
-}
-
-/// Whether the long tests run; says so on standard error if not.
-pub fn long() -> bool {
-    let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
-    if !long {
-        eprintln!("skipped: set BLOCKHAUL_LONG");
-    }
-    long
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::Outcome;
 
@@ -67,8 +67,24 @@ pub fn loud_cargo(subcommand: &str) -> Command {
 
 /// Prints the command and runs it with our input and output.
 pub fn show(command: &mut Command) -> Outcome {
+    announce(command);
+    let mut child = start(command)?;
+    wait(command, &mut child)
+}
+
+/// Prints the command that is about to run.
+pub fn announce(command: &Command) {
     println!("+ {}", line_of(command));
-    let status = command.status().map_err(|error| cannot_start(command, &error))?;
+}
+
+/// Starts the command.
+pub fn start(command: &mut Command) -> Result<Child, String> {
+    command.spawn().map_err(|error| cannot_start(command, &error))
+}
+
+/// Waits until the process of the command has ended.
+pub fn wait(command: &Command, child: &mut Child) -> Outcome {
+    let status = child.wait().map_err(|error| format!("{}: {error}", program_of(command)))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", line_of(command))) }
 }
 

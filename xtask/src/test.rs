@@ -1,5 +1,10 @@
 //! `cargo xtask test`: unpacks the peers, builds everything and runs every test.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+
 use crate::peers::Peers;
 use crate::{Outcome, run, simulate, source};
 
@@ -8,11 +13,16 @@ cargo xtask test [-- ARGS…]
 
 Unpacks the peer programs where they are missing (see `cargo xtask peers`), prints their versions,
 builds the whole workspace and runs every test, documentation tests and simulations too. ARGS go to `cargo test`
-(`-- interop`, `-- interop -- --nocapture`; `-- -p blockhaul-wire` builds and tests one package).
+(`-- interop`, `-- interop -- --nocapture`; `-- -p blockhaul-wire` builds and tests one package). The tests
+that were skipped are listed, and at the end those that failed.
 
 Without the peers (not a Debian machine, no network) the tests that need them are skipped, each with
-a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead.
+a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAUL_REQUIRE=1 lets every test
+fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too.
 ";
+
+/// Names the file that lists skipped tests (`testkit::tools::skip`).
+const LIST: &str = "BLOCKHAUL_SKIPPED";
 
 pub fn main(args: &[String]) -> Outcome {
     let passed_on = match args.split_first() {
@@ -39,8 +49,90 @@ pub fn main(args: &[String]) -> Outcome {
         // What is still to be compiled is compiled here, where cargo is quiet about it.
         run::show(run::cargo("test").arg("--no-run").args(&chosen))?;
     }
-    let tested = run::show(run::loud_cargo("test").arg("--no-fail-fast").args(&chosen));
+    let list = run::target().join("tests-skipped");
+    // Of an earlier run; otherwise it is not there.
+    let _ = fs::remove_file(&list);
+    let mut tests = run::loud_cargo("test");
+    tests.arg("--no-fail-fast").args(&chosen).env(LIST, &list);
+    let mut results = Results::default();
+    let tested = results.run(&mut tests);
+    print_skipped(&fs::read_to_string(&list).unwrap_or_default());
+    println!("\n{} tests passed, {} failed", results.passed, results.failed.len());
     // Another build of the crate `io`: apart from the programs that the other tests run.
     let simulated = if whole && passed_on.is_empty() { simulate::test() } else { Ok(()) };
-    tested.and(simulated)
+    tested.map_err(|why| results.failures(why)).and(simulated)
+}
+
+/// What the test programs have printed about their tests.
+#[derive(Default)]
+struct Results {
+    passed: u64,
+    failed: Vec<String>,
+}
+
+impl Results {
+    /// Runs `cargo test`, and forwards what it prints.
+    fn run(&mut self, command: &mut Command) -> Outcome {
+        run::announce(command);
+        let mut child = run::start(command.stdout(Stdio::piped()))?;
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut line = Vec::new();
+        while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
+            // A closed standard output does not end the tests.
+            let _ = std::io::stdout().write_all(&line);
+            self.count(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+        run::wait(command, &mut child)
+    }
+
+    fn count(&mut self, line: &str) {
+        let Some((name, result)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... "))
+        else {
+            return;
+        };
+        match result {
+            "ok" => self.passed += 1,
+            "FAILED" => self.failed.push(name.to_owned()),
+            _ => {}
+        }
+    }
+
+    /// What failed, with the names of the tests.
+    fn failures(&self, why: String) -> String {
+        self.failed.iter().fold(why, |text, name| text + "\n  failed: " + name)
+    }
+}
+
+/// Prints the skipped tests by reason.
+fn print_skipped(list: &str) {
+    let mut reasons = BTreeMap::<&str, Vec<&str>>::new();
+    for (test, reason) in list.lines().filter_map(|line| line.split_once('\t')) {
+        reasons.entry(reason).or_default().push(test);
+    }
+    if !reasons.is_empty() {
+        println!("\nskipped tests:");
+    }
+    for (reason, mut tests) in reasons {
+        tests.sort_unstable();
+        tests.dedup();
+        println!("  {reason}: {} ({})", tests.len(), tests.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Results;
+
+    #[test]
+    fn passed_and_failed_tests_are_counted() {
+        let mut results = Results::default();
+        for line in ["test a::b ... ok", "test c ... FAILED", "test result: ok. 1 passed", "x"] {
+            results.count(line);
+        }
+        assert_eq!(
+            (results.passed, results.failures("why".into())),
+            (1, "why\n  failed: c".into())
+        );
+    }
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, program, serve, succeed, text};
 
 /// Lines that are not run, by a part of them, and why.
@@ -97,7 +97,7 @@ fn the_commands_in_pages_run() {
             reasons.is_empty()
         });
         if !can_mount() && lines.iter().any(|line| line.starts_with("blockhaul mount")) {
-            eprintln!("skipped: {name}: needs root and /dev/fuse");
+            tools::skip(format!("{name}: needs root and /dev/fuse"));
             continue;
         }
         count += lines.len();

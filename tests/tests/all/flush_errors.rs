@@ -5,8 +5,8 @@ use std::path::Path;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::Scratch;
-use blockhaul_tests::disks::{LossyDisk, long};
+use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_tests::disks::LossyDisk;
 use blockhaul_tests::{lossy, run, serve};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command as Ask, CommandFlags, Replies};
@@ -22,7 +22,7 @@ const PIECE: u64 = 1 << 20;
 /// A disk that is too small for what is written onto it. `None` if the long tests do not run, or where
 /// this machine does not let us.
 fn full() -> Option<LossyDisk> {
-    if !long() {
+    if !tools::runs_long() {
         return None;
     }
     LossyDisk::full(SIZE, ROOM)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Scratch, Server};
-use blockhaul_tests::disks::{Loop, Mounted, long};
+use blockhaul_tests::disks::{Loop, Mounted};
 use blockhaul_tests::{done, lossy, serve, soon, succeed, text};
 
 const SIZE: u64 = 512 << 20;
@@ -30,7 +30,7 @@ impl Fuse {
         let mut command = Command::new("qemu-storage-daemon");
         let started = command.args(["--blockdev", &node, "--export", &export]).spawn();
         let Ok(child) = started else {
-            eprintln!("skipped: qemu-storage-daemon: {started:?}");
+            tools::skip(format!("qemu-storage-daemon: {started:?}"));
             return None;
         };
         let fuse = Fuse(child);
@@ -102,7 +102,7 @@ fn check(device: &str) {
 
 #[test]
 fn backups_of_a_busy_file_system_are_the_file_system_at_their_moments() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     let seed = seed();

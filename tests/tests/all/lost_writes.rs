@@ -11,8 +11,8 @@ use std::time::Duration;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
-use blockhaul_tests::disks::{LossyDisk, PAGE, long};
+use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+use blockhaul_tests::disks::{LossyDisk, PAGE};
 use blockhaul_tests::{assert_same, lossy, run, serve, text};
 
 const SIZE: u64 = 24 << 20;
@@ -129,7 +129,7 @@ impl Run {
 
 #[test]
 fn a_copy_onto_a_disk_with_bad_places_fails_and_can_be_resumed() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     println!("BLOCKHAUL_SEED={}", seed());
@@ -176,7 +176,7 @@ impl Drop for Copies<'_> {
 
 #[test]
 fn a_failure_that_is_over_before_the_copy_flushes_is_not_missed() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     let nbdkit = require_peer!("nbdkit");

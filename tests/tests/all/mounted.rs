@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Peer, Scratch, Server, among_peers};
-use blockhaul_tests::disks::{Loop, Mounted, long};
+use blockhaul_tests::disks::{Loop, Mounted};
 use rustix::fs::{Mode, OFlags};
 
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, soon, succeed, text};
@@ -92,14 +92,14 @@ fn ran(words: &[&str], device: &str) -> bool {
         Err(_) => match among_peers(words[0]) {
             Ok(command) => command,
             Err(reason) => {
-                eprintln!("skipped: {}: {reason}", words[0]);
+                tools::skip(format!("{}: {reason}", words[0]));
                 return false;
             }
         },
     };
     let output = bounded(command.args(&words[1..]).arg(device), LIMIT);
     if output.status.code() == Some(127) {
-        eprintln!("skipped: {}: {}", words[0], lossy(&output.stderr));
+        tools::skip(format!("{}: {}", words[0], lossy(&output.stderr)));
         return false;
     }
     let said = lossy(&output.stdout) + &lossy(&output.stderr);
@@ -190,7 +190,7 @@ fn use_file_system(kind: &Kind, disk: &Disk, scratch: &Scratch, rng: &mut Rng) {
 
 #[test]
 fn file_systems_of_the_kernel_work_over_every_kind_of_device() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     let seed = seed();
@@ -262,7 +262,7 @@ fn kill_often(mut start: impl FnMut(&Path) -> Disk, mut kill: impl FnMut(Disk), 
 
 #[test]
 fn what_was_flushed_survives_kills_of_the_mount() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     let scratch = Scratch::on_disk().unwrap();
@@ -273,7 +273,7 @@ fn what_was_flushed_survives_kills_of_the_mount() {
 
 #[test]
 fn what_was_flushed_survives_kills_of_the_server() {
-    if !long() {
+    if !tools::runs_long() {
         return;
     }
     let scratch = Scratch::on_disk().unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{Scratch, Server, among_peers};
+use blockhaul_testkit::tools::{Scratch, Server, among_peers, long};
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile, distinct, done, lossy, program, text};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
@@ -15,11 +15,6 @@ fn serve(plugin: &Path, options: &str, script: &str) -> Output {
     let mut command = among_peers(program()).unwrap();
     command.args(["serve", &device, "--run", &format!("set -e; {script}")]);
     bounded(&mut command, if long() { 20 * LIMIT } else { LIMIT })
-}
-
-/// Whether tests of races are to take their time.
-fn long() -> bool {
-    std::env::var_os("BLOCKHAUL_LONG").is_some()
 }
 
 /// Standard error of a server whose script has to succeed.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip, skip_or_fail};
 use blockhaul_tests::{
     LIMIT, assert_same, bounded, distinct, done, lossy, program, soon, text, with_port,
 };
@@ -35,7 +35,7 @@ fn possible() -> bool {
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let known = users.lines().any(|line| line.starts_with(&format!("{}:x:{}:", USER.0, USER.1)));
     if !rustix::process::geteuid().is_root() || !known {
-        eprintln!("skipped: an SSH server for a test needs root, to run it as Debian's user sync");
+        skip("an SSH server for a test needs root, to run it as Debian's user sync");
         return false;
     }
     true

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
 use blockhaul_wire::Replies;
 use serde_json::Value;
@@ -585,7 +585,7 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
 fn of_systemd(name: &str) -> Option<Command> {
     let there = Command::new(name).arg("--version").stdout(Stdio::null()).status();
     if !there.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: {name} is not installed");
+        tools::skip(format!("{name} is not installed"));
         return None;
     }
     Some(Command::new(name))

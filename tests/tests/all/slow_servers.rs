@@ -11,15 +11,10 @@ use std::time::Duration;
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{self, Conversation, HandshakeFault, Offer, Scripted};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::{self, Scratch};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, text};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, magic};
-
-/// Whether tests may take long.
-fn long() -> bool {
-    std::env::var_os("BLOCKHAUL_LONG").is_some()
-}
 
 fn image(scratch: &Scratch, size: usize) -> PathBuf {
     let mut bytes = vec![0; size];
@@ -31,8 +26,8 @@ fn image(scratch: &Scratch, size: usize) -> PathBuf {
 
 #[test]
 fn a_handshake_that_never_ends_is_given_up_after_ten_seconds() {
-    if !long() {
-        return eprintln!("skipped: takes 13 seconds, set BLOCKHAUL_LONG");
+    if !tools::runs_long() {
+        return;
     }
     let scratch = Scratch::new().unwrap();
     let size = 26 << 20;
@@ -126,8 +121,8 @@ impl Crowded {
 
 #[test]
 fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
-    if !long() {
-        return eprintln!("skipped: takes half a minute, set BLOCKHAUL_LONG");
+    if !tools::runs_long() {
+        return;
     }
     let scratch = Scratch::new().unwrap();
     let (image, target) = (image(&scratch, 128 << 20), scratch.file("target"));

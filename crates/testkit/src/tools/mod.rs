@@ -26,8 +26,10 @@ mod peer;
 mod run;
 mod scratch;
 mod server;
+mod skip;
 
-pub use self::peer::{Peer, Reason, Version, among_peers, skip_or_fail};
+pub use self::peer::{Peer, Version, among_peers};
 pub use self::run::{output, text, wait_within};
 pub use self::scratch::Scratch;
 pub use self::server::Server;
+pub use self::skip::{LIST, Reason, long, runs_long, skip, skip_or_fail};

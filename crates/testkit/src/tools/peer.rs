@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+use super::skip::{Reason, skip_or_fail};
 use super::run::{lock, output};
 
 /// A peer program that is available and new enough.
@@ -166,37 +166,6 @@ macro_rules! require_peer {
             None => return $otherwise,
         }
     };
-}
-
-/// Prints why a test is skipped, bypassing the capture of test output.
-///
-/// # Panics
-/// If peers are required: `CI=true` or `BLOCKHAUL_REQUIRE_PEERS=1`.
-#[track_caller]
-pub fn skip_or_fail(reason: &Reason) {
-    let set = |name: &str| std::env::var(name).is_ok_and(|value| value == "1" || value == "true");
-    assert!(!set("CI") && !set("BLOCKHAUL_REQUIRE_PEERS"), "{reason}");
-    let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
-    // Ignore a closed standard error.
-    let _ = writeln!(io::stderr(), "{test}: skipped: {reason}");
-}
-
-/// Why a test cannot run here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reason(String);
-
-impl Reason {
-    /// What is missing.
-    pub fn new(text: impl Into<String>) -> Reason {
-        Reason(text.into())
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 impl std::error::Error for Reason {}

@@ -483,7 +483,7 @@ fn a_real_file_system_that_is_full() {
         Ok(output) if text(&output.stderr).contains("blockhaul") => {
             panic!("{:?}: {}", output.status, text(&output.stderr))
         }
-        other => eprintln!("skipped: cannot mount: {other:?}"),
+        other => tools::skip(format!("cannot mount: {other:?}")),
     }
 }
 

@@ -69,7 +69,7 @@ fn run(name: &str, example: &str) -> Result<(), String> {
         let there =
             |program: &&str| std::env::split_paths(&search).any(|d| d.join(program).exists());
         if example.contains(word) && !programs.iter().any(there) {
-            eprintln!("the example of {name} is skipped: none of {programs:?} is installed");
+            tools::skip(format!("the example of {name}: none of {programs:?} is installed"));
             return Ok(());
         }
     }

@@ -117,8 +117,8 @@ fn nor_what_the_server_has_started() {
 
 #[test]
 fn a_server_that_does_not_end_is_killed() {
-    if std::env::var_os("BLOCKHAUL_LONG").is_none() {
-        return eprintln!("it takes ten seconds: set BLOCKHAUL_LONG");
+    if !tools::runs_long() {
+        return;
     }
     let copy = Copy::through(|disk| ["blockhaul", "serve", disk].map(String::from).to_vec());
     let begun = copy.begin();

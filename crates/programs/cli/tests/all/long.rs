@@ -297,7 +297,7 @@ fn a_full_journal_is_not_the_target() {
         Err(_) => None,
     };
     let Some(output) = output else {
-        eprintln!("skipped: no file system can be mounted here");
+        tools::skip("no file system can be mounted here");
         return;
     };
     let said = text(&output.stderr);

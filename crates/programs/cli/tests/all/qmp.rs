@@ -794,8 +794,7 @@ fn qemus_daemon_answers_the_same() {
 fn qemus_python_library_makes_a_backup() {
     let python = Command::new("python3").args(["-c", "import qemu.qmp"]).output();
     if !python.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: python3 has no module qemu.qmp (pip install qemu.qmp)");
-        return;
+        return tools::skip("python3 has no module qemu.qmp (pip install qemu.qmp)");
     }
     let served = Served::new(&[]);
     let path = served.target(&mut served.connect(), "t");

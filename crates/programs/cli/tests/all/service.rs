@@ -128,8 +128,7 @@ fn a_layer_that_ends_the_server_leaves_the_command_its_time() {
 #[test]
 fn another_user_has_the_private_socket_and_removes_it() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: only root may become another user");
-        return;
+        return tools::skip("only root may become another user");
     }
     let script = format!("{OURS} info --size \"$uri\"; echo \"$unixsocket\"");
     let output = blockhaul(&["serve", "--user", "65534", "memory:1M", "--run", &script]);

@@ -349,7 +349,7 @@ fn promtool_accepts_metrics_rules_and_queries() {
         .stderr(Stdio::null())
         .status();
     if !probe.is_ok_and(|status| status.success()) {
-        return eprintln!("skipped: promtool is not installed (Debian: prometheus)");
+        return tools::skip("promtool is not installed (Debian: prometheus)");
     }
     let promtool = |args: &[&str], input: &str| {
         let mut child = Command::new("promtool")
@@ -383,8 +383,8 @@ fn promtool_accepts_metrics_rules_and_queries() {
 
 #[test]
 fn the_page_works_in_a_browser() {
-    if std::env::var_os("BLOCKHAUL_LONG").is_none() {
-        return eprintln!("it takes a minute: set BLOCKHAUL_LONG");
+    if !tools::runs_long() {
+        return;
     }
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/page/browser.py");
     let mut command = Command::new("python3");
