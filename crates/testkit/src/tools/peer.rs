@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use super::skip::{Reason, skip_or_fail};
 use super::run::{lock, output};
+use super::skip::{Reason, skip_or_fail};
 
 /// A peer program that is available and new enough.
 #[derive(Clone, Debug)]
