@@ -81,6 +81,11 @@ impl Stack {
         Ok(Stack { device: fence(emulate(top)), levels, more, layers, intent })
     }
 
+    /// Number of layers.
+    pub fn layer_count(&self) -> usize {
+        self.layers.len()
+    }
+
     /// Whether further handles are separate connections.
     pub fn has_more(&self) -> bool {
         self.more.is_some()

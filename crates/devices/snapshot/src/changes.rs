@@ -1,10 +1,10 @@
 //! What of a disk has changed since it was copied, for a copy that follows a disk in use.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockhaul_block::{Device, Facts, Op, Pending, Request, Result};
+use blockhaul_block::{Device, DeviceExt as _, Facts, Op, Outcome, Pending, Request, Result};
 use blockhaul_catalog::Layer;
-use blockhaul_io::{Notify, Ticket};
+use blockhaul_io::{Data, Notify, RangeLock, RangeLocks, Ticket};
 
 use crate::bitmap::Bitmap;
 
@@ -19,6 +19,10 @@ struct Inner {
     bitmap: Bitmap,
     /// A range was marked.
     marked: Notify,
+    /// Where clients' writes go as well.
+    also: Mutex<Option<Arc<dyn Device>>>,
+    /// Writes that go there, and ranges that are being copied.
+    locks: Arc<RangeLocks>,
 }
 
 impl Changes {
@@ -28,12 +32,31 @@ impl Changes {
     /// If the granularity is not that of a bitmap.
     pub fn new(size: u64, granularity: u64) -> Result<Changes> {
         let bitmap = Bitmap::new("changes", size, granularity)?;
-        Ok(Changes(Arc::new(Inner { bitmap, marked: Notify::default() })))
+        let (marked, also, locks) = (Notify::default(), Mutex::default(), Arc::default());
+        Ok(Changes(Arc::new(Inner { bitmap, marked, also, locks })))
     }
 
     /// The layer that marks. All handles that write to the disk must be under it.
     pub fn layer(&self) -> Arc<dyn Layer> {
         Arc::new(Marking(self.0.clone()))
+    }
+
+    /// From now on, writes go to this device too before they complete, and mark nothing unless that
+    /// fails; `None`: they only mark. What is copied from the disk to the same device meanwhile must
+    /// be [locked](Changes::lock).
+    pub fn write_also(&self, device: Option<Arc<dyn Device>>) {
+        *self.0.also() = device;
+    }
+
+    /// Whether writes go to another device, too.
+    pub fn writes_also(&self) -> bool {
+        self.0.also().is_some()
+    }
+
+    /// Waits for the writes in a range that go to the other device, too; those that begin later wait
+    /// until the lock is dropped.
+    pub async fn lock(&self, at: u64, len: u64) -> RangeLock {
+        self.0.locks.lock(at, at.saturating_add(len)).await
     }
 
     /// What has changed, as offset and length in bytes, in order. It counts as copied then.
@@ -93,10 +116,78 @@ impl Device for Marked {
         if !matches!(request.op, Op::Write(_) | Op::Zero | Op::Trim) {
             return self.inner.submit(request);
         }
-        let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
+        if let Some((also, copy)) = self.changes.copy_of(&request) {
+            let (changes, inner) = (self.changes.clone(), self.inner.clone());
+            return Pending::start(changes.write_both(request, inner, copy, also));
+        }
+        let mark = self.changes.mark(&request);
         // Dropped when the write has completed, or at once if it has already.
-        let mark = Mark { changes: self.changes.clone(), at, end };
         self.inner.submit(request).guarded(move || mark)
+    }
+}
+
+impl Inner {
+    /// The other device, and what to write there; none if the write only marks.
+    fn copy_of(&self, request: &Request) -> Option<(Arc<dyn Device>, Copied)> {
+        let also = self.also().clone()?;
+        match &request.op {
+            Op::Write(data) => Some((also, Copied::Data(data.clone()))),
+            Op::Zero => Some((also, Copied::Zeroes)),
+            // The contents of what is trimmed are undefined: they are copied from the disk.
+            _ => None,
+        }
+    }
+
+    /// Writes to both. Overlapping writes go one after another, so that both have the same result.
+    async fn write_both(
+        self: Arc<Self>,
+        request: Request,
+        inner: Arc<dyn Device>,
+        copied: Copied,
+        also: Arc<dyn Device>,
+    ) -> Outcome {
+        let (at, len) = (request.at, request.len);
+        let mut mark = self.mark(&request);
+        let lock = self.locks.lock(at, at.saturating_add(len)).await;
+        let written = inner.submit(request);
+        let copied = copied.write(&also, at, len).await;
+        let outcome = written.await;
+        mark.equal = outcome.is_ok() && copied.is_ok();
+        drop(mark);
+        drop(lock);
+        outcome
+    }
+
+    fn mark(self: &Arc<Self>, request: &Request) -> Mark {
+        let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
+        Mark { changes: self.clone(), at, end, equal: false }
+    }
+
+    fn also(&self) -> MutexGuard<'_, Option<Arc<dyn Device>>> {
+        self.also.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The contents of a write.
+enum Copied {
+    Data(Data),
+    Zeroes,
+}
+
+impl Copied {
+    async fn write(self, device: &Arc<dyn Device>, at: u64, len: u64) -> Result<()> {
+        let data = match self {
+            Copied::Zeroes => return device.zero(at, len).await,
+            Copied::Data(data) => data,
+        };
+        let most = (device.facts().block.maximum as usize).max(1);
+        let mut done = 0;
+        while done < data.len() {
+            let part = (data.len() - done).min(most);
+            device.write(at + done as u64, data.slice(done, part)).await?;
+            done += part;
+        }
+        Ok(())
     }
 }
 
@@ -105,11 +196,15 @@ struct Mark {
     changes: Arc<Inner>,
     at: u64,
     end: u64,
+    /// The copy has it: there is nothing to mark.
+    equal: bool,
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.changes.bitmap.mark(self.at, self.end);
-        self.changes.marked.notify();
+        if !self.equal {
+            self.changes.bitmap.mark(self.at, self.end);
+            self.changes.marked.notify();
+        }
     }
 }

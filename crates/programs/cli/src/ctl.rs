@@ -101,7 +101,9 @@ fn run_job(server: &mut Connection<'_>, command: &CtlCommand, json: bool) -> Out
                 jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
             })
         }
-        CtlCommand::Mirror { export, target, within, bitmap, sync, job, wait, .. } => {
+        CtlCommand::Mirror {
+            export, target, within, bitmap, sync, copy_mode, job, wait, ..
+        } => {
             let mut request = json!({
                 "command": "mirror",
                 "export": export,
@@ -109,6 +111,7 @@ fn run_job(server: &mut Connection<'_>, command: &CtlCommand, json: bool) -> Out
                 "options": copy_options(command),
                 "seconds": within.as_secs_f64(),
                 "bitmap": bitmap,
+                "copy_mode": copy_mode,
                 "on_source_error": job.on_source_error,
                 "on_target_error": job.on_target_error,
                 "finalize_by_hand": job.no_auto_finalize,
@@ -196,6 +199,9 @@ fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
         CtlCommand::JobPause { job: number } => job("job-pause", *number),
         CtlCommand::JobResume { job: number } => job("job-resume", *number),
         CtlCommand::JobCancel { job: number } => job("job-cancel", *number),
+        CtlCommand::JobCopyMode { job, copy_mode } => {
+            json!({ "command": "job-copy-mode", "job": job, "copy_mode": copy_mode })
+        }
         CtlCommand::JobFinalize { job: number } => job("job-finalize", *number),
         CtlCommand::JobRate { job, rate } => {
             json!({ "command": "job-rate", "job": job, "rate": rate })

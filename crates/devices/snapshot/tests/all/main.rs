@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod bitmaps;
+mod changes;
 mod conformance;
 mod limits;
 mod random;

@@ -223,6 +223,14 @@ pub enum CtlCommand {
         /// What is copied before changes are (none: the target has the contents of now)
         #[arg(long, value_name = "SYNC", value_parser = ["full", "none"], conflicts_with = "bitmap")]
         sync: Option<String>,
+        /// When the target has what clients write
+        ///
+        /// background: soon after the write. write-blocking: before it completes, once everything
+        /// was copied: the job becomes ready however fast clients write, but their writes are as
+        /// slow as the target. job-copy-mode changes it.
+        #[arg(long, value_name = "MODE", default_value = "background",
+              value_parser = ["background", "write-blocking"])]
+        copy_mode: String,
         /// How the job is controlled.
         #[command(flatten)]
         job: JobOptions,
@@ -351,6 +359,15 @@ pub enum CtlCommand {
         /// Bytes per second (0: no limit)
         #[arg(value_name = "RATE", value_parser = size)]
         rate: u64,
+    },
+    /// Change when the target of a mirror has what clients write
+    JobCopyMode {
+        /// Number of the job, as jobs shows it
+        #[arg(value_name = "N")]
+        job: u64,
+        /// background: soon after the write; write-blocking: before it completes
+        #[arg(value_name = "MODE", value_parser = ["background", "write-blocking"])]
+        copy_mode: String,
     },
     /// Wait until a job has ended
     ///

@@ -331,6 +331,13 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "ctl job-copy-mode",
+        "\
+  Clients write faster than mirror job 1 copies: let it catch up:
+      blockhaul ctl /run/disks.ctl job-copy-mode 1 write-blocking
+",
+    ),
+    (
         "ctl job-wait",
         "\
   Wait for job 1; the exit status is that of the job:

@@ -24,7 +24,7 @@ use super::job_errors::OnError;
 use super::job_state::Status;
 use super::jobs::{Item, Job, Jobs, Settings, Source, To, Wanted, WantedMirror};
 use super::listen::Cleanup;
-use super::mirror::{self, Ending, First};
+use super::mirror::{self, CopyMode, Ending, First};
 use super::notify::Notify;
 use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
@@ -294,9 +294,8 @@ impl Operations {
                 let all = self.jobs.all();
                 Ok(json!({ "jobs": all.iter().map(|job| job.described()).collect::<Vec<_>>() }))
             }
-            "job-pause" | "job-resume" | "job-cancel" | "job-rate" | "job-finalize" => {
-                self.control_job(command, request)
-            }
+            "job-pause" | "job-resume" | "job-cancel" | "job-rate" | "job-copy-mode"
+            | "job-finalize" => self.control_job(command, request),
             "job-complete" => self.complete_job(request),
             "bitmap-clear" | "bitmap-enable" | "bitmap-disable" | "bitmap-merge" => {
                 self.control_bitmap(command, request)
@@ -306,7 +305,7 @@ impl Operations {
                 "unknown command {command:?}; known are clients, exports, disconnect, set, export-add, \
                  export-remove, layer-add, layer-remove, snapshot-add, bitmap-add, bitmap-remove, bitmap-clear, \
                  bitmap-enable, bitmap-disable, bitmap-merge, backup, mirror, jobs, job-pause, job-resume, \
-                 job-complete, job-finalize, job-cancel, job-rate, job-wait, reload, metrics, drain, stop, wait"
+                 job-complete, job-finalize, job-cancel, job-rate, job-copy-mode, job-wait, reload, metrics, drain, stop, wait"
             ))),
         }
     }
@@ -543,10 +542,18 @@ impl Operations {
                 return Err(Refusal::usage(text));
             }
         };
+        let copy_mode = copy_mode("mirror", request)?.unwrap_or_default();
         let settings = settings("mirror", request)?;
         let (export, target) = (export.clone(), To::Spec(target));
-        let wanted =
-            WantedMirror { export: export.clone(), target, options, within, first, settings };
+        let wanted = WantedMirror {
+            export: export.clone(),
+            target,
+            options,
+            within,
+            first,
+            copy_mode,
+            settings,
+        };
         let job = self.jobs.mirror(&self.table, wanted).await;
         let described = job.map_err(Refusal::of)?.described();
         log::info!(export = export.name; "job {}: mirror of {:?} to {}", described["job"], export.name,
@@ -637,6 +644,15 @@ impl Operations {
                 let rate = request.get("rate").and_then(Value::as_u64);
                 let wrong = || Refusal::usage("job-rate: \"rate\" is not a number of bytes");
                 job.limit(rate.ok_or_else(wrong)?)
+            }
+            "job-copy-mode" => {
+                let wanted = copy_mode(command, request)?;
+                let missing = || Refusal::usage("job-copy-mode: \"copy_mode\" is missing");
+                let mirror = job
+                    .mirror()
+                    .ok_or_else(|| Refusal::usage("job-copy-mode: the job is not a mirror"))?;
+                mirror.set_copy_mode(wanted.ok_or_else(missing)?);
+                !job.is_over()
             }
             "job-finalize" if job.status() == Status::Pending => {
                 job.finalize();
@@ -812,6 +828,16 @@ fn snapshot_options(command: &str, request: &Map<String, Value>) -> Result<Optio
         }
     }
     Ok(options)
+}
+
+/// When a mirror's target has what clients write; `None` if it is not given.
+fn copy_mode(command: &str, request: &Map<String, Value>) -> Result<Option<CopyMode>, Refusal> {
+    let Some(text) = optional_text(command, request, "copy_mode")? else { return Ok(None) };
+    let mode = CopyMode::parse(&text).ok_or_else(|| {
+        let all = CopyMode::NAMES.join(", ");
+        Refusal::usage(format!("{command}: \"copy_mode\" is none of {all}"))
+    });
+    mode.map(Some)
 }
 
 /// How a job is controlled: `job_name`, `finalize_by_hand`, `on_source_error` and

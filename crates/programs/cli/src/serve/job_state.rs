@@ -45,6 +45,8 @@ pub enum Verb {
     Resume,
     /// Change its rate.
     SetSpeed,
+    /// Change how a mirror copies.
+    Change,
     /// End a mirror.
     Complete,
     /// End a pending job.
@@ -76,7 +78,7 @@ impl Status {
         let active = matches!(self, Created | Running | Paused | Ready | Standby);
         match verb {
             Verb::Cancel => active || matches!(self, Waiting | Pending),
-            Verb::Pause | Verb::Resume | Verb::SetSpeed => active,
+            Verb::Pause | Verb::Resume | Verb::SetSpeed | Verb::Change => active,
             Verb::Complete => matches!(self, Ready | Standby),
             Verb::Finalize => self == Pending,
             Verb::Dismiss => self == Concluded,
@@ -116,6 +118,7 @@ impl Verb {
             Verb::Pause => "pause",
             Verb::Resume => "resume",
             Verb::SetSpeed => "set-speed",
+            Verb::Change => "change",
             Verb::Complete => "complete",
             Verb::Finalize => "finalize",
             Verb::Dismiss => "dismiss",

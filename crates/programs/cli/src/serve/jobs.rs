@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::exports::{Running, Table};
 use super::job_errors::{Action, Errors, OnError};
 use super::job_state::Status;
-use super::mirror::{Ending, First, Mirror};
+use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args::{self, Command};
 use crate::copy::job::{Job as Copy, JobControl, Report, overlap};
@@ -278,7 +278,7 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: WantedMirror,
     ) -> Result<Arc<Job>, Failure> {
-        let WantedMirror { export, target, options, within, first, settings } = wanted;
+        let WantedMirror { export, target, options, within, first, copy_mode, settings } = wanted;
         if options.iter().any(|option| option.starts_with("--verify")) {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
@@ -286,11 +286,16 @@ impl Jobs {
         if first != First::All {
             copy.keep_target();
         }
-        let progress = copy.progress.clone();
-        let to = target.spec().to_string();
-        let begun = Mirror::begin(table, &export, to, progress, within, first);
-        let (mirror, source) = begun.await?;
         let errors = Errors::new(settings.on_source_error, settings.on_target_error);
+        let beginning = Beginning {
+            target: target.spec().to_string(),
+            progress: copy.progress.clone(),
+            within,
+            first,
+            copy_mode,
+            errors_wait: errors.watches_target(),
+        };
+        let (mirror, source) = Mirror::begin(table, &export, beginning).await?;
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
         let job = self.begin(&export, &target, &mut copy, work, settings, errors);
@@ -414,6 +419,8 @@ pub struct WantedMirror {
     pub within: Duration,
     /// What is copied before changes are.
     pub first: First,
+    /// When the target has what clients write.
+    pub copy_mode: CopyMode,
     /// How the job is controlled.
     pub settings: Settings,
 }

@@ -3,12 +3,15 @@
 //! A full copy is followed by rounds over what has changed meanwhile. When the rest can be copied in
 //! time, the mirror is *ready*; it goes on with rounds until it is asked to complete. Then the
 //! requests of clients wait while the last round and a flush end, and continue on the target.
+//!
+//! With [`CopyMode::WriteBlocking`], clients' writes go to the target, too, once everything was
+//! copied: what has changed becomes less with each range that is copied, however fast they write.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error, Facts, Kind, Result};
+use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_catalog::{Barrier, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
@@ -26,6 +29,9 @@ const PACE: Duration = Duration::from_millis(100);
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
 /// Rounds of fewer bytes say nothing about the rate.
 const TELLING: u64 = 1 << 20;
+/// Bytes that are copied at a time while clients' writes go to the target, too: those that overlap
+/// wait for it.
+const PIECE: u64 = 16 << 20;
 /// Time that clients may wait at the end, unless another one is given.
 pub const WITHIN: Duration = Duration::from_secs(1);
 
@@ -36,6 +42,8 @@ pub struct Mirror {
     target: String,
     changes: Changes,
     first: First,
+    /// The outermost layer of the target makes its errors wait: not those of clients' writes.
+    errors_wait: bool,
     /// What was dirty in the bitmap of [`First::Dirty`].
     taken: Option<Taken>,
     progress: Arc<Progress>,
@@ -54,6 +62,7 @@ struct State {
     rounds: u64,
     ready: bool,
     wanted: Option<Ending>,
+    copy_mode: CopyMode,
     /// Clients wait.
     cutting: bool,
     /// Why the latest attempt to complete was given up.
@@ -76,6 +85,55 @@ pub enum First {
     Dirty(String),
 }
 
+/// When the target has what clients write.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CopyMode {
+    /// Later: in one of the next rounds.
+    #[default]
+    Background,
+    /// Before the write completes.
+    WriteBlocking,
+}
+
+impl CopyMode {
+    /// The names, as in QEMU.
+    pub const NAMES: [&str; 2] = ["background", "write-blocking"];
+
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<CopyMode> {
+        match name {
+            "background" => Some(CopyMode::Background),
+            "write-blocking" => Some(CopyMode::WriteBlocking),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let [background, write_blocking] = CopyMode::NAMES;
+        match self {
+            CopyMode::Background => background,
+            CopyMode::WriteBlocking => write_blocking,
+        }
+    }
+}
+
+/// How a mirror is to begin.
+pub struct Beginning {
+    /// The target, for people.
+    pub target: String,
+    /// Counts what is copied.
+    pub progress: Arc<Progress>,
+    /// Maximum time for requests in flight to end.
+    pub within: Duration,
+    /// What is copied before changes are.
+    pub first: First,
+    /// When the target has what clients write.
+    pub copy_mode: CopyMode,
+    /// The target's outermost layer makes its errors wait.
+    pub errors_wait: bool,
+}
+
 /// How a mirror is to end.
 #[derive(Debug, Clone, Copy)]
 pub struct Ending {
@@ -90,11 +148,9 @@ impl Mirror {
     pub async fn begin(
         table: &Arc<Table>,
         export: &Arc<Running>,
-        target: String,
-        progress: Arc<Progress>,
-        within: Duration,
-        first: First,
+        beginning: Beginning,
     ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
+        let Beginning { target, progress, within, first, copy_mode, errors_wait } = beginning;
         let _change = table.change().await;
         let (shared, stack) = table.changeable(export)?;
         export.check_not_mirrored()?;
@@ -118,9 +174,10 @@ impl Mirror {
             target,
             changes,
             first,
+            errors_wait,
             taken,
             progress,
-            state: Mutex::default(),
+            state: Mutex::new(State { copy_mode, ..State::default() }),
             changed: Notify::default(),
         };
         Ok((Arc::new(mirror), Stack::over(stack.device().clone())))
@@ -140,13 +197,14 @@ impl Mirror {
                 self.learn(&first);
             }
         }
+        let also = self.client_target(&target).await?;
         loop {
-            self.catch_up(&mut engine).await?;
-            self.flush(&mut engine).await?;
+            self.catch_up(&mut engine, &also).await?;
+            self.flush(&mut engine, &also).await?;
             self.lock().ready = true;
             self.changed.notify();
             if let Some(ending) = self.wait(&control).await? {
-                if self.cut_over(&mut engine, &control, &target, ending).await? {
+                if self.cut_over(&mut engine, &control, (&target, &also), ending).await? {
                     return engine.finish().await;
                 }
                 blockhaul_io::sleep(PACE).await;
@@ -154,9 +212,28 @@ impl Mirror {
         }
     }
 
+    /// The target for writes of clients: its errors must not make them wait.
+    async fn client_target(&self, target: &Stack) -> Result<Arc<dyn Device>> {
+        if !self.errors_wait {
+            return Ok(target.device().clone());
+        }
+        let below = target.without_layer(target.layer_count() - 1).await?;
+        Ok(below.device().clone())
+    }
+
+    /// Lets clients' writes go to the target, too, or not.
+    fn apply_copy_mode(&self, target: &Arc<dyn Device>) {
+        let also = match self.lock().copy_mode {
+            CopyMode::Background => None,
+            CopyMode::WriteBlocking => Some(target.clone()),
+        };
+        self.changes.write_also(also);
+    }
+
     /// Rounds, until the rest can be copied in time.
-    async fn catch_up(&self, engine: &mut Engine) -> Result<()> {
+    async fn catch_up(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
         loop {
+            self.apply_copy_mode(also);
             let dirty = self.changes.take();
             if dirty.is_empty() {
                 return Ok(());
@@ -171,23 +248,35 @@ impl Mirror {
 
     /// Copies ranges again.
     async fn round(&self, engine: &mut Engine, dirty: &[(u64, u64)]) -> Result<()> {
+        if self.changes.writes_also() {
+            for (at, len) in pieces(dirty) {
+                let _lock = self.changes.lock(at, len).await;
+                self.copy(engine, &[(at, len)]).await?;
+            }
+        } else {
+            self.copy(engine, dirty).await?;
+        }
+        self.lock().rounds += 1;
+        Ok(())
+    }
+
+    async fn copy(&self, engine: &mut Engine, ranges: &[(u64, u64)]) -> Result<()> {
         let plan = engine.empty_plan();
-        for &(at, len) in dirty {
+        for &(at, len) in ranges {
             plan.add(at, len)?;
         }
         plan.close();
         let copied = engine.run(&plan).await?;
         self.learn(&copied);
-        self.lock().rounds += 1;
         Ok(())
     }
 
     /// Flushes the target: the first time, and when the latest flush was a while ago.
-    async fn flush(&self, engine: &mut Engine) -> Result<()> {
+    async fn flush(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
         let due = self.lock().flushed.is_none_or(|at| blockhaul_io::elapsed(at) > FLUSH_EVERY);
         if due {
             let started = blockhaul_io::now();
-            engine.flush().await?;
+            flush_all(engine, also).await?;
             let mut state = self.lock();
             state.flush = blockhaul_io::elapsed(started);
             state.flushed = Some(blockhaul_io::now());
@@ -203,9 +292,15 @@ impl Mirror {
                 return Err(Error::new(Kind::ShuttingDown, "cancelled"));
             }
             if !control.is_paused() {
-                let wanted = self.lock().wanted;
+                let (wanted, copy_mode) = {
+                    let state = self.lock();
+                    (state.wanted, state.copy_mode)
+                };
                 if wanted.is_some() {
                     return Ok(wanted);
+                }
+                if self.changes.writes_also() != (copy_mode == CopyMode::WriteBlocking) {
+                    return Ok(None);
                 }
                 if self.changes.bytes() > 0 {
                     // A request to complete need not wait for the next round.
@@ -223,7 +318,7 @@ impl Mirror {
         &self,
         engine: &mut Engine,
         control: &Control,
-        target: &Stack,
+        (target, also): (&Stack, &Arc<dyn Device>),
         ending: Ending,
     ) -> Result<bool> {
         if self.predicted() > ending.within {
@@ -242,7 +337,7 @@ impl Mirror {
             }
         };
         let started = blockhaul_io::now();
-        let last = async || self.last_round(engine, control, ending).await;
+        let last = async || self.last_round(engine, also, control, ending).await;
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
         let mut state = self.lock();
         state.cutting = false;
@@ -271,6 +366,7 @@ impl Mirror {
     async fn last_round(
         &self,
         engine: &mut Engine,
+        also: &Arc<dyn Device>,
         control: &Control,
         ending: Ending,
     ) -> Result<()> {
@@ -285,7 +381,7 @@ impl Mirror {
         let dirty = self.changes.take();
         let copied = async {
             self.round(engine, &dirty).await?;
-            engine.flush().await
+            flush_all(engine, also).await
         };
         copied.await.inspect_err(|_| self.changes.give_back(&dirty))
     }
@@ -311,6 +407,7 @@ impl Mirror {
 
     /// Ends the notes of a mirror that has not completed.
     pub async fn give_up(&self, is_complete: bool) {
+        self.changes.write_also(None);
         let _change = self.table.change().await;
         if !is_complete && let Some(taken) = &self.taken {
             taken.give_back();
@@ -331,6 +428,17 @@ impl Mirror {
     pub fn complete(&self, ending: Ending) {
         self.lock().wanted = Some(ending);
         self.changes.wake();
+    }
+
+    /// Changes when the target has what clients write.
+    pub fn set_copy_mode(&self, copy_mode: CopyMode) {
+        self.lock().copy_mode = copy_mode;
+        self.changes.wake();
+    }
+
+    /// Whether the target equals the disk, and each write goes to both.
+    pub fn is_synced(&self) -> bool {
+        self.changes.writes_also() && self.is_ready() && self.changes.bytes() == 0
     }
 
     /// Looks again whether it is paused or cancelled.
@@ -388,9 +496,12 @@ impl Mirror {
     /// For the control socket.
     pub fn described(&self) -> Value {
         let (dirty, predicted) = (self.changes.bytes(), self.predicted());
+        let synced = self.is_synced();
         let state = self.lock();
         json!({
             "ready": state.ready,
+            "copy_mode": state.copy_mode.name(),
+            "synced": synced,
             "dirty": dirty,
             "rounds": state.rounds,
             "rate": state.rate,
@@ -425,6 +536,23 @@ impl Follower for Mirror {
     ) -> Pin<Box<dyn Future<Output = Result<Summary>>>> {
         Box::pin(async move { self.run(engine, target).await })
     }
+}
+
+/// Flushes what the engine has written, and what clients have.
+async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
+    engine.flush().await?;
+    match also.facts().can.contains(Can::FLUSH) {
+        true => also.flush().await,
+        false => Ok(()),
+    }
+}
+
+/// Ranges in pieces of at most [`PIECE`] bytes.
+fn pieces(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u64, u64)> + '_ {
+    ranges.iter().flat_map(|&(at, len)| {
+        let starts = (0..len).step_by(PIECE as usize);
+        starts.map(move |from| (at + from, PIECE.min(len - from)))
+    })
 }
 
 /// What clients of one device would miss at another one.

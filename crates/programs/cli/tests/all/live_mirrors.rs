@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::time::Instant;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Server, text};
+use blockhaul_testkit::tools::{self, Server, text};
 
 use crate::served_disk::{Disk, LIMIT, OURS, assert_holds, blockhaul, succeed};
 
@@ -147,22 +147,65 @@ fn wrong_mirrors_are_refused_before_anything_is_touched() {
     assert!(!Path::new("t").exists());
 }
 
-/// fio writes at random and verifies, while its export moves from file to file.
-#[test]
-fn an_export_moves_between_files_under_a_client_that_verifies() {
-    let fio = require_peer!("fio");
-    let moves = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 4 };
-    let disk = Disk::serve(&[]);
+/// fio, which writes at random and verifies, until it is killed.
+fn verifying_client(disk: &Disk, rate: &str) -> Option<Killed> {
+    let fio = require_peer!("fio", None);
     let mut command = fio.command();
     command.args(["--name=verified", "--thread", "--ioengine=nbd", "--rw=randwrite"]);
     command.args(["--bsrange=4k-64k", "--size=32M", "--time_based", "--runtime=100000"]);
     command.args(["--iodepth=16", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1"]);
-    command.args(["--fsync=97", "--randrepeat=1", "--rate=,40m", "--output-format=terse"]);
-    command.arg(format!("--uri={}", disk.server.uri("a")));
+    command.args(["--fsync=97", "--randrepeat=1", "--output-format=terse"]);
+    command.args([format!("--rate=,{rate}"), format!("--uri={}", disk.server.uri("a"))]);
     command.arg(format!("--aux-path={}", disk.scratch.path().display()));
     let log = File::create(disk.scratch.file("fio.log")).unwrap();
     command.stdout(log.try_clone().unwrap()).stderr(log);
-    let mut client = Killed(command.spawn().unwrap());
+    Some(Killed(command.spawn().unwrap()))
+}
+
+#[track_caller]
+fn assert_still_verifies(disk: &Disk, client: &mut Killed) {
+    let ended = client.0.try_wait().unwrap();
+    let said = || std::fs::read_to_string(disk.scratch.file("fio.log")).unwrap();
+    assert!(ended.is_none(), "fio has ended: {ended:?}: {}", said());
+}
+
+/// A client that writes faster than the mirror copies: only write-blocking lets it catch up.
+#[test]
+fn writes_that_go_to_both_let_a_mirror_catch_up() {
+    let disk = Disk::serve(&[]);
+    let Some(mut client) = verifying_client(&disk, "20m") else { return };
+    let target = disk.file("mirror.raw");
+    disk.ctl_succeeds(&["mirror", "a", &target]);
+    disk.ctl_succeeds(&["job-wait", "1", "--ready"]);
+    disk.ctl_succeeds(&["job-rate", "1", "2M"]);
+    disk.wait_for("it falls behind", |job| job["dirty"].as_u64() > Some(8 << 20));
+    assert_eq!(disk.job(1)["copy_mode"], "background");
+    disk.ctl_succeeds(&["job-copy-mode", "1", "write-blocking"]);
+    disk.ctl_succeeds(&["job-rate", "1", "16M"]);
+    disk.wait_for("it has caught up", |job| job["synced"] == true);
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait"]);
+    assert_eq!(device(&disk), target);
+    assert_still_verifies(&disk, &mut client);
+    // The whole way in this mode, to a copy of a moment.
+    let copy = disk.file("copy.raw");
+    disk.ctl_succeeds(&["mirror", "a", &copy, "--copy-mode", "write-blocking", "--wait"]);
+    assert_eq!(disk.job(2)["copy_mode"], "write-blocking");
+    assert_still_verifies(&disk, &mut client);
+    drop(client);
+    disk.ctl_succeeds(&["job-complete", "2", "--stay", "--wait"]);
+    succeed(&["compare", &copy, &device(&disk)]);
+    disk.ctl_succeeds(&["backup", "a", &disk.file("backup.raw"), "--wait"]);
+    let no_mirror = ["job-copy-mode", "3", "background"];
+    disk.ctl_fails(&no_mirror, 2, &["the job is not a mirror"]);
+    disk.ctl_fails(&["job-copy-mode", "2", "other"], 2, &["write-blocking"]);
+}
+
+/// fio writes at random and verifies, while its export moves from file to file.
+#[test]
+fn an_export_moves_between_files_under_a_client_that_verifies() {
+    let moves = if tools::long() { 100 } else { 4 };
+    let disk = Disk::serve(&[]);
+    let Some(mut client) = verifying_client(&disk, "40m") else { return };
     let started = Instant::now();
     for number in 1..=moves {
         let target = disk.file(if number % 2 == 0 { "even.raw" } else { "odd.raw" });
@@ -170,9 +213,7 @@ fn an_export_moves_between_files_under_a_client_that_verifies() {
         let number = number.to_string();
         disk.ctl_succeeds(&["job-complete", &number, "--within", "10s", "--wait"]);
         assert_eq!(device(&disk), target);
-        let ended = client.0.try_wait().unwrap();
-        let said = || std::fs::read_to_string(disk.scratch.file("fio.log")).unwrap();
-        assert!(ended.is_none(), "fio has ended: {ended:?}: {}", said());
+        assert_still_verifies(&disk, &mut client);
         assert!(started.elapsed() < LIMIT * moves, "too slow");
     }
     drop(client);

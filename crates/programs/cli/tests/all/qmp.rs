@@ -354,6 +354,37 @@ fn a_mirror_moves_clients_to_its_target_or_leaves_a_copy() {
 }
 
 #[test]
+fn a_mirror_takes_writes_before_they_complete() {
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    served.target(&mut qmp, "t");
+    let mirror = json!({ "job-id": "m", "device": "a", "target": "t", "sync": "full" });
+    qmp.succeeds("blockdev-mirror", mirror);
+    qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+    assert_eq!(qmp.succeeds("query-block-jobs", json!({}))[0]["actively-synced"], false);
+    let change = |mode: &str| json!({ "id": "m", "type": "mirror", "copy-mode": mode });
+    qmp.succeeds("block-job-change", change("write-blocking"));
+    let started = Instant::now();
+    while qmp.succeeds("query-block-jobs", json!({}))[0]["actively-synced"] != true {
+        assert!(started.elapsed() < LIMIT);
+    }
+    served.write_part("a");
+    served.assert_same("a", "t");
+    qmp.fails("block-job-change", change("other"));
+    qmp.succeeds("block-job-cancel", json!({ "device": "m" }));
+    qmp.until_gone("m");
+    qmp.fails("block-job-change", change("background"));
+    let mirror = json!({ "job-id": "m", "device": "a", "target": "t", "sync": "full",
+                         "copy-mode": "write-blocking" });
+    qmp.succeeds("blockdev-mirror", mirror);
+    qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+    served.write_part("a");
+    qmp.succeeds("job-complete", json!({ "id": "m" }));
+    qmp.until_gone("m");
+    served.assert_same("a", "t");
+}
+
+#[test]
 fn a_mirror_can_begin_with_a_bitmap_or_nothing() {
     let served = Served::new(&[]);
     let mut qmp = served.connect();

@@ -102,6 +102,14 @@ pub const COMMANDS: &[Command] = &[
     command("block-job-cancel", &[need("device", Text), may("force", Bool)]),
     command("block-job-complete", BLOCK_JOB),
     command("block-job-dismiss", JOB),
+    command(
+        "block-job-change",
+        &[
+            need("id", Text),
+            need("type", Choice(&["mirror"])),
+            need("copy-mode", Choice(&["background", "write-blocking"])),
+        ],
+    ),
     command("block-job-finalize", JOB),
     command("block-job-pause", BLOCK_JOB),
     command("block-job-resume", BLOCK_JOB),

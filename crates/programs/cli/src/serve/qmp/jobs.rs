@@ -15,7 +15,7 @@ use super::nodes::{BARRIER, Found, Node, is_well_formed, on_failure};
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Verb;
 use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, Wanted, WantedMirror};
-use crate::serve::mirror::{Ending, First, WITHIN};
+use crate::serve::mirror::{CopyMode, Ending, First, WITHIN};
 use crate::serve::snapshots::{AtOnce, Begin, Taken};
 
 /// Which nodes a job uses, until it ends.
@@ -232,10 +232,6 @@ impl Monitor {
             ("incremental" | "bitmap", Some(name)) => First::Dirty(name.to_string()),
             _ => return Err(Error::generic(format!("Sync mode '{sync}' not supported"))),
         };
-        if text(arguments, "copy-mode") == Some("write-blocking") {
-            let text = "Parameter 'copy-mode' does not accept value 'write-blocking'";
-            return Err(Error::generic(text));
-        }
         if text(arguments, "replaces").is_some() {
             return Err(Error::generic("Parameter 'replaces' is not supported"));
         }
@@ -262,6 +258,7 @@ impl Monitor {
             options: Vec::new(),
             within: BARRIER,
             first,
+            copy_mode: copy_mode(arguments),
             settings,
         };
         let job = uses.job.clone();
@@ -347,12 +344,22 @@ impl Monitor {
                 let speed = number(arguments, "speed").unwrap_or(0);
                 of(Verb::SetSpeed)?.limit(speed);
             }
+            "job-change" => self.change_job(&*of(Verb::Change)?, arguments)?,
             "job-finalize" => of(Verb::Finalize)?.finalize(),
             "job-dismiss" => of(Verb::Dismiss)?.dismiss(),
             _ => {
                 return Err(Error::no_command(format!("The command {command} has not been found")));
             }
         }
+        Ok(())
+    }
+
+    /// `block-job-change`: only a mirror's copy mode can change, as in QEMU from `background`.
+    fn change_job(&self, job: &Job, arguments: &Arguments) -> Result<()> {
+        let Some(mirror) = job.mirror() else {
+            return Err(Error::generic("Job type does not support change"));
+        };
+        mirror.set_copy_mode(copy_mode(arguments));
         Ok(())
     }
 
@@ -413,6 +420,11 @@ impl Monitor {
         };
         self.hub.tell(event, data.into());
     }
+}
+
+/// When the target of a mirror has what clients write.
+fn copy_mode(arguments: &Arguments) -> CopyMode {
+    text(arguments, "copy-mode").and_then(CopyMode::parse).unwrap_or_default()
 }
 
 /// What a backup does with a bitmap.
@@ -526,8 +538,8 @@ fn described_as_block_job(job: &Job) -> Value {
     described.insert("paused".into(), matches!(status, Paused | Standby).into());
     described.insert("ready".into(), matches!(status, Ready | Standby).into());
     described.insert("status".into(), status.name().into());
-    if job.mirror().is_some() {
-        described.insert("actively-synced".into(), false.into());
+    if let Some(mirror) = job.mirror() {
+        described.insert("actively-synced".into(), mirror.is_synced().into());
     }
     if let Some((Some(error), _)) = job.outcome() {
         described.insert("error".into(), error.into());
