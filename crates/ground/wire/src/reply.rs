@@ -212,7 +212,15 @@ impl Chunk {
         if length > max {
             return Err(Error::TooLong { what: "payload of a reply chunk", len: length, max });
         }
-        Ok(())
+        match (self.kind, self.offset) {
+            (ChunkKind::BlockStatus, Some(_)) => {
+                bad("block status of 32 bits in an extended reply")
+            }
+            (ChunkKind::BlockStatusExt, None) => {
+                bad("block status of 64 bits in a structured reply")
+            }
+            _ => Ok(()),
+        }
     }
 }
 

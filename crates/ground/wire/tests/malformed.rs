@@ -97,6 +97,19 @@ fn chunks_have_the_length_of_their_kind() {
 }
 
 #[test]
+fn block_status_has_the_form_of_its_headers() {
+    for (kind, length, extended) in
+        [(magic::REPLY_BLOCK_STATUS, 12, true), (magic::REPLY_BLOCK_STATUS_EXT, 24, false)]
+    {
+        let replies = |extended| if extended { Replies::Extended } else { Replies::Structured };
+        let error = Header::parse(&chunk(1, kind, length, extended), replies(extended));
+        assert!(error.unwrap_err().to_string().contains("block status of"));
+        let fits = Header::parse(&chunk(1, kind, length, !extended), replies(!extended));
+        assert!(fits.unwrap().is_some());
+    }
+}
+
+#[test]
 fn unknown_flags_and_errors_are_taken() {
     let bytes = chunk(0xfffe, magic::REPLY_OFFSET_DATA, 9, false);
     let (header, _) = Header::parse(&bytes, Replies::Structured).unwrap().unwrap();

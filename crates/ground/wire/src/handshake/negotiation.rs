@@ -3,7 +3,7 @@
 
 use super::Protocol;
 use super::client::{Event, Handshake, Negotiated};
-use crate::option::{Infos, OptionCode, OptionError, check_string};
+use crate::option::{Infos, OptionCode, OptionError, check_query, check_string};
 use crate::{Error, Replies, printable};
 
 /// The client's wishes; all but the export are omitted if the server lacks them.
@@ -84,7 +84,7 @@ impl Negotiation {
     pub fn new(wants: Wants) -> Result<Negotiation, Error> {
         check_string("export name", &wants.export)?;
         for context in &wants.contexts {
-            check_string("context name", context)?;
+            check_query(context)?;
         }
         Ok(Negotiation { wants, handshake: Handshake::new(), resume: false })
     }

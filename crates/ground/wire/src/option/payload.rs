@@ -26,6 +26,21 @@ pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
     string(what, text.as_bytes()).map(|_| ())
 }
 
+/// Checks a query for contexts to be sent: a namespace, a colon, and more or nothing.
+///
+/// # Errors
+/// As for [`check_string`]; a query without a namespace.
+pub fn check_query(query: &str) -> Result<(), Error> {
+    check_string("context query", query)?;
+    match query.find(':') {
+        None | Some(0) => Err(Error::Malformed {
+            what: "context query",
+            why: "it has no namespace, as in base:allocation",
+        }),
+        Some(_) => Ok(()),
+    }
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     reason = "checked against limits::STRING where it came in"

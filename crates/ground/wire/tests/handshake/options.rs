@@ -30,8 +30,8 @@ fn options_in_any_order() {
     assert_eq!(event, client::Event::Accepted(OptionCode::ExtendedHeaders));
     let event = talk.ask(|c, out| c.info("a", Infos::default(), out));
     let client::Event::Info(info) = event else { panic!("{event:?}") };
-    // In INFO always, contexts or not.
-    assert!(info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
+    // No context is selected.
+    assert!(!info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
     let event = talk.ask(|c, out| c.starttls(out));
     assert_eq!(refused(event), OptionError::Unsupported);
     let event = talk.ask(|c, out| c.go("nope", Infos::default(), out));

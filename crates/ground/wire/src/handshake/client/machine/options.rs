@@ -2,7 +2,9 @@
 
 use super::{Handshake, State, Waiting};
 use crate::handshake::Protocol;
-use crate::option::{InfoRequest, Infos, MetaRequest, OptionCode, check_string, emit_option};
+use crate::option::{
+    InfoRequest, Infos, MetaRequest, OptionCode, check_query, check_string, emit_option,
+};
 use crate::{Error, Replies, limits};
 
 // For the documentation.
@@ -80,8 +82,8 @@ impl Handshake {
     /// are meaningless. Servers require structured replies first.
     ///
     /// # Errors
-    /// Like [`Handshake::info`]; a query that is not a valid string of the protocol; too many
-    /// queries.
+    /// Like [`Handshake::info`]; a query that is not a valid string of the protocol, or has no
+    /// namespace; too many queries.
     pub fn list_meta_contexts(
         &mut self,
         export: &str,
@@ -151,7 +153,7 @@ impl Handshake {
     ) -> Result<(), Error> {
         check_string("export name", export)?;
         for query in queries {
-            check_string("context query", query)?;
+            check_query(query)?;
         }
         if queries.len() > limits::QUERIES {
             let (len, max) = (queries.len() as u64, limits::QUERIES as u64);

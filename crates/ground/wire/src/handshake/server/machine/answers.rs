@@ -42,7 +42,7 @@ impl Handshake {
             Some((export, contexts)) if *export == request.name => contexts.clone(),
             _ => Vec::new(),
         };
-        let flags = self.flags(&info, code, !contexts.is_empty());
+        let flags = self.flags(&info, !contexts.is_empty());
         if code != OptionCode::ExportName {
             self.emit_info(code, &request, &info, flags, out)?;
         }
@@ -158,16 +158,13 @@ impl Handshake {
         Ok(())
     }
 
-    /// The export's flags, adjusted to what was negotiated.
-    fn flags(&self, info: &ExportInfo, code: OptionCode, has_contexts: bool) -> ExportFlags {
+    /// The export's flags, adjusted to what was negotiated: the same for INFO and GO.
+    fn flags(&self, info: &ExportInfo, has_contexts: bool) -> ExportFlags {
         let flags = info.flags | ExportFlags::HAS_FLAGS;
         if self.replies == Replies::Simple {
             return plain_flags(flags);
         }
-        // Like QEMU: with contexts in GO, always in INFO, which may precede them.
-        let payload = self.replies == Replies::Extended
-            && self.config.meta_contexts
-            && (has_contexts || code == OptionCode::Info);
+        let payload = self.replies == Replies::Extended && has_contexts;
         let df = flags.contains(ExportFlags::SEND_DF);
         plain_flags(flags)
             .with(ExportFlags::SEND_DF, df)
