@@ -206,6 +206,7 @@ impl Session {
         }
     }
 
+    // nbd: disconnect.server-stop
     /// Answers the requests still in flight at the device; they may or may not be carried out.
     fn give_up(&self) {
         let given_up = self.in_flight.give_up();
