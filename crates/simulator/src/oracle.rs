@@ -29,6 +29,8 @@ pub(crate) struct Oracle {
     losses: u64,
     /// A change has failed.
     has_failed: bool,
+    /// A cache that the client has dropped may write until then, over whichever connection.
+    cache_writes_until: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -75,6 +77,7 @@ impl Oracle {
             last,
             losses: 0,
             has_failed: false,
+            cache_writes_until: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl Oracle {
         }
     }
 
+    // nbd: trim.no-assumption
     /// A trim begins.
     pub(crate) fn begin_trim(&mut self, range: Range<usize>) {
         self.begin(range.clone(), ZEROES);
@@ -207,15 +211,18 @@ impl Oracle {
     pub(crate) fn lost_cache(&mut self) {
         let until = now() + LATE;
         self.losses += 1;
+        self.cache_writes_until = Some(until);
         for sector in &mut self.sectors {
             sector.possible = sector.after_cut.clone();
             sector.doubtful = Some(until);
         }
     }
 
-    /// No server is left that could carry out old requests.
+    /// No server is left that could carry out old requests. A dropped cache can still send new ones
+    /// to the next server, if it reconnects.
     pub(crate) fn forget_late(&mut self) {
-        self.sectors.iter_mut().for_each(|sector| sector.doubtful = None);
+        let until = self.cache_writes_until;
+        self.sectors.iter_mut().for_each(|sector| sector.doubtful = until);
     }
 
     /// Everything on the disk is durable now.
@@ -317,6 +324,19 @@ mod tests {
         let mut torn = bytes_of(3..4, 9);
         torn[100] ^= 1;
         assert_eq!(value_of(3, &torn), None);
+    }
+
+    #[test]
+    fn a_dropped_cache_may_write_after_the_server_has_come_back() {
+        let mut oracle = Oracle::new(8, 2);
+        let value = oracle.fresh();
+        oracle.begin(8..9, value);
+        oracle.failed(8..9, true);
+        oracle.forget_late();
+        assert!(oracle.is_settled(8..9), "its request has ended with the server");
+        oracle.lost_cache();
+        oracle.forget_late();
+        assert!(!oracle.is_settled(8..10));
     }
 
     #[test]

@@ -39,6 +39,7 @@ fn many(scenario: &'static Scenario) {
     });
 }
 
+// nbd: flush.waits-for-replies
 #[test]
 fn no_promise_is_broken_by_a_copy() {
     many(&SCENARIOS[0]);
