@@ -39,6 +39,7 @@ fn replies_to(talk: &mut Talk, code: OptionCode, payload: &[u8]) -> Vec<(ReplyCo
     found
 }
 
+// nbd: handshake.oldstyle-flags
 #[test]
 fn oldstyle_has_no_handshake_flags() {
     let mut out = Vec::new();
@@ -48,6 +49,7 @@ fn oldstyle_has_no_handshake_flags() {
     assert!(out[28..].iter().all(|byte| *byte == 0));
 }
 
+// nbd: handshake.fixed-flag, handshake.no-other-server-flags
 #[test]
 fn a_server_offers_fixed_newstyle_and_no_zeroes_only() {
     let mut out = Vec::new();
@@ -58,6 +60,8 @@ fn a_server_offers_fixed_newstyle_and_no_zeroes_only() {
     assert_eq!(out[16..], [0, 1]);
 }
 
+// nbd: handshake.unknown-server-flags, handshake.client-no-zeroes
+// nbd: handshake.no-other-client-flags
 #[test]
 fn unknown_handshake_flags_are_ignored() {
     assert_eq!(greeted(0xffff).1, 3_u32.to_be_bytes());
@@ -65,6 +69,7 @@ fn unknown_handshake_flags_are_ignored() {
     assert_eq!(greeted(0xfffd).1, 1_u32.to_be_bytes());
 }
 
+// nbd: handshake.one-option, go.no-more-options
 #[test]
 fn one_option_at_a_time() {
     let (mut client, mut out) = greeted(3);
@@ -92,6 +97,7 @@ fn one_option_at_a_time() {
     caller(client.list(&mut out));
 }
 
+// nbd: list.no-data, starttls.no-data, structured.no-data, extended.no-data
 #[test]
 fn options_without_data_have_none() {
     type Send = fn(&mut Client, &mut Vec<u8>) -> Result<(), Error>;
@@ -110,6 +116,7 @@ fn options_without_data_have_none() {
     }
 }
 
+// nbd: starttls.reply
 #[test]
 fn starttls_with_data_is_refused() {
     for tls in [Tls::Off, Tls::Offered, Tls::Required] {
@@ -123,6 +130,7 @@ fn starttls_with_data_is_refused() {
     }
 }
 
+// nbd: info.unknown-request
 #[test]
 fn unknown_items_are_ignored() {
     let mut talk = Talk::new(Config::default());
@@ -138,6 +146,7 @@ fn magic_kind(kind: u16) -> [u8; 2] {
     kind.to_be_bytes()
 }
 
+// nbd: info.same-as-go
 #[test]
 fn go_repeats_what_info_has_said() {
     for (extended, contexts) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -175,6 +184,7 @@ fn context(id: u32, name: &str) -> Vec<u8> {
     reply(OptionCode::ListMetaContext, ReplyCode::MetaContext, &payload)
 }
 
+// nbd: meta.list-id
 #[test]
 fn numbers_of_listed_contexts_are_ignored() {
     let end = reply(OptionCode::ListMetaContext, ReplyCode::Ack, &[]);
@@ -186,6 +196,7 @@ fn numbers_of_listed_contexts_are_ignored() {
     assert_eq!(names, ["base:allocation", "x-a:b"]);
 }
 
+// nbd: meta.error-discards
 #[test]
 fn contexts_before_an_error_are_discarded() {
     let error = ReplyCode::Error(OptionError::TooBig);
@@ -208,6 +219,7 @@ fn contexts_before_an_error_are_discarded() {
     assert!(negotiated.contexts.is_empty());
 }
 
+// nbd: info.no-order
 #[test]
 fn information_comes_in_any_order() {
     let sizes = [512_u32, 4096, 65_536].map(u32::to_be_bytes).concat();
@@ -234,6 +246,7 @@ fn information_comes_in_any_order() {
     assert!(found.iter().all(|info| *info == found[0]));
 }
 
+// nbd: meta.query-form
 #[test]
 fn queries_have_a_namespace() {
     let (mut client, mut out) = greeted(3);
