@@ -283,9 +283,21 @@ pub(crate) fn initial(sector: usize) -> u64 {
     if (sector / 8).is_multiple_of(2) { ZEROES } else { 1 }
 }
 
+/// The bytes of a new disk.
+pub(crate) fn image(sectors: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(sectors * SECTOR);
+    (0..sectors).for_each(|sector| bytes.extend(bytes_of(sector..sector + 1, initial(sector))));
+    bytes
+}
+
 /// The bytes of sectors with a value.
 pub(crate) fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
-    range.flat_map(|sector| word(sector, value).to_le_bytes().repeat(SECTOR / 8)).collect()
+    let mut bytes = vec![0; range.len() * SECTOR];
+    for (sector, bytes) in range.zip(bytes.chunks_exact_mut(SECTOR)) {
+        let word = word(sector, value).to_le_bytes();
+        bytes.chunks_exact_mut(word.len()).for_each(|place| place.copy_from_slice(&word));
+    }
+    bytes
 }
 
 /// The value of a sector with these bytes; `None` if they are of no value.

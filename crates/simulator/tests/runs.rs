@@ -51,6 +51,11 @@ fn no_promise_is_broken_by_a_server_with_layers() {
 }
 
 #[test]
+fn peers_that_break_the_protocol_harm_nobody_else() {
+    many(&SCENARIOS[2]);
+}
+
+#[test]
 fn the_same_seed_gives_the_same_events() {
     let mut steps = 0;
     for scenario in SCENARIOS {
