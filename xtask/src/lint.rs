@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, links, run, simulate};
+use crate::{Outcome, links, protocol, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -11,7 +11,8 @@ cargo xtask lint
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
 its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
 licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
-so), and makes sure that code which the compiler cannot vouch for is in crates/ground/io,
+so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), and
+makes sure that code which the compiler cannot vouch for is in crates/ground/io,
 crates/ground/os, crates/devices/cabi and two modules for VMware's library only, and that only named modules
 ask the system for the time or put a thread to sleep: everything else can be simulated.
 ";
@@ -59,6 +60,7 @@ const WORD: &str = concat!("un", "safe");
 
 pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
+    protocol::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     let mut clippy = run::cargo("clippy");
@@ -153,7 +155,7 @@ fn misplaced(root: &Path) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
+pub(crate) fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
     let dir = root.join(below);
     let entries =
         fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;

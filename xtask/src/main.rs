@@ -13,6 +13,7 @@ mod nbdkit_bench;
 mod nbdkit_suite;
 mod pages;
 mod peers;
+mod protocol;
 mod races;
 mod run;
 mod simulate;
@@ -96,6 +97,12 @@ const TASKS: &[Task] = &[
         summary: "server, client and engine in virtual time, with faults by a seed",
         help: simulate::HELP,
         run: simulate::main,
+    },
+    Task {
+        name: "protocol",
+        summary: "where each requirement of the protocol is implemented and tested",
+        help: protocol::HELP,
+        run: protocol::main,
     },
     Task {
         name: "libnbd-suite",

@@ -5,11 +5,14 @@
 //! - `Scenario`: one kind of run; `SCENARIOS` lists them.
 //! - `simulate`: one run. `shrink`: the same failure with fewer faults.
 //! - `site`: a server on a machine that can lose power. `oracle`: what a client may read.
+//! - `meddler`: changes what client and server send.
 //! - `noise`: how bad the network is.
 
 #![cfg(feature = "simulation")]
 
 mod copy;
+mod hostile;
+mod meddler;
 mod noise;
 mod oracle;
 mod run;
@@ -59,6 +62,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "serve",
         summary: "clients of a server, with layers on both sides; the server and its disk fail",
         start: |setting| Box::pin(serve::run(setting)),
+    },
+    Scenario {
+        name: "hostile",
+        summary: "peers that break the protocol, as clients and as servers, beside one that does not",
+        start: |setting| Box::pin(hostile::run(setting)),
     },
 ];
 

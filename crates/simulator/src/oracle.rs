@@ -29,6 +29,8 @@ pub(crate) struct Oracle {
     losses: u64,
     /// A change has failed.
     has_failed: bool,
+    /// A cache that the client has dropped may write until then, over whichever connection.
+    cache_writes_until: Option<Instant>,
 }
 
 #[derive(Clone)]
@@ -75,6 +77,7 @@ impl Oracle {
             last,
             losses: 0,
             has_failed: false,
+            cache_writes_until: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl Oracle {
         }
     }
 
+    // nbd: trim.no-assumption
     /// A trim begins.
     pub(crate) fn begin_trim(&mut self, range: Range<usize>) {
         self.begin(range.clone(), ZEROES);
@@ -207,15 +211,18 @@ impl Oracle {
     pub(crate) fn lost_cache(&mut self) {
         let until = now() + LATE;
         self.losses += 1;
+        self.cache_writes_until = Some(until);
         for sector in &mut self.sectors {
             sector.possible = sector.after_cut.clone();
             sector.doubtful = Some(until);
         }
     }
 
-    /// No server is left that could carry out old requests.
+    /// No server is left that could carry out old requests. A dropped cache can still send new ones
+    /// to the next server, if it reconnects.
     pub(crate) fn forget_late(&mut self) {
-        self.sectors.iter_mut().for_each(|sector| sector.doubtful = None);
+        let until = self.cache_writes_until;
+        self.sectors.iter_mut().for_each(|sector| sector.doubtful = until);
     }
 
     /// Everything on the disk is durable now.
@@ -276,9 +283,21 @@ pub(crate) fn initial(sector: usize) -> u64 {
     if (sector / 8).is_multiple_of(2) { ZEROES } else { 1 }
 }
 
+/// The bytes of a new disk.
+pub(crate) fn image(sectors: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(sectors * SECTOR);
+    (0..sectors).for_each(|sector| bytes.extend(bytes_of(sector..sector + 1, initial(sector))));
+    bytes
+}
+
 /// The bytes of sectors with a value.
 pub(crate) fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
-    range.flat_map(|sector| word(sector, value).to_le_bytes().repeat(SECTOR / 8)).collect()
+    let mut bytes = vec![0; range.len() * SECTOR];
+    for (sector, bytes) in range.zip(bytes.chunks_exact_mut(SECTOR)) {
+        let word = word(sector, value).to_le_bytes();
+        bytes.chunks_exact_mut(word.len()).for_each(|place| place.copy_from_slice(&word));
+    }
+    bytes
 }
 
 /// The value of a sector with these bytes; `None` if they are of no value.
@@ -317,6 +336,19 @@ mod tests {
         let mut torn = bytes_of(3..4, 9);
         torn[100] ^= 1;
         assert_eq!(value_of(3, &torn), None);
+    }
+
+    #[test]
+    fn a_dropped_cache_may_write_after_the_server_has_come_back() {
+        let mut oracle = Oracle::new(8, 2);
+        let value = oracle.fresh();
+        oracle.begin(8..9, value);
+        oracle.failed(8..9, true);
+        oracle.forget_late();
+        assert!(oracle.is_settled(8..9), "its request has ended with the server");
+        oracle.lost_cache();
+        oracle.forget_late();
+        assert!(!oracle.is_settled(8..10));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use blockhaul_testkit::rng::Rng;
 
 use crate::Setting;
 use crate::noise::calm;
-use crate::oracle::{Oracle, SECTOR, ZEROES, bytes_of, initial};
+use crate::oracle::{Oracle, SECTOR, ZEROES, bytes_of, image};
 use crate::site::{Site, pause};
 
 /// Sectors of the disk.
@@ -43,6 +43,8 @@ struct Layout {
     caches: bool,
     /// Extents are those of the disk.
     exact: bool,
+    /// Over TLS.
+    tls: bool,
 }
 
 impl Layout {
@@ -73,6 +75,8 @@ impl Layout {
             volatile: has(&server, "cow"),
             caches: has(&server, "cache"),
             exact: !has(&client, "cache") && !has(&server, "cache") && !has(&server, "cow"),
+            // Rarely: a connection takes as long as a whole run without TLS.
+            tls: rng.chance(4),
             client,
             server,
         }
@@ -93,7 +97,7 @@ struct Serving {
 }
 
 pub(crate) async fn run(setting: Setting) -> Result<(), String> {
-    let mut serving = Serving::new(setting);
+    let mut serving = Serving::new(setting)?;
     note(&format!("layers {:?} over {:?}", serving.layout.client, serving.layout.server));
     serving.start().await?;
     serving.work().await?;
@@ -101,10 +105,9 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
 }
 
 impl Serving {
-    fn new(setting: Setting) -> Serving {
+    fn new(setting: Setting) -> Result<Serving, String> {
         let Setting { mut rng, dir, faults } = setting;
         let layout = Layout::new(&mut rng);
-        let image = (0..SECTORS).flat_map(|sector| bytes_of(sector..sector + 1, initial(sector)));
         let mut facts = Model::all_facts((SECTORS * SECTOR) as u64);
         facts.zeroed = false;
         facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
@@ -118,8 +121,9 @@ impl Serving {
             server: layout.server.iter().map(temporary).collect(),
             ..layout
         };
-        let site = Site::new(path, rng.between(1, 2) as usize, facts, image.collect());
+        let site = Site::new(path, rng.between(1, 2) as usize, facts, image(SECTORS));
         let site = site.with_layers(layout.server.clone());
+        let site = if layout.tls { site.with_tls()? } else { site };
         // Caches of several clients would not know of each other.
         let count = if layout.client.is_empty() { rng.between(1, 3) as usize } else { 1 };
         let share = SECTORS / count;
@@ -131,7 +135,8 @@ impl Serving {
             ..Options::default()
         };
         let (calamities, requests) = (rng.below(6), rng.between(5, 60));
-        Serving { site, layout, faults, options, clients, calamities, requests, starts: 0, rng }
+        let starts = 0;
+        Ok(Serving { site, layout, faults, options, clients, calamities, requests, starts, rng })
     }
 
     async fn start(&mut self) -> Result<(), String> {
@@ -178,7 +183,7 @@ impl Serving {
     }
 
     async fn calamity(&mut self) -> Result<(), String> {
-        match self.rng.below(3) {
+        match self.rng.below(6) {
             0 if !self.layout.volatile
                 && !self.layout.trusts
                 && choose("the server loses power", 100_000) =>
@@ -198,6 +203,19 @@ impl Serving {
                 }
                 return Ok(());
             }
+            3 if !self.layout.volatile
+                && (!self.layout.caches || !self.layout.trusts)
+                && choose("the server stops", 100_000) =>
+            {
+                self.site.stop().await?;
+                self.process_has_ended();
+            }
+            4 if choose("a layer of the server changes", 100_000) => {
+                return self.site.change_layers().await;
+            }
+            5 if self.layout.tls && choose("the server reloads its keys", 100_000) => {
+                return self.site.reload();
+            }
             _ => return Ok(()),
         }
         pause().await;
@@ -214,6 +232,10 @@ impl Serving {
 
     async fn process_end(&mut self) {
         self.site.lose_process().await;
+        self.process_has_ended();
+    }
+
+    fn process_has_ended(&self) {
         for mut oracle in self.oracles() {
             if self.layout.caches {
                 oracle.power_cut();
@@ -414,7 +436,7 @@ impl Client {
 
     /// The connection, and its number; connects if there is none.
     async fn connection(&self) -> Result<(Rc<Stack>, u64), String> {
-        for _ in 0..10_000 {
+        for attempt in 1..10_000 {
             if let Some(stack) = self.stack.borrow().clone() {
                 return Ok((stack, self.generation.get()));
             }
@@ -439,7 +461,7 @@ impl Client {
                         Kind::NotFound,
                     ];
                     self.allowed(&error, &allowed)?;
-                    sleep(Duration::from_millis(100)).await;
+                    sleep(Duration::from_millis(100 * attempt.min(20))).await;
                 }
             }
         }

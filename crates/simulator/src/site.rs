@@ -1,20 +1,27 @@
 //! A server on a machine that can lose power, with its disk.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::Facts;
-use blockhaul_catalog::{Registry, Shared, Stack};
+use blockhaul_block::{Facts, Kind};
+use blockhaul_catalog::{Barrier, Registry, Shared, Stack};
 use blockhaul_io::simulation::{Machine, choose, random};
 use blockhaul_io::{Listener, Pool};
 use blockhaul_server::{Config, Limits, Offers, Server, Tls};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model};
+use blockhaul_tls::{Acceptor, Credentials};
 
 /// Memory of a server's requests.
 const MEMORY: u64 = 4 << 20;
+/// The pre-shared key of server and clients.
+const KEY: &str = "alice:000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n";
+/// Time that a layer's exchange waits for requests in flight.
+const SWAP: Duration = Duration::from_secs(10);
+/// Time that clients have to read their last replies when a server stops.
+const STOP: Duration = Duration::from_secs(5);
 
 /// A server, its disk, and where it listens.
 pub(crate) struct Site {
@@ -25,6 +32,8 @@ pub(crate) struct Site {
     layers: Vec<String>,
     /// The disk while there is no power.
     image: Vec<u8>,
+    /// The file of keys, if the server requires TLS.
+    keys: Option<PathBuf>,
     up: Option<Up>,
 }
 
@@ -33,14 +42,24 @@ struct Up {
     machine: Machine,
     disk: Arc<CrashDevice>,
     faults: Arc<FaultDevice>,
+    served: Served,
+    /// A layer that was added while the server runs is on top.
+    has_more: bool,
+}
+
+/// A server, and what it serves.
+#[derive(Clone)]
+struct Served {
     server: Arc<Server>,
+    shared: Arc<Shared>,
+    stack: Stack,
     pool: Pool,
 }
 
 impl Site {
     /// A site that is off.
     pub(crate) fn new(path: PathBuf, workers: usize, facts: Facts, image: Vec<u8>) -> Site {
-        Site { path, workers, facts, layers: Vec::new(), image, up: None }
+        Site { path, workers, facts, layers: Vec::new(), image, keys: None, up: None }
     }
 
     /// The same with these layers over its disk.
@@ -48,9 +67,32 @@ impl Site {
         Site { layers, ..self }
     }
 
+    /// The same with TLS, which clients must use.
+    pub(crate) fn with_tls(self) -> Result<Site, String> {
+        let keys = self.path.with_extension("keys");
+        std::fs::write(&keys, KEY).map_err(|error| format!("{}: {error}", keys.display()))?;
+        Ok(Site { keys: Some(keys), ..self })
+    }
+
     /// Its address for a client.
     pub(crate) fn uri(&self) -> String {
-        format!("nbd+unix:///?socket={}", self.path.display())
+        self.uri_over(&self.path)
+    }
+
+    /// The same over another socket, which leads there.
+    pub(crate) fn uri_over(&self, socket: &Path) -> String {
+        let socket = socket.display();
+        match &self.keys {
+            None => format!("nbd+unix:///?socket={socket}"),
+            Some(keys) => {
+                format!("nbds+unix://alice@/?socket={socket}&tls-psk-file={}", keys.display())
+            }
+        }
+    }
+
+    /// The socket on which it listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.path
     }
 
     /// Starts the machine and the server; `prepare` adds faults to the disk.
@@ -61,9 +103,45 @@ impl Site {
         prepare(&faults);
         let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
         let (path, device, layers) = (self.path.clone(), faults.clone(), self.layers.clone());
-        let started = machine.workers()[0].spawn(move || serve(path, device, layers));
-        let (server, pool) = started.await.map_err(|_| "a server did not start")??;
-        self.up = Some(Up { machine, disk, faults, server, pool });
+        let keys = self.keys.clone();
+        let started = machine.workers()[0].spawn(move || serve(path, device, layers, keys));
+        let served = started.await.map_err(|_| "a server did not start")??;
+        self.up = Some(Up { machine, disk, faults, served, has_more: false });
+        Ok(())
+    }
+
+    /// Stops the server in order, then ends its process.
+    pub(crate) async fn stop(&mut self) -> Result<(), String> {
+        let Some(up) = &self.up else { return Ok(()) };
+        let server = up.served.server.clone();
+        if random(2) == 0 {
+            server.drain();
+            pause().await;
+        }
+        let stopped = up.machine.workers()[0].spawn(move || async move { server.stop(STOP).await });
+        stopped.await.map_err(|_| "a server did not stop")?;
+        self.lose_process().await;
+        Ok(())
+    }
+
+    /// Uses the keys anew for later connections.
+    pub(crate) fn reload(&self) -> Result<(), String> {
+        if let Some(up) = &self.up {
+            up.served.server.set_tls(tls(self.keys.as_deref())?);
+        }
+        Ok(())
+    }
+
+    /// Adds a layer under the clients of the server, or removes the one that was added.
+    pub(crate) async fn change_layers(&mut self) -> Result<(), String> {
+        let Some(up) = &mut self.up else { return Ok(()) };
+        let (served, has_more) = (up.served.clone(), up.has_more);
+        let extra = has_more.then_some(self.layers.len());
+        let exchanged = up.machine.workers()[0].spawn(move || exchange(served, extra));
+        let stack = exchanged.await.map_err(|_| "a layer was not exchanged")??;
+        if let Some(stack) = stack {
+            (up.served.stack, up.has_more) = (stack, !has_more);
+        }
         Ok(())
     }
 
@@ -105,16 +183,17 @@ impl Site {
 
     /// The server, while it is on.
     pub(crate) fn server(&self) -> Option<&Arc<Server>> {
-        self.up.as_ref().map(|up| &up.server)
+        self.up.as_ref().map(|up| &up.served.server)
     }
 
     /// Checks, after all clients have left, that nothing of them is left.
     pub(crate) fn is_tidy(&self) -> Result<(), String> {
         let Some(up) = &self.up else { return Ok(()) };
-        let (open, reserved, peak) = (up.server.open(), up.pool.reserved(), up.pool.peak());
+        let Served { server, pool, .. } = &up.served;
+        let (open, reserved, peak) = (server.open(), pool.reserved(), pool.peak());
         let in_flight = up.faults.in_flight();
         match (open, reserved, in_flight) {
-            (0, 0, 0) if peak <= up.pool.limit() => Ok(()),
+            (0, 0, 0) if peak <= pool.limit() => Ok(()),
             _ => Err(format!(
                 "all clients have left, but {open} connections, {reserved} bytes of memory and {in_flight} \
                  requests are left (at most {peak} bytes were in use)"
@@ -127,18 +206,43 @@ async fn serve(
     path: PathBuf,
     device: Arc<FaultDevice>,
     layers: Vec<String>,
-) -> Result<(Arc<Server>, Pool), String> {
+    keys: Option<PathBuf>,
+) -> Result<Served, String> {
     let stack = layered(Stack::over(device), &layers).await?;
-    let exports = Shared::new("", "", stack.device().clone());
+    let shared = Shared::new("", "", stack.device().clone());
     let pool = Pool::new(MEMORY);
     let limits = Limits { client_bytes: MEMORY / 2, ..Limits::default() };
-    let (offers, tls) = (Offers::default(), Tls::Off);
+    let (exports, offers, tls) = (shared.clone(), Offers::default(), tls(keys.as_deref())?);
     let server = Server::new(Config { exports, limits, offers, pool: pool.clone(), tls });
     // Left by the process before, or not there.
     let _ = std::fs::remove_file(&path);
     let listener = Listener::bind_unix(&path).map_err(|error| error.to_string())?;
     drop(blockhaul_io::spawn(server.clone().listen(listener)));
-    Ok((server, pool))
+    Ok(Served { server, shared, stack, pool })
+}
+
+fn tls(keys: Option<&Path>) -> Result<Tls, String> {
+    let Some(keys) = keys else { return Ok(Tls::Off) };
+    let acceptor = Acceptor::new(&Credentials::Keys(keys.to_path_buf()), false);
+    Ok(Tls::Require(Arc::new(acceptor.map_err(|error| error.to_string())?)))
+}
+
+/// Exchanges the device of a server for one with a layer more, or without the layer of this number;
+/// the new stack, or none if requests do not end in time.
+async fn exchange(served: Served, extra: Option<usize>) -> Result<Option<Stack>, String> {
+    let stack = match extra {
+        Some(number) => {
+            served.stack.without_layer(number).await.map_err(|error| error.to_string())?
+        }
+        None => layered(served.stack, &["extents-cache".to_string()]).await?,
+    };
+    let device = stack.device().clone();
+    let swapped = served.shared.switch().swap(device, Barrier::Within(SWAP), async || Ok(()));
+    match swapped.await {
+        Ok(_) => Ok(Some(stack)),
+        Err(error) if error.kind() == Kind::TimedOut => Ok(None),
+        Err(error) => Err(format!("a layer cannot be exchanged: {error}")),
+    }
 }
 
 /// The stack with these layers over it, the first innermost.

@@ -39,6 +39,7 @@ fn many(scenario: &'static Scenario) {
     });
 }
 
+// nbd: flush.waits-for-replies
 #[test]
 fn no_promise_is_broken_by_a_copy() {
     many(&SCENARIOS[0]);
@@ -47,6 +48,11 @@ fn no_promise_is_broken_by_a_copy() {
 #[test]
 fn no_promise_is_broken_by_a_server_with_layers() {
     many(&SCENARIOS[1]);
+}
+
+#[test]
+fn peers_that_break_the_protocol_harm_nobody_else() {
+    many(&SCENARIOS[2]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub mod crash;
 pub mod fault;
 pub mod image;
 pub mod model;
+pub mod mutate;
 pub mod peer;
 pub mod rng;
 pub mod tools;

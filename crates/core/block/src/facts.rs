@@ -57,6 +57,7 @@ pub struct Facts {
     /// The local files and block devices that contain the device's bytes, or parts of them.
     pub files: Vec<FileId>,
     /// Names of the contexts available for extents; at most [`Contexts::MAX`].
+    // nbd: meta.name
     pub contexts: Vec<String>,
 }
 

@@ -47,6 +47,7 @@ fn refuse(facts: &Facts, request: &Request) -> Option<Error> {
         .or_else(|| refuse_payload(facts, request))
 }
 
+// nbd: write.eperm
 fn refuse_ability(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
     if kind.changes() && !facts.can.contains(Can::WRITE) {
         return Some(Error::new(Kind::ReadOnly, "the device is read-only"));
@@ -92,6 +93,7 @@ fn refuse_flags(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error>
     None
 }
 
+// nbd: sizes.in-range, write.enospc, block-status.einval
 fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
     if kind == OpKind::Flush {
         let clean = request.at == 0 && request.len == 0;

@@ -272,6 +272,7 @@ fn new_index() -> Result<Index<Ssl, Arc<Mutex<Seen>>>, Error> {
 fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Error> {
     let make = || -> Result<SslContextBuilder, ErrorStack> {
         let mut context = SslContext::builder(SslMethod::tls())?;
+        // nbd: tls.version
         context.set_min_proto_version(Some(SslVersion::TLS1_2))?;
         context.set_options(
             SslOptions::NO_COMPRESSION

@@ -181,6 +181,7 @@ pub(crate) async fn connect_for_options(
     met(address, wants, options).await
 }
 
+// nbd: tls.no-memory
 /// Connects and negotiates, within the timeout.
 async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
     let awaited = Awaited::new("connection");
@@ -324,11 +325,13 @@ async fn negotiate(
                     return Err(Error::new(Kind::Disconnected, "the server closed the connection"));
                 }
             }
+            // nbd: tls.client-upgrades
             Step::StartTls => {
                 let Some(connector) = &options.tls else {
                     return Err(Error::new(Kind::Io, "the server started TLS without a request"));
                 };
                 awaited.0.set("answer in the handshake of TLS");
+                // nbd: abort.hard-if-needed
                 link.secure(connector).await?;
                 negotiation.tls_started().map_err(|error| refused(&error))?;
             }

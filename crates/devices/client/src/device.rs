@@ -10,7 +10,7 @@ use blockhaul_block::{
 };
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::request::{Filter, Header};
-use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers};
+use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers};
 
 use crate::ServerProcess;
 use crate::link::Link;
@@ -25,6 +25,8 @@ struct NbdDevice {
     facts: Arc<Facts>,
     /// IDs of the contexts, by their index in the facts.
     ids: Vec<u32>,
+    /// The ID of `base:allocation`, if it was selected.
+    allocation: Option<u32>,
     /// The server accepts block status requests for a subset of the contexts.
     filter: bool,
     /// Maximum effect length of one request.
@@ -54,10 +56,6 @@ pub(crate) fn open(
     process: Option<Arc<ServerProcess>>,
 ) -> Result<Arc<dyn Device>> {
     let info = &negotiated.info;
-    if i64::try_from(info.size).is_err() {
-        let text = format!("the server reported an export of {} bytes", info.size);
-        return Err(Error::new(Kind::TooLarge, text));
-    }
     let mut facts = Facts::new(name, info.size);
     facts.description = info.description.clone().unwrap_or_default();
     facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
@@ -65,13 +63,17 @@ pub(crate) fn open(
     facts.takes_parked = !negotiated.tls;
     facts.claims_room = true;
     facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
+    // nbd: sizes.aligned
     facts.block = block_sizes(negotiated);
     facts.allocation_unit = facts.block.preferred;
     let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
     // Callers expect it at index 0, wherever the server put it.
     contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
     facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
+    // nbd: meta.id-opaque
     let ids = contexts.iter().map(|context| context.id).collect();
+    let is_allocation = |context: &&&Context| context.name == blockhaul_block::BASE_ALLOCATION;
+    let allocation = contexts.iter().find(is_allocation).map(|context| context.id);
     let effect_max = match negotiated.headers {
         Headers::Extended => u64::MAX,
         // The largest 32-bit length that is aligned to every block size.
@@ -79,32 +81,46 @@ pub(crate) fn open(
     };
     let patience = Patience { name: name.to_string(), timeout, min_rate };
     let session = session::start(link, negotiated.headers, negotiated.replies, patience);
+    let connection = Arc::new(Connection { session, _process: process });
+    if i64::try_from(info.size).is_err() {
+        // The connection ends with a disconnect request.
+        let text = format!("the server reported an export of {} bytes", info.size);
+        return Err(Error::new(Kind::TooLarge, text));
+    }
     Ok(Arc::new(NbdDevice {
-        connection: Arc::new(Connection { session, _process: process }),
+        connection,
         facts: Arc::new(facts),
         ids,
+        allocation,
         filter: info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD),
         effect_max,
     }))
 }
 
+// nbd: flags.only-offered, baseline.negotiated
 fn abilities(flags: ExportFlags, contexts: bool) -> Can {
     let mut can = Can::empty();
+    // nbd: flush.offered
     can.set(Can::FLUSH, flags.contains(ExportFlags::SEND_FLUSH));
     can.set(Can::CACHE, flags.contains(ExportFlags::SEND_CACHE));
     can.set(Can::MULTI_CONN, flags.contains(ExportFlags::CAN_MULTI_CONN));
+    // nbd: meta.needs-selection, block-status.needs-selection
     can.set(Can::EXTENTS, contexts);
     if !flags.contains(ExportFlags::READ_ONLY) {
         can |= Can::WRITE;
         let fast_zero = ExportFlags::SEND_WRITE_ZEROES | ExportFlags::SEND_FAST_ZERO;
         can.set(Can::FUA, flags.contains(ExportFlags::SEND_FUA));
+        // nbd: trim.offered
         can.set(Can::TRIM, flags.contains(ExportFlags::SEND_TRIM));
+        // nbd: zeroes.offered
         can.set(Can::ZERO, flags.contains(ExportFlags::SEND_WRITE_ZEROES));
+        // nbd: flags.fast-zero-client, zeroes.fast-offered
         can.set(Can::FAST_ZERO, flags.contains(fast_zero));
     }
     can
 }
 
+// nbd: sizes.obeyed, sizes.client-maximum
 /// Limits of the server, within those of the protocol ("Size constraints").
 fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
     let maximum = blockhaul_wire::BlockSizes::DEFAULT.maximum;
@@ -156,6 +172,7 @@ impl NbdDevice {
             }
             Op::Write(data) => {
                 header.command = Command::Write;
+                // nbd: extended.compact-no-flag, extended.write-flag
                 if self.connection.session.headers() == Headers::Extended {
                     header.flags |= CommandFlags::PAYLOAD_LEN;
                 }
@@ -163,7 +180,8 @@ impl NbdDevice {
             }
             Op::Zero => header.command = Command::WriteZeroes,
             Op::Trim => header.command = Command::Trim,
-            Op::Flush => {}
+            // nbd: flush.zero
+            Op::Flush => (header.offset, header.length) = (0, 0),
             Op::Cache => header.command = Command::Cache,
             Op::Extents(contexts) => {
                 header.command = Command::BlockStatus;
@@ -180,7 +198,8 @@ impl NbdDevice {
                     payload = Payload::Bytes(bytes);
                 }
                 let lists = ids.into_iter().map(|id| (id, None)).collect();
-                expected.want = Want::Extents { lists, one: flags.contains(Flags::ONE_EXTENT) };
+                let one = flags.contains(Flags::ONE_EXTENT);
+                expected.want = Want::Extents { lists, one, allocation: self.allocation };
             }
         }
         let (completer, pending) = Pending::completer();
@@ -238,6 +257,7 @@ impl NbdDevice {
     }
 }
 
+// nbd: flags.df-client, command-flags.known, command-flags.df
 fn command_flags(flags: Flags) -> CommandFlags {
     CommandFlags::NONE
         .with(CommandFlags::FUA, flags.contains(Flags::FUA))

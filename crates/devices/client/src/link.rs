@@ -42,11 +42,13 @@ impl Link {
         }
     }
 
+    // nbd: tls.failed-client
     /// Starts TLS: discards what was received before.
     pub(crate) async fn secure(&mut self, connector: &blockhaul_tls::Connector) -> Result<()> {
         let session = connector.connect(&self.stream).await.map_err(insecure)?;
         let about = &session.about;
         log::debug!("TLS to {}: {} {}", self.stream.peer(), about.version, about.suite);
+        // nbd: tls.all-after
         self.window.secure(session.opener, &session.received);
         self.queue.secure(session.sealer);
         self.unanswered = true;

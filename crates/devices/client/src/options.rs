@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
-use blockhaul_wire::{Context, Infos, ListEntry, Replies};
+use blockhaul_wire::{Context, Infos, ListEntry, OptionError, Replies};
 
 use crate::backends::{Parsed, parse};
 use crate::connect::{Address, Awaited, Ended, Options, at, connect_for_options};
@@ -120,6 +120,7 @@ impl OptionSession {
         }
     }
 
+    // nbd: abort.then-close
     /// Ends the session.
     pub async fn abort(mut self) {
         if matches!(self.state, State::Asking(_)) {
@@ -160,11 +161,25 @@ impl OptionSession {
             }
         };
         let event = Awaited::new("answer").within(self.options.connect_timeout, talk).await;
+        if let Ok(Event::Refused { reason: OptionError::Shutdown, .. }) = &event {
+            self.leave().await;
+        }
         let event = event.map_err(|error| match error.kind() {
             Kind::TimedOut => Error::new(error.kind(), format!("cannot {what}: {}", error.text())),
             _ => error,
         });
         event.map_err(|error| at(&self.place.name, &self.place.address, error))
+    }
+
+    // nbd: abort.shutdown
+    /// Ends the session with a server that is shutting down.
+    async fn leave(&mut self) {
+        let State::Asking(handshake) = &mut self.state else { return };
+        let mut out = Vec::new();
+        if handshake.abort(&mut out).is_ok() {
+            // The server may have closed already.
+            let _ = self.link.say(&mut out).await;
+        }
     }
 
     fn unexpected(&self, event: Event) -> Error {

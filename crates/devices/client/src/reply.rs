@@ -1,9 +1,9 @@
 //! The state of the reply to one request, and the contents of its chunks.
 
-use blockhaul_block::{Error, Extents, Kind, Outcome, Reply};
+use blockhaul_block::{Error, Extent, Extents, Kind, Outcome, Reply};
 use blockhaul_io::{Buf, Data, Reservation};
 use blockhaul_wire::reply::{ChunkKind, Failure, Hole};
-use blockhaul_wire::status::{Form, Status};
+use blockhaul_wire::status::{Form, STATE_HOLE, STATE_ZERO, Status};
 
 /// A request in flight and its reply so far.
 pub(crate) struct Expected {
@@ -27,6 +27,8 @@ pub(crate) enum Want {
         lists: Vec<(u32, Option<Extents>)>,
         /// Only the first extent of each list.
         one: bool,
+        /// The ID of `base:allocation`, if it was selected.
+        allocation: Option<u32>,
     },
 }
 
@@ -126,6 +128,7 @@ impl Expected {
 }
 
 impl Reading {
+    // nbd: chunk.overlap-refused
     fn finish(mut self, len: u64) -> Outcome {
         self.covered.sort_unstable();
         let mut reached = 0;
@@ -135,6 +138,7 @@ impl Reading {
             reached += part;
             follows
         });
+        // nbd: read.incomplete-refused
         if !in_order || reached != len {
             let text = "the server left out bytes of a read, or sent some twice";
             return Err(Error::new(Kind::Io, text));
@@ -157,6 +161,7 @@ pub(crate) fn small_chunk(
     payload: &[u8],
     expected: &mut Expected,
 ) -> Result<(), Error> {
+    // nbd: error.unknown
     if kind.is_error() {
         let failure = Failure::parse(kind, payload).map_err(|error| wrong(&error))?;
         let text = match failure.at {
@@ -171,19 +176,24 @@ pub(crate) fn small_chunk(
         return expected.hole(hole).map_err(violation);
     }
     let Some(form) = Form::of(kind) else {
+        // nbd: chunk.unknown
         return Err(violation("an unknown kind of chunk"));
     };
     let status = Status::parse(form, payload).map_err(|error| wrong(&error))?;
     let len = expected.len;
-    let Want::Extents { lists, one } = &mut expected.want else {
+    let Want::Extents { lists, one, allocation } = &mut expected.want else {
         return Err(violation("extents in reply to another command than block status"));
     };
     let wanted = lists.iter_mut().find(|list| list.0 == status.context());
     // Ignore a context that was negotiated, but not requested here.
     if let Some((_, list)) = wanted {
-        let runs = status.extents();
-        let mut extents: Extents =
-            runs.map(|run| blockhaul_block::Extent { len: run.len, state: run.flags }).collect();
+        // nbd: base.unknown-flags
+        let known = match *allocation == Some(status.context()) {
+            true => STATE_HOLE | STATE_ZERO,
+            false => u64::MAX,
+        };
+        let runs = status.extents().map(|run| Extent { len: run.len, state: run.flags & known });
+        let mut extents: Extents = runs.collect();
         // The last extent may exceed the requested range.
         extents.truncate(len);
         if *one {
@@ -194,6 +204,7 @@ pub(crate) fn small_chunk(
     Ok(())
 }
 
+// nbd: errors.unknown
 pub(crate) fn server_error(errno: blockhaul_wire::Errno, text: &str) -> Error {
     let kind = Kind::from_number(errno.known().to_wire());
     let text = match text.is_empty() {
@@ -203,6 +214,7 @@ pub(crate) fn server_error(errno: blockhaul_wire::Errno, text: &str) -> Error {
     Error::new(kind, text)
 }
 
+// nbd: error.inconsistent
 /// The server violated the protocol: later data cannot be trusted.
 pub(crate) fn violation(what: &'static str) -> Error {
     Error::new(Kind::Io, format!("the server broke the protocol: {what}"))

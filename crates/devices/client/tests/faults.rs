@@ -9,10 +9,11 @@ use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Contexts, Device, Error, Kind, Pending, Reply, Request};
+use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_io::{Data, Reservation};
 use blockhaul_testkit::peer::{Conversation, How, Said, Scripted, Spoil};
 use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, Headers, Replies, magic};
+use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
 use common::{
     CHUNKS, FORMS, SIZE, bytes, content, hasty, offer, on_worker, options, read, use_it, with,
 };
@@ -29,6 +30,8 @@ fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8
     .unwrap()
 }
 
+// nbd: structured.simple-read-refused, chunk.unknown, error.inconsistent
+// nbd: extended.offset-checked
 #[test]
 fn wrong_answers_to_reads_end_the_connection() {
     let any: &[(How, Kind, &str)] = &[
@@ -86,6 +89,7 @@ fn a_read_that_is_not_answered_ends_the_connection() {
     }
 }
 
+// nbd: transmission.cookies-differ
 #[test]
 fn a_reply_that_comes_twice_ends_the_connection_after_the_first() {
     for replies in FORMS {
@@ -96,6 +100,7 @@ fn a_reply_that_comes_twice_ends_the_connection_after_the_first() {
     }
 }
 
+// nbd: chunk.overlap-refused, error.unknown, read.incomplete-refused, errors.unknown
 #[test]
 fn errors_and_gaps_end_the_request_only() {
     for replies in FORMS {
@@ -182,6 +187,7 @@ fn status(replies: Replies, how: How) -> (Result<Vec<(u64, u64)>, Error>, bool) 
     .unwrap()
 }
 
+// nbd: error.inconsistent
 #[test]
 fn wrong_extents_are_errors() {
     for replies in CHUNKS {
@@ -219,6 +225,11 @@ fn scripted_reply(
 
 /// The handshake of a server with one context.
 fn handshake(talk: &mut Conversation, replies: Replies) -> Said {
+    handshake_numbered(talk, replies, 9)
+}
+
+/// The same; the context has this number.
+fn handshake_numbered(talk: &mut Conversation, replies: Replies, id: u32) -> Said {
     talk.greet(3)?;
     loop {
         let (code, _) = talk.receive_option()?;
@@ -232,7 +243,7 @@ fn handshake(talk: &mut Conversation, replies: Replies) -> Said {
                 talk.replies = Replies::Structured;
             }
             (magic::OPT_SET_META_CONTEXT, _) => {
-                let context = [&[0, 0, 0, 9], &b"base:allocation"[..]].concat();
+                let context = [&id.to_be_bytes()[..], b"base:allocation"].concat();
                 talk.reply_option(code, magic::REP_META_CONTEXT, &context)?;
                 talk.reply_option(code, magic::REP_ACK, &[])?;
             }
@@ -274,6 +285,7 @@ fn data_after_all_of_it_is_an_error_and_no_panic() {
     }
 }
 
+// nbd: read.reassemble
 #[test]
 fn data_in_many_pieces_in_any_order_is_put_together() {
     for replies in CHUNKS {
@@ -587,6 +599,7 @@ fn a_long_request_is_finished_after_its_device_is_dropped() {
     server.finish().unwrap();
 }
 
+// nbd: disconnect.only-as-allowed, disc.nothing-after
 /// A server that does not close after the disconnect request cannot keep the connection open.
 #[test]
 fn a_dropped_device_ends_its_connection() {
@@ -611,6 +624,239 @@ fn a_dropped_device_ends_its_connection() {
         while let Err(TryRecvError::Empty) = ended.try_recv() {
             blockhaul_io::sleep(Duration::from_millis(2)).await;
         }
+    });
+    server.finish().unwrap();
+}
+
+/// The next request, which must be this one.
+fn expect(talk: &mut Conversation, command: Command) -> Said<Header> {
+    match talk.receive_request()? {
+        Some((request, _)) if request.command == command => Ok(request),
+        other => Err(format!("{other:?} instead of {command:?}")),
+    }
+}
+
+// nbd: disconnect.shutdown, disc.nothing-after
+#[test]
+fn a_server_that_shuts_down_is_left_politely() {
+    for replies in FORMS {
+        let server = Scripted::start(move |talk, _| {
+            handshake(talk, replies)?;
+            let first = expect(talk, Command::Read)?;
+            let second = expect(talk, Command::Read)?;
+            talk.send(&talk.done(&first, 108))?;
+            expect(talk, Command::Disconnect)?;
+            let bytes = content(second.offset, second.length);
+            match replies {
+                Replies::Simple => {
+                    talk.send(&[talk.simple(second.cookie, 0), bytes].concat())?;
+                }
+                _ => {
+                    let payload = [&second.offset.to_be_bytes()[..], &bytes].concat();
+                    talk.send(&talk.chunk(&second, 1, magic::REPLY_OFFSET_DATA, &payload))?;
+                }
+            }
+            match talk.receive_request()? {
+                None => Ok(()),
+                Some(more) => Err(format!("{:?} after the goodbye", more.0.command)),
+            }
+        });
+        let outcomes = with(&server, options(), |device| async move {
+            let at = |at| device.submit(Request::read(at, Reservation::unpooled(512)));
+            let (first, second) = (at(0), at(4096));
+            let first = first.await.map(drop);
+            let third = at(0).await.map(drop);
+            (first, bytes(second.await, 512), third)
+        });
+        let (first, second, third) = outcomes.unwrap();
+        assert_eq!(first.unwrap_err().kind(), Kind::ShuttingDown, "{replies:?}");
+        assert_eq!(second.unwrap(), content(4096, 512), "it was in flight already");
+        assert_eq!(third.unwrap_err().kind(), Kind::ShuttingDown, "{replies:?}");
+        server.finish().unwrap();
+    }
+}
+
+// nbd: disc.zero, flush.zero
+#[test]
+fn the_goodbye_has_no_range() {
+    for replies in FORMS {
+        let server = Scripted::start(move |talk, _| {
+            handshake(talk, replies)?;
+            for command in [Command::Flush, Command::Disconnect] {
+                let request = expect(talk, command)?;
+                if (request.offset, request.length) != (0, 0) {
+                    return Err(format!("{request:?} has a range"));
+                }
+                if command == Command::Flush {
+                    talk.send(&talk.done(&request, 0))?;
+                }
+            }
+            Ok(())
+        });
+        let outcome =
+            with(&server, options(), |device| async move { device.submit(Request::flush()).await });
+        outcome.unwrap().unwrap();
+        server.finish().unwrap();
+    }
+}
+
+#[test]
+fn an_export_that_is_too_large_is_left_politely() {
+    let server = Scripted::start(move |talk, _| {
+        talk.greet(3)?;
+        loop {
+            let (code, _) = talk.receive_option()?;
+            if code == magic::OPT_GO {
+                let info = [&[0, 0][..], &u64::MAX.to_be_bytes(), &[0, 1]].concat();
+                talk.reply_option(code, magic::REP_INFO, &info)?;
+                talk.reply_option(code, magic::REP_ACK, &[])?;
+                break;
+            }
+            talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?;
+        }
+        expect(talk, Command::Disconnect).map(drop)
+    });
+    let error = with(&server, options(), |_| async {}).unwrap_err();
+    assert_eq!(error.kind(), Kind::TooLarge);
+    server.finish().unwrap();
+}
+
+// nbd: extended.compact-no-flag, extended.write-flag
+#[test]
+fn payload_lengths_are_flagged_with_extended_headers_only() {
+    for replies in FORMS {
+        let server = Scripted::start(move |talk, _| {
+            handshake(talk, replies)?;
+            for command in [Command::Write, Command::Trim, Command::Flush] {
+                let request = expect(talk, command)?;
+                let due = command == Command::Write && replies == Replies::Extended;
+                if request.flags.contains(CommandFlags::PAYLOAD_LEN) != due {
+                    return Err(format!("{request:?} with {replies:?}"));
+                }
+                talk.send(&talk.done(&request, 0))?;
+            }
+            Ok(())
+        });
+        let outcome = with(&server, options(), |device| async move {
+            device.submit(Request::write(512, Data::copy_of(&[1; 512]))).await?;
+            device.submit(Request::trim(0, 4096)).await?;
+            device.submit(Request::flush()).await
+        });
+        outcome.unwrap().unwrap();
+        server.finish().unwrap();
+    }
+}
+
+/// Block status of 4096 bytes in two extents with these states, with the context's number.
+fn answer_status(talk: &mut Conversation, id: u32, states: [u32; 2]) -> Said {
+    let request = expect(talk, Command::BlockStatus)?;
+    let (kind, bytes) = match talk.replies {
+        Replies::Extended => {
+            let runs = states.map(|state| [2048, u64::from(state)].map(u64::to_be_bytes).concat());
+            let head = [id, 2].map(u32::to_be_bytes).concat();
+            (magic::REPLY_BLOCK_STATUS_EXT, [head, runs.concat()].concat())
+        }
+        _ => {
+            let runs = [id, 2048, states[0], 2048, states[1]].map(u32::to_be_bytes);
+            (magic::REPLY_BLOCK_STATUS, runs.concat())
+        }
+    };
+    talk.send(&talk.chunk(&request, 1, kind, &bytes))
+}
+
+async fn states(device: &dyn Device) -> Result<Vec<(u64, u64)>, Error> {
+    let reply = device.submit(Request::extents(0, 4096, Contexts::first())).await?;
+    let Reply::Extents(lists) = reply else { panic!("no extents") };
+    Ok(lists[0].runs().iter().map(|run| (run.len, run.state)).collect())
+}
+
+// nbd: base.unknown-flags
+#[test]
+fn unknown_status_flags_are_ignored() {
+    for replies in CHUNKS {
+        let server = Scripted::start(move |talk, _| {
+            handshake(talk, replies)?;
+            answer_status(talk, 9, [0xdead_bee3, 0x8000_0004])?;
+            talk.hang()
+        });
+        let found = with(&server, options(), |device| async move { states(&*device).await });
+        assert_eq!(found.unwrap().unwrap(), [(2048, 3), (2048, 0)]);
+    }
+}
+
+// nbd: tls.no-memory, meta.id-opaque
+/// What a connection negotiated is no news of the next one: not the form of replies, and not the
+/// number of a context.
+#[test]
+fn each_connection_is_negotiated_anew() {
+    let order = [Replies::Extended, Replies::Structured, Replies::Extended];
+    let server = Scripted::start(move |talk, number| {
+        let id = [u32::MAX, 0, 77][number];
+        handshake_numbered(talk, order[number], id)?;
+        answer_status(talk, id, [3, 0])?;
+        expect(talk, Command::Disconnect).map(drop)
+    });
+    for _ in order {
+        let found = with(&server, options(), |device| async move { states(&*device).await });
+        assert_eq!(found.unwrap().unwrap(), [(2048, 3), (2048, 0)]);
+    }
+    server.finish().unwrap();
+}
+
+/// Refuses options until `code`; refuses that as well, with `refusal`, and expects ABORT after it.
+fn refusing(code: u32, refusal: u32) -> Scripted {
+    Scripted::start(move |talk, _| {
+        talk.greet(3)?;
+        loop {
+            let (sent, _) = talk.receive_option()?;
+            if sent == code {
+                talk.reply_option(sent, refusal, &[])?;
+                break;
+            }
+            talk.reply_option(sent, magic::REP_ERR_UNSUP, &[])?;
+        }
+        let (sent, data) = talk.receive_option()?;
+        if sent != magic::OPT_ABORT || !data.is_empty() {
+            return Err(format!("option {sent} instead of ABORT"));
+        }
+        // No reply: clients must not need one.
+        talk.shut();
+        Ok(())
+    })
+}
+
+// nbd: abort.then-close, abort.soft, abort.no-hard-disconnect, abort.no-reply
+#[test]
+fn a_client_says_goodbye_in_the_handshake() {
+    let server = refusing(magic::OPT_GO, magic::REP_ERR_UNKNOWN);
+    let error = with(&server, options(), |_| async {}).unwrap_err();
+    assert_eq!(error.kind(), Kind::NotFound);
+    server.finish().unwrap();
+
+    let server = refusing(magic::OPT_LIST, magic::REP_ERR_POLICY);
+    let place = Place::parse(&server.uri()).unwrap();
+    on_worker(move || async move {
+        let mut session = OptionSession::connect(place, &options()).await.unwrap();
+        session.list().await.unwrap_err();
+        session.abort().await;
+    });
+    server.finish().unwrap();
+}
+
+// nbd: abort.shutdown
+#[test]
+fn a_stopping_server_gets_an_abort() {
+    for code in [magic::OPT_EXTENDED_HEADERS, magic::OPT_STRUCTURED_REPLY, magic::OPT_GO] {
+        let server = refusing(code, magic::REP_ERR_SHUTDOWN);
+        let error = with(&server, options(), |_| async {}).unwrap_err();
+        assert_eq!(error.kind(), Kind::ShuttingDown, "option {code}");
+        server.finish().unwrap();
+    }
+    let server = refusing(magic::OPT_LIST, magic::REP_ERR_SHUTDOWN);
+    let place = Place::parse(&server.uri()).unwrap();
+    on_worker(move || async move {
+        let mut session = OptionSession::connect(place, &options()).await.unwrap();
+        assert_eq!(session.list().await.unwrap_err().kind(), Kind::ShuttingDown);
     });
     server.finish().unwrap();
 }

@@ -10,6 +10,7 @@ use blockhaul_catalog::Layer;
 use blockhaul_layers::support::Runs;
 
 /// The metadata context of a bitmap is this and its name, as in QEMU.
+// nbd: meta.namespace
 pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
 /// State of a dirty range in that context (QEMU's docs/interop/nbd.txt).
 pub const DIRTY: u64 = 1;

@@ -42,6 +42,7 @@ impl Stream {
         let _ = sockopt::set_socket_recv_buffer_size(&fd, SOCKET_BUFFER);
         // Requests are sent whole, so waiting to fill packets only adds latency. Unix sockets
         // refuse.
+        // nbd: handshake.nodelay
         let _ = sockopt::set_tcp_nodelay(&fd, true);
         Ok(Stream(Arc::new(fd)))
     }
@@ -417,6 +418,17 @@ mod tests {
     /// A socket as a killed server leaves it.
     fn dead(path: &Path) {
         drop(UnixListener::bind(path).unwrap());
+    }
+
+    // nbd: handshake.nodelay
+    #[test]
+    fn tcp_sockets_do_not_wait_for_more() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!socket.nodelay().unwrap());
+        let stream = Stream::new(socket.try_clone().unwrap().into()).unwrap();
+        assert!(socket.nodelay().unwrap());
+        drop(stream);
     }
 
     #[test]

@@ -175,6 +175,7 @@ impl Chunk {
         }
     }
 
+    // nbd: extended.status-form-checked
     /// Checks the length against the kind ("Structured reply types") and our limits.
     fn check(&self) -> Result<(), Error> {
         let length = self.length;
@@ -186,14 +187,17 @@ impl Chunk {
             ChunkKind::None => (length == 0, "an empty chunk with a payload", 0),
             ChunkKind::OffsetData => {
                 let max = u64::from(limits::PAYLOAD_HARD) + DATA_PREFIX_LEN as u64;
+                // nbd: chunk.data-length
                 (length > DATA_PREFIX_LEN as u64, "a chunk of data without data", max)
             }
             ChunkKind::OffsetHole => (length == 12, "a hole whose length is not 12", 12),
             ChunkKind::BlockStatus => {
+                // nbd: status.length
                 let ok = length >= 12 && length % 8 == 4;
                 (ok, "block status with a broken list", 4 + 8 * limits::EXTENTS as u64)
             }
             ChunkKind::BlockStatusExt => {
+                // nbd: extended.status-length
                 let ok = length >= 24 && length % 16 == 8;
                 (ok, "extended block status with a broken list", 8 + 16 * limits::EXTENTS as u64)
             }
@@ -204,6 +208,7 @@ impl Chunk {
             ChunkKind::Other(_) if self.kind.is_error() => {
                 (length >= 6, "an unknown error, too short", limits::ERROR_PAYLOAD.into())
             }
+            // nbd: chunk.unknown
             ChunkKind::Other(_) => return bad("an unknown kind of chunk"),
         };
         if !ok {
@@ -212,7 +217,15 @@ impl Chunk {
         if length > max {
             return Err(Error::TooLong { what: "payload of a reply chunk", len: length, max });
         }
-        Ok(())
+        match (self.kind, self.offset) {
+            (ChunkKind::BlockStatus, Some(_)) => {
+                bad("block status of 32 bits in an extended reply")
+            }
+            (ChunkKind::BlockStatusExt, None) => {
+                bad("block status of 64 bits in a structured reply")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -285,15 +298,18 @@ pub struct Answer {
 }
 
 impl Answer {
+    // nbd: structured.needs-negotiation, extended.all-replies
     /// The head of a chunk with `length` bytes of payload; not for [`Replies::Simple`].
     pub const fn chunk(&self, flags: ReplyFlags, kind: ChunkKind, length: u64) -> Chunk {
         let offset = match self.replies {
+            // nbd: extended.offset
             Replies::Extended => Some(self.offset),
             Replies::Simple | Replies::Structured => None,
         };
         Chunk { flags, kind, cookie: self.cookie, offset, length }
     }
 
+    // nbd: simple.only-without-payload, extended.no-simple
     /// A whole successful reply without payload: a simple reply, or an empty last chunk if simple
     /// replies are not allowed. With [`Replies::Structured`] it is not for READ; see
     /// [`Answer::done`].
@@ -313,6 +329,8 @@ impl Answer {
         }
     }
 
+    // nbd: transmission.simple-only, structured.payload, structured.read, read.reply-form
+    // nbd: read.simple, extended.read-form
     /// What precedes `len` bytes of data in a reply to READ: the head and, with chunks, the data's
     /// offset `at` in the export. A simple reply contains all requested data, and has no flags.
     ///
@@ -332,14 +350,17 @@ impl Answer {
         if self.replies == Replies::Simple {
             return None;
         }
+        // nbd: chunk.hole-length
         let head = self.chunk(flags, ChunkKind::OffsetHole, 12).bytes();
         Some(head.u64(hole.at).u32(hole.len))
     }
 
+    // nbd: structured.no-simple-read, read.error-chunk
     /// Appends a complete failed reply: a simple reply, or a last chunk with the text and the
     /// offset of the error, if there is one.
     pub fn error(&self, failure: &Failure<'_>, out: &mut Vec<u8>) {
         if self.replies == Replies::Simple {
+            // nbd: read.simple-error
             out.extend_from_slice(&simple_bytes(self.cookie, Some(failure.error)));
             return;
         }
@@ -353,6 +374,7 @@ impl Answer {
         failure.emit(out);
     }
 
+    // nbd: reply-flags.done-none, reply-flags.no-others, chunk.none-length, chunk.none-done
     fn none(&self) -> HeaderBytes {
         self.chunk(ReplyFlags::DONE, ChunkKind::None, 0).bytes()
     }
@@ -382,6 +404,7 @@ impl Hole {
         let bad = |why| Error::Malformed { what: "hole in a reply", why };
         let mut reader = Reader::new(payload);
         match (reader.u64(), reader.u32(), reader.rest()) {
+            // nbd: chunk.hole-nonzero
             (Some(at), Some(len), []) if len != 0 => Ok(Hole { at, len }),
             (Some(_), Some(_), []) => Err(bad("it has no length")),
             _ => Err(bad("its payload is not 12 bytes long")),
@@ -421,6 +444,7 @@ impl<'a> Failure<'a> {
         };
         let text =
             reader.take(text_len.into()).ok_or(bad("its text is longer than its payload"))?;
+        // nbd: error-offset.nonzero
         let error = Errno::from_wire(number).ok_or(bad("its error number is 0"))?;
         let at = match kind {
             ChunkKind::ErrorOffset => Some(reader.u64().ok_or(short)?),
@@ -436,6 +460,7 @@ impl<'a> Failure<'a> {
     /// Appends the payload of an error chunk: of [`ChunkKind::ErrorOffset`] if there is an offset,
     /// else of [`ChunkKind::Error`]. The text is cut to [`limits::STRING`] bytes.
     pub fn emit(&self, out: &mut Vec<u8>) {
+        // nbd: error.message-length
         let text = cut(self.text);
         out.extend_from_slice(&self.error.to_wire().to_be_bytes());
         #[expect(clippy::cast_possible_truncation, reason = "cut to limits::STRING")]
@@ -447,6 +472,7 @@ impl<'a> Failure<'a> {
         }
     }
 
+    // nbd: error.length, error-offset.length
     fn payload_len(&self) -> usize {
         6 + cut(self.text).len() + if self.at.is_some() { 8 } else { 0 }
     }
@@ -477,6 +503,7 @@ fn simple_bytes(cookie: u64, error: Option<Errno>) -> HeaderBytes {
 }
 
 fn chunk(reader: &mut Reader<'_>, extended: bool) -> Option<Chunk> {
+    // nbd: reply-flags.unknown
     let flags = ReplyFlags::from_bits(reader.u16()?);
     let kind = ChunkKind::from_wire(reader.u16()?);
     let cookie = reader.u64()?;

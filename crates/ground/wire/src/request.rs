@@ -50,6 +50,7 @@ pub enum Command {
 }
 
 impl Command {
+    // nbd: baseline.requests
     /// The command of a wire number.
     pub const fn from_wire(number: u16) -> Command {
         match number {
@@ -97,6 +98,7 @@ pub struct Header {
 }
 
 impl Header {
+    // nbd: request.magic
     /// Parses a request at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
     /// # Errors
@@ -226,6 +228,7 @@ impl Filter {
         Ok(Filter { length, contexts })
     }
 
+    // nbd: extended.filter-length
     /// Appends the payload to `out`; its length is the request's, with
     /// [`CommandFlags::PAYLOAD_LEN`] set.
     pub fn emit(&self, out: &mut Vec<u8>) {

@@ -70,9 +70,12 @@ pub fn emit(
 ) -> Result<Encoded, Error> {
     let form = match answer.replies {
         Replies::Simple => {
+            // nbd: meta.structured
             return Err(Error::Caller { what: "block status needs structured replies" });
         }
+        // nbd: extended.status-only
         Replies::Structured => Form::Bits32,
+        // nbd: extended.status-always
         Replies::Extended => Form::Bits64,
     };
     let start = out.len();
@@ -109,10 +112,13 @@ pub fn emit_payload(
     if form == Form::Bits64 {
         out.extend_from_slice(&[0; 4]);
     }
+    // nbd: sizes.other-constraints, command-flags.req-one, status.req-one, status.at-most
+    // nbd: block-status.req-one
     let most = if wanted.one { 1 } else { wanted.max_extents.clamp(1, limits::EXTENTS) };
     let mut encoded = Encoded { extents: 0, covered: 0 };
     // The extent being joined; it is written when the next one differs.
     let mut open: Option<Extent> = None;
+    // nbd: status.nonzero, extended.status-nonzero
     let mut extents = extents.into_iter().filter(|extent| extent.len != 0);
     loop {
         let reach = encoded.covered.saturating_add(open.map_or(0, |extent| extent.len));
@@ -135,11 +141,13 @@ pub fn emit_payload(
         }
     }
     if encoded.extents == 0 {
+        // nbd: block-status.at-least-one
         return Err(Error::Caller { what: "block status needs at least one extent" });
     }
     if form == Form::Bits64 {
         #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::EXTENTS")]
         let count = encoded.extents as u32;
+        // nbd: extended.status-count
         out[count_at..count_at + 4].copy_from_slice(&count.to_be_bytes());
     }
     Ok(encoded)
@@ -163,6 +171,7 @@ fn close(
         let len = match form {
             Form::Bits32 => {
                 let flags = u32::try_from(extent.flags).map_err(|_| Error::Caller {
+                    // nbd: meta.fits-flags
                     what: "status flags above 32 bits need extended headers",
                 })?;
                 let len = u32::try_from(left).unwrap_or(SPLIT_32);
@@ -179,6 +188,7 @@ fn close(
         left -= len;
         encoded.covered += len;
         encoded.extents += 1;
+        // nbd: status.last-may-exceed
         // Only the last extent may exceed the requested range.
         if encoded.covered >= wanted.length {
             break;

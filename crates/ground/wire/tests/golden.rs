@@ -379,6 +379,7 @@ fn nbdkit_oldstyle() {
     assert_eq!(negotiate(&capture, wants), agreed);
 }
 
+// nbd: flags.df-set
 #[test]
 fn qemu_options() {
     let (capture, decoded) = check("qemu-options");

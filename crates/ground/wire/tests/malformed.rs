@@ -32,6 +32,7 @@ fn chunk(flags: u16, kind: u16, length: u64, extended: bool) -> Vec<u8> {
     }
 }
 
+// nbd: request.magic
 #[test]
 fn wrong_magic_is_told_after_four_bytes() {
     for (bytes, headers) in
@@ -64,6 +65,8 @@ fn replies_of_another_form_are_refused() {
     }
 }
 
+// nbd: chunk.unknown, chunk.none-length, chunk.none-done, chunk.data-length, chunk.hole-length
+// nbd: status.length, error.length, error-offset.length, extended.status-length
 #[test]
 fn chunks_have_the_length_of_their_kind() {
     let bad = [
@@ -96,6 +99,21 @@ fn chunks_have_the_length_of_their_kind() {
     assert!(Header::parse(&huge, Replies::Extended).is_err());
 }
 
+// nbd: extended.status-form-checked
+#[test]
+fn block_status_has_the_form_of_its_headers() {
+    for (kind, length, extended) in
+        [(magic::REPLY_BLOCK_STATUS, 12, true), (magic::REPLY_BLOCK_STATUS_EXT, 24, false)]
+    {
+        let replies = |extended| if extended { Replies::Extended } else { Replies::Structured };
+        let error = Header::parse(&chunk(1, kind, length, extended), replies(extended));
+        assert!(error.unwrap_err().to_string().contains("block status of"));
+        let fits = Header::parse(&chunk(1, kind, length, !extended), replies(!extended));
+        assert!(fits.unwrap().is_some());
+    }
+}
+
+// nbd: reply-flags.unknown, error.unknown
 #[test]
 fn unknown_flags_and_errors_are_taken() {
     let bytes = chunk(0xfffe, magic::REPLY_OFFSET_DATA, 9, false);
@@ -113,6 +131,7 @@ fn unknown_flags_and_errors_are_taken() {
     assert_eq!((failure.text(), failure.at), ("hi".to_owned(), None));
 }
 
+// nbd: error.nonzero, error-offset.nonzero
 #[test]
 fn errors_are_checked() {
     for (kind, payload, why) in [
@@ -130,6 +149,7 @@ fn errors_are_checked() {
     assert_eq!(Failure::parse(ChunkKind::Error, &text).unwrap().text(), "\\u{1b}[2J");
 }
 
+// nbd: chunk.hole-length, chunk.hole-nonzero
 #[test]
 fn holes_are_checked() {
     assert!(Hole::parse(&be(&[(0, 8), (0, 4)])).is_err());
@@ -138,6 +158,7 @@ fn holes_are_checked() {
     assert_eq!(Hole::parse(&be(&[(9, 8), (1, 4)])), Ok(Hole { at: 9, len: 1 }));
 }
 
+// nbd: status.length, extended.status-length, extended.status-count
 #[test]
 fn block_status_is_checked() {
     for (form, payload, why) in [
@@ -164,6 +185,7 @@ fn block_status_is_checked() {
     assert!(matches!(Status::parse(Form::Bits32, &long), Err(Error::TooLong { .. })));
 }
 
+// nbd: extended.filter-refused
 #[test]
 fn filters_are_checked() {
     let negotiated = |id| id < 100;
@@ -182,6 +204,7 @@ fn filters_are_checked() {
     assert!(Filter::parse(&payload, negotiated).is_err());
 }
 
+// nbd: string.form, info.name-length, meta.name-utf8
 #[test]
 fn options_are_checked() {
     for (payload, why) in [
@@ -214,6 +237,7 @@ fn options_are_checked() {
     assert!(matches!(MetaRequest::parse(&payload), Err(Error::TooLong { .. })));
 }
 
+// nbd: server-reply.name-length, info.export-length, info.sizes-length
 #[test]
 fn replies_to_options_are_checked() {
     for payload in [
@@ -232,6 +256,7 @@ fn replies_to_options_are_checked() {
     assert_eq!(entry.description, "\\u{1b}[31mred");
 }
 
+// nbd: sizes.minimum, sizes.preferred, sizes.maximum
 #[test]
 fn block_sizes_have_rules() {
     let valid = |minimum, preferred, maximum| BlockSizes { minimum, preferred, maximum }.is_valid();

@@ -148,6 +148,7 @@ pub(super) async fn a_write_changes_its_range_and_nothing_else(case: Case) -> Ch
     Ok(Verdict::Held)
 }
 
+// nbd: zeroes.read-back
 /// 7. Zero makes the range read as zeroes, with and without each flag, and may be longer than the
 ///    longest write.
 pub(super) async fn zero_makes_the_range_read_as_zeroes(case: Case) -> Checked {

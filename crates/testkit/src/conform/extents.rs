@@ -189,6 +189,7 @@ fn name(state: u64) -> &'static str {
     }
 }
 
+// nbd: zeroes.no-hole
 /// 7. Zero may free the storage unless `NO_HOLE`.
 pub(super) async fn no_hole_keeps_the_range_allocated(case: Case) -> Checked {
     skip_if!(!case.can(Can::WRITE | Can::ZERO | Can::EXTENTS), "the device cannot show it");

@@ -67,6 +67,7 @@ fn write(at: u64, len: u64) -> Request {
     Request::write(at, Data::zeroes(len as usize))
 }
 
+// nbd: sizes.in-range
 /// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are
 ///     those that the facts allow: everything else is refused.
 pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Checked {

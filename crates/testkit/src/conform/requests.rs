@@ -256,6 +256,7 @@ pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> C
     Ok(Verdict::Held)
 }
 
+// nbd: write.before-reply, zeroes.before-reply
 /// 4. A read sees what every write wrote that had completed when the read was submitted; a caller
 ///    that awaits the first write before submitting the second has an order.
 pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Checked {
@@ -290,6 +291,7 @@ fn durable_shows(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(),
     same(at, found, expected).map_err(|text| format!("{why}: {text}"))
 }
 
+// nbd: flush.covers-completed, flush.durable
 /// 5. A flush makes durable every write that had completed when it was submitted.
 pub(super) async fn a_flush_makes_completed_writes_durable(case: Case) -> Checked {
     skip_if!(!case.can(Can::FLUSH), "the device has no flush");
@@ -319,6 +321,7 @@ pub(super) async fn a_flush_makes_completed_writes_durable(case: Case) -> Checke
     Ok(Verdict::Held)
 }
 
+// nbd: flags.multi-conn
 /// 5. … on all handles of the same storage when the facts say `MULTI_CONN`; and a read through one
 ///    handle sees what a flushed write through another wrote.
 pub(super) async fn a_flush_covers_all_handles(case: Case) -> Checked {
@@ -341,6 +344,7 @@ pub(super) async fn a_flush_covers_all_handles(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
+// nbd: fua.durable, command-flags.fua
 /// 5. A write with FUA is durable when it completes.
 pub(super) async fn fua_is_durable_on_completion(case: Case) -> Checked {
     skip_if!(!case.can(Can::WRITE | Can::FUA), "the device has no FUA");

@@ -241,6 +241,7 @@ impl Ledger {
         self.safe.clear();
     }
 
+    // nbd: flush.waits-for-replies
     /// A flush over the handle `generation` has made these safe, which is returned; unless that is
     /// not the current handle, and the current one may show another disk.
     pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) -> bool {

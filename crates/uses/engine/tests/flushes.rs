@@ -371,6 +371,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
     });
 }
 
+// nbd: flush.waits-for-replies
 #[test]
 fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
     let seed = seed();

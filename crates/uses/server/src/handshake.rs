@@ -7,6 +7,7 @@ use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
+use blockhaul_wire::option::check_query;
 use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies, http};
 
 use crate::connection::Connection;
@@ -66,6 +67,7 @@ impl Mouth<'_> {
 /// A connection in its handshake.
 pub(crate) struct Greeting<'a, 'server> {
     pub(crate) server: &'a Server,
+    // nbd: tls.mode-stays
     /// The TLS settings at the start of the handshake.
     pub(crate) tls: Tls,
     pub(crate) connection: &'a Connection,
@@ -137,6 +139,7 @@ impl Greeting<'_, '_> {
     async fn receive(&self, talk: &mut Talk<'_>) -> Result<Event, Disconnect> {
         let (used, event) = match talk.handshake.receive(talk.inbox.bytes(), &mut talk.out) {
             Ok(step) => step,
+            // nbd: abort.no-hard-disconnect
             Err(error) => return Err(talk.mouth.ends(&mut talk.out, &error).await),
         };
         talk.inbox.consume(used);
@@ -209,6 +212,7 @@ impl Greeting<'_, '_> {
         // The handshake rejects bytes sent after the option but before TLS. Later bytes belong to
         // the client's TLS handshake.
         let session = secure(acceptor, self.connection, self.lookup, self.stream).await?;
+        // nbd: tls.all-after
         talk.inbox.secure(session.opener, &session.received);
         talk.mouth.queue.secure(session.sealer);
         talk.handshake.tls_started().map_err(|error| error.to_string().into())
@@ -312,6 +316,7 @@ impl Talk<'_> {
     }
 }
 
+// nbd: tls.mode
 /// What the handshake offers.
 fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Config {
     let (offers, limits) = (&config.offers, &config.limits);
@@ -340,6 +345,7 @@ async fn secure(
     stream: &Stream,
 ) -> Result<blockhaul_tls::Session, Disconnect> {
     let accepted = acceptor.accept(stream).await;
+    // nbd: tls.failed-server
     let session = accepted.map_err(|error| Disconnect::Refused(error.to_string()))?;
     let about = &session.about;
     let who = about.peer.as_deref().unwrap_or("an unnamed client");
@@ -363,27 +369,14 @@ fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
 fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let facts = export.device.facts();
     let description = export.description.as_ref().unwrap_or(&facts.description);
-    // The advertised sizes must be valid for any limits: a power of two in the middle, and in
-    // order.
-    let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
-    let of_device = match (facts.advertised, config.offers.preferred) {
-        (Some(told), Some(least)) => {
-            Some(blockhaul_block::BlockSizes { preferred: told.preferred.max(least), ..told })
-        }
-        (told, least) => told.or_else(|| least.map(free)),
-    };
+    let of_device = sizes_of_device(config, &facts);
     let sizes = of_device.unwrap_or(facts.block);
     let usual = sizes.minimum == 1
         && sizes.preferred == BlockSizes::DEFAULT.preferred
         && sizes.maximum >= BlockSizes::DEFAULT.maximum;
     let silent = !config.offers.block_sizes && of_device.is_none() && usual;
     let least = sizes.minimum.max(512);
-    let most = match of_device {
-        // As the device reports it, whatever the server's limit.
-        Some(sizes) if !config.offers.block_sizes => sizes.maximum,
-        _ => sizes.maximum.min(config.limits.payload),
-    };
-    let maximum = most.max(least);
+    let maximum = largest_payload(config, &facts);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
@@ -398,16 +391,44 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     }
 }
 
+/// The sizes to advertise, before the limits of the server.
+fn sizes_of_device(config: &Config, facts: &Facts) -> Option<blockhaul_block::BlockSizes> {
+    let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
+    match (facts.advertised, config.offers.preferred) {
+        (Some(told), Some(least)) => {
+            Some(blockhaul_block::BlockSizes { preferred: told.preferred.max(least), ..told })
+        }
+        (told, least) => told.or_else(|| least.map(free)),
+    }
+}
+
+/// The advertised maximum payload in bytes. The advertised sizes must be valid for any limits: a
+/// power of two in the middle, and in order.
+pub(crate) fn largest_payload(config: &Config, facts: &Facts) -> u32 {
+    let of_device = sizes_of_device(config, facts);
+    let sizes = of_device.unwrap_or(facts.block);
+    let most = match of_device {
+        // As the device reports it, whatever the server's limit.
+        Some(sizes) if !config.offers.block_sizes => sizes.maximum,
+        _ => sizes.maximum.min(config.limits.payload),
+    };
+    most.max(sizes.minimum.max(512))
+}
+
+// nbd: flags.only-supported
 fn flags(facts: &Facts) -> ExportFlags {
     let can = facts.can - facts.withheld;
     ExportFlags::SEND_DF
+        // nbd: flags.read-only
         .with(ExportFlags::READ_ONLY, !can.contains(Can::WRITE))
         .with(ExportFlags::SEND_FLUSH, can.contains(Can::FLUSH))
         .with(ExportFlags::SEND_FUA, can.contains(Can::FUA))
         .with(ExportFlags::ROTATIONAL, facts.rotational)
         .with(ExportFlags::SEND_TRIM, can.contains(Can::TRIM))
         .with(ExportFlags::SEND_WRITE_ZEROES, can.contains(Can::ZERO))
+        // nbd: flags.fast-zero
         .with(ExportFlags::SEND_FAST_ZERO, can.contains(Can::FAST_ZERO))
+        // nbd: flags.multi-conn
         .with(ExportFlags::CAN_MULTI_CONN, can.contains(Can::MULTI_CONN))
         .with(ExportFlags::SEND_CACHE, can.contains(Can::CACHE))
 }
@@ -416,16 +437,20 @@ fn flags(facts: &Facts) -> ExportFlags {
 /// colon means everything after it ("Metadata querying"). A context's ID is its index.
 fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
     let all = facts.contexts.iter().take(blockhaul_wire::limits::CONTEXTS).zip(0_u32..);
+    // nbd: base.set-ignores-wildcard, base.list-wildcard, base.unknown-leaf
+    // nbd: meta.unknown-namespace, meta.list-matching
     let wanted = |name: &str| match set {
         true => queries.iter().any(|query| query == name),
         false => {
+            // nbd: meta.list-all
             queries.is_empty()
                 || queries.iter().any(|query| {
                     query == name || (query.ends_with(':') && name.starts_with(query.as_str()))
                 })
         }
     };
-    all.filter(|(name, _)| wanted(name))
+    // A device may be a foreign server, with names against the rules.
+    all.filter(|(name, _)| check_query(name).is_ok() && wanted(name))
         .map(|(name, id)| Context { id: if set { id } else { 0 }, name: name.clone() })
         .collect()
 }

@@ -195,6 +195,7 @@ impl Limits {
             name: "payload",
             what: "largest read or write",
             value: Value::Size(
+                // nbd: read.df-64k
                 PAYLOAD_LEAST as u64,
                 blockhaul_wire::limits::PAYLOAD_HARD as u64,
                 |limits| Place::U32(&mut limits.payload),
@@ -280,6 +281,7 @@ impl Limit {
 mod tests {
     use super::*;
 
+    // nbd: read.df-64k
     #[test]
     fn limits_are_set_by_name_and_have_bounds() {
         let mut limits = Limits::default();

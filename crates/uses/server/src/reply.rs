@@ -21,6 +21,7 @@ pub(crate) struct Asked {
     pub(crate) room: Option<Reservation>,
 }
 
+// nbd: transmission.cookie, extended.cookie
 /// Queues the reply to a request; returns the error if the reply is one.
 pub(crate) fn reply(
     out: &mut SendQueue,
@@ -44,6 +45,7 @@ pub(crate) fn reply(
     result.inspect_err(|error| failure(out, &answer, errno(error, &header), &error.text()))
 }
 
+// nbd: structured.error-text
 /// Queues an error.
 pub(crate) fn failure(out: &mut SendQueue, answer: &Answer, error: Errno, text: &str) {
     let mut bytes = Vec::new();
@@ -51,6 +53,9 @@ pub(crate) fn failure(out: &mut SendQueue, answer: &Answer, error: Errno, text: 
     out.head(&bytes);
 }
 
+// nbd: structured.done-only-when-sure, chunk.data-inside, chunk.no-overlap, read.late-error
+// nbd: read.chunks, read.chunk-nonempty, read.chunk-inside, read.complete, read.done-on-content
+// nbd: read.finish-chunk, read.df-one-chunk
 fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Result<(), Error> {
     let len = u32::try_from(data.len()).map_err(misfit)?;
     let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
@@ -59,6 +64,7 @@ fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Resu
     Ok(())
 }
 
+// nbd: chunk.hole-inside, chunk.hole-no-overlap, read.df-no-hole
 /// A read of zeroes: one small chunk if the client supports it, else zeroes.
 fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error> {
     let len = u32::try_from(asked.len).map_err(misfit)?;
@@ -80,6 +86,7 @@ fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error
 /// Shorter lists are sent together with other heads.
 const SHORT: usize = 4096;
 
+// nbd: meta.one-chunk-each, block-status.chunks
 fn extents(
     out: &mut SendQueue,
     answer: &Answer,
@@ -88,6 +95,7 @@ fn extents(
     max_extents: usize,
 ) -> Result<(), Error> {
     let one = asked.header.flags.contains(CommandFlags::REQ_ONE);
+    // nbd: status.one-chunk-each
     if lists.is_empty() || lists.len() != asked.ids.len() {
         return Err(Error::new(Kind::Io, "the device did not reply to each context"));
     }
@@ -98,7 +106,9 @@ fn extents(
     let rest = asked.size.saturating_sub(end);
     let mut bytes = Vec::new();
     for (index, (list, id)) in lists.iter().zip(&asked.ids).enumerate() {
+        // nbd: structured.done-last
         let last = index + 1 == lists.len();
+        // nbd: reply-flags.done
         let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
         let beyond = match list.total() == asked.len {
             true => list.beyond().min(rest),
@@ -110,6 +120,7 @@ fn extents(
                 true => run.len.max((run.len + beyond).min(asked.longest)),
                 false => run.len,
             },
+            // nbd: extended.status-high-bits
             flags: run.state,
         });
         blockhaul_wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes)
@@ -131,13 +142,16 @@ fn misfit(error: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::new(Kind::Io, "the result does not fit into a reply").because(error)
 }
 
+// nbd: error.nonzero, write.error, cache.error, zeroes.error, errors.eoverflow, errors.enotsup
 /// The number for a failed request. The document allows ENOTSUP only for FAST_ZERO and EOVERFLOW
 /// only with DF ("Error values").
 fn errno(error: &Error, header: &Header) -> Errno {
     let fast =
         header.command == Command::WriteZeroes && header.flags.contains(CommandFlags::FAST_ZERO);
     match error.kind() {
+        // nbd: zeroes.slow
         Kind::Unsupported if !fast => Errno::Inval,
+        // nbd: read.df-overflow
         Kind::TooLarge if !header.flags.contains(CommandFlags::DF) => Errno::Inval,
         kind => Errno::from_wire(kind.number()).unwrap_or(Errno::Io),
     }

@@ -24,7 +24,7 @@ use crate::connection::Connection;
 use crate::counters;
 use crate::disconnect::Disconnect;
 use crate::export_lookup::Visitor;
-use crate::handshake::Chosen;
+use crate::handshake::{Chosen, largest_payload};
 use crate::in_flight::InFlight;
 use crate::log_fields::{RequestFields, record};
 use crate::log_limit::LogLimit;
@@ -53,11 +53,14 @@ pub(crate) async fn run(
     visitor: Visitor,
     disconnect: &mut Ticket<Disconnect>,
 ) -> Result<(), String> {
-    let limits = server.limits().clone();
+    let mut limits = server.limits().clone();
     let Chosen { negotiated, export, mut inbox, outbox } = chosen;
     let flushes = server.flushes(&export);
     let Export { device, .. } = export;
     let pool = server.share(device.facts().in_flight);
+    // A list of extents is no longer than the advertised maximum payload.
+    let longest = largest_payload(&server.config, &device.facts()) as usize;
+    limits.extents = limits.extents.min(longest / EXTENT_BYTES).max(1);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
         stream,
@@ -103,11 +106,13 @@ pub(crate) async fn run(
     if session.in_flight.count() > 0 && !session.server.is_stopping() {
         visitor.visit.gone();
     }
+    // nbd: disc.finish
     let finished = session.finish_all().await;
     session.closing.set(true);
     session.to_send.notify();
     writer.await;
     if !session.broken.get() {
+        // nbd: disconnect.server-closes
         session.out.borrow_mut().close(&session.stream);
     }
     if !finished {
@@ -189,6 +194,7 @@ impl Session {
             };
             inbox.consume(used);
             // When the server stops, requests sent in time may still be in the socket's buffer.
+            // nbd: disc.no-reply
             if header.command == Command::Disconnect
                 || self.server.is_stopping()
                 || self.connection.leave_requested.load(Ordering::Relaxed)
@@ -213,9 +219,11 @@ impl Session {
     ) -> Result<(), String> {
         let payload = header.payload_len(self.negotiated.headers);
         if let Some((error, why)) = self.refuse(&header) {
+            // nbd: extended.too-long
             if payload > u64::from(PAYLOAD_HARD) {
                 return Err(format!("{why}, with {payload} bytes of payload"));
             }
+            // nbd: extended.skip-payload
             self.skip(inbox, payload).await?;
             self.fail(&header, error, &why);
             return Ok(());
@@ -247,6 +255,7 @@ impl Session {
             Command::WriteZeroes => Op::Zero,
             Command::Trim => Op::Trim,
             Command::Flush => Op::Flush,
+            // nbd: cache.no-effect
             Command::Cache => Op::Cache,
             Command::BlockStatus => match self.contexts(&mut asked, payload, inbox).await? {
                 Ok(contexts) => {
@@ -296,6 +305,7 @@ impl Session {
         }
     }
 
+    // nbd: sizes.server-einval
     /// Why a request is refused without asking the device, if it is. The device's fence checks
     /// ranges and abilities; this checks what only NBD has.
     fn refuse(&self, header: &Header) -> Option<(Errno, String)> {
@@ -305,13 +315,16 @@ impl Session {
         self.invalid(header).map(|why| (Errno::Inval, why))
     }
 
+    // nbd: sizes.errors
     fn invalid(&self, header: &Header) -> Option<String> {
+        // nbd: errors.einval-unknown
         if let Command::Other(number) = header.command {
             return Some(format!("unknown command {number}"));
         }
         let extended = self.negotiated.headers == blockhaul_wire::Headers::Extended;
         let chunks = self.negotiated.replies != blockhaul_wire::Replies::Simple;
         let allowed = match header.command {
+            // nbd: command-flags.fua-accepted
             Command::Write => CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended),
             Command::Read => CommandFlags::FUA.with(CommandFlags::DF, chunks),
             Command::WriteZeroes => {
@@ -322,6 +335,7 @@ impl Session {
             }
             _ => CommandFlags::FUA,
         };
+        // nbd: command-flags.unknown, cache.flags
         if !allowed.contains(header.flags) {
             return Some(format!(
                 "flags {:#x} are not allowed for this command",
@@ -329,6 +343,7 @@ impl Session {
             ));
         }
         let payload = matches!(header.command, Command::Read | Command::Write);
+        // nbd: read.split
         if payload && header.length > u64::from(self.limits.payload) {
             return Some(format!("longer than {} bytes", self.limits.payload));
         }
@@ -358,10 +373,12 @@ impl Session {
             self.whole(self.answering(inbox.payload(&self.stream, &mut buf)).await)?;
             match Filter::parse(&buf, known) {
                 Ok(filter) => (asked.len, asked.ids) = (filter.length, filter.contexts),
+                // nbd: extended.filter-refused
                 Err(error) => return Ok(Err(error.to_string())),
             }
         }
         if asked.ids.is_empty() {
+            // nbd: meta.server-einval
             return Ok(Err("no context was negotiated".into()));
         }
         // Devices return lists in ascending order of context, and IDs are the device's indexes.
@@ -380,6 +397,7 @@ impl Session {
         if !self.broken.get() {
             let mut out = self.out.borrow_mut();
             let replies = self.negotiated.replies;
+            // nbd: chunk.maximum
             let replied = reply::reply(&mut out, replies, asked, outcome, self.limits.extents);
             if let Err(error) = replied {
                 self.log_limit.failed(&self.connection, &asked.header, &error);
@@ -464,6 +482,7 @@ impl Session {
         }
     }
 
+    // nbd: disconnect.only-as-allowed
     /// Ends the connection for the storage: drops queued replies, and closes a TLS session
     /// properly.
     fn hang_up(&self) {
@@ -499,7 +518,9 @@ fn flags(header: &Header) -> Flags {
     // FUA on commands that write nothing is meaningless, not invalid.
     let fua = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
     flags.set(Flags::FUA, fua && header.flags.contains(CommandFlags::FUA));
+    // nbd: command-flags.no-hole
     flags.set(Flags::NO_HOLE, header.flags.contains(CommandFlags::NO_HOLE));
+    // nbd: command-flags.fast-zero, zeroes.fast
     flags.set(Flags::FAST, header.flags.contains(CommandFlags::FAST_ZERO));
     flags.set(Flags::ONE_EXTENT, header.flags.contains(CommandFlags::REQ_ONE));
     flags

@@ -28,6 +28,7 @@ fn fixture() -> Fixture {
     serve(model(), Limits::default())
 }
 
+// nbd: request.magic
 #[test]
 fn garbage_ends_the_connection() {
     let fixture = fixture();
@@ -51,6 +52,7 @@ fn garbage_ends_the_connection() {
     fixture.wait_for_open(0);
 }
 
+// nbd: handshake.unknown-client-flags
 #[test]
 fn unknown_handshake_flags_end_the_connection() {
     let fixture = fixture();
@@ -113,6 +115,7 @@ fn long_options_are_skipped_or_end_the_connection() {
     fixture.is_well();
 }
 
+// nbd: abort.no-hard-disconnect
 #[test]
 fn an_unknown_export_is_refused_and_another_may_be_chosen() {
     let fixture = fixture();
@@ -124,6 +127,7 @@ fn an_unknown_export_is_refused_and_another_may_be_chosen() {
     assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
 }
 
+// nbd: abort.hard-if-needed
 #[test]
 fn answers_before_a_name_that_cannot_be_refused_are_heard() {
     let fixture = fixture();
@@ -163,6 +167,10 @@ fn ask(client: &mut Conversation, odd: &Odd) -> blockhaul_testkit::peer::Answer 
     client.ask(&request, &vec![7; odd.payload]).unwrap()
 }
 
+// nbd: transmission.simple-only, structured.no-simple-read, structured.error-text
+// nbd: meta.server-einval, command-flags.unknown, chunk.data-length, chunk.hole-nonzero
+// nbd: read.simple-error, read.chunk-nonempty, write.enospc, cache.no-effect
+// nbd: errors.einval-unknown, extended.all-replies
 #[test]
 fn odd_requests_are_answered_and_the_connection_goes_on() {
     use Command::{BlockStatus, Cache, Flush, Other, Read, Trim, Write, WriteZeroes};
@@ -210,6 +218,7 @@ fn odd_requests_are_answered_and_the_connection_goes_on() {
     fixture.is_well();
 }
 
+// nbd: read.split, block-status.einval
 #[test]
 fn lengths_above_32_bits_are_answered() {
     let fixture = fixture();
@@ -227,6 +236,7 @@ fn lengths_above_32_bits_are_answered() {
     assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
 }
 
+// nbd: extended.too-long
 #[test]
 fn writes_too_long_to_be_skipped_end_the_connection() {
     let fixture = fixture();
@@ -246,6 +256,7 @@ fn writes_too_long_to_be_skipped_end_the_connection() {
     assert!(fixture.pool.peak() <= 1 << 20, "nothing was reserved for them");
 }
 
+// nbd: extended.skip-payload
 #[test]
 fn payloads_without_a_meaning_are_dropped() {
     let fixture = fixture();
@@ -284,6 +295,7 @@ fn payloads_without_a_meaning_are_dropped() {
     assert_eq!(client.read(511, 1).unwrap(), [9]);
 }
 
+// nbd: extended.filter-refused
 #[test]
 fn block_status_filters_are_checked() {
     let mut facts = Model::all_facts(SIZE);
@@ -334,6 +346,7 @@ fn block_status_filters_are_checked() {
     }
 }
 
+// nbd: sizes.errors, sizes.server-einval
 #[test]
 fn blocks_that_are_not_aligned_are_refused() {
     let mut facts = Model::all_facts(SIZE);
@@ -354,6 +367,7 @@ fn blocks_that_are_not_aligned_are_refused() {
     assert_eq!(ask(&mut client, &long).error, EINVAL);
 }
 
+// nbd: flags.read-only, write.eperm
 #[test]
 fn read_only_exports_refuse_changes() {
     let mut facts = Model::all_facts(SIZE);
@@ -370,6 +384,9 @@ fn read_only_exports_refuse_changes() {
     }
 }
 
+// nbd: structured.done-only-when-sure, error.nonzero, read.late-error, read.finish-chunk
+// nbd: read.error-chunk, read.df-overflow, write.error, cache.error, zeroes.error
+// nbd: errors.eoverflow, errors.enotsup
 #[test]
 fn errors_of_devices_have_the_documents_numbers_and_a_text() {
     let fast = CommandFlags::FAST_ZERO;
@@ -425,6 +442,7 @@ impl blockhaul_block::Device for Forgetful {
     }
 }
 
+// nbd: status.one-chunk-each
 #[test]
 fn a_device_that_forgets_contexts_does_not_hang_its_clients() {
     let fixture = serve(Arc::new(Forgetful(model())), Limits::default());
@@ -467,5 +485,35 @@ fn answers_do_not_wait_for_other_payloads() {
         assert_eq!(answer.bytes(100, 200).unwrap(), content(100, 200));
         client.send(&bytes[1000..]).unwrap();
         assert_eq!(client.receive_answer(&write).unwrap().error, 0);
+    }
+}
+
+// nbd: command-flags.fua-accepted
+#[test]
+fn fua_is_accepted_on_every_command() {
+    use Command::{BlockStatus, Cache, Flush, Read, Trim, Write, WriteZeroes};
+    let fixture = fixture();
+    for replies in [Replies::Structured, Replies::Extended] {
+        let (mut client, _) = fixture.client_with_contexts(replies, &["base:allocation"]);
+        for command in [Read, Write, Flush, Trim, Cache, WriteZeroes, BlockStatus] {
+            let len = if command == Flush { 0 } else { 512 };
+            let odd = odd(command, CommandFlags::FUA, 0, len, 0);
+            assert_eq!(ask(&mut client, &odd).error, 0, "{command:?}");
+        }
+    }
+}
+
+// nbd: cache.flags
+#[test]
+fn unknown_flags_of_cache_are_refused() {
+    let fixture = fixture();
+    for replies in FORMS {
+        let mut client = fixture.client(replies);
+        for bit in (1..16).filter(|bit| *bit != 5) {
+            let flags = CommandFlags::from_bits(1 << bit);
+            assert_eq!(ask(&mut client, &odd(Command::Cache, flags, 0, 512, EINVAL)).error, EINVAL);
+        }
+        assert_eq!(ask(&mut client, &odd(Command::Cache, CommandFlags::NONE, 0, 512, 0)).error, 0);
+        assert_eq!(client.read(1, 5000).unwrap(), content(1, 5000), "nothing has changed");
     }
 }

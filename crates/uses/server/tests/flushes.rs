@@ -41,6 +41,7 @@ fn two(fixture: &Fixture) -> (Conversation, Conversation) {
     (fixture.client(Replies::Structured), fixture.client(Replies::Simple))
 }
 
+// nbd: flags.multi-conn
 #[test]
 fn a_failed_flush_fails_the_flushes_of_all_connections_from_then_on() {
     for kind in [Kind::Io, Kind::NoSpace] {
@@ -125,6 +126,7 @@ fn overlapping(then: Option<Rule>) -> (u32, u32) {
     })
 }
 
+// nbd: flush.covers-completed
 #[test]
 fn a_success_counts_only_if_no_flush_that_overlaps_it_fails() {
     assert_eq!(overlapping(None), (0, 0));

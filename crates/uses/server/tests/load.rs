@@ -224,6 +224,7 @@ fn writes_are_carried_out_when_the_client_vanishes() {
     assert_eq!(writes_survive(Conversation::end), 1);
 }
 
+// nbd: disconnect.server-closes, disc.finish, disc.no-reply
 #[test]
 fn writes_are_carried_out_and_answered_when_the_client_says_goodbye() {
     writes_survive(|client| {
@@ -255,6 +256,7 @@ fn a_stop_does_not_wait_for_idle_clients() {
     }
 }
 
+// nbd: disconnect.only-as-allowed
 #[test]
 fn a_stop_finishes_what_is_in_progress() {
     let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
@@ -278,6 +280,7 @@ fn a_stop_finishes_what_is_in_progress() {
     client.expect_close().unwrap();
 }
 
+// nbd: disconnect.server-stop
 #[test]
 fn a_stop_waits_for_devices_then_answers_for_them() {
     for replies in FORMS {
@@ -574,6 +577,7 @@ fn receive_any(client: &mut Conversation) -> (u64, Vec<u8>) {
     (cookie, client.receive(len as usize).unwrap()[8..].to_vec())
 }
 
+// nbd: transmission.cookie, extended.cookie
 #[test]
 fn answers_come_in_any_order_each_to_its_request() {
     let seed = rng::seed();
@@ -605,6 +609,7 @@ fn answers_come_in_any_order_each_to_its_request() {
     assert!(out_of_order, "the device shuffles");
 }
 
+// nbd: write.before-reply
 /// Writers on all workers, each with its own range, each checking its contents.
 #[test]
 fn concurrent_writers_leave_each_other_alone() {

@@ -9,17 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Flags, OpKind, Pending, Request};
+use blockhaul_block::{Device, Extent, Facts, Flags, OpKind, Pending, Reply, Request};
 use blockhaul_catalog::{Barrier, Client, Export, Exports, Listed, Opening, Shared, Visit};
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
-use blockhaul_testkit::peer::Exported;
+use blockhaul_testkit::peer::{Exported, OptionReply};
+use blockhaul_wire::option::MetaRequest;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Replies};
 use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports, wait_until};
 
 const SIZE: u64 = 1 << 20;
 
+// nbd: fua.durable, command-flags.known, command-flags.no-hole
 #[test]
 fn flags_reach_the_device() {
     let model = device(SIZE, Completion::Deferred);
@@ -56,6 +58,7 @@ fn flags_reach_the_device() {
     }
 }
 
+// nbd: flags.fast-zero, command-flags.fast-zero, zeroes.slow, zeroes.fast
 #[test]
 fn fast_zero_fails_at_once_where_it_is_slow() {
     let slow = ModelDevice::new(Model::new(SIZE).with_slow_zero(), Completion::Immediate);
@@ -70,6 +73,7 @@ fn fast_zero_fails_at_once_where_it_is_slow() {
     }
 }
 
+// nbd: flags.only-supported, flags.fast-zero-clear
 #[test]
 fn what_the_device_lacks_is_not_offered_and_refused() {
     let mut facts = Model::all_facts(SIZE);
@@ -103,6 +107,7 @@ fn what_the_device_lacks_is_not_offered_and_refused() {
     assert_eq!(client.write(0, &[1]).unwrap(), 0);
 }
 
+// nbd: chunk.hole-inside, chunk.hole-no-overlap, read.simple, read.complete
 #[test]
 fn holes_are_told_as_the_client_may_take_them() {
     let mut model = Model::new(40 << 20).with_holes();
@@ -132,6 +137,10 @@ fn holes_are_told_as_the_client_may_take_them() {
     wait_until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
+// nbd: structured.payload, structured.done-only-when-sure, flags.df-set, structured.read
+// nbd: chunk.data-inside, chunk.no-overlap, read.reply-form, read.chunks, read.chunk-inside
+// nbd: read.complete, read.done-on-content, read.df-one-chunk, read.df-no-hole, read.df-64k
+// nbd: extended.read-form
 #[test]
 fn data_comes_in_one_chunk() {
     let fixture = serve(device(SIZE, Completion::Deferred), Limits::default());
@@ -146,6 +155,7 @@ fn data_comes_in_one_chunk() {
     }
 }
 
+// nbd: command-flags.req-one, status.req-one, block-status.req-one, extended.status-high-bits
 #[test]
 fn extents_are_bounded_and_cut() {
     let model = device(SIZE, Completion::Immediate);
@@ -170,6 +180,7 @@ fn extents_are_bounded_and_cut() {
     }
 }
 
+// nbd: sizes.advertised, sizes.maximum
 #[test]
 fn small_limits_still_make_a_valid_offer() {
     for payload in [1, 1000, 4095, 65_537] {
@@ -327,5 +338,119 @@ fn a_context_appears_while_a_client_is_connected() {
         answered.sort_unstable();
         assert_eq!(answered, ids, "each client gets what it selected");
         assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
+    }
+}
+
+/// A device with three contexts, whose states fit into 32 bits.
+struct Narrow(Arc<ModelDevice>);
+
+impl Narrow {
+    fn new() -> Arc<Narrow> {
+        let mut facts = Model::all_facts(SIZE);
+        facts.contexts.extend(["test:piece", "test:other"].map(str::to_string));
+        Arc::new(Narrow(ModelDevice::new(Model::with_facts(facts), Completion::Deferred)))
+    }
+}
+
+impl Device for Narrow {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let pending = self.0.submit(request);
+        Pending::start(async move {
+            let Reply::Extents(lists) = pending.await? else { return Ok(Reply::Done) };
+            let narrow = |run: &Extent| Extent { state: run.state & 0xffff, ..*run };
+            let lists = lists.iter().map(|list| list.runs().iter().map(narrow).collect());
+            Ok(Reply::Extents(lists.collect()))
+        })
+    }
+}
+
+// nbd: structured.done-last, meta.one-chunk-each, reply-flags.done, status.one-chunk-each
+// nbd: block-status.chunks
+#[test]
+fn several_contexts_end_with_the_last_chunk() {
+    let fixture = serve(Narrow::new(), Limits::default());
+    let names = ["test:other", "base:allocation", "test:piece"];
+    for replies in [Replies::Structured, Replies::Extended] {
+        let (mut client, ids) = fixture.client_with_contexts(replies, &names);
+        for flags in [CommandFlags::NONE, CommandFlags::REQ_ONE] {
+            let request = Header { flags, ..client.request(Command::BlockStatus, 0, SIZE) };
+            // Reads chunks up to the first with DONE, each for this request.
+            let answer = client.ask(&request, &[]).unwrap();
+            assert_eq!((answer.error, answer.messages), (0, 3), "{}", answer.text);
+            let mut answered: Vec<u32> = answer.status.iter().map(|(id, _)| *id).collect();
+            answered.sort_unstable();
+            let mut due = ids.clone();
+            due.sort_unstable();
+            assert_eq!(answered, due, "each context once");
+        }
+        // Nothing follows the last chunk.
+        let flush = client.request(Command::Flush, 0, 0);
+        assert_eq!(client.ask(&flush, &[]).unwrap().error, 0);
+    }
+}
+
+// nbd: meta.name, meta.namespace, base.set-ignores-wildcard, base.list-wildcard
+// nbd: base.unknown-leaf, meta.unknown-namespace, meta.none-found, meta.list-all
+// nbd: meta.list-matching
+#[test]
+fn queries_for_contexts_follow_the_document() {
+    use blockhaul_wire::magic::{OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, REP_ACK};
+    let mut facts = Model::all_facts(SIZE);
+    // Two of these are no names of contexts.
+    facts.contexts.extend(["plain", "test:piece", ":", "test:other"].map(str::to_string));
+    let device = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+    let fixture = serve(device, Limits::default());
+    let mut client = fixture.connect();
+    client.hello(3).unwrap();
+    client.negotiate(Replies::Structured).unwrap();
+    let mut found = |code: u32, queries: &[&str]| {
+        let queries = queries.iter().map(|query| (*query).to_string()).collect();
+        let mut payload = Vec::new();
+        MetaRequest { export: String::new(), queries }.emit(&mut payload);
+        let mut replies = client.option(code, &payload).unwrap();
+        assert_eq!(replies.pop().unwrap().kind, REP_ACK);
+        let name = |reply: OptionReply| String::from_utf8(reply.payload[4..].to_vec()).unwrap();
+        replies.into_iter().map(name).collect::<Vec<_>>()
+    };
+    let all = ["base:allocation", "test:piece", "test:other"];
+    let none: [&str; 0] = [];
+    for (queries, listed, selected) in [
+        (&[][..], &all[..], &none[..]),
+        (&["base:"], &all[..1], &none),
+        (&["test:"], &all[1..], &none),
+        (&["base:allocation", "base:allocation"], &all[..1], &all[..1]),
+        (&["base:future", "plain", ":"], &none, &none),
+        (&["x-unknown:a", "qemu:dirty-bitmap:b", "unknown:"], &none, &none),
+        (&["x-unknown:a", "test:other"], &all[2..], &all[2..]),
+    ] {
+        assert_eq!(found(OPT_LIST_META_CONTEXT, queries), listed, "{queries:?}");
+        assert_eq!(found(OPT_SET_META_CONTEXT, queries), selected, "{queries:?}");
+    }
+}
+
+// nbd: chunk.maximum
+#[test]
+fn lists_of_extents_are_within_the_maximum_payload() {
+    let model = device(SIZE, Completion::Immediate);
+    for at in (0..SIZE).step_by(1024) {
+        model.model().apply(blockhaul_block::Request::zero(at, 512)).unwrap();
+    }
+    for payload in [1000, 4096] {
+        let fixture = serve(model.clone(), Limits { payload, ..Limits::default() });
+        for replies in [Replies::Structured, Replies::Extended] {
+            let mut client = fixture.connect();
+            client.hello(3).unwrap();
+            client.negotiate(replies).unwrap();
+            client.select("", &["base:allocation"]).unwrap();
+            let (_, _, maximum) = client.go("").unwrap().block_sizes.unwrap();
+            let request = client.request(Command::BlockStatus, 0, SIZE);
+            let answer = client.ask(&request, &[]).unwrap();
+            let extents = answer.status[0].1.len();
+            assert!(extents > 0 && extents * 16 <= maximum as usize, "{extents} for {maximum}");
+        }
     }
 }

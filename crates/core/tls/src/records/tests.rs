@@ -95,6 +95,7 @@ fn opened(
 
 const PAIRS: [Pair; 4] = [Pair::Ours, Pair::TheirServer, Pair::TheirClient, Pair::Old];
 
+// nbd: tls.version
 #[test]
 fn what_is_sealed_is_opened_whoever_does_it() {
     let bytes: Vec<u8> = (0..SEAL_MAX as u32).map(|i| (i * 7 + (i >> 8)) as u8).collect();

@@ -17,6 +17,7 @@ use super::ways::Way;
 use super::write::write_failed;
 
 impl Inner {
+    // nbd: zeroes.read-back, zeroes.no-hole
     /// Makes the range read as zeroes.
     pub(super) async fn zero(&self, at: u64, len: u64, flags: Flags) -> Result<()> {
         for &way in self.zero.order(flags) {

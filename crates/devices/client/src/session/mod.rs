@@ -36,6 +36,8 @@ struct State {
     blocked: bool,
     /// Why nothing more can be sent.
     broken: Option<Error>,
+    /// The server is shutting down: no more requests are sent, replies still arrive.
+    refused: Option<Error>,
     closing: bool,
     /// Time of the last byte either way, or when the first request in flight was queued.
     active: Instant,
@@ -86,6 +88,7 @@ pub(crate) fn start(
             writer: None,
             blocked: false,
             broken: None,
+            refused: None,
             closing: false,
             active: blockhaul_io::now(),
             replied: blockhaul_io::now(),
@@ -123,7 +126,7 @@ impl Session {
         completer: Completer<Outcome>,
     ) {
         let mut state = self.lock();
-        if let Some(error) = state.broken.clone() {
+        if let Some(error) = state.broken.clone().or_else(|| state.refused.clone()) {
             drop(state);
             completer.complete(Err(error));
             return;
@@ -137,6 +140,7 @@ impl Session {
             }
             state.payloads_since = now;
         }
+        // nbd: transmission.cookies-differ
         state.generation = state.generation.wrapping_add(1);
         let generation = u64::from(state.generation) << 32;
         let entry = state.in_flight.vacant_entry();
@@ -164,6 +168,7 @@ impl Session {
         match payload {
             Payload::None => {}
             Payload::Data(data) => {
+                // nbd: write.payload
                 let lent = state.queue.lend(data);
                 if let Some(Some(request)) = state.in_flight.get_mut(key) {
                     request.lent = lent;
@@ -178,14 +183,29 @@ impl Session {
         }
     }
 
+    // nbd: disconnect.only-as-allowed
     /// Sends the disconnect request after what is queued, as far as the socket takes it without
     /// waiting. The connection ends when everything in flight has been answered.
     pub(crate) fn close(&self) {
+        self.say_goodbye(self.lock());
+    }
+
+    // nbd: disconnect.shutdown
+    /// The server has replied that it is shutting down: starts no more requests, and disconnects
+    /// when those in flight have been answered.
+    fn leave(&self, error: &Error) {
         let mut state = self.lock();
+        state.refused.get_or_insert_with(|| error.clone());
+        self.say_goodbye(state);
+    }
+
+    fn say_goodbye(&self, mut state: MutexGuard<'_, State>) {
         if state.closing || state.broken.is_some() {
             return;
         }
+        // nbd: disc.nothing-after
         state.closing = true;
+        // nbd: disc.zero
         let goodbye = request::Header {
             flags: blockhaul_wire::CommandFlags::NONE,
             command: Command::Disconnect,

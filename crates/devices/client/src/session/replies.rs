@@ -72,6 +72,7 @@ impl Session {
         if let Some(errno) = error {
             request.expected.error = Some(server_error(errno, ""));
         } else if let Want::Read(reading) = &mut request.expected.want {
+            // nbd: structured.simple-read-refused
             if self.replies != Replies::Simple {
                 self.put_back(request);
                 return Err(violation("a simple reply to a read, with structured replies on"));
@@ -110,6 +111,7 @@ impl Session {
         chunk: &Chunk,
         expected: &mut Expected,
     ) -> Result<(), Error> {
+        // nbd: extended.offset-checked
         if chunk.offset.is_some_and(|offset| offset != expected.at) {
             return Err(violation("a reply with another offset than the request's"));
         }
@@ -134,6 +136,7 @@ impl Session {
                     return Err(violation("data after the complete reply"));
                 };
                 // Inside the buffer, which has the request's length.
+                // nbd: read.reassemble
                 let part = &mut buf[start as usize..(start + len) as usize];
                 let received = self.payload(window, part).await;
                 reading.filled(buf, start, len);
@@ -245,7 +248,13 @@ impl Session {
         let _ = state.in_flight.try_remove(slot(request.cookie));
         self.end_if_done(&mut state);
         drop(state);
-        request.completer.complete(request.expected.finish());
+        let outcome = request.expected.finish();
+        if let Err(error) = &outcome
+            && error.kind() == Kind::ShuttingDown
+        {
+            self.leave(error);
+        }
+        request.completer.complete(outcome);
     }
 }
 

@@ -50,6 +50,7 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
     facts
 }
 
+// nbd: extended.requests, extended.replies
 #[test]
 fn with_extended_headers() {
     check("extended", EXTENDED, zeroes(), || model(Completion::Shuffled(1)));
@@ -59,6 +60,7 @@ fn with_extended_headers() {
     });
 }
 
+// nbd: flags.df-client, command-flags.df, extended.base-needs-none
 #[test]
 fn with_structured_replies() {
     check("structured", STRUCTURED, zeroes(), || model(Completion::Shuffled(2)));
@@ -67,6 +69,7 @@ fn with_structured_replies() {
     });
 }
 
+// nbd: meta.needs-selection, write.payload, baseline.requests, baseline.negotiated
 #[test]
 fn with_simple_replies() {
     check("simple", SIMPLE, zeroes(), || model(Completion::Shuffled(3)));
@@ -75,6 +78,7 @@ fn with_simple_replies() {
     });
 }
 
+// nbd: sizes.obeyed, sizes.client-maximum, sizes.aligned
 #[test]
 fn with_larger_blocks() {
     for (minimum, offers) in [(512, EXTENDED), (4096, STRUCTURED), (4096, SIMPLE)] {
@@ -89,6 +93,8 @@ fn with_larger_blocks() {
     }
 }
 
+// nbd: flags.only-offered, flags.fast-zero-client, flush.offered, trim.offered, zeroes.offered
+// nbd: zeroes.fast-offered, baseline.negotiated
 #[test]
 fn with_abilities_lacking() {
     for lacking in [Can::ZERO | Can::FAST_ZERO, Can::FUA | Can::FLUSH, Can::EXTENTS, Can::CHANGES] {
@@ -104,6 +110,7 @@ fn with_abilities_lacking() {
     }
 }
 
+// nbd: meta.select, meta.set-replies
 #[test]
 fn with_several_contexts() {
     let contexts = || vec!["test:piece".to_string(), blockhaul_block::BASE_ALLOCATION.to_string()];

@@ -103,6 +103,7 @@ fn old_servers_are_used_as_they_are() {
     }
 }
 
+// nbd: sizes.go, export-name.fallback
 #[test]
 fn a_server_that_knows_no_option_but_the_export_name() {
     for no_zeroes in [true, false] {
@@ -139,6 +140,7 @@ fn answer_reads(talk: &mut Conversation) -> Said {
     Ok(())
 }
 
+// nbd: sizes.obeyed
 #[test]
 fn odd_block_sizes_are_bent_into_shape_or_ignored() {
     let cases = [
@@ -178,6 +180,7 @@ fn the_largest_size_and_none_are_taken() {
     }
 }
 
+// nbd: info.unknown-reply
 #[test]
 fn a_slow_handshake_works_and_unknown_information_is_ignored() {
     let slow = HandshakeFault::Slow(Duration::from_millis(30));

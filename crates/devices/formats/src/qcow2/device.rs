@@ -13,6 +13,7 @@ use super::image::Image;
 use super::{extents, read, write};
 
 /// The context of QEMU that counts the images between the top and the one that has the bytes.
+// nbd: meta.namespace
 pub(super) const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 /// Prefix of the contexts of persistent bitmaps.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";

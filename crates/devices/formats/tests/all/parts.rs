@@ -35,6 +35,7 @@ fn a_snapshot_shows_the_disk_as_it_was() {
     assert!(text.contains("\"before the upgrade\", \"later\""), "{text}");
 }
 
+// nbd: meta.name, meta.namespace
 #[test]
 fn a_bitmap_is_a_context_with_what_was_written_since() {
     let Some(qemu) = Qemu::find() else { return };

@@ -254,6 +254,7 @@ impl Device for CacheDevice {
 
     fn submit(&self, request: Request) -> Pending {
         match request.op {
+            // nbd: trim.no-assumption
             Op::Write(_) | Op::Zero | Op::Trim => self.change(request),
             Op::Extents(contexts) => self.extents(request, contexts),
             _ => self.inner.submit(request),

@@ -3,7 +3,7 @@
 
 use super::Protocol;
 use super::client::{Event, Handshake, Negotiated};
-use crate::option::{Infos, OptionCode, OptionError, check_string};
+use crate::option::{Infos, OptionCode, OptionError, check_query, check_string};
 use crate::{Error, Replies, printable};
 
 /// The client's wishes; all but the export are omitted if the server lacks them.
@@ -84,7 +84,7 @@ impl Negotiation {
     pub fn new(wants: Wants) -> Result<Negotiation, Error> {
         check_string("export name", &wants.export)?;
         for context in &wants.contexts {
-            check_string("context name", context)?;
+            check_query(context)?;
         }
         Ok(Negotiation { wants, handshake: Handshake::new(), resume: false })
     }
@@ -142,6 +142,7 @@ impl Negotiation {
                 return Err(too_old_for_tls());
             }
             Event::Transmission(negotiated) => return Ok(Some(Step::Transmission(negotiated))),
+            // nbd: tls.client-any-mode, tls.client-first
             Event::Greeted(Protocol::FixedNewstyle) if self.wants.tls => {
                 self.handshake.starttls(out)?;
             }
@@ -164,6 +165,7 @@ impl Negotiation {
         Ok(None)
     }
 
+    // nbd: starttls.first
     /// The first option of a session, or after TLS.
     fn first_option(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
         if !self.wants.extended {
@@ -173,6 +175,7 @@ impl Negotiation {
         Ok(None)
     }
 
+    // nbd: abort.no-hard-disconnect
     fn refused(
         &mut self,
         option: OptionCode,
@@ -181,6 +184,7 @@ impl Negotiation {
         out: &mut Vec<u8>,
     ) -> Result<Option<Step>, Error> {
         // TLS_REQD and SHUTDOWN apply to every option that could follow.
+        // nbd: abort.shutdown
         let fatal = matches!(reason, OptionError::TlsRequired | OptionError::Shutdown);
         match option {
             OptionCode::ExtendedHeaders if !fatal => return self.structured(out),
@@ -198,8 +202,10 @@ impl Negotiation {
             }
             _ => {}
         }
+        // nbd: abort.soft, tls.client-refused
         self.handshake.abort(out)?;
         let what = match option {
+            // nbd: sizes.go, export-name.fallback
             OptionCode::Go => {
                 format!("export \"{}\"", printable(self.wants.export.as_bytes(), 256))
             }
@@ -224,6 +230,7 @@ impl Negotiation {
         if contexts.is_empty() || self.handshake.replies() == Replies::Simple {
             self.go(out)?;
         } else {
+            // nbd: meta.select
             self.handshake.set_meta_contexts(&self.wants.export, contexts, out)?;
         }
         Ok(None)

@@ -9,7 +9,9 @@ mod code;
 mod payload;
 
 pub use code::{InfoKind, OptionCode, OptionError, ReplyCode};
-pub use payload::{BlockSizes, Context, Info, InfoRequest, ListEntry, MetaRequest, check_string};
+pub use payload::{
+    BlockSizes, Context, Info, InfoRequest, ListEntry, MetaRequest, check_query, check_string,
+};
 pub(crate) use payload::{QUERIES, string};
 
 /// The items of information that INFO or GO request. Size and flags are always sent.

@@ -5,6 +5,7 @@ use crate::bytes::Reader;
 use crate::text::printable;
 use crate::{Error, ExportFlags, limits};
 
+// nbd: string.form
 /// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").
 pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
     if bytes.len() > limits::STRING {
@@ -24,6 +25,22 @@ pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str,
 /// [`Error::TooLong`] and [`Error::Malformed`], as for a received string.
 pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
     string(what, text.as_bytes()).map(|_| ())
+}
+
+// nbd: meta.query-form
+/// Checks a query for contexts to be sent: a namespace, a colon, and more or nothing.
+///
+/// # Errors
+/// As for [`check_string`]; a query without a namespace.
+pub fn check_query(query: &str) -> Result<(), Error> {
+    check_string("context query", query)?;
+    match query.find(':') {
+        None | Some(0) => Err(Error::Malformed {
+            what: "context query",
+            why: "it has no namespace, as in base:allocation",
+        }),
+        Some(_) => Ok(()),
+    }
 }
 
 #[expect(
@@ -52,6 +69,7 @@ impl InfoRequest {
     pub fn parse(payload: &[u8]) -> Result<InfoRequest, Error> {
         let bad = |why| Error::Malformed { what: "request for information", why };
         let mut reader = Reader::new(payload);
+        // nbd: info.name-length
         let name = reader.counted().ok_or(bad("the name is longer than the option"))?;
         let name = string("export name", name)?.to_owned();
         let count = reader.u16().ok_or(bad("no number of items"))?;
@@ -64,12 +82,14 @@ impl InfoRequest {
                 InfoKind::Name => wants.name = true,
                 InfoKind::Description => wants.description = true,
                 InfoKind::BlockSize => wants.block_size = true,
+                // nbd: info.unknown-request
                 InfoKind::Export | InfoKind::Other(_) => {}
             }
         }
         Ok(InfoRequest { name, wants })
     }
 
+    // nbd: info.no-item-twice
     /// Appends the payload to `out`. The name must pass [`check_string`].
     pub fn emit(&self, out: &mut Vec<u8>) {
         push_counted(&self.name, out);
@@ -84,6 +104,7 @@ impl InfoRequest {
         let count = kinds().count() as u16;
         out.extend_from_slice(&count.to_be_bytes());
         for kind in kinds() {
+            // nbd: info.text-length
             out.extend_from_slice(&kind.to_wire().to_be_bytes());
         }
     }
@@ -166,6 +187,7 @@ impl ListEntry {
         Ok(ListEntry { name, description: description(reader.rest()) })
     }
 
+    // nbd: server-reply.name-length
     /// Appends the payload to `out`. Both strings must pass [`check_string`].
     pub fn emit(&self, out: &mut Vec<u8>) {
         push_counted(&self.name, out);
@@ -226,6 +248,7 @@ impl BlockSizes {
     pub const DEFAULT: BlockSizes =
         BlockSizes { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
 
+    // nbd: sizes.minimum, sizes.preferred, sizes.maximum
     /// Whether the sizes are within the document's rules.
     pub const fn is_valid(&self) -> bool {
         self.minimum.is_power_of_two()
@@ -298,11 +321,13 @@ impl Info {
         out.extend_from_slice(&kind.to_wire().to_be_bytes());
         match self {
             Info::Export { size, flags } => {
+                // nbd: info.export-length
                 out.extend_from_slice(&size.to_be_bytes());
                 out.extend_from_slice(&flags.bits().to_be_bytes());
             }
             Info::Name(text) | Info::Description(text) => out.extend_from_slice(text.as_bytes()),
             Info::BlockSize(sizes) => {
+                // nbd: info.sizes-length
                 for size in [sizes.minimum, sizes.preferred, sizes.maximum] {
                     out.extend_from_slice(&size.to_be_bytes());
                 }

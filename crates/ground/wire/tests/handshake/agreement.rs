@@ -100,6 +100,8 @@ proptest! {
         failure_persistence: None, cases: 1000, ..ProptestConfig::default()
     })]
 
+    // nbd: tls.client-any-mode, sizes.go, starttls.first, go.no-zeroes, structured.after-tls
+    // nbd: baseline.modes, extended.go, extended.after-tls
     /// Whatever is offered and requested, and however the bytes arrive, both sides agree.
     #[test]
     fn both_sides_agree(

@@ -6,6 +6,7 @@
 mod agreement;
 mod negotiation;
 mod options;
+mod rules;
 mod wrong_clients;
 mod wrong_servers;
 

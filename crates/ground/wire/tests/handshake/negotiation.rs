@@ -42,6 +42,7 @@ fn old_servers_are_spoken_to() {
     assert_eq!(negotiated.info.flags, FLAGS.without(ExportFlags::SEND_DF));
 }
 
+// nbd: tls.client-any-mode, tls.client-fixed-newstyle, tls.client-refused, tls.client-first
 #[test]
 fn a_demand_for_tls_is_never_given_up() {
     let mut oldstyle = Vec::new();

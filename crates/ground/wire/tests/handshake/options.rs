@@ -8,6 +8,8 @@ use blockhaul_wire::{
 
 use crate::{Talk, export, names, option, refused};
 
+// nbd: tls.starttls-refused, tls.no-reqd-without-tls, abort.ack, info.export, meta.list-replies
+// nbd: meta.list-all, meta.set-refused, baseline.options
 #[test]
 fn options_in_any_order() {
     let mut talk = Talk::new(Config::default());
@@ -30,8 +32,8 @@ fn options_in_any_order() {
     assert_eq!(event, client::Event::Accepted(OptionCode::ExtendedHeaders));
     let event = talk.ask(|c, out| c.info("a", Infos::default(), out));
     let client::Event::Info(info) = event else { panic!("{event:?}") };
-    // In INFO always, contexts or not.
-    assert!(info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
+    // No context is selected.
+    assert!(!info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
     let event = talk.ask(|c, out| c.starttls(out));
     assert_eq!(refused(event), OptionError::Unsupported);
     let event = talk.ask(|c, out| c.go("nope", Infos::default(), out));
@@ -39,6 +41,8 @@ fn options_in_any_order() {
     assert_eq!(talk.ask(|c, out| c.abort(out)), client::Event::Aborted);
 }
 
+// nbd: meta.needs-selection, meta.set-replaces, meta.set-none, block-status.needs-selection
+// nbd: extended.payload-flag, extended.payload-flag-go
 #[test]
 fn contexts_are_replaced_and_belong_to_their_export() {
     let query = |name: &str| vec![name.to_owned()];
@@ -83,6 +87,8 @@ fn contexts_are_replaced_and_belong_to_their_export() {
     assert_eq!(go(many, "a"), ["base:allocation"]);
 }
 
+// nbd: tls.starttls-accepted, tls.reqd-info-only, starttls.forgets, structured.after-tls
+// nbd: extended.starttls-forgets, extended.after-tls
 #[test]
 fn tls_forgets_what_was_negotiated() {
     let mut talk = Talk::new(Config { tls: Tls::Offered, ..Config::default() });
@@ -103,6 +109,7 @@ fn tls_forgets_what_was_negotiated() {
     assert!(served.tls && served.contexts.is_empty() && served.replies == Replies::Simple);
 }
 
+// nbd: abort.server-errors-options, abort.server-shutdown
 #[test]
 fn a_stopping_server_refuses_politely() {
     let mut talk = Talk::new(Config::default());
@@ -113,6 +120,8 @@ fn a_stopping_server_refuses_politely() {
     assert_eq!(talk.ask(|c, out| c.abort(out)), client::Event::Aborted);
 }
 
+// nbd: string.form, meta.structured, structured.extensions, meta.set-needs-structured
+// nbd: extended.no-export-name
 #[test]
 fn the_callers_mistakes_are_told() {
     let mut out = Vec::new();

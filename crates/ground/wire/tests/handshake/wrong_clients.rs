@@ -52,6 +52,7 @@ fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversatio
     (result, refusals)
 }
 
+// nbd: handshake.client-flags-match, handshake.options-need-fixed, tls.fixed-newstyle
 #[test]
 fn clients_flags_are_checked() {
     let config = Config::default();
@@ -65,6 +66,7 @@ fn clients_flags_are_checked() {
     assert!(converse(config, 2, &[(1, b"a")]).0.unwrap().is_some());
 }
 
+// nbd: handshake.no-zeroes, flags.has-flags, flags.df-clear
 #[test]
 fn export_name_has_zeroes_unless_they_are_declined() {
     for (flags, len) in [(1u32, 134), (3, 10)] {
@@ -85,6 +87,9 @@ fn export_name_has_zeroes_unless_they_are_declined() {
     }
 }
 
+// nbd: abort.data, list.data-refused, structured.data-refused, meta.malformed
+// nbd: reply.unsupported, baseline.unsupported, extended.data-refused
+// nbd: extended.structured-refused
 #[test]
 fn malformed_and_unknown_options_are_refused_and_survived() {
     use OptionCode::{
@@ -156,6 +161,7 @@ fn what_is_not_offered_is_not_known() {
     assert_eq!(refusals.len(), 4);
 }
 
+// nbd: handshake.export-name-refused, export-name.terminate
 #[test]
 fn export_name_cannot_follow_extended_headers_or_be_malformed() {
     for options in [
@@ -170,6 +176,7 @@ fn export_name_cannot_follow_extended_headers_or_be_malformed() {
     }
 }
 
+// nbd: meta.set-replaces
 #[test]
 fn a_failed_selection_selects_nothing() {
     let mut select = Vec::new();
@@ -188,6 +195,8 @@ fn a_failed_selection_selects_nothing() {
     }
 }
 
+// nbd: sizes.advertised, info.no-assumption, info.export, info.block-size-reqd
+// nbd: info.sizes-requested
 #[test]
 fn block_sizes_can_be_required() {
     let answer = || Ok(ExportInfo { require_block_sizes: true, ..export("a").unwrap() });
@@ -239,6 +248,8 @@ fn floods_end_the_session() {
     assert!(matches!(server.receive(&input, &mut out), Err(Error::TooLong { .. })));
 }
 
+// nbd: tls.mode, tls.starttls-accepted, tls.starttls-twice, tls.reqd, tls.reqd-export-name
+// nbd: tls.reqd-go, tls.no-reqd-after, tls.client-starttls-once, info.forced-tls
 #[test]
 fn nothing_goes_before_tls_where_it_is_required() {
     let mut talk = Talk::new(Config { tls: Tls::Required, ..Config::default() });
@@ -266,6 +277,7 @@ fn nothing_goes_before_tls_where_it_is_required() {
     assert!(error.contains("TLS is required"), "{error}");
 }
 
+// nbd: tls.all-after, tls.client-upgrades
 #[test]
 fn bytes_behind_starttls_are_an_attack() {
     let config = Config { tls: Tls::Offered, ..Config::default() };

@@ -85,6 +85,7 @@ fn a_servers_replies_are_checked() {
     assert!(error.contains("same number"), "{error}");
 }
 
+// nbd: flags.unknown, extended.extensions
 #[test]
 fn strange_information_is_tamed() {
     use OptionCode::Go;

@@ -129,6 +129,7 @@ impl Lane {
     ) -> Rc<Lane> {
         let window = Window::new(shared.resolved.requests, !shared.resolved.adaptive);
         // Without the promise, a new connection to the target may show another disk.
+        // nbd: flags.single-conn
         let promised = target.facts().can.contains(Can::MULTI_CONN);
         let used = shared.retries.any() || shared.keeps_track();
         let ledger = Ledger::new(used, first && target.reconnects() && !promised);

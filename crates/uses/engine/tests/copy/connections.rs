@@ -126,6 +126,7 @@ fn connections_that_share_a_disk_are_all_used() {
     });
 }
 
+// nbd: flags.single-conn
 #[test]
 fn connections_that_each_have_a_disk_are_found_out() {
     slower_and_slower(|delay| async move {

@@ -20,6 +20,7 @@ impl Session {
     pub(super) fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
         let kind = request.kind();
         let timed = self.begin(kind);
+        // nbd: fua.durable, command-flags.fua
         let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
         let large = matches!(&request.op, Op::Write(data) if data.len() >= LARGE);
         let submitted = if durable {
@@ -27,6 +28,7 @@ impl Session {
         } else {
             match large.then(|| self.helper()).flatten() {
                 Some(worker) => Err(self.delegate(&worker, request)),
+                // nbd: write.before-reply, zeroes.before-reply
                 None => self.device.submit(request).now(),
             }
         };
@@ -60,6 +62,7 @@ impl Session {
         }
     }
 
+    // nbd: flush.covers-completed, flush.durable
     /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
     /// one of the storage fails meanwhile.
     fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {

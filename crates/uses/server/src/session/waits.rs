@@ -38,8 +38,9 @@ impl Session {
             if !busy && !crowded {
                 return None;
             }
-            self.send();
-            self.to_send.notify();
+            if self.send_some() {
+                continue;
+            }
             let progress = self.progress.wait_after(mark);
             if busy {
                 progress.await;
@@ -82,12 +83,21 @@ impl Session {
             if self.has_part(self.pool.reserved(), cost) {
                 return;
             }
-            self.send();
-            self.to_send.notify();
+            if self.send_some() {
+                continue;
+            }
             if either(&mut turn, self.progress.wait_after(mark)).await.is_some() {
                 return;
             }
         }
+    }
+
+    /// Sends what the socket takes; whether that was anything, so that a condition is checked again.
+    /// Waking the writer instead would wake this task in turn, without end.
+    fn send_some(&self) -> bool {
+        let before = self.out.borrow().queued();
+        self.send();
+        self.out.borrow().queued() < before
     }
 
     pub(super) async fn room(&self, len: u64) -> Result<Reservation, Error> {
@@ -206,6 +216,7 @@ impl Session {
         }
     }
 
+    // nbd: disconnect.server-stop
     /// Answers the requests still in flight at the device; they may or may not be carried out.
     fn give_up(&self) {
         let given_up = self.in_flight.give_up();

@@ -172,11 +172,13 @@ pub fn oldstyle(size: u64, flags: ExportFlags, out: &mut Vec<u8>) {
     out.extend_from_slice(&magic::INIT_PASSWD.to_be_bytes());
     out.extend_from_slice(&magic::CLISERV.to_be_bytes());
     out.extend_from_slice(&size.to_be_bytes());
+    // nbd: handshake.oldstyle-flags
     // In newstyle, the upper half has the handshake flags; an oldstyle server sets none.
     out.extend_from_slice(&u32::from(plain_flags(flags).bits()).to_be_bytes());
     out.extend_from_slice(&[0; magic::RESERVED_ZEROES]);
 }
 
+// nbd: flags.fast-zero-clear
 /// The flags that need no negotiation, without contradictions.
 fn plain_flags(flags: ExportFlags) -> ExportFlags {
     let negotiated =

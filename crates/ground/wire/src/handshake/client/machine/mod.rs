@@ -58,6 +58,7 @@ impl Handshake {
         self.replies
     }
 
+    // nbd: extended.requests
     /// The form of requests that was negotiated so far.
     pub fn headers(&self) -> Headers {
         match self.replies {
@@ -124,6 +125,7 @@ impl Handshake {
             State::Greeting => {
                 return Err(Error::NotNbd { found: left[..left.len().min(16)].to_vec() });
             }
+            // nbd: abort.no-reply
             State::Waiting(Waiting { code: OptionCode::Abort, .. }) | State::Over => return Ok(()),
             State::Idle => "the server closed the connection during the handshake".to_owned(),
             State::AwaitTls => "the server closed the connection before TLS was up".to_owned(),
@@ -153,6 +155,7 @@ impl Handshake {
         Ok(())
     }
 
+    // nbd: baseline.modes
     fn greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
         // A wrong byte is reported as soon as it arrives: other servers may never send 16 bytes.
         let is_start = |second: u64| {
@@ -184,9 +187,11 @@ impl Handshake {
         let Some(flags) = reader.u16() else {
             return Ok((0, Event::NeedMore { bytes: 18 }));
         };
+        // nbd: handshake.unknown-server-flags
         let flags = HandshakeFlags::from_bits(flags);
         let fixed = flags.contains(HandshakeFlags::FIXED_NEWSTYLE);
         self.no_zeroes = flags.contains(HandshakeFlags::NO_ZEROES);
+        // nbd: handshake.client-no-zeroes, handshake.no-other-client-flags
         let answer = ClientFlags::NONE
             .with(ClientFlags::FIXED_NEWSTYLE, fixed)
             .with(ClientFlags::NO_ZEROES, self.no_zeroes);
@@ -223,6 +228,7 @@ impl Handshake {
         }
         match head.code {
             ReplyCode::Ack => {}
+            // nbd: meta.error-discards
             ReplyCode::Error(reason) => {
                 let option = head.option;
                 self.state = State::Idle;
@@ -250,6 +256,7 @@ impl Handshake {
             }
             OptionCode::List => Event::Listed(waiting.entries),
             OptionCode::StartTls => {
+                // nbd: structured.after-tls, extended.after-tls
                 self.replies = Replies::Simple;
                 self.selected = None;
                 self.state = State::AwaitTls;
@@ -293,6 +300,7 @@ impl Handshake {
     }
 
     fn transmission(&mut self, export: String, info: ExportInfo) -> Event {
+        // nbd: go.no-more-options
         self.state = State::Over;
         let contexts = match self.selected.take() {
             Some((selected, contexts)) if selected == export => contexts,
@@ -310,6 +318,7 @@ impl Handshake {
         }))
     }
 
+    // nbd: flags.unknown
     /// The export's flags, without those that are invalid in this session.
     fn flags(&self, flags: ExportFlags) -> ExportFlags {
         let mut flags = flags;
@@ -320,6 +329,7 @@ impl Handshake {
             flags = flags.without(ExportFlags::SEND_DF);
         }
         if self.replies != Replies::Extended {
+            // nbd: extended.extensions
             flags = flags.without(ExportFlags::BLOCK_STATUS_PAYLOAD);
         }
         if !flags.contains(ExportFlags::SEND_WRITE_ZEROES) {

@@ -2,7 +2,9 @@
 
 use super::{Handshake, State, Waiting};
 use crate::handshake::Protocol;
-use crate::option::{InfoRequest, Infos, MetaRequest, OptionCode, check_string, emit_option};
+use crate::option::{
+    InfoRequest, Infos, MetaRequest, OptionCode, check_query, check_string, emit_option,
+};
 use crate::{Error, Replies, limits};
 
 // For the documentation.
@@ -10,6 +12,7 @@ use crate::{Error, Replies, limits};
 use crate::handshake::client::Event;
 
 impl Handshake {
+    // nbd: list.no-data
     /// Lists the exports: [`Event::Listed`].
     ///
     /// # Errors
@@ -19,6 +22,7 @@ impl Handshake {
         self.send(OptionCode::List, "", &[], out)
     }
 
+    // nbd: baseline.options
     /// Queries an export: [`Event::Info`].
     ///
     /// # Errors
@@ -47,6 +51,7 @@ impl Handshake {
             return Err(Error::Caller { what: "no option can be sent now" });
         }
         if self.replies == Replies::Extended {
+            // nbd: extended.no-export-name
             return Err(Error::Caller { what: "EXPORT_NAME cannot be sent with extended headers" });
         }
         emit_option(OptionCode::ExportName, export.as_bytes(), out);
@@ -54,6 +59,7 @@ impl Handshake {
         Ok(())
     }
 
+    // nbd: structured.no-data
     /// Requests structured replies: [`Event::Accepted`].
     ///
     /// # Errors
@@ -65,6 +71,7 @@ impl Handshake {
         self.send(OptionCode::StructuredReply, "", &[], out)
     }
 
+    // nbd: extended.no-data
     /// Requests extended headers, which include structured replies: [`Event::Accepted`].
     ///
     /// # Errors
@@ -80,8 +87,8 @@ impl Handshake {
     /// are meaningless. Servers require structured replies first.
     ///
     /// # Errors
-    /// Like [`Handshake::info`]; a query that is not a valid string of the protocol; too many
-    /// queries.
+    /// Like [`Handshake::info`]; a query that is not a valid string of the protocol, or has no
+    /// namespace; too many queries.
     pub fn list_meta_contexts(
         &mut self,
         export: &str,
@@ -103,6 +110,7 @@ impl Handshake {
         out: &mut Vec<u8>,
     ) -> Result<(), Error> {
         if self.replies == Replies::Simple {
+            // nbd: meta.structured, structured.extensions, meta.set-needs-structured
             return Err(Error::Caller { what: "contexts need structured replies" });
         }
         self.send_contexts(OptionCode::SetMetaContext, export, queries, out)?;
@@ -110,11 +118,13 @@ impl Handshake {
         Ok(())
     }
 
+    // nbd: starttls.no-data
     /// Requests TLS: [`Event::StartTls`].
     ///
     /// # Errors
     /// Like [`Handshake::list`]; TLS is in use.
     pub fn starttls(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
+        // nbd: tls.client-starttls-once
         if self.tls {
             return Err(Error::Caller { what: "TLS is in use" });
         }
@@ -151,7 +161,7 @@ impl Handshake {
     ) -> Result<(), Error> {
         check_string("export name", export)?;
         for query in queries {
-            check_string("context query", query)?;
+            check_query(query)?;
         }
         if queries.len() > limits::QUERIES {
             let (len, max) = (queries.len() as u64, limits::QUERIES as u64);
@@ -170,9 +180,11 @@ impl Handshake {
         payload: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), Error> {
+        // nbd: handshake.one-option
         if !matches!(self.state, State::Idle) {
             return Err(Error::Caller { what: "no option can be sent now" });
         }
+        // nbd: tls.client-fixed-newstyle
         if self.protocol != Some(Protocol::FixedNewstyle) {
             return Err(Error::Caller { what: "the server is too old for this option" });
         }

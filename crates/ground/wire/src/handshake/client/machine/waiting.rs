@@ -48,14 +48,17 @@ impl Waiting {
             (OptionCode::Info | OptionCode::Go, ReplyCode::Info) => {
                 self.infos += 1;
                 below("the server's list of information", self.infos, limits::INFOS)?;
+                // nbd: info.no-order
                 match Info::parse(payload)? {
                     Info::Export { size, flags } => self.exports = Some((size, flags)),
                     Info::Name(name) => self.name = Some(name),
                     Info::Description(text) => self.description = Some(text),
                     Info::BlockSize(sizes) => self.block_sizes = Some(sizes),
+                    // nbd: info.unknown-reply
                     Info::Other(_) => {}
                 }
             }
+            // nbd: meta.list-id
             (OptionCode::ListMetaContext, ReplyCode::MetaContext) => {
                 let (held, max) = (self.contexts.len(), limits::CONTEXTS_LISTED);
                 below("the server's list of contexts", held, max)?;

@@ -42,10 +42,11 @@ impl Handshake {
             Some((export, contexts)) if *export == request.name => contexts.clone(),
             _ => Vec::new(),
         };
-        let flags = self.flags(&info, code, !contexts.is_empty());
+        let flags = self.flags(&info, !contexts.is_empty());
         if code != OptionCode::ExportName {
             self.emit_info(code, &request, &info, flags, out)?;
         }
+        // nbd: info.block-size-reqd
         if info.require_block_sizes && info.block_sizes.is_some() && !request.wants.block_size {
             let text = "this export has block sizes that must be obeyed, ask for them";
             return self.refuse(code, OptionError::BlockSizeRequired, text, out);
@@ -54,22 +55,26 @@ impl Handshake {
             OptionCode::ExportName => {
                 out.extend_from_slice(&info.size.to_be_bytes());
                 out.extend_from_slice(&flags.bits().to_be_bytes());
+                // nbd: handshake.no-zeroes
                 if !self.client.contains(ClientFlags::NO_ZEROES) {
                     out.extend_from_slice(&[0; magic::RESERVED_ZEROES]);
                 }
             }
+            // nbd: go.no-zeroes
             _ => emit_reply(code, ReplyCode::Ack, &[], out),
         }
         if code != OptionCode::Info {
             self.state = State::Ready(Box::new(Negotiated {
                 export: request.name,
                 headers: match self.replies {
+                    // nbd: extended.replies
                     Replies::Extended => Headers::Extended,
                     Replies::Simple | Replies::Structured => Headers::Compact,
                 },
                 replies: self.replies,
                 contexts,
                 flags,
+                // nbd: info.no-assumption
                 obeys_block_sizes: request.wants.block_size && info.block_sizes.is_some(),
                 tls: self.tls,
             }));
@@ -133,6 +138,7 @@ impl Handshake {
             Ok(contexts) => contexts,
             Err(refusal) => return self.refuse(code, refusal.error, &refusal.text, out),
         };
+        // nbd: meta.set-none
         if set && empty {
             contexts.clear();
         }
@@ -141,6 +147,7 @@ impl Handshake {
         }
         for (i, context) in contexts.iter().enumerate() {
             sendable_name(&context.name)?;
+            // nbd: meta.set-replies
             if set && contexts[..i].iter().any(|before| before.id == context.id) {
                 return Err(Error::Caller { what: "two contexts have the same number" });
             }
@@ -149,6 +156,7 @@ impl Handshake {
             let id = if set { context.id } else { 0 };
             let mut payload = Vec::new();
             Context { id, name: context.name.clone() }.emit(&mut payload);
+            // nbd: meta.none-found, meta.list-replies
             emit_reply(code, ReplyCode::MetaContext, &payload, out);
         }
         emit_reply(code, ReplyCode::Ack, &[], out);
@@ -158,18 +166,20 @@ impl Handshake {
         Ok(())
     }
 
-    /// The export's flags, adjusted to what was negotiated.
-    fn flags(&self, info: &ExportInfo, code: OptionCode, has_contexts: bool) -> ExportFlags {
+    // nbd: info.same-as-go
+    /// The export's flags, adjusted to what was negotiated: the same for INFO and GO.
+    fn flags(&self, info: &ExportInfo, has_contexts: bool) -> ExportFlags {
+        // nbd: flags.has-flags
         let flags = info.flags | ExportFlags::HAS_FLAGS;
         if self.replies == Replies::Simple {
+            // nbd: flags.df-clear
             return plain_flags(flags);
         }
-        // Like QEMU: with contexts in GO, always in INFO, which may precede them.
-        let payload = self.replies == Replies::Extended
-            && self.config.meta_contexts
-            && (has_contexts || code == OptionCode::Info);
+        // nbd: extended.payload-flag, extended.payload-flag-go
+        let payload = self.replies == Replies::Extended && has_contexts;
         let df = flags.contains(ExportFlags::SEND_DF);
         plain_flags(flags)
+            // nbd: flags.df-set
             .with(ExportFlags::SEND_DF, df)
             .with(ExportFlags::BLOCK_STATUS_PAYLOAD, payload)
     }
@@ -182,6 +192,7 @@ impl Handshake {
         flags: ExportFlags,
         out: &mut Vec<u8>,
     ) -> Result<(), Error> {
+        // nbd: info.export
         let mut items = vec![Info::Export { size: info.size, flags }];
         if request.wants.name {
             let name = info.name.as_ref().unwrap_or(&request.name);
@@ -191,6 +202,7 @@ impl Handshake {
         if let (true, Some(description)) = (request.wants.description, &info.description) {
             items.push(Info::Description(sendable(description)));
         }
+        // nbd: sizes.advertised, info.sizes-requested
         // Sizes that differ from the defaults should be sent even if not requested.
         if let Some(sizes) = info.block_sizes
             && (request.wants.block_size || sizes != BlockSizes::DEFAULT)
@@ -206,6 +218,7 @@ impl Handshake {
     }
 }
 
+// nbd: meta.name-utf8
 fn sendable_name(name: &str) -> Result<(), Error> {
     check_string("name", name)
         .map_err(|_| Error::Caller { what: "a name is longer than 4096 bytes or holds a NUL" })

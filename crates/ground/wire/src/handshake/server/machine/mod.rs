@@ -57,8 +57,10 @@ impl Handshake {
     /// The longest message of a client in bytes.
     pub const MAX_MESSAGE: usize = OptionHeader::LEN + limits::OPTION_PAYLOAD;
 
+    // nbd: baseline.modes
     /// Starts a handshake: appends the greeting to `out`.
     pub fn new(config: Config, out: &mut Vec<u8>) -> Handshake {
+        // nbd: handshake.fixed-flag, handshake.no-other-server-flags
         let flags = HandshakeFlags::NONE
             .with(HandshakeFlags::FIXED_NEWSTYLE, config.fixed_newstyle)
             .with(HandshakeFlags::NO_ZEROES, config.no_zeroes);
@@ -194,6 +196,7 @@ impl Handshake {
         self.stopping = true;
     }
 
+    // nbd: handshake.unknown-client-flags, handshake.client-flags-match
     fn take_client_flags(&mut self, flags: ClientFlags) -> Result<(), Error> {
         let offered = ClientFlags::NONE
             .with(ClientFlags::FIXED_NEWSTYLE, self.config.fixed_newstyle)
@@ -208,6 +211,8 @@ impl Handshake {
         Ok(())
     }
 
+    // nbd: handshake.export-name-refused, abort.hard-if-needed, tls.reqd-export-name
+    // nbd: export-name.terminate
     /// Refuses an option, if it can be refused.
     fn refuse(
         &mut self,

@@ -26,13 +26,16 @@ impl Handshake {
 
     pub(super) fn end_skip(&mut self, code: OptionCode, out: &mut Vec<u8>) -> Option<Event> {
         self.state = State::Options;
+        // nbd: abort.data
         if code == OptionCode::Abort {
             self.state = State::Over;
+            // nbd: abort.ack
             emit_reply(code, ReplyCode::Ack, &[], out);
             return Some(Event::Abort);
         }
         let (error, text) = match (self.forbidden(code), code) {
             (Some(refusal), _) => refusal,
+            // nbd: baseline.unsupported
             (None, OptionCode::Other(_)) => (OptionError::Unsupported, "the option is not known"),
             (None, _) => (OptionError::TooBig, "the option is too long"),
         };
@@ -43,9 +46,12 @@ impl Handshake {
 
     /// Why no option of this kind is accepted now, whatever its payload.
     fn forbidden(&self, code: OptionCode) -> Option<(OptionError, &'static str)> {
+        // nbd: abort.server-shutdown
         if self.stopping {
             return Some((OptionError::Shutdown, "the server is stopping"));
         }
+        // nbd: tls.no-reqd-without-tls, tls.reqd, tls.reqd-go, tls.no-reqd-after
+        // nbd: tls.reqd-info-only, info.forced-tls
         let plain = self.config.tls == Tls::Required && !self.tls;
         if plain && code != OptionCode::StartTls {
             return Some((OptionError::TlsRequired, "TLS must be started first"));
@@ -62,18 +68,21 @@ impl Handshake {
             let (len, max) = (self.options.into(), self.allowed.into());
             return Err(Error::TooLong { what: "the client's list of options", len, max });
         }
+        // nbd: handshake.options-need-fixed, tls.fixed-newstyle
         if !self.client.contains(ClientFlags::FIXED_NEWSTYLE) && code != OptionCode::ExportName {
             return Err(Error::Unexpected {
                 what: format!("the client sent {code} without fixed newstyle"),
             });
         }
         if code == OptionCode::SetMetaContext {
+            // nbd: meta.set-replaces
             // It replaces the earlier selection, even if it fails.
             self.selected = None;
         }
         Ok(())
     }
 
+    // nbd: abort.server-errors-options
     /// Handles one complete option; returns an event if the caller must handle it.
     pub(super) fn option(
         &mut self,
@@ -98,6 +107,7 @@ impl Handshake {
         Ok(None)
     }
 
+    // nbd: baseline.options
     fn known_option(
         &mut self,
         code: OptionCode,
@@ -118,10 +128,12 @@ impl Handshake {
                     self.ask_export(code, InfoRequest { name, wants: Infos::default() })
                 }
             },
+            // nbd: extended.go
             OptionCode::Info | OptionCode::Go => match InfoRequest::parse(payload) {
                 Err(_) => Refused(OptionError::Invalid, "malformed request for information"),
                 Ok(request) => self.ask_export(code, request),
             },
+            // nbd: list.data-refused, starttls.reply
             OptionCode::List | OptionCode::StartTls if with_data => {
                 Refused(OptionError::Invalid, no_data)
             }
@@ -129,22 +141,28 @@ impl Handshake {
                 self.state = State::AskList;
                 Handled::Event(Event::List)
             }
+            // nbd: tls.starttls-twice
             OptionCode::StartTls if self.tls => Refused(OptionError::Invalid, "TLS is in use"),
+            // nbd: tls.starttls-refused
             OptionCode::StartTls if self.config.tls == Tls::Off => {
                 Refused(OptionError::Unsupported, "TLS is not offered")
             }
             OptionCode::StartTls => {
+                // nbd: starttls.forgets, extended.starttls-forgets
                 self.replies = Replies::Simple;
                 self.selected = None;
                 self.state = State::AwaitTls;
+                // nbd: tls.starttls-accepted
                 emit_reply(code, ReplyCode::Ack, &[], out);
                 Handled::Event(Event::StartTls)
             }
+            // nbd: structured.data-refused
             OptionCode::StructuredReply if self.config.structured => {
                 match (with_data, self.replies) {
                     (true, _) => Refused(OptionError::Invalid, no_data),
                     (_, Replies::Extended) => Refused(
                         OptionError::ExtendedHeadersRequired,
+                        // nbd: extended.structured-refused
                         "extended headers are in use, they replace structured replies",
                     ),
                     (_, Replies::Structured) => {
@@ -153,6 +171,7 @@ impl Handshake {
                     (_, Replies::Simple) => self.acknowledge(code, Replies::Structured, out),
                 }
             }
+            // nbd: extended.data-refused
             OptionCode::ExtendedHeaders if self.config.extended => {
                 match (with_data, self.replies) {
                     (true, _) => Refused(OptionError::Invalid, no_data),
@@ -167,6 +186,7 @@ impl Handshake {
             {
                 self.ask_contexts(code, payload)
             }
+            // nbd: reply.unsupported
             _ => Refused(OptionError::Unsupported, "the option is not known"),
         })
     }
@@ -180,9 +200,11 @@ impl Handshake {
         Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
     }
 
+    // nbd: extended.base-needs-none
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
     fn ask_contexts(&mut self, code: OptionCode, payload: &[u8]) -> Handled {
         use Handled::Refused;
+        // nbd: meta.set-refused
         if self.replies == Replies::Simple {
             let text = "contexts need structured replies or extended headers";
             return Refused(OptionError::Invalid, text);
@@ -191,6 +213,7 @@ impl Handshake {
             Err(Error::TooLong { what: crate::option::QUERIES, .. }) => {
                 Refused(OptionError::TooBig, "too many queries")
             }
+            // nbd: meta.malformed
             Err(_) => Refused(OptionError::Invalid, "malformed request for contexts"),
             Ok(MetaRequest { queries, .. }) if queries.len() > self.config.queries => {
                 Refused(OptionError::TooBig, "too many queries")

@@ -1,0 +1,223 @@
+//! Clients and servers whose peers break the protocol: somebody between them changes bytes. Nothing
+//! panics or hangs, memory is within its limit and comes back, and a client with a connection of its
+//! own does not notice. Over TLS, no changed byte is accepted.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use blockhaul_block::{BlockSizes, Contexts, Device, DeviceExt, Error, Request};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_client::Options;
+use blockhaul_io::simulation::{Machine, note, set_faults};
+use blockhaul_io::{Data, sleep, timeout};
+use blockhaul_testkit::model::Model;
+use blockhaul_testkit::rng::Rng;
+
+use crate::Setting;
+use crate::meddler::{self, Meddling, Victim};
+use crate::noise::calm;
+use crate::oracle::{Oracle, SECTOR, bytes_of, image};
+use crate::site::Site;
+
+/// Sectors of the disk; each of two clients has one half.
+const SECTORS: usize = 256;
+/// Virtual time in which a request ends.
+const PATIENCE: Duration = Duration::from_secs(4 * 3600);
+/// Longest request in sectors.
+const LEN_MAX: u64 = 64;
+/// Connections that a client with a hostile peer makes.
+const CONNECTIONS: u64 = 10;
+
+struct Hostile {
+    site: Site,
+    meddling: Meddling,
+    tls: bool,
+    options: Options,
+    requests: u64,
+    rng: Rng,
+}
+
+pub(crate) async fn run(setting: Setting) -> Result<(), String> {
+    set_faults(calm(setting.faults));
+    let mut hostile = Hostile::new(setting)?;
+    note(&format!("{:?} tls {}", hostile.meddling.victim, hostile.tls));
+    hostile.site.start(|_| {}).await?;
+    hostile.work().await?;
+    sleep(Duration::from_secs(3600)).await;
+    hostile.site.is_tidy()
+}
+
+impl Hostile {
+    fn new(setting: Setting) -> Result<Hostile, String> {
+        let Setting { mut rng, dir, .. } = setting;
+        let mut facts = Model::all_facts((SECTORS * SECTOR) as u64);
+        facts.zeroed = false;
+        facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
+        let workers = rng.between(1, 2) as usize;
+        let site = Site::new(dir.join("server"), workers, facts, image(SECTORS));
+        let tls = rng.chance(5);
+        let site = if tls { site.with_tls()? } else { site };
+        let meddling = Meddling {
+            socket: dir.join("between"),
+            server: site.socket().to_path_buf(),
+            victim: *rng.pick(&[Victim::Server, Victim::Client]),
+            rate: *rng.pick(&[1000, 5000, 20_000]),
+        };
+        let options = Options {
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(*rng.pick(&[5, 60])),
+            extended: rng.chance(60),
+            structured: rng.chance(80),
+            ..Options::default()
+        };
+        let requests = rng.between(5, 60);
+        Ok(Hostile { site, meddling, tls, options, requests, rng })
+    }
+
+    async fn work(&mut self) -> Result<(), String> {
+        let machine = Machine::start(1).map_err(|error| error.to_string())?;
+        let meddling = self.meddling.clone();
+        let listening = machine.workers()[0].spawn(move || async move { meddler::start(meddling) });
+        listening.await.map_err(|_| "nobody listens")??;
+        // What clients send may be changed to writes anywhere; over TLS it cannot.
+        let is_safe = self.tls || self.meddling.victim == Victim::Client;
+        let direct = Client {
+            uri: self.site.uri(),
+            options: self.options.clone(),
+            sectors: 0..SECTORS / 2,
+            rng: Rng::new(self.rng.number()),
+            checks: is_safe,
+            writes: is_safe,
+        };
+        let through = Client {
+            uri: self.site.uri_over(&self.meddling.socket),
+            options: self.options.clone(),
+            sectors: SECTORS / 2..SECTORS,
+            rng: Rng::new(self.rng.number()),
+            checks: self.tls,
+            writes: true,
+        };
+        let requests = self.requests;
+        let worker = &machine.workers()[0];
+        let honest = worker.spawn(move || direct.undisturbed(requests));
+        let harmed = worker.spawn(move || through.harmed(requests));
+        honest.await.map_err(|_| "a client was dropped")??;
+        harmed.await.map_err(|_| "a client was dropped")??;
+        // A killed machine has always been killed.
+        let _ = machine.kill().await;
+        Ok(())
+    }
+}
+
+struct Client {
+    uri: String,
+    options: Options,
+    /// Those that it reads and writes.
+    sectors: Range<usize>,
+    rng: Rng,
+    /// Only known values can be there.
+    checks: bool,
+    writes: bool,
+}
+
+impl Client {
+    /// Works over one connection, without an error.
+    async fn undisturbed(mut self, requests: u64) -> Result<(), String> {
+        let failed = |error: Error| format!("the client without a hostile peer: {error}");
+        let mut oracle = Oracle::new(self.sectors.start, self.sectors.len());
+        let stack = within(self.open()).await?.map_err(failed)?;
+        for _ in 0..requests {
+            within(self.request(&stack, &mut oracle)).await??.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Works over connections that may fail at any time.
+    async fn harmed(mut self, requests: u64) -> Result<(), String> {
+        let mut oracle = Oracle::new(self.sectors.start, self.sectors.len());
+        for _ in 0..CONNECTIONS {
+            let stack = match within(self.open()).await? {
+                Ok(stack) => stack,
+                Err(error) => {
+                    note(&error.to_string());
+                    continue;
+                }
+            };
+            for _ in 0..requests {
+                if let Err(error) = within(self.request(&stack, &mut oracle)).await?? {
+                    note(&error.to_string());
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn open(&self) -> Result<Stack, Error> {
+        let backends = blockhaul_client::all(self.options.clone());
+        let registry = Registry { backends, ..Registry::default() };
+        registry.open(&Spec::parse(self.uri.as_ref())?, Vec::new(), Intent::WRITE).await
+    }
+
+    /// One request; the outer error is a broken promise.
+    async fn request(
+        &mut self,
+        stack: &Stack,
+        oracle: &mut Oracle,
+    ) -> Result<Result<(), Error>, String> {
+        let sectors = self.some();
+        let (at, len) = ((sectors.start * SECTOR) as u64, sectors.len() * SECTOR);
+        let device = stack.device();
+        Ok(match self.rng.below(10) {
+            0 => device.flush().await,
+            1 => {
+                let request = Request::extents(at, len as u64, Contexts::first());
+                match device.facts().contexts.is_empty() {
+                    true => Ok(()),
+                    false => device.submit(request).await.map(drop),
+                }
+            }
+            2..6 if self.writes => self.write(&**device, sectors, oracle).await,
+            _ => match device.read(at, len).await {
+                Ok(data) if self.checks => {
+                    let losses = oracle.losses();
+                    oracle.check(sectors, data.bytes(), losses).map(Ok)?
+                }
+                other => other.map(drop),
+            },
+        })
+    }
+
+    async fn write(
+        &self,
+        device: &dyn Device,
+        sectors: Range<usize>,
+        oracle: &mut Oracle,
+    ) -> Result<(), Error> {
+        if !oracle.is_settled(sectors.clone()) {
+            return Ok(());
+        }
+        let value = oracle.fresh();
+        let losses = oracle.losses();
+        let data = Data::copy_of(&bytes_of(sectors.clone(), value));
+        oracle.begin(sectors.clone(), value);
+        let written = device.submit(Request::write((sectors.start * SECTOR) as u64, data)).await;
+        match written {
+            Ok(_) => oracle.done(sectors, value, false, losses),
+            Err(_) => oracle.failed(sectors, true),
+        }
+        written.map(drop)
+    }
+
+    fn some(&mut self) -> Range<usize> {
+        let start = self.sectors.start as u64 + self.rng.below(self.sectors.len() as u64);
+        let most = (self.sectors.end as u64 - start).min(LEN_MAX);
+        let end = start + self.rng.between(1, most);
+        start as usize..end as usize
+    }
+}
+
+/// The output, if it comes in time.
+async fn within<T>(work: impl Future<Output = T>) -> Result<T, String> {
+    timeout(PATIENCE, work).await.map_err(|_| format!("no reply after {PATIENCE:?}"))
+}
