@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Extents, Result};
 
-use super::bytes::{be16, be32, be64, index, text};
 use super::error::damaged;
 use super::header::{BitmapDirectory, Header};
-use super::storage::read;
+use crate::bytes::{be16, be32, be64, index, text};
+use crate::storage::read;
 
 /// The state of a dirty range in contexts `qemu:dirty-bitmap:NAME`, as QEMU's server reports it.
 const DIRTY: u64 = 1;

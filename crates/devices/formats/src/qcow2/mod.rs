@@ -9,7 +9,6 @@
 //! image from front to back.
 
 mod bitmap;
-mod bytes;
 mod cache;
 mod chain;
 pub mod check;
@@ -20,11 +19,9 @@ mod error;
 mod extents;
 mod header;
 mod image;
-mod kept;
 mod read;
 mod refcount;
 mod snapshot;
-mod storage;
 pub mod stream;
 mod unpack;
 mod write;

@@ -12,5 +12,6 @@ mod mutations;
 mod odd;
 mod parts;
 mod power;
+mod readers;
 mod streams;
 mod writes;

@@ -23,9 +23,9 @@ pub use self::view::AsQcow2;
 
 use self::pack::{Ahead, Made, pool};
 use self::plan::{Plan, REFCOUNT_ORDER, Stored, Tables};
-use super::bytes::index;
 use super::error::usage;
 use super::header::MAGIC;
+use crate::bytes::index;
 
 /// Bytes of tables and small clusters that are passed on at once.
 const PIECE: usize = 256 << 10;

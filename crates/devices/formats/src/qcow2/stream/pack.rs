@@ -8,8 +8,8 @@ use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Task, is_zero};
 
 use super::plan::{SECTOR, Stored};
-use crate::qcow2::bytes::index;
-use crate::qcow2::storage;
+use crate::bytes::index;
+use crate::storage;
 
 /// Memory of a compressed cluster that is kept, beside its bytes.
 const ENTRY: u64 = 128;

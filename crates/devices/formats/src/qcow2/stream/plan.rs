@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use blockhaul_block::Result;
 
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::error::usage;
 
 /// Width of refcounts, as a power of two of bits: 16 bits, the default of QEMU.

@@ -13,7 +13,7 @@ use blockhaul_io::{Pool, Reservation};
 use super::pack::{Ahead, Made, Packed, pool};
 use super::plan::{Placed, Stored, Tables};
 use super::{StreamOptions, changed, plan, table};
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::error::usage;
 
 /// The backend `as-qcow2:DEVICE`.

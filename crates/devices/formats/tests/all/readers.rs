@@ -1,0 +1,224 @@
+//! Formats that are only read: images that qemu-img makes have the same bytes and the same map.
+
+use std::process::Command;
+
+use blockhaul_block::{Contexts, DeviceExt as _, HOLE, ZERO};
+use blockhaul_catalog::Intent;
+use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::{self, Peer};
+use serde_json::Value;
+
+use crate::common::{Qemu, content, error, extents, open, read_all, with, write};
+use crate::equality::make_noise;
+
+/// A format: our scheme, QEMU's name, and options.
+pub struct Format {
+    pub scheme: &'static str,
+    pub qemu: &'static str,
+    pub options: &'static str,
+}
+
+const fn format(scheme: &'static str, qemu: &'static str, options: &'static str) -> Format {
+    Format { scheme, qemu, options }
+}
+
+/// All kinds of images that qemu-img makes.
+pub const FORMATS: &[Format] = &[
+    format("vdi", "vdi", ""),
+    format("vdi", "vdi", "static=on"),
+    format("vhd", "vpc", "force_size=on"),
+    format("vhd", "vpc", "subformat=dynamic"),
+    format("vhd", "vpc", "subformat=fixed"),
+    format("vhd", "vpc", "subformat=fixed,force_size=on"),
+    format("vhdx", "vhdx", ""),
+    format("vhdx", "vhdx", "block_size=1M"),
+    format("vhdx", "vhdx", "subformat=fixed,block_size=2M"),
+    format("vhdx", "vhdx", "block_state_zero=off,log_size=4M"),
+];
+
+/// Makes a raw disk with data, zeroes and holes.
+pub fn make_disk(qemu: &Qemu, rng: &mut Rng, size: u64) {
+    std::fs::File::create(qemu.file("disk")).unwrap().set_len(size).unwrap();
+    let commands: Vec<_> = (0..rng.between(4, 12))
+        .map(|number| {
+            let at = rng.below(size / 512) * 512;
+            let len = rng.between(1, ((size - at) / 512).min(4000)) * 512;
+            match number % 4 {
+                3 => format!("write -z {at} {len}"),
+                _ => format!("write -s noise{} {at} {len}", rng.below(3)),
+            }
+        })
+        .collect();
+    qemu.io("raw", "disk", &commands);
+}
+
+fn check(qemu: &Qemu, format: &Format, seed: u64) {
+    let Format { scheme, qemu: name, options } = format;
+    let mut rng = Rng::new(seed);
+    let size = *rng.pick(&[3 << 20, (37 << 20) + 1024, 9 << 20, 512]);
+    make_disk(qemu, &mut rng, size);
+    let _ = std::fs::remove_file(qemu.file("image"));
+    let mut args = vec!["convert", "-f", "raw", "-O", name, "disk", "image"];
+    if !options.is_empty() {
+        args.splice(5..5, ["-o", options]);
+    }
+    qemu.img(&args);
+    qemu.img(&["convert", "-f", name, "-O", "raw", "image", "converted"]);
+    let wanted = std::fs::read(qemu.file("converted")).unwrap();
+    let map = qemu.img(&["map", "-f", name, "--output=json", "image"]);
+    let map: Vec<Value> = serde_json::from_str(&map).unwrap();
+    let label = format!("{scheme} {options}, seed {seed}");
+    let len = wanted.len() as u64;
+    let parts: Vec<(u64, u64)> = (0..40)
+        .map(|_| {
+            let at = rng.below(len);
+            (at, rng.between(1, (len - at).min(3 << 20)))
+        })
+        .collect();
+    let has_map = *name != "vhdx";
+    let spec = format!("{scheme}:{}?names=allow", qemu.file("image").display());
+    let spec = if *scheme == "vdi" { spec.replace("?names=allow", "") } else { spec };
+    with(&spec, move |device| async move {
+        assert_eq!(device.facts().size, len, "{label}");
+        for (at, part) in parts {
+            let found = device.read(at, part as usize).await.unwrap();
+            let same = found.bytes() == &wanted[at as usize..(at + part) as usize];
+            assert!(same, "{label}: {part} bytes at {at}");
+        }
+        assert!(content(&device).await.unwrap() == wanted, "{label}");
+        let base = extents(&device, Contexts::empty().with(0)).await.unwrap();
+        for (at, run) in base.ranges(0).filter(|(_, run)| run.state & ZERO != 0) {
+            let bytes = &wanted[at as usize..(at + run.len) as usize];
+            assert!(blockhaul_io::is_zero(bytes), "{label}: {run:?} at {at}");
+        }
+        for one in map.iter().filter(|_| has_map) {
+            let number = |name: &str| one[name].as_u64().unwrap();
+            let mut found = base.clone();
+            found.skip(number("start"));
+            found.truncate(number("length"));
+            let fine = match one["data"].as_bool().unwrap() {
+                // The file may have holes there.
+                true => found.runs().iter().all(|run| run.state == 0 || run.state == HOLE | ZERO),
+                false => found.runs().iter().all(|run| run.state & ZERO != 0),
+            };
+            assert!(fine, "{label}: {one}: {found:?}");
+        }
+    });
+}
+
+#[test]
+fn images_have_the_bytes_and_the_map_that_qemu_img_shows() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    make_noise(&qemu, &mut Rng::new(seed));
+    let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 20 } else { 4 };
+    for round in 0..rounds {
+        for (number, format) in FORMATS.iter().enumerate() {
+            check(&qemu, format, seed.wrapping_add(round * 100 + number as u64));
+        }
+    }
+}
+
+#[test]
+fn images_keep_the_contract() {
+    let Some(qemu) = Qemu::find() else { return };
+    make_noise(&qemu, &mut Rng::new(1));
+    for format in FORMATS {
+        make_disk(&qemu, &mut Rng::new(7), 5 << 20);
+        let mut args = vec!["convert", "-f", "raw", "-O", format.qemu, "disk", "image"];
+        if !format.options.is_empty() {
+            args.splice(5..5, ["-o", format.options]);
+        }
+        qemu.img(&args);
+        qemu.img(&["convert", "-f", format.qemu, "-O", "raw", "image", "converted"]);
+        let raw = std::fs::read(qemu.file("converted")).unwrap();
+        let content = Content::oracle(move |at| raw[at as usize]);
+        let spec = format!("{}:{}", format.scheme, qemu.file("image").display());
+        let name = format!("{} {}", format.scheme, format.options);
+        conform::check(&name, Options::default().content(content), move || {
+            let spec = spec.clone();
+            async move { open(&spec, Intent::READ).await.map(Subject::from) }
+        });
+    }
+}
+
+/// Where the BAT of an image of QEMU is.
+const QEMU_BAT: usize = 2 << 20;
+
+#[test]
+fn the_log_of_a_vhdx_is_applied_in_memory() {
+    let (Some(qemu), Some(io)) = (Qemu::find(), Peer::require("qemu-io")) else { return };
+    qemu.img(&["create", "-q", "-f", "vhdx", "-o", "block_size=1M", "image", "64M"]);
+    let mut command: Command = io.command();
+    command.current_dir(qemu.scratch.path());
+    // The program ends with its log in use.
+    for words in [&["write -P 5 0 3M"][..], &["write -P 6 20M 1M"], &["flush"], &["abort"]] {
+        command.args(words.iter().flat_map(|word| ["-c", word]));
+    }
+    command.args(["-f", "vhdx", "image"]);
+    let ended = tools::output(&mut command, std::time::Duration::from_secs(60)).unwrap();
+    assert!(!ended.status.success());
+    let mut image = std::fs::read(qemu.file("image")).unwrap();
+    std::fs::copy(qemu.file("image"), qemu.file("replayed")).unwrap();
+    qemu.img(&["check", "-q", "-f", "vhdx", "-r", "all", "replayed"]);
+    qemu.img(&["convert", "-f", "vhdx", "-O", "raw", "replayed", "converted"]);
+    let wanted = std::fs::read(qemu.file("converted")).unwrap();
+    assert!(wanted[0] == 5 && wanted[20 << 20] == 6);
+    // The last change of the table has not reached its place.
+    let entry = QEMU_BAT + 20 * 8;
+    assert_ne!(image[entry..entry + 8], [0; 8]);
+    image[entry..entry + 8].fill(0);
+    write(&qemu.file("image"), &image);
+    let spec = format!("vhdx:{}", qemu.file("image").display());
+    assert!(read_all(&spec).unwrap() == wanted);
+    assert!(std::fs::read(qemu.file("image")).unwrap() == image, "the file is not written");
+    // A log that does not fit the file.
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(qemu.file("image"))
+        .unwrap()
+        .set_len(9 << 20)
+        .unwrap();
+    let text = error(&spec);
+    assert!(text.contains("when its log was written") || text.contains("exceeds"), "{text}");
+}
+
+#[test]
+fn a_second_reader_agrees() {
+    let script = "import importlib.util,sys;sys.exit(0 if importlib.util.find_spec('dissect.hypervisor') else 1)";
+    let python = std::env::var("BLOCKHAUL_DISSECT_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found =
+        Command::new(&python).args(["-c", script]).status().is_ok_and(|status| status.success());
+    let Some(qemu) = Qemu::find().filter(|_| found) else {
+        eprintln!("skipped: dissect.hypervisor is not installed");
+        return;
+    };
+    make_noise(&qemu, &mut Rng::new(3));
+    for format in FORMATS {
+        make_disk(&qemu, &mut Rng::new(9), 20 << 20);
+        let mut args = vec!["convert", "-f", "raw", "-O", format.qemu, "disk", "image"];
+        if !format.options.is_empty() {
+            args.splice(5..5, ["-o", format.options]);
+        }
+        qemu.img(&args);
+        let (module, class) = match format.scheme {
+            "vdi" => ("vdi", "VDI"),
+            "vhd" => ("vhd", "VHD"),
+            _ => ("vhdx", "VHDX"),
+        };
+        let read = format!(
+            "from dissect.hypervisor.disk.{module} import {class} as I; image = I(open('image', 'rb')); \
+             image = image if hasattr(image, 'read') else image.open(); \
+             open('second', 'wb').write(image.read(20 << 20))"
+        );
+        let status =
+            Command::new(&python).args(["-c", &read]).current_dir(qemu.scratch.path()).status();
+        assert!(status.unwrap().success(), "{} {}", format.scheme, format.options);
+        let ours =
+            read_all(&format!("{}:{}", format.scheme, qemu.file("image").display())).unwrap();
+        let second = std::fs::read(qemu.file("second")).unwrap();
+        assert!(ours[..20 << 20] == second, "{} {}", format.scheme, format.options);
+    }
+}
