@@ -11,14 +11,17 @@
 mod bits;
 mod bytes;
 mod crc32c;
+mod inflate;
 mod kept;
 mod mapped;
 mod named;
+mod pack;
 pub mod qcow2;
 mod storage;
 mod vdi;
 mod vhd;
 mod vhdx;
+mod vmdk;
 mod windows;
 
 use std::sync::Arc;
@@ -28,8 +31,17 @@ pub use qcow2::stream::AsQcow2;
 pub use vdi::Vdi;
 pub use vhd::Vhd;
 pub use vhdx::Vhdx;
+pub use vmdk::{AsVmdk, Vmdk};
 
 /// Every format of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(Qcow2), Arc::new(AsQcow2), Arc::new(Vhdx), Arc::new(Vhd), Arc::new(Vdi)]
+    vec![
+        Arc::new(Qcow2),
+        Arc::new(AsQcow2),
+        Arc::new(Vmdk),
+        Arc::new(AsVmdk),
+        Arc::new(Vhdx),
+        Arc::new(Vhd),
+        Arc::new(Vdi),
+    ]
 }

@@ -18,6 +18,12 @@ pub(crate) fn path(text: &str) -> String {
     }
 }
 
+/// The path of a parent in a descriptor, which a program on Linux or Windows wrote: as it is,
+/// unless it begins at a drive.
+pub(crate) fn parent_of_vmdk(text: &str) -> String {
+    if text.starts_with('/') { text.to_string() } else { path(text) }
+}
+
 /// The last part of a path.
 pub(crate) fn last(path: &str) -> Option<&str> {
     path.rsplit('/').next().filter(|name| !name.is_empty())

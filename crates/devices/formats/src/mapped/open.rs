@@ -34,7 +34,12 @@ impl Opener<'_> {
     /// The device that the user named as the one under the image.
     pub(crate) async fn own_backing(&self) -> Result<Option<Storage>> {
         let Some(description) = self.target.args.text("backing") else { return Ok(None) };
-        Ok(Some(Storage::new(self.target.context.open(description, self.intent).await?)))
+        self.own(description).await.map(Some)
+    }
+
+    /// Opens a device that the user named.
+    pub(crate) async fn own(&self, description: &str) -> Result<Storage> {
+        Ok(Storage::new(self.target.context.open(description, self.intent).await?))
     }
 
     /// Opens a file that the image `file` names, as `scheme:` or, without one, as raw bytes. Only

@@ -327,3 +327,149 @@ fn content(sector: &[u8], descriptor: &[u8], sequence: u64) -> Option<Arc<[u8]>>
     bytes.extend_from_slice(descriptor.get(4..8)?);
     Some(bytes.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: Guid = [7; 16];
+    const FILE: u64 = 16 << 20;
+
+    /// A change: zeroes of this length, or a sector of this byte.
+    enum Change {
+        Zero(u64),
+        Fill(u8),
+    }
+
+    /// An entry with changes at offsets of the file.
+    fn entry(sequence: u64, tail: u64, changes: &[(u64, Change)]) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+        let fills = changes.iter().filter(|(_, change)| matches!(change, Change::Fill(_))).count();
+        let len = 4096 * (1 + fills);
+        put(0, b"loge");
+        put(8, &(len as u32).to_le_bytes());
+        put(12, &(tail as u32).to_le_bytes());
+        put(16, &sequence.to_le_bytes());
+        put(24, &(changes.len() as u32).to_le_bytes());
+        put(32, &ID);
+        put(48, &FILE.to_le_bytes());
+        put(56, &FILE.to_le_bytes());
+        let mut data = Vec::new();
+        for (number, (at, change)) in changes.iter().enumerate() {
+            let place = 64 + number * 32;
+            match change {
+                Change::Zero(len) => {
+                    put(place, b"zero");
+                    put(place + 8, &len.to_le_bytes());
+                }
+                Change::Fill(byte) => {
+                    put(place, b"desc");
+                    put(place + 4, &[*byte; 12]);
+                    data.extend_from_slice(b"data");
+                    data.extend_from_slice(&((sequence >> 32) as u32).to_le_bytes());
+                    data.extend_from_slice(&[*byte; 4084]);
+                    data.extend_from_slice(&(sequence as u32).to_le_bytes());
+                }
+            }
+            put(place + 16, &at.to_le_bytes());
+            put(place + 24, &sequence.to_le_bytes());
+        }
+        bytes.extend_from_slice(&data);
+        let sum = crate::crc32c::of_structure(&bytes, 4);
+        bytes[4..8].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// A log with entries at offsets, which go on at the start.
+    fn log(entries: &[(u64, Vec<u8>)]) -> Vec<u8> {
+        let mut log = vec![0; 1 << 20];
+        for (at, entry) in entries {
+            for (place, byte) in entry.iter().enumerate() {
+                let place = (*at as usize + place) % log.len();
+                log[place] = *byte;
+            }
+        }
+        log
+    }
+
+    /// The first bytes of sectors of a file of 0xff.
+    fn applied(log: &[u8], sectors: &[u64]) -> Vec<u8> {
+        let patches = replay(log, &ID, FILE).unwrap();
+        let first = |sector: &u64| {
+            let mut bytes = vec![0xff; 4096];
+            patches.apply(sector * 4096, &mut bytes);
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+            assert_eq!(patches.touch(sector * 4096 + 1, sector * 4096 + 2), bytes[0] != 0xff);
+            bytes[0]
+        };
+        sectors.iter().map(first).collect()
+    }
+
+    #[test]
+    fn the_newest_sequence_counts_from_the_first_entry_that_is_needed() {
+        let fill = |byte| Change::Fill(byte);
+        let entries = [
+            // Not needed any more.
+            (0, entry(5, 0, &[(4096, fill(1))])),
+            (8192, entry(6, 8192, &[(8192, fill(2)), (3 * 4096, fill(3))])),
+            (8192 + 3 * 4096, entry(7, 8192, &[(8192, fill(4))])),
+            // Older, and behind a gap.
+            (65536, entry(2, 65536, &[(8192, fill(9))])),
+        ];
+        assert_eq!(applied(&log(&entries), &[1, 2, 3, 4]), [0xff, 4, 3, 0xff]);
+    }
+
+    #[test]
+    fn a_sequence_goes_on_at_the_start_of_the_log() {
+        let end = (1 << 20) - 4096;
+        let entries = [
+            (end, entry(8, end, &[(4096, Change::Fill(1))])),
+            (4096, entry(9, end, &[(8192, Change::Fill(2))])),
+        ];
+        assert_eq!(applied(&log(&entries), &[1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn zeroes_and_data_replace_one_another() {
+        let changes = [
+            (0, Change::Zero(10 * 4096)),
+            (3 * 4096, Change::Fill(5)),
+            (5 * 4096, Change::Fill(6)),
+            (4 * 4096, Change::Zero(3 * 4096)),
+        ];
+        let log = log(&[(0, entry(1, 0, &changes))]);
+        assert_eq!(applied(&log, &[0, 2, 3, 4, 5, 6, 9, 10]), [0, 0, 5, 0, 0, 0, 0, 0xff]);
+    }
+
+    #[test]
+    fn damaged_logs_are_refused() {
+        let good = log(&[(0, entry(1, 0, &[(4096, Change::Fill(1))]))]);
+        assert!(replay(&good, &ID, FILE).is_ok());
+        assert!(replay(&good, &[8; 16], FILE).is_err());
+        assert!(replay(&good, &ID, FILE - 1).unwrap_err().to_string().contains("when its log"));
+        for at in [0, 8, 16, 24, 40, 70, 4097, 8191] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            let text = replay(&bad, &ID, FILE).unwrap_err().to_string();
+            assert!(text.contains("no valid sequence"), "{at}: {text}");
+        }
+        let odd = log(&[(0, entry(1, 0, &[(4097, Change::Fill(1))]))]);
+        assert!(replay(&odd, &ID, FILE).unwrap_err().to_string().contains("does not belong"));
+        let long = log(&[(0, entry(1, 0, &[(4096, Change::Zero(u64::MAX - 4095))]))]);
+        assert!(replay(&long, &ID, FILE).unwrap_err().to_string().contains("no sectors"));
+    }
+
+    #[test]
+    fn entries_that_overlap_take_bounded_time() {
+        let mut log = vec![0; 4 << 20];
+        let mut head = entry(1, 0, &[]);
+        let len = log.len() as u32;
+        head[8..12].copy_from_slice(&len.to_le_bytes());
+        for sector in log.chunks_mut(4096) {
+            sector.copy_from_slice(&head);
+        }
+        let text = replay(&log, &ID, FILE).unwrap_err().to_string();
+        assert!(text.contains("overlap many times"), "{text}");
+    }
+}
