@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_stream_fills_the_output_or_is_refused() {
-        let content: Vec<u8> = (0..70_000_u32).map(|n| (n * n / 7) as u8).collect();
+        let content: Vec<u8> = (0..70_000_u32).map(|n| (n.wrapping_mul(n) / 7) as u8).collect();
         let mut packed = miniz_oxide::deflate::compress_to_vec_zlib(&content, 6);
         let mut out = vec![0; content.len()];
         zlib(&packed, &mut out).unwrap();

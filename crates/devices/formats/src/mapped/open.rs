@@ -78,7 +78,8 @@ where
         return Err(usage(format, format!("requires a device: {format}:PATH")));
     }
     if target.intent.write || target.intent.target_size.is_some() {
-        let way = "copy it to a qcow2 image (qcow2:PATH) or a raw disk, and write that";
+        let way =
+            "open it read-only (serve --readonly), or copy it to a qcow2 image or a raw disk first";
         return Err(unsupported(format, "images of this format are read-only", way));
     }
     let intent = Intent { direct: target.intent.direct, ..Intent::READ };

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
+use super::format::{ImageFormat, OnlyImageFormat};
 use super::value::{duration, range};
 
 /// Options of `blockhaul info`.
@@ -19,6 +20,9 @@ pub struct Info {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
+
+    #[command(flatten)]
+    pub image: ImageFormat,
 
     /// Print JSON
     #[arg(long)]
@@ -87,6 +91,9 @@ pub struct Map {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
+
+    #[command(flatten)]
+    pub image: OnlyImageFormat,
 
     /// Print JSON
     #[arg(long)]

@@ -6,6 +6,7 @@ mod check;
 mod copy;
 mod ctl;
 mod engine;
+mod format;
 mod info;
 mod layout;
 #[cfg(feature = "fuse")]
@@ -26,6 +27,7 @@ pub use self::check::{Check, Repair};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
+pub use self::format::{Backing, Format, ImageFormat};
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]

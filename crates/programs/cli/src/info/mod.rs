@@ -20,6 +20,7 @@ use blockhaul_io::{Engine, Runtime};
 use crate::args;
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, Outcome};
+use crate::image_format;
 use crate::out::Output;
 use ability::Ability;
 use map::{Format, Style, View};
@@ -46,7 +47,7 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
     };
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
-        groups.spec(&args.device)?,
+        image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
 
@@ -69,7 +70,7 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let question = Question::Map(args.context.clone(), format, view);
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
-        groups.spec(&args.device)?,
+        image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }
 
