@@ -116,7 +116,11 @@ pub fn same_extension(one: &Spec, other: &Spec) -> bool {
 /// # Errors
 /// If the description is not a path, or the format is not one that this program reads.
 pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
-    let Some(format) = wanted.format else { return Ok(spec) };
+    let format = match (wanted.format, wanted.backing) {
+        (Some(format), _) => format,
+        (None, None) => return Ok(spec),
+        (None, Some(_)) => return Err(Failure::usage("--backing: give --format, too")),
+    };
     let Spec::Path(path) = &spec else {
         let text =
             format!("--format: {spec} is not a path: write qcow2:DEVICE, vmdk:DEVICE and so on");

@@ -67,6 +67,8 @@ struct Own<'a> {
 enum Format {
     Raw,
     Qcow2,
+    /// A format with a device of its own: its scheme.
+    Other(&'static str),
 }
 
 impl Format {
@@ -77,6 +79,10 @@ impl Format {
             "raw" | "file" | "host_device" | "host_cdrom" | "nbd" | "http" | "https" => {
                 Ok(Format::Raw)
             }
+            "vmdk" => Ok(Format::Other("vmdk")),
+            "vhdx" => Ok(Format::Other("vhdx")),
+            "vpc" => Ok(Format::Other("vhd")),
+            "vdi" => Ok(Format::Other("vdi")),
             other => Err(unsupported(
                 format!("the backing file has format {other:?}, which is not known"),
                 "serve the backing file with [ qemu-nbd -r -f FORMAT … ] and name it with backing=DEVICE",
@@ -290,6 +296,15 @@ impl Opener {
         }
         let Some(named) = &header.backing else { return Ok(None) };
         let format = header.backing_format.as_deref().map(Format::named).transpose()?;
+        if let Some(Format::Other(scheme)) = format {
+            let description = from.description(named, "backing")?;
+            let encoded = description.replace('%', "%25").replace('?', "%3f");
+            let description = format!("{scheme}:{encoded}");
+            let opened =
+                from.open(&self.names, named, &description, "backing", self.intent).await?;
+            let storage = Storage::new(opened);
+            return Ok(Some(Next { storage, folder: None, format: Format::Raw }));
+        }
         let (opened, folder) = self.named(from, named, "backing", self.intent).await?;
         let storage = Storage::new(opened);
         let format = match format.or(own.backing_format) {

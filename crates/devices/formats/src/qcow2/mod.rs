@@ -6,19 +6,22 @@
 //! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
 //! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
-//! image from front to back.
+//! image from front to back. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! would be.
 
 mod bitmap;
 mod cache;
 mod chain;
 pub mod check;
 mod create;
+pub mod describe;
 mod device;
 mod entry;
 mod error;
 mod extents;
 mod header;
 mod image;
+pub mod measure;
 mod read;
 mod refcount;
 mod snapshot;

@@ -250,3 +250,39 @@ fn a_second_reader_agrees() {
         assert!(ours[..20 << 20] == second, "{} {}", format.scheme, format.options);
     }
 }
+
+#[test]
+fn backing_files_of_qcow2_images_have_any_format() {
+    let Some(qemu) = Qemu::find() else { return };
+    make_noise(&qemu, &mut Rng::new(5));
+    for name in ["vmdk", "vhdx", "vpc", "vdi"] {
+        make_disk(&qemu, &mut Rng::new(11), 9 << 20);
+        qemu.img(&["convert", "-f", "raw", "-O", name, "disk", "base"]);
+        let _ = std::fs::remove_file(qemu.file("top"));
+        qemu.img(&["create", "-q", "-f", "qcow2", "-b", "base", "-F", name, "top"]);
+        qemu.io("qcow2", "top", &["write -P 3 1M 100k".into()]);
+        let wanted = qemu.raw("top");
+        assert!(read_all(&qemu.spec("top", "names=allow")).unwrap() == wanted, "{name}");
+        assert!(error(&qemu.spec("top", "")).contains("which is not opened"), "{name}");
+    }
+}
+
+#[test]
+fn a_delta_link_is_read_over_its_parent() {
+    let Some(qemu) = Qemu::find() else { return };
+    make_noise(&qemu, &mut Rng::new(6));
+    make_disk(&qemu, &mut Rng::new(13), 9 << 20);
+    qemu.img(&["convert", "-f", "raw", "-O", "vmdk", "disk", "base.vmdk"]);
+    qemu.img(&["create", "-q", "-f", "vmdk", "-b", "base.vmdk", "-F", "vmdk", "top.vmdk"]);
+    qemu.io("vmdk", "top.vmdk", &["write -P 3 1M 100k".into(), "write -P 4 8M 5k".into()]);
+    qemu.img(&["convert", "-f", "vmdk", "-O", "raw", "top.vmdk", "converted"]);
+    let wanted = std::fs::read(qemu.file("converted")).unwrap();
+    let top = format!("vmdk:{}", qemu.file("top.vmdk").display());
+    assert!(read_all(&format!("{top}?names=allow")).unwrap() == wanted);
+    let own = format!("{top}?backing=vmdk:{}", qemu.file("base.vmdk").display());
+    assert!(read_all(&own).unwrap() == wanted);
+    assert!(error(&top).contains("which is not opened"));
+    // A parent that was written gets another identifier.
+    qemu.io("vmdk", "base.vmdk", &["write -P 9 0 64k".into()]);
+    assert!(error(&format!("{top}?names=allow")).contains("was written after"));
+}

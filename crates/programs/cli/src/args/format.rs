@@ -42,11 +42,11 @@ pub struct ImageFormat {
     #[arg(long, visible_alias = "image-format", value_name = "FORMAT")]
     pub format: Option<Format>,
 
-    /// With --format: whether to open the files that an image names [default: refuse]
+    /// With --format or --chain: whether to open the files that an image names [default: refuse]
     ///
     /// An image can name a backing file, and files with its data. Whoever can write the image
     /// chooses the names. Same as names=allow in the description of the device.
-    #[arg(long, value_name = "WHETHER", requires = "format")]
+    #[arg(long, value_name = "WHETHER")]
     pub backing: Option<Backing>,
 }
 

@@ -10,11 +10,18 @@ use clap::{ArgGroup, Args};
 use super::format::{ImageFormat, OnlyImageFormat};
 use super::value::{duration, range};
 
+/// Options of `info`, of which one can be used.
+const QUESTIONS: &[&str] = if cfg!(feature = "formats") {
+    &["list", "chain", "size", "uri", "map", "can", "cannot"]
+} else {
+    &["list", "size", "uri", "map", "can", "cannot"]
+};
+
 /// Options of `blockhaul info`.
 #[derive(Debug, Args)]
 #[command(
     infer_long_args = true,
-    group = ArgGroup::new("question").args(["list", "size", "uri", "map", "can", "cannot"])
+    group = ArgGroup::new("question").args(QUESTIONS)
 )]
 pub struct Info {
     /// Device to inspect (see blockhaul help devices)
@@ -31,6 +38,13 @@ pub struct Info {
     /// List all exports of the server
     #[arg(short = 'L', long)]
     pub list: bool,
+
+    /// Describe a qcow2 image and the images below it, not the disk in it
+    ///
+    /// Print options, snapshots and bitmaps. Backing files are opened only with --backing allow.
+    #[cfg(feature = "formats")]
+    #[arg(long)]
+    pub chain: bool,
 
     /// Print only the size in bytes
     #[arg(long)]

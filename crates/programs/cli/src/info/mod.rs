@@ -31,6 +31,12 @@ const NO: u8 = 2;
 
 /// Runs `blockhaul info`.
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
+    #[cfg(feature = "formats")]
+    if args.chain {
+        let (image, backing) = (&args.device, args.image.backing);
+        let chain = args::InfoChain { image, backing, json: args.json };
+        return crate::image_tools::info_chain(&chain, groups);
+    }
     let color = args.colors.wanted();
     let question = match args {
         args::Info { list: true, .. } => Question::List { content: args.content },
