@@ -1,20 +1,47 @@
-//! Disk images in a format of their own, as devices over any device: `qcow2:DEVICE`, and devices
-//! as images: `as-qcow2:DEVICE`.
+//! Disk images in a format of their own, as devices over any device: `qcow2:DEVICE`,
+//! `vhdx:DEVICE` and others, and devices as images: `as-qcow2:DEVICE`.
 //!
-//! One folder per format. What an image says is checked before it is used: offsets, lengths and
-//! counts come from whoever could write the image.
+//! One folder or file per format. What an image says is checked before it is used: offsets, lengths
+//! and counts come from whoever could write the image. Formats that are only read are maps from the
+//! disk to places in files; `mapped` answers requests for all of them.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
+mod bits;
+mod bytes;
+mod crc32c;
+mod inflate;
+mod kept;
+mod mapped;
+mod named;
+mod pack;
 pub mod qcow2;
+mod storage;
+mod vdi;
+mod vhd;
+mod vhdx;
+mod vmdk;
+mod windows;
 
 use std::sync::Arc;
 
 pub use qcow2::Qcow2;
 pub use qcow2::stream::AsQcow2;
+pub use vdi::Vdi;
+pub use vhd::Vhd;
+pub use vhdx::Vhdx;
+pub use vmdk::{AsVmdk, Vmdk};
 
 /// Every format of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(Qcow2), Arc::new(AsQcow2)]
+    vec![
+        Arc::new(Qcow2),
+        Arc::new(AsQcow2),
+        Arc::new(Vmdk),
+        Arc::new(AsVmdk),
+        Arc::new(Vhdx),
+        Arc::new(Vhd),
+        Arc::new(Vdi),
+    ]
 }

@@ -6,6 +6,9 @@ use std::path::Path;
 
 use blockhaul_catalog::Spec;
 
+use crate::args;
+use crate::exit::Failure;
+
 /// A format, by bytes at a fixed offset.
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
@@ -20,19 +23,37 @@ struct Format {
 #[derive(Debug, PartialEq, Eq)]
 enum ShownBy {
     /// qemu-nbd, by this name of the format.
+    #[cfg(not(feature = "formats"))]
     QemuNbd(&'static str),
-    /// A device of ours, if it is only read; to write, qemu-nbd, by the same name.
+    /// A device of ours.
+    #[cfg(feature = "formats")]
     Device(&'static str),
+    /// A device of ours that is only read.
+    #[cfg(feature = "formats")]
+    Reader(&'static str),
     /// A layer.
     Layer(&'static str),
     /// No command of ours; what to do first.
     Other(&'static str),
 }
 
-use ShownBy::{Device, Layer, Other, QemuNbd};
+use ShownBy::{Layer, Other};
 
-/// What reads qcow2 images.
-const QCOW2: ShownBy = if cfg!(feature = "formats") { Device("qcow2") } else { QemuNbd("qcow2") };
+/// What shows the disk in an image of a format: our scheme, if this program has it, or QEMU's name.
+#[cfg(feature = "formats")]
+const fn reader(scheme: &'static str, _: &str) -> ShownBy {
+    ShownBy::Reader(scheme)
+}
+#[cfg(not(feature = "formats"))]
+const fn reader(_: &str, name: &'static str) -> ShownBy {
+    ShownBy::QemuNbd(name)
+}
+
+/// What reads and writes qcow2 images.
+#[cfg(feature = "formats")]
+const QCOW2: ShownBy = ShownBy::Device("qcow2");
+#[cfg(not(feature = "formats"))]
+const QCOW2: ShownBy = ShownBy::QemuNbd("qcow2");
 
 /// Bytes to read.
 const HEAD: usize = 512;
@@ -43,17 +64,21 @@ const HEAD: usize = 512;
 /// RFC 1952 2.3; the .xz file format 2.1.1.1.
 const FORMATS: &[Format] = &[
     Format { name: "qcow2", at: 0, magic: b"QFI\xfb", shown_by: QCOW2 },
-    Format { name: "VMDK", at: 0, magic: b"KDMV", shown_by: QemuNbd("vmdk") },
-    Format { name: "VMDK", at: 0, magic: b"# Disk DescriptorFile", shown_by: QemuNbd("vmdk") },
-    Format { name: "VHDX", at: 0, magic: b"vhdxfile", shown_by: QemuNbd("vhdx") },
-    Format { name: "VHD", at: 0, magic: b"conectix", shown_by: QemuNbd("vpc") },
-    Format { name: "VDI", at: 64, magic: &[0x7f, 0x10, 0xda, 0xbe], shown_by: QemuNbd("vdi") },
+    Format { name: "VMDK", at: 0, magic: b"KDMV", shown_by: VMDK },
+    Format { name: "VMDK", at: 0, magic: b"# Disk DescriptorFile", shown_by: VMDK },
+    Format { name: "VHDX", at: 0, magic: b"vhdxfile", shown_by: VHDX },
+    Format { name: "VHD", at: 0, magic: b"conectix", shown_by: VHD },
+    Format { name: "VDI", at: 64, magic: &[0x7f, 0x10, 0xda, 0xbe], shown_by: VDI },
     Format { name: "LUKS1", at: 0, magic: b"LUKS\xba\xbe\0\x01", shown_by: Layer(LUKS) },
     Format { name: "LUKS2", at: 0, magic: b"LUKS\xba\xbe\0\x02", shown_by: Other(LUKS2) },
     Format { name: "gzip", at: 0, magic: &[0x1f, 0x8b, 8], shown_by: Layer("gz") },
     Format { name: "xz", at: 0, magic: &[0xfd, b'7', b'z', b'X', b'Z', 0], shown_by: Layer("xz") },
 ];
 
+const VMDK: ShownBy = reader("vmdk", "vmdk");
+const VHDX: ShownBy = reader("vhdx", "vhdx");
+const VHD: ShownBy = reader("vhd", "vpc");
+const VDI: ShownBy = reader("vdi", "vdi");
 const LUKS: &str = "luks?passphrase=+FILE";
 const LUKS2: &str = "open it with cryptsetup, and use its /dev/mapper device";
 
@@ -86,6 +111,62 @@ pub fn same_extension(one: &Spec, other: &Spec) -> bool {
     one.extension().is_some() && one.extension() == other.extension()
 }
 
+/// The device that --format chooses for a description; the description itself without the option.
+///
+/// # Errors
+/// If the description is not a path, or the format is not one that this program reads.
+pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
+    let format = match (wanted.format, wanted.backing) {
+        (Some(format), _) => format,
+        (None, None) => return Ok(spec),
+        (None, Some(_)) => return Err(Failure::usage("--backing: give --format, too")),
+    };
+    let Spec::Path(path) = &spec else {
+        let text =
+            format!("--format: {spec} is not a path: write qcow2:DEVICE, vmdk:DEVICE and so on");
+        return Err(Failure::usage(text));
+    };
+    let scheme = match format {
+        args::Format::Auto => detected(path),
+        args::Format::Raw => None,
+        args::Format::Qcow2 => Some("qcow2"),
+        args::Format::Vmdk => Some("vmdk"),
+        args::Format::Vhdx => Some("vhdx"),
+        args::Format::Vhd => Some("vhd"),
+        args::Format::Vdi => Some("vdi"),
+    };
+    let Some(text) = path.to_str() else {
+        return Err(Failure::usage("--format: the path is not UTF-8: use file:PATH"));
+    };
+    // A colon would make a relative path another device.
+    let place = if text.starts_with('/') { "" } else { "./" };
+    let text = encoded(&format!("{place}{text}"));
+    let (scheme, rest) = match (scheme, wanted.backing) {
+        (None, _) => (blockhaul_backends::PATH_SCHEME, text),
+        // Images of this format name no files.
+        (Some("vdi"), _) | (Some(_), None) => (scheme.unwrap_or_default(), text),
+        (Some(scheme), Some(args::Backing::Allow)) => (scheme, text + "?names=allow"),
+        (Some(scheme), Some(args::Backing::Refuse)) => (scheme, text + "?names=refuse"),
+    };
+    Ok(Spec::Scheme { scheme: scheme.to_string(), rest })
+}
+
+/// The scheme for a file by its first bytes, which the user is told; none for a raw disk.
+fn detected(path: &Path) -> Option<&'static str> {
+    let found = of(path);
+    let scheme = match found.map(|format| &format.shown_by) {
+        #[cfg(feature = "formats")]
+        Some(ShownBy::Device(scheme) | ShownBy::Reader(scheme)) => Some(*scheme),
+        _ => None,
+    };
+    let what = match (found, scheme) {
+        (Some(format), Some(_)) => format!("{} image", format.name),
+        _ => "raw disk".to_string(),
+    };
+    crate::out::error(&format!("blockhaul: {} is used as a {what}\n", path.display()));
+    scheme
+}
+
 fn of(path: &Path) -> Option<&'static Format> {
     use std::os::unix::fs::FileTypeExt as _;
     let kind = std::fs::metadata(path).ok()?.file_type();
@@ -108,22 +189,41 @@ impl Format {
             Use::Served => "and its bytes are served as they are",
         };
         let instead = match (&self.shown_by, used) {
-            (Device(scheme), Use::Source) => {
+            #[cfg(feature = "formats")]
+            (ShownBy::Device(scheme) | ShownBy::Reader(scheme), Use::Source) => {
                 format!("blockhaul copy {scheme}:{} TARGET", encoded(&path.to_string()))
             }
-            (Device(scheme), Use::Served) => {
+            #[cfg(feature = "formats")]
+            (ShownBy::Device(scheme), Use::Served) => {
                 format!("blockhaul serve {scheme}:{}", encoded(&path.to_string()))
             }
-            (QemuNbd(format), Use::Source) => {
-                format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
+            #[cfg(feature = "formats")]
+            (ShownBy::Reader(scheme), Use::Served) => {
+                format!("blockhaul serve -r {scheme}:{}", encoded(&path.to_string()))
             }
-            (Device(scheme), Use::Target) => {
+            #[cfg(feature = "formats")]
+            (ShownBy::Device(scheme), Use::Target) => {
                 format!("blockhaul copy SOURCE {scheme}:{}", encoded(&path.to_string()))
             }
-            (QemuNbd(format), Use::Target) => {
+            #[cfg(feature = "formats")]
+            (ShownBy::Reader("vmdk"), Use::Target) => {
+                format!("blockhaul copy as-vmdk:SOURCE {path}")
+            }
+            #[cfg(feature = "formats")]
+            (ShownBy::Reader(scheme), Use::Target) => {
+                let format = if *scheme == "vhd" { "vpc" } else { scheme };
                 format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
             }
-            (QemuNbd(format), Use::Served) => {
+            #[cfg(not(feature = "formats"))]
+            (ShownBy::QemuNbd(format), Use::Source) => {
+                format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
+            }
+            #[cfg(not(feature = "formats"))]
+            (ShownBy::QemuNbd(format), Use::Target) => {
+                format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
+            }
+            #[cfg(not(feature = "formats"))]
+            (ShownBy::QemuNbd(format), Use::Served) => {
                 format!("blockhaul serve [ qemu-nbd -f {format} {path} ]")
             }
             (Layer(layer), Use::Source) => {
@@ -182,10 +282,10 @@ mod tests {
         let path = folder.path().join("vm.qcow2");
         std::fs::write(&path, b"QFI\xfb").unwrap();
         let spec = Spec::parse(path.as_os_str()).unwrap();
-        let wanted = match QCOW2 {
-            Device(_) => format!("blockhaul copy SOURCE qcow2:{}", path.display()),
-            _ => format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display()),
-        };
+        #[cfg(feature = "formats")]
+        let wanted = format!("blockhaul copy SOURCE qcow2:{}", path.display());
+        #[cfg(not(feature = "formats"))]
+        let wanted = format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display());
         assert!(warning(&spec, false, Use::Target).unwrap().contains(&wanted));
         let other = |name: &str| Spec::parse(OsStr::new(name)).unwrap();
         assert!(same_extension(&spec, &other("/backup/vm.qcow2")));

@@ -7,7 +7,8 @@
 //! - `mount`: a device as a local file.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
-//! - `image_check`: `check`, of the tables of an image.
+//! - `image_check`: `check`, of the tables of an image. `image_tools`: `create`, `measure`, `snapshot`,
+//!   `bitmap` and `info --chain`. `image_format`: images that are given by their paths.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
 //! - `long`: support for long copies: a journal, and a rate that changes.
@@ -40,6 +41,8 @@ mod help;
 #[cfg(feature = "formats")]
 mod image_check;
 mod image_format;
+#[cfg(feature = "formats")]
+mod image_tools;
 mod info;
 mod jobfile;
 mod jobs;
@@ -130,6 +133,14 @@ fn run() -> ExitCode {
                 result.map_err(|failure| failure.with_status(image_check::INCOMPLETE)),
             )
         }
+        #[cfg(feature = "formats")]
+        Command::Create(args) => report("create: ", image_tools::create(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Measure(args) => report("measure: ", image_tools::run_measure(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Snapshot(args) => report("snapshot: ", image_tools::snapshot(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Bitmap(args) => report("bitmap: ", image_tools::bitmap(&args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         #[cfg(feature = "fuse")]

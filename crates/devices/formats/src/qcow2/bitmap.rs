@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Extents, Result};
 
-use super::bytes::{be16, be32, be64, index, text};
+use super::describe::BitmapDescription;
 use super::error::damaged;
 use super::header::{BitmapDirectory, Header};
-use super::storage::read;
+use crate::bytes::{be16, be32, be64, index, text};
+use crate::storage::read;
 
 /// The state of a dirty range in contexts `qemu:dirty-bitmap:NAME`, as QEMU's server reports it.
 const DIRTY: u64 = 1;
@@ -110,6 +111,26 @@ pub(super) async fn tables(
     let found = entries(file, file_len, header, directory).await?;
     let place = |entry: Entry| (entry.name, entry.table, u64::from(entry.table_entries));
     Ok(found.into_iter().map(place).collect())
+}
+
+/// All bitmaps, for users.
+///
+/// # Errors
+/// If the directory cannot be read.
+pub(super) async fn describe(
+    file: &Arc<dyn Device>,
+    file_len: u64,
+    header: &Header,
+) -> Result<Vec<BitmapDescription>> {
+    let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
+    let found = entries(file, file_len, header, directory).await?;
+    let all = found.into_iter().map(|entry| BitmapDescription {
+        granularity: 1_u64.checked_shl(entry.granularity_bits.into()).unwrap_or(0),
+        enabled: entry.flags & flag::AUTO != 0,
+        in_use: entry.flags & flag::IN_USE != 0,
+        name: entry.name,
+    });
+    Ok(all.collect())
 }
 
 /// An entry of the directory.

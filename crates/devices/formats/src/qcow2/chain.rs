@@ -1,30 +1,25 @@
 //! Opens an image with the files that it names: backing files, and external data files.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Can, Device, Error, FileId, Kind, Result, fence};
-use blockhaul_catalog::{Another, Intent, NamePolicy, OpenContext, Opened, Opening, Spec, Target};
+use blockhaul_catalog::{Another, Intent, OpenContext, Opened, Opening, Target};
 
-use super::bytes::index;
 use super::device::{Backing, Handle};
 use super::error::{unsupported, usage};
 use super::header::{Header, MAGIC, incompatible};
 use super::image::{Head, Image, Options};
-use super::storage::{len_of, read};
+use crate::bytes::index;
+use crate::named::{Namer, Storage, context_for_names, folder_of};
+use crate::storage::{len_of, read};
 
 /// Most images of a chain: more than QEMU's tools can handle, and few enough for the stack.
 const CHAIN_MAX: usize = 200;
 
 /// Opens the image that the user described.
 pub(super) async fn open(target: &Target) -> Result<Opened> {
-    let names = match target.args.text("names") {
-        Some("allow") => target.context.with_names(NamePolicy::Allow),
-        Some(_) => target.context.with_names(NamePolicy::Refuse),
-        None => target.context.clone(),
-    };
+    let names = context_for_names(target);
     let description = target.text()?;
     if description.is_empty() {
         return Err(usage("requires a device: qcow2:PATH"));
@@ -72,6 +67,8 @@ struct Own<'a> {
 enum Format {
     Raw,
     Qcow2,
+    /// A format with a device of its own: its scheme.
+    Other(&'static str),
 }
 
 impl Format {
@@ -82,30 +79,14 @@ impl Format {
             "raw" | "file" | "host_device" | "host_cdrom" | "nbd" | "http" | "https" => {
                 Ok(Format::Raw)
             }
+            "vmdk" => Ok(Format::Other("vmdk")),
+            "vhdx" => Ok(Format::Other("vhdx")),
+            "vpc" => Ok(Format::Other("vhd")),
+            "vdi" => Ok(Format::Other("vdi")),
             other => Err(unsupported(
                 format!("the backing file has format {other:?}, which is not known"),
                 "serve the backing file with [ qemu-nbd -r -f FORMAT … ] and name it with backing=DEVICE",
             )),
-        }
-    }
-}
-
-/// A device with a file of the chain.
-pub(super) struct Storage {
-    /// The first handle, fenced.
-    pub(super) device: Arc<dyn Device>,
-    more: Option<Arc<dyn Another>>,
-}
-
-impl Storage {
-    pub(super) fn new(opened: Opened) -> Storage {
-        Storage { device: fence(emulate(opened.device)), more: opened.more }
-    }
-
-    async fn another(&self) -> Result<Arc<dyn Device>> {
-        match &self.more {
-            None => Ok(self.device.clone()),
-            Some(more) => Ok(fence(emulate(more.another().await?))),
         }
     }
 }
@@ -134,14 +115,14 @@ impl Chain {
     fn has_more(&self) -> bool {
         // A flush on one handle covers the writes of all of them.
         let covers = |storage: &Storage| {
-            storage.more.is_none() || storage.device.facts().can.contains(Can::MULTI_CONN)
+            !storage.has_more() || storage.device.facts().can.contains(Can::MULTI_CONN)
         };
         let written = self.levels.iter().filter(|level| level.is_written());
         if !written.flat_map(Level::files).all(covers) {
             return false;
         }
         let files = self.levels.iter().flat_map(Level::files);
-        files.into_iter().any(|storage| storage.more.is_some())
+        files.into_iter().any(Storage::has_more)
     }
 
     /// The handle over the first handles of all files.
@@ -258,7 +239,7 @@ impl Opener {
         let name = file.device.facts().name.clone();
         let named = |error: Error| error.on(&name);
         let head = Head::read(&file.device).await.map_err(named)?;
-        let from = Namer { file: &name, folder: folder.as_deref() };
+        let from = Namer { format: "qcow2", file: &name, folder: folder.as_deref() };
         let intent = if top { self.top } else { self.intent };
         let external = self.data_file(&head.header, &from, own.data_file, intent).await?;
         let data_len = external.as_ref().map(|storage| {
@@ -315,6 +296,15 @@ impl Opener {
         }
         let Some(named) = &header.backing else { return Ok(None) };
         let format = header.backing_format.as_deref().map(Format::named).transpose()?;
+        if let Some(Format::Other(scheme)) = format {
+            let description = from.description(named, "backing")?;
+            let encoded = description.replace('%', "%25").replace('?', "%3f");
+            let description = format!("{scheme}:{encoded}");
+            let opened =
+                from.open(&self.names, named, &description, "backing", self.intent).await?;
+            let storage = Storage::new(opened);
+            return Ok(Some(Next { storage, folder: None, format: Format::Raw }));
+        }
         let (opened, folder) = self.named(from, named, "backing", self.intent).await?;
         let storage = Storage::new(opened);
         let format = match format.or(own.backing_format) {
@@ -334,19 +324,7 @@ impl Opener {
         intent: Intent,
     ) -> Result<(Opened, Option<PathBuf>)> {
         let description = from.description(named, option)?;
-        let opened = self.names.open_named_in(from.file, &description, intent).await;
-        let policy = self.names.registry().names;
-        let opened = opened.map_err(|error| match (error.kind(), policy) {
-            (Kind::Refused, NamePolicy::Refuse) => {
-                let text = format!(
-                    "{error}; if you trust the image, allow it with \"qcow2:…?names=allow\", or name a device \
-                     with {option}=DEVICE"
-                );
-                // No permission of the system is missing.
-                Error::new(Kind::Unsupported, text)
-            }
-            (kind, _) => Error::new(kind, format!("qcow2: {} names {named:?}: {error}", from.file)),
-        })?;
+        let opened = from.open(&self.names, named, &description, option, intent).await?;
         Ok((opened, folder_of(&description)))
     }
 }
@@ -377,99 +355,4 @@ fn check_is_new(storage: &Storage, seen: &mut Vec<Vec<FileId>>) -> Result<()> {
     }
     seen.push(facts.files.clone());
     Ok(())
-}
-
-/// The image that a name comes from.
-struct Namer<'a> {
-    file: &'a str,
-    folder: Option<&'a Path>,
-}
-
-impl Namer<'_> {
-    /// The description of a device for a name in an image: a path, relative to the image, or a URI.
-    fn description(&self, named: &str, option: &str) -> Result<String> {
-        let way = format!("name the device with {option}=DEVICE");
-        if named.starts_with("json:") {
-            let what = format!("{} names {named:?}, in a notation that is not known", self.file);
-            return Err(unsupported(what, &way));
-        }
-        // As QEMU: a colon before any slash ends the name of a protocol.
-        let protocol = named.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
-        let path = match protocol {
-            Some(("file", path)) => path,
-            Some((_, rest)) if rest.starts_with("//") => return Ok(named.to_string()),
-            Some((protocol, _)) => {
-                let what =
-                    format!("{} names {named:?}; protocol {protocol:?} is not known", self.file);
-                return Err(unsupported(what, &way));
-            }
-            None => named,
-        };
-        if path.starts_with('/') {
-            return Ok(path.to_string());
-        }
-        let Some(folder) = self.folder else {
-            let what = format!(
-                "{} names {path:?}, relative to its own directory, but is not given by a path",
-                self.file
-            );
-            return Err(unsupported(what, &way));
-        };
-        match folder.join(path).to_str() {
-            // Never a scheme, whatever the name is.
-            Some(path) if path.starts_with('/') => Ok(path.to_string()),
-            Some(path) => Ok(format!("./{path}")),
-            None => Err(unsupported("the path of the image is not UTF-8", &way)),
-        }
-    }
-}
-
-/// The directory of a file, if the description is that of one.
-pub(super) fn folder_of(description: &str) -> Option<PathBuf> {
-    let path = match Spec::parse(OsStr::new(description)).ok()? {
-        Spec::Path(path) => path,
-        Spec::Scheme { scheme, rest } if scheme == "file" => {
-            let path = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
-            PathBuf::from(blockhaul_catalog::percent_decode(path).ok()?)
-        }
-        _ => return None,
-    };
-    // A descriptor has no name.
-    path.file_name()?;
-    path.parent().map(Path::to_path_buf)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_images_are_paths_beside_them_or_uris() {
-        let description = |folder: Option<&str>, named: &str| {
-            let folder = folder.map(Path::new);
-            Namer { file: "top.qcow2", folder }.description(named, "backing")
-        };
-        for (folder, named, wanted) in [
-            ("", "base.raw", "./base.raw"),
-            ("images", "base.raw", "./images/base.raw"),
-            ("/images", "sub/a:b", "/images/sub/a:b"),
-            ("/images", "/disks/a:b", "/disks/a:b"),
-            ("/images", "file:base.raw", "/images/base.raw"),
-            ("", "./memory:1G", "././memory:1G"),
-            ("x", "nbd://host/disk", "nbd://host/disk"),
-        ] {
-            assert_eq!(description(Some(folder), named).unwrap(), wanted);
-        }
-        assert!(matches!(
-            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap())).unwrap(),
-            Spec::Path(_)
-        ));
-        for (folder, named) in [(None, "a"), (Some(""), "json:{}"), (Some(""), "memory:1G")] {
-            let error = description(folder, named).unwrap_err().to_string();
-            assert!(error.contains("backing=DEVICE"), "{error}");
-        }
-        assert_eq!(folder_of("file:/a/b%20c?lock=off"), Some("/a".into()));
-        assert_eq!(folder_of("b.qcow2"), Some("".into()));
-        assert_eq!(folder_of("nbd://host/a"), None);
-    }
 }

@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 
-use super::bytes::index;
 use super::entry::{COPIED, Layout};
 use super::error::damaged;
 use super::header::{Header, L1Place, incompatible};
 use super::image::{Head, words};
 use super::refcount::Width;
-use super::storage::{self, read};
 use super::write::bytes_of;
 use super::{bitmap, snapshot};
+use crate::bytes::index;
+use crate::storage::{self, read};
 
 /// Most clusters of an image file: their references are counted in memory, 2 bytes for each.
 const CLUSTERS_MAX: u64 = 512 << 20;

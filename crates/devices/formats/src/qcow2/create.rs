@@ -11,15 +11,16 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Direct, Intent, Opened, Preparation, Spec, Target};
 
-use super::bytes::index;
-use super::chain::{Chain, Level, Storage, folder_of};
+use super::chain::{Chain, Level};
 use super::entry::Layout;
 use super::error::usage;
 use super::header::{Header, MAGIC, extension, incompatible};
 use super::image::{Image, Options};
 use super::refcount::Width;
-use super::storage;
 use super::write::{Writer, bytes_of};
+use crate::bytes::index;
+use crate::named::{Storage, folder_of};
+use crate::storage;
 
 /// Length in bytes of the header with the compression type, padded.
 const HEADER_LEN: u32 = 112;

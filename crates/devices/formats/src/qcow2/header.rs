@@ -2,8 +2,8 @@
 
 use blockhaul_block::Result;
 
-use super::bytes::{be32, be64, index, text};
 use super::error::{damaged, unsupported};
+use crate::bytes::{be32, be64, index, text};
 
 /// The first bytes of an image.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";

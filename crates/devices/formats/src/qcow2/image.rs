@@ -7,15 +7,15 @@ use blockhaul_block::{Device, Error, Result};
 use blockhaul_io::Buf;
 
 use super::bitmap::{self, Bitmap};
-use super::bytes::index;
 use super::cache::{Slice, SliceCache};
 use super::entry::{Layout, Place, Run, push};
 use super::error::damaged;
 use super::header::{Compression, Header, L1Place, incompatible};
-use super::kept::Kept;
 use super::snapshot::{self, Snapshot};
-use super::storage::{len_of, read, read_into};
 use super::write::Writer;
+use crate::bytes::index;
+use crate::kept::Kept;
+use crate::storage::{len_of, read, read_into};
 
 /// Longest part of an L2 table that is read at once, in bytes.
 const SLICE_MAX: u64 = 64 << 10;

@@ -6,25 +6,25 @@
 //! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
 //! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
-//! image from front to back.
+//! image from front to back. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! would be.
 
 mod bitmap;
-mod bytes;
 mod cache;
 mod chain;
 pub mod check;
 mod create;
+pub mod describe;
 mod device;
 mod entry;
 mod error;
 mod extents;
 mod header;
 mod image;
-mod kept;
+pub mod measure;
 mod read;
 mod refcount;
 mod snapshot;
-mod storage;
 pub mod stream;
 mod unpack;
 mod write;

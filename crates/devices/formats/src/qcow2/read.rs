@@ -6,13 +6,13 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Outcome, Pending, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
-use super::bytes::index;
 use super::device::Parts;
 use super::entry::{Place, Run};
 use super::error::damaged;
-use super::storage;
 use super::unpack::unpack;
 use super::write::Writer;
+use crate::bytes::index;
+use crate::storage;
 
 /// Longest piece of a read that is in several places, and how many are read at a time, in bytes.
 const PIECE: u64 = 256 << 10;

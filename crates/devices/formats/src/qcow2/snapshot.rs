@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 
-use super::bytes::{be16, be32, be64, index, text};
 use super::error::damaged;
 use super::header::{Header, L1Place, check_l1_len};
-use super::storage::read;
+use crate::bytes::{be16, be32, be64, index, text};
+use crate::storage::read;
 
 /// Most snapshots and longest table; QEMU allows as much of both.
 const COUNT_MAX: u32 = 65536;

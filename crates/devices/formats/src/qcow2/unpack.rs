@@ -3,12 +3,10 @@
 
 use std::cell::RefCell;
 
-use miniz_oxide::inflate::TINFLStatus;
-use miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
-use miniz_oxide::inflate::core::{DecompressorOxide, decompress};
 use zstd::stream::raw::{DParameter, Decoder, Operation as _};
 
 use super::header::Compression;
+use crate::inflate::short;
 
 /// Largest window of a zstd frame, as a power of two: 8 MiB, four times the largest cluster. A
 /// frame may ask for any amount of memory.
@@ -16,7 +14,6 @@ const WINDOW_BITS_MAX: u32 = 23;
 
 thread_local! {
     /// A decoder has some 100 KiB of tables: each thread keeps its own.
-    static DEFLATE: RefCell<Box<DecompressorOxide>> = RefCell::default();
     static ZSTD: RefCell<Option<Decoder<'static>>> = const { RefCell::new(None) };
 }
 
@@ -26,7 +23,7 @@ thread_local! {
 /// What is wrong with the compressed bytes.
 pub(super) fn unpack(kind: Compression, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
     match kind {
-        Compression::Deflate => DEFLATE.with_borrow_mut(|state| inflate(state, packed, out)),
+        Compression::Deflate => crate::inflate::raw(packed, out),
         Compression::Zstd => ZSTD.with_borrow_mut(|state| {
             if state.is_none() {
                 *state = Some(decoder().map_err(|error| error.to_string())?);
@@ -36,18 +33,6 @@ pub(super) fn unpack(kind: Compression, packed: &[u8], out: &mut [u8]) -> Result
                 None => Err("no decoder".into()),
             }
         }),
-    }
-}
-
-fn inflate(state: &mut DecompressorOxide, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
-    state.init();
-    let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
-    let (status, _, made) = decompress(state, packed, out, 0, flags);
-    match status {
-        // Decompression ends when it has produced a cluster.
-        TINFLStatus::Done | TINFLStatus::HasMoreOutput if made == out.len() => Ok(()),
-        TINFLStatus::Done | TINFLStatus::HasMoreOutput => Err(short(made, out.len())),
-        _ => Err(format!("no valid deflate stream after {made} bytes")),
     }
 }
 
@@ -71,10 +56,6 @@ fn unzstd(decoder: &mut Decoder<'static>, packed: &[u8], out: &mut [u8]) -> Resu
         }
     }
     Ok(())
-}
-
-fn short(made: usize, wanted: usize) -> String {
-    format!("it contains {made} of {wanted} bytes")
 }
 
 #[cfg(test)]

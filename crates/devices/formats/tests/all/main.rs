@@ -12,5 +12,8 @@ mod mutations;
 mod odd;
 mod parts;
 mod power;
+mod reader_faults;
+mod readers;
 mod streams;
+mod vmdk_streams;
 mod writes;

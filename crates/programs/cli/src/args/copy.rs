@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::engine::Engine;
+use super::format::ImageFormat;
 use super::value::{
     algorithm, duration, multi_conn, queue_size, range, request_size, schedule, segment, size,
     sparse, total_memory,
@@ -24,6 +25,9 @@ pub struct Copy {
     /// Device to write; - writes standard output (see blockhaul help devices)
     #[arg(value_name = "TARGET", required_unless_present = "job", conflicts_with = "job")]
     pub target: Option<OsString>,
+
+    #[command(flatten)]
+    pub image: ImageFormat,
 
     /// Connections to each side [default: adaptive, up to 16]
     ///

@@ -7,18 +7,29 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
+use super::format::{ImageFormat, OnlyImageFormat};
 use super::value::{duration, range};
+
+/// Options of `info`, of which one can be used.
+const QUESTIONS: &[&str] = if cfg!(feature = "formats") {
+    &["list", "chain", "size", "uri", "map", "can", "cannot"]
+} else {
+    &["list", "size", "uri", "map", "can", "cannot"]
+};
 
 /// Options of `blockhaul info`.
 #[derive(Debug, Args)]
 #[command(
     infer_long_args = true,
-    group = ArgGroup::new("question").args(["list", "size", "uri", "map", "can", "cannot"])
+    group = ArgGroup::new("question").args(QUESTIONS)
 )]
 pub struct Info {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
+
+    #[command(flatten)]
+    pub image: ImageFormat,
 
     /// Print JSON
     #[arg(long)]
@@ -27,6 +38,13 @@ pub struct Info {
     /// List all exports of the server
     #[arg(short = 'L', long)]
     pub list: bool,
+
+    /// Describe a qcow2 image and the images below it, not the disk in it
+    ///
+    /// Print options, snapshots and bitmaps. Backing files are opened only with --backing allow.
+    #[cfg(feature = "formats")]
+    #[arg(long)]
+    pub chain: bool,
 
     /// Print only the size in bytes
     #[arg(long)]
@@ -87,6 +105,9 @@ pub struct Map {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
+
+    #[command(flatten)]
+    pub image: OnlyImageFormat,
 
     /// Print JSON
     #[arg(long)]

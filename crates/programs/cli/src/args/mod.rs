@@ -6,6 +6,9 @@ mod check;
 mod copy;
 mod ctl;
 mod engine;
+mod format;
+#[cfg(feature = "formats")]
+mod image;
 mod info;
 mod layout;
 #[cfg(feature = "fuse")]
@@ -26,6 +29,11 @@ pub use self::check::{Check, Repair};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{Copy, JOB_FILES};
 pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
+pub use self::format::{Backing, Format, ImageFormat};
+#[cfg(feature = "formats")]
+pub use self::image::{
+    Bitmap, BitmapCommand, Create, InfoChain, Listed, Measure, Snapshot, SnapshotCommand,
+};
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]
@@ -106,6 +114,24 @@ pub enum Command {
     /// Nothing else may use the image. The exit status is that of qemu-img check.
     #[cfg(feature = "formats")]
     Check(Check),
+    /// Create an image without data
+    ///
+    /// Create a qcow2 image or a raw disk that reads as zeroes, or as the backing file of
+    /// qcow2:PATH?backing=FILE.
+    #[cfg(feature = "formats")]
+    Create(Create),
+    /// Measure how long an image of a device would be
+    ///
+    /// Print the length of a new image with the data of SOURCE, and with data everywhere, without
+    /// compression. No data is read.
+    #[cfg(feature = "formats")]
+    Measure(Measure),
+    /// List the internal snapshots of an image
+    #[cfg(feature = "formats")]
+    Snapshot(Snapshot),
+    /// List the persistent bitmaps of an image
+    #[cfg(feature = "formats")]
+    Bitmap(Bitmap),
     /// Print the digest of the content of a device
     ///
     /// Print what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes

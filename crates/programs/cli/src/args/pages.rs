@@ -67,6 +67,51 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "create",
+        "\
+  Create an image, and one over another that stays as it is:
+      blockhaul create qcow2:vm.qcow2 10G
+      blockhaul create 'qcow2:overlay.qcow2?backing=qcow2:vm.qcow2' 10G
+",
+    ),
+    (
+        "measure",
+        "\
+  Print how many bytes a qcow2 image of a disk would need:
+      blockhaul measure --json disk.raw | jq .required
+",
+    ),
+    (
+        "snapshot",
+        "\
+  List the snapshots of an image, and copy one:
+      blockhaul snapshot list vm.qcow2
+      blockhaul copy 'qcow2:vm.qcow2?snapshot=before' disk.raw
+",
+    ),
+    (
+        "snapshot list",
+        "\
+  List number, size and name of each snapshot:
+      blockhaul snapshot list vm.qcow2
+",
+    ),
+    (
+        "bitmap",
+        "\
+  List the bitmaps of an image, and copy what one marks:
+      blockhaul bitmap list vm.qcow2
+      blockhaul copy --bitmap qemu:dirty-bitmap:daily qcow2:vm.qcow2 disk.raw
+",
+    ),
+    (
+        "bitmap list",
+        "\
+  List state, granularity and name of each bitmap:
+      blockhaul bitmap list vm.qcow2
+",
+    ),
+    (
         "help",
         "\
   The options of devices, of one layer, and of a command:

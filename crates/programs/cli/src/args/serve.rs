@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 
 use super::engine::Engine;
+use super::format::ImageFormat;
 use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory, port};
 use crate::devices;
 
@@ -17,6 +18,9 @@ pub struct Serve {
     /// Device to serve (see blockhaul help devices)
     #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_run"])]
     pub device: Option<OsString>,
+
+    #[command(flatten)]
+    pub image: ImageFormat,
 
     /// Listen on this Unix socket; may be repeated
     ///

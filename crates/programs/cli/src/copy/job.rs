@@ -230,6 +230,7 @@ impl Job {
 
     /// The same for these ends.
     pub(crate) fn between(args: &args::Copy, source: Spec, target: Spec) -> Result<Job, Failure> {
+        let source = crate::image_format::chosen(source, &args.image)?;
         let registry =
             devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_deref());
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {

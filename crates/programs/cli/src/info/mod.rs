@@ -20,6 +20,7 @@ use blockhaul_io::{Engine, Runtime};
 use crate::args;
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, Outcome};
+use crate::image_format;
 use crate::out::Output;
 use ability::Ability;
 use map::{Format, Style, View};
@@ -30,6 +31,12 @@ const NO: u8 = 2;
 
 /// Runs `blockhaul info`.
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
+    #[cfg(feature = "formats")]
+    if args.chain {
+        let (image, backing) = (&args.device, args.image.backing);
+        let chain = args::InfoChain { image, backing, json: args.json };
+        return crate::image_tools::info_chain(&chain, groups);
+    }
     let color = args.colors.wanted();
     let question = match args {
         args::Info { list: true, .. } => Question::List { content: args.content },
@@ -46,7 +53,7 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
     };
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
-        groups.spec(&args.device)?,
+        image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
 
@@ -69,7 +76,7 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let question = Question::Map(args.context.clone(), format, view);
     ask(
         Asked { question, json: args.json, color, timeout: args.timeout },
-        groups.spec(&args.device)?,
+        image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }
 

@@ -108,7 +108,7 @@ impl Wanted {
                 One {
                     name: name.unwrap_or_default().to_string(),
                     description: args.description.clone(),
-                    spec: groups.spec(device)?,
+                    spec: image_format::chosen(groups.spec(device)?, &args.image)?,
                     intent: intent(args.readonly),
                     layers: Vec::new(),
                 },

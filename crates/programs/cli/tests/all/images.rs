@@ -167,3 +167,103 @@ fn a_part_is_copied_into_an_existing_image() {
     wanted[4096..12288].fill(2);
     assert!(std::fs::read(&back).unwrap() == wanted);
 }
+
+/// A raw disk whose guest wrote the header of a qcow2 image with a backing file.
+fn guests_header(path: &std::path::Path, backing: &str) {
+    let mut bytes = vec![0; 256 << 10];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(0, b"QFI\xfb\0\0\0\x03");
+    put(8, &256_u64.to_be_bytes());
+    put(16, &(backing.len() as u32).to_be_bytes());
+    put(20, &16_u32.to_be_bytes());
+    put(24, &(64_u64 << 10).to_be_bytes());
+    put(36, &1_u32.to_be_bytes());
+    put(40, &(64_u64 << 10).to_be_bytes());
+    put(96, &4_u32.to_be_bytes());
+    put(100, &104_u32.to_be_bytes());
+    // The format of the backing file, so that it is not asked for.
+    put(104, &0xe279_2aca_u32.to_be_bytes());
+    put(108, &3_u32.to_be_bytes());
+    put(112, b"raw");
+    put(256, backing.as_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+#[cfg(feature = "formats")]
+fn a_header_that_a_guest_wrote_never_opens_another_file() {
+    let scratch = Scratch::new().unwrap();
+    let [disk, secret, out] = ["disk.raw", "secret", "out.raw"].map(|name| scratch.file(name));
+    std::fs::write(&secret, vec![b's'; 64 << 10]).unwrap();
+    guests_header(&disk, secret.to_str().unwrap());
+    let guest = std::fs::read(&disk).unwrap();
+    let [disk, out] = [disk, out].map(|path| path.to_str().unwrap().to_string());
+    // Raw is the default, and the default of backing is to refuse.
+    for options in [&[][..], &["--format", "raw"]] {
+        let output = copy(&[options, &[&disk, &out]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(output.stderr.is_empty(), !options.is_empty());
+        assert_eq!(std::fs::read(&out).unwrap(), guest);
+        std::fs::remove_file(&out).unwrap();
+    }
+    for format in ["auto", "qcow2"] {
+        for backing in [&[][..], &["--backing", "refuse"]] {
+            let output = copy(&[&["--format", format], backing, &[&disk, &out]].concat());
+            let said = text(&output.stderr);
+            assert!(!output.status.success() && said.contains("which is not opened"), "{said}");
+            assert_eq!(said.contains("is used as a qcow2 image"), format == "auto", "{said}");
+            assert!(!std::path::Path::new(&out).exists());
+        }
+    }
+    let output = copy(&["--format", "auto", "--backing", "allow", &disk, &out]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read(&out).unwrap(), vec![b's'; 64 << 10]);
+}
+
+#[test]
+#[cfg(feature = "formats")]
+fn a_format_applies_to_paths_in_all_commands() {
+    let Some(img) = Peer::require("qemu-img") else { return };
+    let scratch = Scratch::new().unwrap();
+    std::fs::write(scratch.file("disk"), vec![7; 3 << 20]).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(OURS);
+        let output = tools::output(command.args(args).current_dir(scratch.path()), LIMIT).unwrap();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    for (format, name) in
+        [("vmdk", "vmdk"), ("vhdx", "vhdx"), ("vhd", "vpc"), ("vdi", "vdi"), ("qcow2", "qcow2")]
+    {
+        let mut command = img.command();
+        // A name that would be another device without its folder.
+        command.args(["convert", "-f", "raw", "-O", name]);
+        if name == "vpc" {
+            command.args(["-o", "force_size=on"]);
+        }
+        command.args(["disk", "./null:1?%"]).current_dir(scratch.path());
+        assert!(tools::output(&mut command, LIMIT).unwrap().status.success());
+        for choice in [format, "auto"] {
+            let (fine, size, said) = run(&["info", "--size", "--format", choice, "./null:1?%"]);
+            assert!(fine && size.trim() == "3145728", "{size} {said}");
+            assert_eq!(said.contains("image"), choice == "auto", "{said}");
+            let (fine, map, said) = run(&["map", "--image-format", choice, "./null:1?%"]);
+            assert!(fine && map.contains("3145728"), "{map} {said}");
+            let (fine, _, said) = run(&["copy", "--format", choice, "./null:1?%", "out"]);
+            assert!(
+                fine && std::fs::read(scratch.file("out")).unwrap() == vec![7; 3 << 20],
+                "{said}"
+            );
+            let info = format!("{OURS} info --size \"$uri\"");
+            let (fine, size, said) =
+                run(&["serve", "-r", "--format", choice, "./null:1?%", "--run", &info]);
+            assert!(fine && size.contains("3145728"), "{size} {said}");
+        }
+    }
+    let (fine, _, said) = run(&["info", "--format", "auto", "disk"]);
+    assert!(fine && said.contains("disk is used as a raw disk"), "{said}");
+    for args in
+        [&["info", "--format", "vmdk", "null:1M"][..], &["info", "--backing", "allow", "disk"]]
+    {
+        assert!(!run(args).0, "{args:?}");
+    }
+}

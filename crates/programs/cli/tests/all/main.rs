@@ -9,6 +9,8 @@ mod copy;
 mod escapes;
 mod examples;
 mod help;
+#[cfg(feature = "formats")]
+mod image_tools;
 mod images;
 mod info;
 mod jobs;

@@ -7,7 +7,6 @@
 //!
 //! [`stream`] passes an image on; [`AsQcow2`] is a device whose contents are an image.
 
-mod pack;
 mod plan;
 mod view;
 
@@ -21,11 +20,11 @@ use blockhaul_io::{Buf, Data};
 
 pub use self::view::AsQcow2;
 
-use self::pack::{Ahead, Made, pool};
-use self::plan::{Plan, REFCOUNT_ORDER, Stored, Tables};
-use super::bytes::index;
+use self::plan::{Plan, REFCOUNT_ORDER, Tables};
 use super::error::usage;
 use super::header::MAGIC;
+use crate::bytes::index;
+use crate::pack::{Ahead, Made, Packing, Stored, pool};
 
 /// Bytes of tables and small clusters that are passed on at once.
 const PIECE: usize = 256 << 10;
@@ -47,6 +46,12 @@ pub struct StreamOptions {
     /// Memory in bytes for compressed clusters between the two passes over the source: those that
     /// fit are compressed once.
     pub memory: u64,
+}
+
+impl StreamOptions {
+    fn packing(self) -> Packing {
+        self.zstd.map_or(Packing::Plain, Packing::Zstd)
+    }
 }
 
 impl Default for StreamOptions {
@@ -152,7 +157,7 @@ async fn measure(
         let numbers: Vec<_> = plan.numbers(from).take(MEASURED).collect();
         let Some(last) = numbers.last() else { break };
         from = last + 1;
-        let mut ahead = Ahead::new(source, &pool, cluster, options.zstd, numbers.into_iter());
+        let mut ahead = Ahead::new(source, &pool, cluster, options.packing(), numbers.into_iter());
         while let Some(piece) = ahead.next().await {
             for packed in piece? {
                 plan.set(packed.number, packed.stored);
@@ -269,7 +274,7 @@ async fn write_data(
 ) -> Result<()> {
     let numbers = tables.placed(0).map(|placed| placed.number);
     let pool = pool(tables.cluster());
-    let ahead = Ahead::new(source, &pool, tables.cluster(), options.zstd, numbers);
+    let ahead = Ahead::new(source, &pool, tables.cluster(), options.packing(), numbers);
     let mut ahead = ahead.with_made(made);
     let mut placed = tables.placed(0);
     while let Some(piece) = ahead.next().await {

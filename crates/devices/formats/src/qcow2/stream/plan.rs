@@ -7,30 +7,19 @@ use std::collections::BTreeMap;
 
 use blockhaul_block::Result;
 
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
+use crate::pack::{SECTOR, Stored};
 use crate::qcow2::error::usage;
 
 /// Width of refcounts, as a power of two of bits: 16 bits, the default of QEMU.
 pub(super) const REFCOUNT_ORDER: u32 = 4;
 const REFCOUNT_BYTES: u64 = 2;
-/// Compressed clusters begin at sectors, so that their lengths fit in 16 bits.
-pub(super) const SECTOR: u64 = 512;
 /// Limits of QEMU, in bytes.
 const L1_MAX: u64 = 32 << 20;
 const REFCOUNT_TABLE_MAX: u64 = 8 << 20;
 /// Bit 63 of entries: the refcount is one.
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-
-/// How a cluster of the disk is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// Not at all: it reads as zeroes.
-    Not,
-    Plain,
-    /// Compressed, in this number of sectors.
-    Packed(u16),
-}
 
 /// The clusters of a disk that are to be stored. Memory depends on the data, not on the size of the
 /// disk: 4 bytes for each cluster of the L2 tables that are needed.

@@ -10,10 +10,10 @@ use blockhaul_block::{
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Param, ParamKind, Target};
 use blockhaul_io::{Pool, Reservation};
 
-use super::pack::{Ahead, Made, Packed, pool};
-use super::plan::{Placed, Stored, Tables};
+use super::plan::{Placed, Tables};
 use super::{StreamOptions, changed, plan, table};
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
+use crate::pack::{Ahead, Made, Packed, Stored, pool};
 use crate::qcow2::error::usage;
 
 /// The backend `as-qcow2:DEVICE`.
@@ -242,7 +242,7 @@ impl Parts {
         let placed = tables.placed(at).skip_while(|placed| placed.end() <= at);
         let wanted: Vec<Placed> = placed.take_while(|placed| placed.host < end).collect();
         let numbers = wanted.iter().map(|placed| placed.number);
-        let ahead = Ahead::new(&self.source, pool, tables.cluster(), options.zstd, numbers);
+        let ahead = Ahead::new(&self.source, pool, tables.cluster(), options.packing(), numbers);
         let mut ahead = ahead.with_made(made);
         let mut places = wanted.iter();
         while let Some(piece) = ahead.next().await {

@@ -3,12 +3,12 @@
 use blockhaul_block::{Error, Kind, Result};
 
 use super::{OFFSET_MAX, Writer};
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::cache::{Freed, Stage};
 use crate::qcow2::device::Parts;
 use crate::qcow2::error::damaged;
 use crate::qcow2::header::REFCOUNT_TABLE_AT;
-use crate::qcow2::storage;
+use crate::storage;
 
 /// Longest refcount table in bytes; QEMU reads as much.
 const TABLE_MAX: u64 = 8 << 20;

@@ -10,10 +10,10 @@ use blockhaul_io::Data;
 
 use super::allocate::Clusters;
 use super::{COPY, External};
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::device::Parts;
 use crate::qcow2::entry::{COPIED, Found, Place, Run};
-use crate::qcow2::storage;
+use crate::storage;
 
 /// Most clusters of one piece.
 const CLUSTERS_MAX: u64 = 2048;

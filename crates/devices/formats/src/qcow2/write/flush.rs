@@ -9,11 +9,11 @@ use blockhaul_io::Data;
 
 use super::Writer;
 use super::allocate::bytes_of;
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::cache::Slice;
 use crate::qcow2::device::Parts;
 use crate::qcow2::header::AUTOCLEAR_AT;
-use crate::qcow2::storage;
+use crate::storage;
 
 /// Slices that are written at a time.
 const WRITES: usize = 16;

@@ -37,7 +37,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockhaul_block::{Device, Error, FailedFlush, Kind, Result};
 use blockhaul_io::{FifoLock, Pool, RangeLocks};
 
-use super::bytes::index;
 use super::cache::Freed;
 use super::device::Parts;
 use super::entry::Layout;
@@ -45,8 +44,9 @@ use super::error::{damaged, unsupported};
 use super::header::{Header, RefcountTable, autoclear, incompatible};
 use super::image::words;
 use super::refcount::Width;
-use super::storage::{len_of, read};
 use super::{bitmap, snapshot};
+use crate::bytes::index;
+use crate::storage::{len_of, read};
 
 pub(super) use allocate::bytes_of;
 pub use flush::data_was_lost;

@@ -6,11 +6,11 @@ use blockhaul_block::{Error, Result};
 
 use super::Writer;
 use super::allocate::Clusters;
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::cache::{Freed, Stage};
 use crate::qcow2::device::Parts;
 use crate::qcow2::entry::COPIED;
-use crate::qcow2::storage;
+use crate::storage;
 
 impl Parts {
     /// The L2 table of a place on the disk, made or copied if that is necessary to change it.

@@ -8,7 +8,7 @@ use blockhaul_io::Data;
 use super::allocate::Clusters;
 use super::data::Payload;
 use super::{External, Writer};
-use crate::qcow2::bytes::index;
+use crate::bytes::index;
 use crate::qcow2::device::Parts;
 
 /// Clusters whose entries are changed without a pause.

@@ -5,26 +5,26 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
-use super::bytes::index;
+use crate::bytes::index;
 
 /// Longest table that is read with one request.
 const PIECE: u64 = 1 << 20;
 
 /// Reads a range of a device that has all of it, into memory outside any pool. `len` is bounded by
 /// the caller.
-pub(super) async fn read(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Buf> {
+pub(crate) async fn read(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Buf> {
     let mut buf = Buf::unpooled(index(len));
     read_into(device, at, &mut buf, None).await?;
     Ok(buf)
 }
 
 /// Length of a device in bytes, as far as it was known when it was opened.
-pub(super) fn len_of(facts: &Facts) -> u64 {
+pub(crate) fn len_of(facts: &Facts) -> u64 {
     facts.grows_from.unwrap_or(facts.size)
 }
 
 /// Writes `bytes` to a device, in as many requests as it needs.
-pub(super) async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) -> Result<()> {
+pub(crate) async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) -> Result<()> {
     let mut next = at;
     for part in bytes.chunks(index(piece(device))) {
         device.write(next, Data::copy_of(part)).await?;
@@ -34,7 +34,7 @@ pub(super) async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) -> Re
 }
 
 /// Makes completed writes to a device durable.
-pub(super) async fn flush(device: &Arc<dyn Device>) -> Result<()> {
+pub(crate) async fn flush(device: &Arc<dyn Device>) -> Result<()> {
     match device.facts().can.contains(Can::FLUSH) {
         true => device.flush().await,
         false => Ok(()),
@@ -43,7 +43,7 @@ pub(super) async fn flush(device: &Arc<dyn Device>) -> Result<()> {
 
 /// Fills `out` from a device, in as many requests as it needs; false if all of it is zero. Memory
 /// comes from a pool, or is outside any.
-pub(super) async fn read_into(
+pub(crate) async fn read_into(
     device: &Arc<dyn Device>,
     at: u64,
     out: &mut [u8],
@@ -63,7 +63,7 @@ pub(super) async fn read_into(
 }
 
 /// Copies the reply of a read to its place; false if it is zero.
-pub(super) fn place(reply: Reply, out: &mut [u8]) -> Result<bool> {
+pub(crate) fn place(reply: Reply, out: &mut [u8]) -> Result<bool> {
     match reply {
         Reply::Data(data) => {
             copy(&data, out)?;
@@ -87,12 +87,12 @@ fn copy(data: &Data, out: &mut [u8]) -> Result<()> {
 }
 
 /// Longest request for tables.
-pub(super) fn piece(device: &Arc<dyn Device>) -> u64 {
+pub(crate) fn piece(device: &Arc<dyn Device>) -> u64 {
     PIECE.min(device.facts().block.maximum.into()).max(1)
 }
 
 /// Waits for memory of a pool.
-pub(super) async fn room(pool: &Pool, len: usize) -> Result<Reservation> {
+pub(crate) async fn room(pool: &Pool, len: usize) -> Result<Reservation> {
     let room = pool.reserve(len).await;
     room.map_err(|error| Error::new(Kind::NoMemory, "no scratch memory").because(error))
 }

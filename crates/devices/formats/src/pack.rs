@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Task, is_zero};
+use miniz_oxide::DataFormat;
+use miniz_oxide::deflate::core::{
+    CompressorOxide, TDEFLFlush, TDEFLStatus, compress as deflate_core,
+};
 
-use super::plan::{SECTOR, Stored};
-use crate::qcow2::bytes::index;
-use crate::qcow2::storage;
+use crate::bytes::index;
+use crate::storage;
 
 /// Memory of a compressed cluster that is kept, beside its bytes.
 const ENTRY: u64 = 128;
@@ -22,19 +25,46 @@ thread_local! {
     /// A compressor has some 100 KiB of tables: each thread keeps its own, with its level.
     static ZSTD: RefCell<Option<(i32, zstd::bulk::Compressor<'static>)>> =
         const { RefCell::new(None) };
+    static DEFLATE: RefCell<Option<Box<CompressorOxide>>> = const { RefCell::new(None) };
+}
+
+/// Compressed clusters begin at sectors, so that their lengths fit in 16 bits.
+pub(crate) const SECTOR: u64 = 512;
+/// Length in bytes of the marker before a grain.
+const GRAIN_MARKER: usize = 12;
+
+/// How clusters are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// As they are.
+    Plain,
+    /// Compressed by zstd at this level.
+    Zstd(i32),
+    /// As grains of a VMDK, compressed at this level of deflate, 1 to 9.
+    Grain(u8),
+}
+
+/// How a cluster of the disk is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// Not at all: it reads as zeroes.
+    Not,
+    Plain,
+    /// Compressed, in this number of sectors.
+    Packed(u16),
 }
 
 /// A cluster as it is to be stored.
-pub(super) struct Packed {
-    pub(super) number: u64,
-    pub(super) stored: Stored,
+pub(crate) struct Packed {
+    pub(crate) number: u64,
+    pub(crate) stored: Stored,
     /// As many bytes as `stored` says.
-    pub(super) bytes: Data,
+    pub(crate) bytes: Data,
 }
 
 /// Compressed clusters that are kept until they are written, so that they are not made again.
 #[derive(Default)]
-pub(super) struct Made {
+pub(crate) struct Made {
     /// Memory that is left, in bytes.
     room: u64,
     clusters: HashMap<u64, Data>,
@@ -42,11 +72,11 @@ pub(super) struct Made {
 
 impl Made {
     /// Keeps clusters of together at most `memory` bytes.
-    pub(super) fn new(memory: u64) -> Made {
+    pub(crate) fn new(memory: u64) -> Made {
         Made { room: memory, clusters: HashMap::new() }
     }
 
-    pub(super) fn keep(&mut self, packed: &Packed) {
+    pub(crate) fn keep(&mut self, packed: &Packed) {
         let cost = packed.bytes.len() as u64 + ENTRY;
         if matches!(packed.stored, Stored::Packed(_)) && cost <= self.room {
             self.room -= cost;
@@ -70,7 +100,7 @@ impl Made {
 type Batch = (u64, u64);
 
 /// Memory for pieces that are in flight.
-pub(super) fn pool(cluster: u64) -> Pool {
+pub(crate) fn pool(cluster: u64) -> Pool {
     Pool::new(Pool::cost(index(BATCH.max(cluster))) * most() as u64)
 }
 
@@ -80,11 +110,10 @@ fn most() -> usize {
 }
 
 /// The pieces of a disk, read ahead.
-pub(super) struct Ahead<'a, I: Iterator<Item = u64>> {
+pub(crate) struct Ahead<'a, I: Iterator<Item = u64>> {
     source: &'a Arc<dyn Device>,
     cluster: u64,
-    /// Compression level; none: clusters stay as they are.
-    level: Option<i32>,
+    packing: Packing,
     numbers: std::iter::Peekable<I>,
     pool: Pool,
     /// Clusters that were compressed before.
@@ -97,24 +126,24 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
     ///
     /// Callers may share the pool: pieces get their memory in order, so the one that a caller waits
     /// for never waits for memory of its later ones.
-    pub(super) fn new(
+    pub(crate) fn new(
         source: &'a Arc<dyn Device>,
         pool: &Pool,
         cluster: u64,
-        level: Option<i32>,
+        packing: Packing,
         numbers: I,
     ) -> Ahead<'a, I> {
         let (numbers, pool) = (numbers.peekable(), pool.clone());
-        Ahead { source, cluster, level, numbers, pool, made: None, flying: VecDeque::new() }
+        Ahead { source, cluster, packing, numbers, pool, made: None, flying: VecDeque::new() }
     }
 
     /// The same, where some clusters were compressed before.
-    pub(super) fn with_made(self, made: &'a Made) -> Ahead<'a, I> {
+    pub(crate) fn with_made(self, made: &'a Made) -> Ahead<'a, I> {
         Ahead { made: Some(made), ..self }
     }
 
     /// The clusters of the next piece; none at the end.
-    pub(super) async fn next(&mut self) -> Option<Result<Vec<Packed>>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Packed>>> {
         while self.flying.len() < most()
             && let Some(batch) = self.batch()
         {
@@ -123,8 +152,8 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
                 continue;
             }
             let (source, pool) = (self.source.clone(), self.pool.clone());
-            let (cluster, level) = (self.cluster, self.level);
-            let work = async move { carry_out(&source, &pool, cluster, level, batch).await };
+            let (cluster, packing) = (self.cluster, self.packing);
+            let work = async move { carry_out(&source, &pool, cluster, packing, batch).await };
             self.flying.push_back(blockhaul_io::start(work));
         }
         Some(self.flying.pop_front()?.await)
@@ -146,7 +175,7 @@ async fn carry_out(
     source: &Arc<dyn Device>,
     pool: &Pool,
     cluster: u64,
-    level: Option<i32>,
+    packing: Packing,
     (first, count): Batch,
 ) -> Result<Vec<Packed>> {
     let at = first * cluster;
@@ -156,11 +185,11 @@ async fn carry_out(
     let work = move || {
         let clusters = (0..count).map(|place| {
             let part = bytes.slice(index(place * cluster), index(cluster));
-            pack(first + place, part, level)
+            pack(first + place, part, packing)
         });
         clusters.collect::<Result<Vec<_>>>()
     };
-    let lost = |lost| Error::new(Kind::Io, "qcow2: cannot compress").because(lost);
+    let lost = |lost| Error::new(Kind::Io, "cannot compress").because(lost);
     blockhaul_io::offload(work).await.map_err(lost)?
 }
 
@@ -191,28 +220,62 @@ async fn read(
     Ok(buf.into())
 }
 
-/// A cluster as it is stored: compressed if that saves at least a sector, and left out if it is
-/// zero. Without a level it stays as it is.
-fn pack(number: u64, cluster: Data, level: Option<i32>) -> Result<Packed> {
-    let Some(level) = level else {
+/// A cluster as it is stored: left out if it is zero and can be compressed.
+fn pack(number: u64, cluster: Data, packing: Packing) -> Result<Packed> {
+    if packing == Packing::Plain {
         return Ok(Packed { number, stored: Stored::Plain, bytes: cluster });
-    };
+    }
     if is_zero(cluster.bytes()) {
         return Ok(Packed { number, stored: Stored::Not, bytes: Data::zeroes(0) });
     }
-    let sector = index(SECTOR);
+    match packing {
+        Packing::Plain => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
+        Packing::Zstd(level) => zstd_cluster(number, cluster, level),
+        Packing::Grain(level) => grain(number, &cluster, level),
+    }
+}
+
+/// A cluster compressed by zstd, if that saves at least a sector.
+fn zstd_cluster(number: u64, cluster: Data, level: i32) -> Result<Packed> {
     // One sector less than a cluster, as plain clusters are read with less work.
-    let mut out = vec![0; cluster.len().saturating_sub(sector)];
+    let mut out = vec![0; cluster.len().saturating_sub(index(SECTOR))];
     match compress(level, cluster.bytes(), &mut out) {
-        Some(len) if len > 0 => {
-            let len = len.next_multiple_of(sector);
-            let sectors = u16::try_from(len / sector).map_err(|_| Error::misfit())?;
-            // What follows the compressed bytes in the last sector is zero.
-            let bytes = Data::copy_of(out.get(..len).ok_or_else(Error::misfit)?);
-            Ok(Packed { number, stored: Stored::Packed(sectors), bytes })
-        }
+        Some(len) if len > 0 => packed(number, &out, len),
         _ => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
     }
+}
+
+/// The first `len` bytes of `out`, and the rest of their last sector, which is zero.
+fn packed(number: u64, out: &[u8], len: usize) -> Result<Packed> {
+    let len = len.next_multiple_of(index(SECTOR));
+    let sectors = u16::try_from(len / index(SECTOR)).map_err(|_| Error::misfit())?;
+    let bytes = Data::copy_of(out.get(..len).ok_or_else(Error::misfit)?);
+    Ok(Packed { number, stored: Stored::Packed(sectors), bytes })
+}
+
+/// A grain of a VMDK: a marker with its sector and length, and a zlib stream.
+fn grain(number: u64, cluster: &Data, level: u8) -> Result<Packed> {
+    let most = cluster.len() + cluster.len() / 8 + 1024;
+    let mut out = vec![0; most];
+    let (marker, body) = out.split_at_mut(GRAIN_MARKER);
+    let len = deflate(level, cluster.bytes(), body).ok_or_else(Error::misfit)?;
+    let sector = number * (cluster.len() as u64 / SECTOR);
+    let (first, second) = marker.split_at_mut(8);
+    first.copy_from_slice(&sector.to_le_bytes());
+    let short = u32::try_from(len).map_err(|_| Error::misfit())?;
+    second.copy_from_slice(&short.to_le_bytes());
+    packed(number, &out, GRAIN_MARKER + len)
+}
+
+/// Compresses into `out`, which begins as zeroes; none if it does not fit.
+fn deflate(level: u8, bytes: &[u8], out: &mut [u8]) -> Option<usize> {
+    DEFLATE.with_borrow_mut(|state| {
+        let compressor = state.get_or_insert_default();
+        compressor.reset();
+        compressor.set_format_and_level(DataFormat::Zlib, level);
+        let (status, read, made) = deflate_core(compressor, bytes, out, TDEFLFlush::Finish);
+        (status == TDEFLStatus::Done && read == bytes.len()).then_some(made)
+    })
 }
 
 /// Compresses into `out`, and zeroes the rest of it; none if it does not fit.

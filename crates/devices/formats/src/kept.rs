@@ -10,30 +10,30 @@ const MEMORY: u64 = 8 << 20;
 const MOST: u64 = 64;
 
 /// The clusters that were used lately, by the offset of their compressed data.
-pub(super) struct Kept {
+pub(crate) struct Kept {
     most: usize,
     /// The last used is last.
     clusters: Mutex<Vec<(u64, Data)>>,
     /// One task unpacks a cluster at a time; others wait for it.
-    pub(super) unpacking: Arc<RangeLocks>,
+    pub(crate) unpacking: Arc<RangeLocks>,
 }
 
 impl Kept {
     /// For clusters of `cluster` bytes.
-    pub(super) fn new(cluster: u64) -> Kept {
+    pub(crate) fn new(cluster: u64) -> Kept {
         let most = (MEMORY / cluster.max(1)).clamp(2, MOST);
         let most = usize::try_from(most).unwrap_or(2);
         Kept { most, clusters: Mutex::default(), unpacking: Arc::default() }
     }
 
-    pub(super) fn find(&self, host: u64) -> Option<Data> {
+    pub(crate) fn find(&self, host: u64) -> Option<Data> {
         let mut clusters = self.lock();
         let place = clusters.iter().position(|(other, _)| *other == host)?;
         clusters[place..].rotate_left(1);
         clusters.last().map(|(_, data)| data.clone())
     }
 
-    pub(super) fn keep(&self, host: u64, data: Data) {
+    pub(crate) fn keep(&self, host: u64, data: Data) {
         let mut clusters = self.lock();
         clusters.retain(|(other, _)| *other != host);
         if clusters.len() >= self.most {

@@ -1,0 +1,114 @@
+//! A handle to an image, as a device.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
+    Request,
+};
+use blockhaul_io::Pool;
+
+use super::{Image, Place, extents, read};
+
+/// An open image.
+pub(super) struct Handle {
+    facts: Arc<Facts>,
+    parts: Arc<Parts>,
+}
+
+/// What requests work with.
+pub(super) struct Parts {
+    pub(super) image: Arc<Image>,
+    pub(super) files: Vec<Arc<dyn Device>>,
+    pub(super) backing: Option<Arc<dyn Device>>,
+    /// Memory for pieces of requests that are in several places.
+    pub(super) pieces: Pool,
+    /// Memory for compressed data.
+    pub(super) packed: Pool,
+}
+
+/// The context of holes and zeroes of an emulated device, which has one.
+pub(super) fn base_of(facts: &Facts) -> Contexts {
+    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
+}
+
+impl Handle {
+    /// A handle over its own handles to the devices. All of them are fenced and have all
+    /// emulations.
+    pub(super) fn new(
+        name: &str,
+        image: Arc<Image>,
+        files: Vec<Arc<dyn Device>>,
+        backing: Option<Arc<dyn Device>>,
+    ) -> Handle {
+        let facts = Arc::new(facts(name, &image, &files, backing.as_ref()));
+        let (pieces, packed) = (read::piece_pool(), read::packed_pool(image.unit));
+        Handle { facts, parts: Arc::new(Parts { image, files, backing, pieces, packed }) }
+    }
+}
+
+fn facts(
+    name: &str,
+    image: &Image,
+    files: &[Arc<dyn Device>],
+    backing: Option<&Arc<dyn Device>>,
+) -> Facts {
+    let mut facts = Facts::new(format!("{}:{name}", image.format), image.size);
+    // All handles share what they know, and nothing is written.
+    facts.can = Can::EXTENTS | Can::MULTI_CONN;
+    facts.allocation_unit = u32::try_from(image.unit).unwrap_or(1 << 20);
+    if let Some(first) = files.first() {
+        let first = first.facts();
+        facts.description.clone_from(&first.description);
+        facts.rotational = first.rotational;
+        facts.in_flight = first.in_flight;
+    }
+    for one in files.iter().chain(backing) {
+        let one = one.facts();
+        facts.block.maximum = facts.block.maximum.min(one.block.maximum);
+        facts.files.extend(one.files.iter().copied());
+    }
+    facts.files.sort_unstable();
+    facts.files.dedup();
+    facts.contexts = vec![BASE_ALLOCATION.to_string()];
+    facts
+}
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, len, flags } = request;
+        match op {
+            Op::Read(room) => read::submit(&self.parts, at, room),
+            Op::Extents(contexts) => {
+                let parts = self.parts.clone();
+                let end = at.saturating_add(len);
+                Pending::start(async move { extents::list(&parts, at, end, contexts, flags).await })
+            }
+            _ => Error::new(Kind::ReadOnly, "images of this format are read-only").into(),
+        }
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        if access != Access::Read {
+            return None;
+        }
+        let parts = &self.parts;
+        let runs = parts.image.runs_now(at, at.checked_add(len)?, 1)?.ok()?;
+        let run = runs.first()?;
+        match (run.place, &parts.backing) {
+            (Place::Data { file, at }, _) => {
+                let len = run.len.min(parts.image.lens.get(file)?.checked_sub(at)?);
+                parts.files.get(file)?.file_at(at, len, access)
+            }
+            (Place::Below, Some(backing)) => {
+                let len = run.len.min(backing.facts().size.checked_sub(at)?);
+                backing.file_at(at, len, access)
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Files that images consist of, and the names of files in images: backing files, extents, parents.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blockhaul_block::emulate::emulate;
+use blockhaul_block::{Device, Error, Kind, Result, fence};
+use blockhaul_catalog::{Another, Intent, NamePolicy, OpenContext, Opened, Opening, Spec, Target};
+
+/// A device with a file of the chain.
+pub(crate) struct Storage {
+    /// The first handle, fenced.
+    pub(crate) device: Arc<dyn Device>,
+    more: Option<Arc<dyn Another>>,
+}
+
+impl Storage {
+    pub(crate) fn new(opened: Opened) -> Storage {
+        Storage { device: fence(emulate(opened.device)), more: opened.more }
+    }
+
+    /// The same with a device over each handle.
+    pub(crate) fn over<F>(self, layer: F) -> Storage
+    where
+        F: Fn(Arc<dyn Device>) -> Arc<dyn Device> + Clone + Send + Sync + 'static,
+    {
+        let Storage { device, more } = self;
+        let more =
+            more.map(|more| Arc::new(Layered { more, layer: layer.clone() }) as Arc<dyn Another>);
+        Storage::new(Opened { device: layer(device), more })
+    }
+
+    pub(crate) fn has_more(&self) -> bool {
+        self.more.is_some()
+    }
+
+    pub(crate) async fn another(&self) -> Result<Arc<dyn Device>> {
+        match &self.more {
+            None => Ok(self.device.clone()),
+            Some(more) => Ok(fence(emulate(more.another().await?))),
+        }
+    }
+}
+
+/// Further handles with a device over each.
+struct Layered<F> {
+    more: Arc<dyn Another>,
+    layer: F,
+}
+
+impl<F> Another for Layered<F>
+where
+    F: Fn(Arc<dyn Device>) -> Arc<dyn Device> + Clone + Send + Sync + 'static,
+{
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (more, layer) = (self.more.clone(), self.layer.clone());
+        Box::pin(async move { Ok(layer(fence(emulate(more.another().await?)))) })
+    }
+}
+
+/// The context for names in the image of a target: the option `names`, or else what the command
+/// decides.
+pub(crate) fn context_for_names(target: &Target) -> OpenContext {
+    match target.args.text("names") {
+        Some("allow") => target.context.with_names(NamePolicy::Allow),
+        Some(_) => target.context.with_names(NamePolicy::Refuse),
+        None => target.context.clone(),
+    }
+}
+
+/// The image that a name comes from.
+pub(crate) struct Namer<'a> {
+    /// The scheme of the format, for messages.
+    pub(crate) format: &'static str,
+    pub(crate) file: &'a str,
+    /// The directory that relative names begin at, if the image is given by a path.
+    pub(crate) folder: Option<&'a Path>,
+}
+
+impl Namer<'_> {
+    fn unsupported(&self, what: String, way: &str) -> Error {
+        Error::new(Kind::Unsupported, format!("{}: {what}: {way}", self.format))
+    }
+
+    /// Opens a device that the image names, if the policy of `context` allows it; `option` is the
+    /// option by which the user can name it instead.
+    pub(crate) async fn open(
+        &self,
+        context: &OpenContext,
+        named: &str,
+        description: &str,
+        option: &str,
+        intent: Intent,
+    ) -> Result<Opened> {
+        let opened = context.open_named_in(self.file, description, intent).await;
+        let policy = context.registry().names;
+        let format = self.format;
+        opened.map_err(|error| match (error.kind(), policy) {
+            (Kind::Refused, NamePolicy::Refuse) => {
+                let text = format!(
+                    "{error}; if you trust the image, allow it with \"{format}:…?names=allow\", or name a device \
+                     with {option}=DEVICE"
+                );
+                // No permission of the system is missing.
+                Error::new(Kind::Unsupported, text)
+            }
+            (kind, _) => Error::new(kind, format!("{format}: {} names {named:?}: {error}", self.file)),
+        })
+    }
+
+    /// The description of a device for a name in an image: a path, relative to the image, or a URI.
+    pub(crate) fn description(&self, named: &str, option: &str) -> Result<String> {
+        let way = format!("name the device with {option}=DEVICE");
+        if named.starts_with("json:") {
+            let what = format!("{} names {named:?}, in a notation that is not known", self.file);
+            return Err(self.unsupported(what, &way));
+        }
+        // As QEMU: a colon before any slash ends the name of a protocol.
+        let protocol = named.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
+        let path = match protocol {
+            Some(("file", path)) => path,
+            Some((_, rest)) if rest.starts_with("//") => return Ok(named.to_string()),
+            Some((protocol, _)) => {
+                let what =
+                    format!("{} names {named:?}; protocol {protocol:?} is not known", self.file);
+                return Err(self.unsupported(what, &way));
+            }
+            None => named,
+        };
+        self.path(path, option)
+    }
+
+    /// The description of a file for a path in an image; never that of another device.
+    pub(crate) fn path(&self, path: &str, option: &str) -> Result<String> {
+        let way = format!("name the device with {option}=DEVICE");
+        if path.starts_with('/') {
+            return Ok(path.to_string());
+        }
+        let Some(folder) = self.folder else {
+            let what = format!(
+                "{} names {path:?}, relative to its own directory, but is not given by a path",
+                self.file
+            );
+            return Err(self.unsupported(what, &way));
+        };
+        match folder.join(path).to_str() {
+            // Never a scheme, whatever the name is.
+            Some(path) if path.starts_with('/') => Ok(path.to_string()),
+            Some(path) => Ok(format!("./{path}")),
+            None => Err(self.unsupported("the path of the image is not UTF-8".into(), &way)),
+        }
+    }
+}
+
+/// The directory of a file, if the description is that of one.
+pub(crate) fn folder_of(description: &str) -> Option<PathBuf> {
+    let path = match Spec::parse(OsStr::new(description)).ok()? {
+        Spec::Path(path) => path,
+        Spec::Scheme { scheme, rest } if scheme == "file" => {
+            let path = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
+            PathBuf::from(blockhaul_catalog::percent_decode(path).ok()?)
+        }
+        _ => return None,
+    };
+    // A descriptor has no name.
+    path.file_name()?;
+    path.parent().map(Path::to_path_buf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_images_are_paths_beside_them_or_uris() {
+        let description = |folder: Option<&str>, named: &str| {
+            let folder = folder.map(Path::new);
+            Namer { format: "qcow2", file: "top.qcow2", folder }.description(named, "backing")
+        };
+        for (folder, named, wanted) in [
+            ("", "base.raw", "./base.raw"),
+            ("images", "base.raw", "./images/base.raw"),
+            ("/images", "sub/a:b", "/images/sub/a:b"),
+            ("/images", "/disks/a:b", "/disks/a:b"),
+            ("/images", "file:base.raw", "/images/base.raw"),
+            ("", "./memory:1G", "././memory:1G"),
+            ("x", "nbd://host/disk", "nbd://host/disk"),
+        ] {
+            assert_eq!(description(Some(folder), named).unwrap(), wanted);
+        }
+        assert!(matches!(
+            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap())).unwrap(),
+            Spec::Path(_)
+        ));
+        for (folder, named) in [(None, "a"), (Some(""), "json:{}"), (Some(""), "memory:1G")] {
+            let error = description(folder, named).unwrap_err().to_string();
+            assert!(error.contains("backing=DEVICE"), "{error}");
+        }
+        assert_eq!(folder_of("file:/a/b%20c?lock=off"), Some("/a".into()));
+        assert_eq!(folder_of("b.qcow2"), Some("".into()));
+        assert_eq!(folder_of("nbd://host/a"), None);
+    }
+}

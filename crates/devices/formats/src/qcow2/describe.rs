@@ -1,0 +1,170 @@
+//! What an image says about itself, for users: options, snapshots, bitmaps, and the images below.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, FileId, Kind, Result};
+use blockhaul_catalog::{Intent, OpenContext};
+
+use super::header::{Compression, Header, autoclear, incompatible};
+use super::image::Head;
+use super::{bitmap, snapshot};
+use crate::named::{Namer, Storage, folder_of};
+
+/// Most images of a chain.
+const CHAIN_MAX: usize = 200;
+
+/// An image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Description {
+    /// 2 or 3.
+    pub version: u32,
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Cluster size in bytes.
+    pub cluster: u64,
+    /// Width of refcounts in bits.
+    pub refcount_bits: u32,
+    /// How clusters are compressed: `zlib` or `zstd`.
+    pub compression: &'static str,
+    /// Whether clusters are divided into subclusters.
+    pub subclusters: bool,
+    /// Whether refcounts may be wrong, and whether any table may be wrong.
+    pub dirty: bool,
+    /// See `dirty`.
+    pub corrupt: bool,
+    /// The name of the backing file, and its format.
+    pub backing: Option<String>,
+    /// See `backing`.
+    pub backing_format: Option<String>,
+    /// Whether data is in another file, that file's name, and whether it is a raw image.
+    pub external_data: bool,
+    /// See `external_data`.
+    pub data_file: Option<String>,
+    /// See `external_data`.
+    pub data_file_raw: bool,
+    /// Internal snapshots, in their order.
+    pub snapshots: Vec<SnapshotDescription>,
+    /// Persistent bitmaps, in their order; none if the image says that they are not consistent.
+    pub bitmaps: Vec<BitmapDescription>,
+}
+
+/// An internal snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SnapshotDescription {
+    /// Its number, which need not be one.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Size of its disk in bytes.
+    pub size: u64,
+}
+
+/// A persistent bitmap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BitmapDescription {
+    /// Its name.
+    pub name: String,
+    /// Bytes of the disk for each bit.
+    pub granularity: u64,
+    /// Whether writers must keep it right.
+    pub enabled: bool,
+    /// Whether it was not saved correctly, and must not be used.
+    pub in_use: bool,
+}
+
+/// Describes the image in a device.
+///
+/// # Errors
+/// If the device holds no image, or a damaged one.
+pub async fn describe(device: &Arc<dyn Device>) -> Result<Description> {
+    let head = Head::read(device).await?;
+    describe_head(device, &head).await
+}
+
+async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Description> {
+    let Head { header, file_len } = head;
+    let snapshots = snapshot::list(device, *file_len, header).await?;
+    let size_of = |size: Option<u64>| size.unwrap_or(header.size);
+    let snapshots = snapshots.into_iter().map(|one| SnapshotDescription {
+        size: size_of(one.size),
+        id: one.id,
+        name: one.name,
+    });
+    Ok(Description {
+        version: header.version,
+        size: header.size,
+        cluster: header.cluster(),
+        refcount_bits: 1 << header.refcounts.order,
+        compression: match header.compression {
+            Compression::Deflate => "zlib",
+            Compression::Zstd => "zstd",
+        },
+        subclusters: header.is_extended(),
+        dirty: header.has(incompatible::DIRTY),
+        corrupt: header.has(incompatible::CORRUPT),
+        backing: header.backing.clone(),
+        backing_format: header.backing_format.clone(),
+        external_data: header.has(incompatible::DATA_FILE),
+        data_file: header.data_file.clone(),
+        data_file_raw: header.autoclear & autoclear::RAW_DATA_FILE != 0,
+        snapshots: snapshots.collect(),
+        bitmaps: bitmap::describe(device, *file_len, header).await?,
+    })
+}
+
+/// An image of a chain, or the raw disk at its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChainLink {
+    /// The name of the device that holds it.
+    pub name: String,
+    /// Length of that device in bytes.
+    pub len: u64,
+    /// None: a raw disk, or an image of another format.
+    pub image: Option<Description>,
+    /// The format, as the image above tells it; of the first one `qcow2`.
+    pub format: Option<String>,
+}
+
+/// Describes the image that `description` names, and all those below it, the top first. Files that
+/// images name are opened as the policy of `context` says.
+///
+/// # Errors
+/// Those of [`describe`] and of opening a file, [`Kind::Unsupported`] if the policy refuses it, and
+/// [`Kind::Invalid`] if the chain is a loop.
+pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<Vec<ChainLink>> {
+    let mut links: Vec<ChainLink> = Vec::new();
+    let mut seen: Vec<Vec<FileId>> = Vec::new();
+    let mut storage = Storage::new(context.open(description, Intent::READ).await?);
+    let (mut folder, mut format) = (folder_of(description), Some("qcow2".to_string()));
+    loop {
+        let facts = storage.device.facts();
+        if links.len() == CHAIN_MAX || !facts.files.is_empty() && seen.contains(&facts.files) {
+            let text = format!(
+                "qcow2: the chain of backing files is a loop, or too long, at {}",
+                facts.name
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        seen.push(facts.files.clone());
+        let (name, len) = (facts.name.to_string(), crate::storage::len_of(&facts));
+        if format.as_deref() != Some("qcow2") {
+            links.push(ChainLink { name, len, image: None, format });
+            return Ok(links);
+        }
+        let head = Head::read(&storage.device).await.map_err(|error| error.on(&facts.name))?;
+        let image =
+            describe_head(&storage.device, &head).await.map_err(|error| error.on(&facts.name))?;
+        links.push(ChainLink { name, len, image: Some(image), format });
+        let Header { backing: Some(named), backing_format, .. } = head.header else {
+            return Ok(links);
+        };
+        let from = Namer { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
+        let below = from.description(&named, "backing")?;
+        let opened = from.open(context, &named, &below, "backing", Intent::READ).await?;
+        (storage, folder, format) = (Storage::new(opened), folder_of(&below), backing_format);
+    }
+}

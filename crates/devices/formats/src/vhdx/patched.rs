@@ -1,0 +1,67 @@
+//! A file as it is once the log was applied; it is never written.
+
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Access, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Reply, Request,
+};
+
+use super::log::Patches;
+use crate::bytes::index;
+use crate::storage;
+
+/// A handle to the file.
+pub(super) struct Patched {
+    inner: Arc<dyn Device>,
+    /// Length of the file itself in bytes.
+    len: u64,
+    facts: Arc<Facts>,
+    patches: Arc<Patches>,
+}
+
+impl Patched {
+    /// Over a fenced device with all emulations.
+    pub(super) fn new(inner: Arc<dyn Device>, patches: Arc<Patches>) -> Patched {
+        let below = inner.facts();
+        let mut facts = Facts::over(&below);
+        facts.can &= Can::MULTI_CONN;
+        facts.size = below.size.max(patches.len);
+        Patched { len: below.size, inner, facts: Arc::new(facts), patches }
+    }
+
+    /// Whether a range is as it is in the file.
+    fn is_plain(&self, at: u64, end: u64) -> bool {
+        end <= self.len && !self.patches.touch(at, end)
+    }
+}
+
+impl Device for Patched {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Request { op, at, .. } = request;
+        let Op::Read(room) = op else {
+            return Error::new(Kind::ReadOnly, "images of this format are read-only").into();
+        };
+        if self.is_plain(at, at.saturating_add(room.len() as u64)) {
+            return self.inner.submit(Request::read(at, room));
+        }
+        let (inner, patches, len) = (self.inner.clone(), self.patches.clone(), self.len);
+        Pending::start(async move {
+            let mut buf = room.into_buf();
+            let inside = index(len.saturating_sub(at)).min(buf.len());
+            let (front, beyond) = buf.split_at_mut(inside);
+            storage::read_into(&inner, at, front, None).await?;
+            beyond.fill(0);
+            patches.apply(at, &mut buf);
+            Ok(Reply::Data(buf.into()))
+        })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        let is_plain = access == Access::Read && self.is_plain(at, at.checked_add(len)?);
+        is_plain.then(|| self.inner.file_at(at, len, access))?
+    }
+}

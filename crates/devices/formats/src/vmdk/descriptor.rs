@@ -1,0 +1,177 @@
+//! The descriptor: a text with the extents of the disk and its parent ("The Descriptor File").
+
+use blockhaul_block::Result;
+
+use super::FORMAT;
+use crate::mapped::{damaged, unsupported};
+
+/// Most extents of a disk: each is an open file.
+const EXTENTS_MAX: usize = 2000;
+/// The parent's content identifier of a disk without a parent.
+const NO_PARENT: u32 = 0xffff_ffff;
+const SECTOR: u64 = 512;
+
+/// What a descriptor says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    /// Changes when the disk is written.
+    pub(super) content_id: Option<u32>,
+    /// The parent's content identifier and name, if there is a parent.
+    pub(super) parent: Option<(u32, String)>,
+    pub(super) extents: Vec<Extent>,
+}
+
+/// A line about an extent ("The Extent Descriptions").
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Length in bytes.
+    pub(super) len: u64,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Zero,
+    /// Plain bytes of a file, from this offset on.
+    Flat {
+        name: String,
+        at: u64,
+    },
+    Sparse {
+        name: String,
+    },
+}
+
+/// Whether bytes are the beginning of a descriptor.
+pub(super) fn is_one(head: &[u8]) -> bool {
+    let line = head.get(..512.min(head.len())).unwrap_or_default();
+    let text = String::from_utf8_lossy(line).to_ascii_lowercase();
+    text.trim_start().starts_with("# disk descriptorfile")
+}
+
+impl Descriptor {
+    /// Reads a descriptor; what follows a zero byte is padding.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Descriptor> {
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        let text = String::from_utf8_lossy(bytes.get(..end).unwrap_or_default());
+        let (mut found, mut parent_id, mut parent_name) = (Descriptor::default(), NO_PARENT, None);
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+            if let Some(extent) = Extent::parse(line)? {
+                found.extents.push(extent);
+                if found.extents.len() > EXTENTS_MAX {
+                    let text = format!("a disk of more than {EXTENTS_MAX} extents");
+                    return Err(unsupported(FORMAT, text, "convert it to a single file"));
+                }
+                continue;
+            }
+            let Some((key, value)) = line.split_once('=') else { continue };
+            let value = value.trim().trim_matches('"');
+            match key.trim().to_ascii_lowercase().as_str() {
+                "cid" => found.content_id = Some(identifier(key, value)?),
+                "parentcid" => parent_id = identifier(key, value)?,
+                "parentfilenamehint" => parent_name = Some(value.to_string()),
+                _ => {}
+            }
+        }
+        if parent_id != NO_PARENT {
+            found.parent = Some((parent_id, parent_name.unwrap_or_default()));
+        }
+        Ok(found)
+    }
+}
+
+fn identifier(key: &str, value: &str) -> Result<u32> {
+    let bad = |_| damaged(FORMAT, format!("{key}={value:?} in the descriptor"));
+    u32::from_str_radix(value, 16).map_err(bad)
+}
+
+impl Extent {
+    /// Reads a line; none if it is about something else.
+    fn parse(line: &str) -> Result<Option<Extent>> {
+        let mut words = line.splitn(4, char::is_whitespace).map(str::trim);
+        let (Some(access), Some(sectors), Some(kind)) = (words.next(), words.next(), words.next())
+        else {
+            return Ok(None);
+        };
+        if !["RW", "RDONLY", "NOACCESS"].contains(&access) {
+            return Ok(None);
+        }
+        let bad = || damaged(FORMAT, format!("the line {line:?} of the descriptor"));
+        let len = sectors.parse::<u64>().ok().and_then(|sectors| sectors.checked_mul(SECTOR));
+        let len = len.filter(|len| *len > 0).ok_or_else(bad)?;
+        let rest = words.next().unwrap_or_default();
+        // A name in quotation marks, and an offset.
+        let name = rest.split('"').nth(1).filter(|name| !name.is_empty());
+        let name = || name.map(str::to_string).ok_or_else(bad);
+        let kind = match kind {
+            "ZERO" => Kind::Zero,
+            "FLAT" | "VMFS" => {
+                let at = rest.rsplit('"').next().unwrap_or_default().trim();
+                let sectors = if at.is_empty() { Some(0) } else { at.parse::<u64>().ok() };
+                let at = sectors.and_then(|sectors| sectors.checked_mul(SECTOR)).ok_or_else(bad)?;
+                Kind::Flat { name: name()?, at }
+            }
+            "SPARSE" | "VMFSSPARSE" | "SESPARSE" => Kind::Sparse { name: name()? },
+            other => {
+                let text = format!("extents of type {other:?} are not known");
+                return Err(unsupported(
+                    FORMAT,
+                    text,
+                    "copy the disk with vddk: or VMware's tools",
+                ));
+            }
+        };
+        if access == "NOACCESS" {
+            let text = format!("an extent without access: {line:?}");
+            return Err(unsupported(FORMAT, text, "copy the disk with VMware's tools"));
+        }
+        Ok(Some(Extent { len, kind }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_has_extents_and_a_parent() {
+        let text = "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=0a0b0c0d\n\
+                    parentFileNameHint=\"base disk.vmdk\"\ncreateType=\"twoGbMaxExtentFlat\"\n\n\
+                    # Extent description\nRW 4192256 FLAT \"d f001.vmdk\" 128\r\n\
+                    RDONLY 100 SPARSE \"d-s002.vmdk\"\nRW 63 ZERO\nRW 9 VMFS \"x\"\n\nddb.a = \"b\"\0junk";
+        let found = Descriptor::parse(text.as_bytes()).unwrap();
+        let flat = |name: &str, at| Kind::Flat { name: name.into(), at };
+        let kinds = [
+            (4192256, flat("d f001.vmdk", 65536)),
+            (100, Kind::Sparse { name: "d-s002.vmdk".into() }),
+            (63, Kind::Zero),
+            (9, flat("x", 0)),
+        ];
+        let extents = kinds.map(|(sectors, kind)| Extent { len: sectors * 512, kind });
+        assert_eq!(found.extents, extents);
+        assert_eq!(found.content_id, Some(0xffff_fffe));
+        assert_eq!(found.parent, Some((0x0a0b_0c0d, "base disk.vmdk".into())));
+        assert!(is_one(text.as_bytes()) && !is_one(b"KDMV"));
+    }
+
+    #[test]
+    fn bad_lines_are_refused() {
+        for line in [
+            "RW 99999999999999999999 FLAT \"a\" 0",
+            "RW 18446744073709551615 ZERO",
+            "RW 0 ZERO",
+            "RW x ZERO",
+            "RW 1 FLAT",
+            "RW 1 FLAT \"\" 0",
+            "RW 1 FLAT \"a\" -1",
+            "RW 1 VMFSRDM \"a\"",
+            "NOACCESS 1 FLAT \"a\" 0",
+            "CID=xyz",
+        ] {
+            assert!(Descriptor::parse(line.as_bytes()).is_err(), "{line}");
+        }
+        let many = "RW 1 ZERO\n".repeat(EXTENTS_MAX + 1);
+        assert!(Descriptor::parse(many.as_bytes()).is_err());
+        assert_eq!(Descriptor::parse(b"\xff\xfe RW\nRW\nRW 1\n").unwrap(), Descriptor::default());
+    }
+}

@@ -1,0 +1,471 @@
+//! `as-vmdk:DEVICE`: a device whose contents are a streamOptimized image of another device
+//! ("Stream-Optimized Compressed Sparse Extents"), made as they are read.
+//!
+//! Header and descriptor come first, then for each table its grains and the table itself, then the
+//! directory and the footer with its place. The lengths of compressed grains must be known before:
+//! all data is compressed once when the device is opened.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blockhaul_block::emulate::emulate;
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt as _, Error, Facts, Kind, Op, Outcome,
+    Pending, Reply, Request, Result, ZERO, fence,
+};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_io::{Pool, Reservation};
+
+use super::sparse::{AT_END, HOSTED, SECTOR};
+use crate::bytes::index;
+use crate::mapped::usage;
+use crate::pack::{Ahead, Made, Packing, Stored, pool};
+
+const FORMAT: &str = "as-vmdk";
+/// Grain size in bytes, and grains of a table: those of all programs.
+const GRAIN: u64 = 64 << 10;
+const ENTRIES: u64 = 512;
+/// Bytes of the disk that a table covers.
+const COVERS: u64 = GRAIN * ENTRIES;
+/// Length of a table in bytes, and of the marker before it.
+const TABLE: u64 = ENTRIES * 4;
+const MARKER: u64 = SECTOR;
+/// Offset of the first grain.
+const OVERHEAD: u64 = 64 << 10;
+/// Length of the descriptor in sectors.
+const DESCRIPTOR_SECTORS: u64 = 20;
+/// Largest disk in bytes: 62 TiB, the limit of VMware.
+const SIZE_MAX: u64 = 62 << 40;
+/// Types of markers ("Metadata Marker").
+const GRAIN_TABLE: u32 = 1;
+const GRAIN_DIRECTORY: u32 = 2;
+const FOOTER: u32 = 3;
+/// Flags: the test of line ends is valid, grains are compressed, and there are markers.
+const FLAGS: u32 = 1 << 0 | 1 << 16 | 1 << 17;
+/// Grains whose lengths are found before the plan is changed.
+const MEASURED: usize = 64 << 10;
+/// Default of the option `level`, and of `memory` in bytes.
+const LEVEL: u8 = 6;
+const MEMORY: u64 = 32 << 20;
+
+/// The backend `as-vmdk:DEVICE`.
+pub struct AsVmdk;
+
+impl Backend for AsVmdk {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["as-vmdk"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "DEVICE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a compressed VMDK image of DEVICE (streamOptimized, as in an OVA), made as it is read; DEVICE must not \
+         change in the meantime. It is a path, or any device, where %3f is a question mark and %25 a percent sign"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:64M disk.raw && blockhaul copy as-vmdk:disk.raw disk.vmdk
+blockhaul copy 'as-vmdk:disk.raw?level=1' - > fast.vmdk
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[
+            Param {
+                name: "level",
+                kind: ParamKind::Number,
+                default: Some("6"),
+                doc: "Compression level, 1 to 9. All data is compressed when the device is opened, for its length, \
+                      and what does not fit in memory again when it is read.",
+            },
+            Param {
+                name: "adapter",
+                kind: ParamKind::Choice(&["lsilogic", "buslogic", "ide"]),
+                default: Some("lsilogic"),
+                doc: "Type of the controller that the descriptor names.",
+            },
+            Param {
+                name: "memory",
+                kind: ParamKind::Size,
+                default: Some("32M"),
+                doc: "Memory for compressed data.",
+            },
+        ]
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(async move { open(&target).await })
+    }
+}
+
+async fn open(target: &Target) -> Result<Opened> {
+    if target.intent.write {
+        let text =
+            "as-vmdk: an image that is made as it is read cannot be written: copy it to a file";
+        return Err(Error::new(Kind::Unsupported, text));
+    }
+    let level = target.args.number("level").unwrap_or(LEVEL.into());
+    let level = u8::try_from(level).ok().filter(|level| (1..=9).contains(level));
+    let level = level.ok_or_else(|| usage(FORMAT, "the compression level is not 1 to 9"))?;
+    let memory = target.args.size("memory").unwrap_or(MEMORY);
+    let adapter = target.args.text("adapter").unwrap_or("lsilogic").to_string();
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+    let opened = target.context.open(target.text()?, intent).await?;
+    let source = fence(emulate(opened.device));
+    let (plan, made) = plan(&source, level, memory).await?;
+    let layout = Layout::new(plan, &adapter)?;
+    let image = Image { layout: Arc::new(layout), made: Arc::new(made), level, pool: pool(GRAIN) };
+    let device = Arc::new(View::new(source, image.clone()));
+    let more = opened.more.map(|more| Arc::new(More { more, image }) as Arc<dyn Another>);
+    Ok(Opened { device, more })
+}
+
+/// How many sectors each grain needs: 0 if it is not stored.
+struct Plan {
+    /// Size of the disk in bytes.
+    size: u64,
+    /// By the number of their table.
+    tables: BTreeMap<u64, Vec<u16>>,
+}
+
+impl Plan {
+    fn set(&mut self, grain: u64, sectors: u16) {
+        let table = self.tables.entry(grain / ENTRIES);
+        let table = table.or_insert_with(|| vec![0; index(ENTRIES)]);
+        if let Some(place) = table.get_mut(index(grain % ENTRIES)) {
+            *place = sectors;
+        }
+    }
+
+    /// The grains that are stored, from a number on, in order.
+    fn grains(&self, from: u64) -> impl Iterator<Item = u64> + '_ {
+        self.tables.range(from / ENTRIES..).flat_map(move |(number, table)| {
+            let numbered = (number * ENTRIES..).zip(table);
+            let stored = numbered.filter(move |(grain, sectors)| **sectors > 0 && *grain >= from);
+            stored.map(|(grain, _)| grain)
+        })
+    }
+}
+
+/// Finds the grains with data, and compresses them for their lengths.
+async fn plan(source: &Arc<dyn Device>, level: u8, memory: u64) -> Result<(Plan, Made)> {
+    let facts = source.facts();
+    let size = facts.size.checked_next_multiple_of(SECTOR).filter(|size| *size <= SIZE_MAX);
+    let too_large = || usage(FORMAT, format!("a disk of {} bytes: at most {SIZE_MAX}", facts.size));
+    let mut plan = Plan { size: size.ok_or_else(too_large)?, tables: BTreeMap::new() };
+    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+    let mut at = 0;
+    while at < facts.size {
+        let lists = source.extents(at, facts.size - at, context).await?;
+        let list = lists.first().ok_or_else(Error::misfit)?;
+        for (start, run) in list.ranges(at).filter(|(_, run)| run.state & ZERO == 0) {
+            (start / GRAIN..(start + run.len).div_ceil(GRAIN)).for_each(|grain| plan.set(grain, 1));
+        }
+        at += list.total();
+        // A device that computes its extents never waits.
+        blockhaul_io::yield_now().await;
+    }
+    let mut made = Made::new(memory);
+    let (pool, mut from) = (pool(GRAIN), 0);
+    loop {
+        // The plan changes behind these.
+        let numbers: Vec<_> = plan.grains(from).take(MEASURED).collect();
+        let Some(last) = numbers.last() else { break };
+        from = last + 1;
+        let mut ahead =
+            Ahead::new(source, &pool, GRAIN, Packing::Grain(level), numbers.into_iter());
+        while let Some(piece) = ahead.next().await {
+            for packed in piece? {
+                let sectors = if let Stored::Packed(sectors) = packed.stored { sectors } else { 0 };
+                plan.set(packed.number, sectors);
+                made.keep(&packed);
+            }
+        }
+    }
+    Ok((plan, made))
+}
+
+/// A table that has grains.
+struct Table {
+    number: u64,
+    /// Offset of its first grain in the image.
+    start: u64,
+    /// Offset of the marker before the table itself.
+    marker: u64,
+    sectors: Vec<u16>,
+}
+
+impl Table {
+    /// The grains that are stored: number, offset and length in the image.
+    fn grains(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
+        let mut next = self.start;
+        let numbered =
+            (self.number * ENTRIES..).zip(&self.sectors).filter(|(_, sectors)| **sectors > 0);
+        numbered.map(move |(grain, sectors)| {
+            let (at, len) = (next, u64::from(*sectors) * SECTOR);
+            next += len;
+            (grain, at, len)
+        })
+    }
+
+    /// The marker and the table.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = marker(TABLE / SECTOR, GRAIN_TABLE);
+        let mut entries = vec![0_u32; index(ENTRIES)];
+        for (grain, at, _) in self.grains() {
+            if let Some(entry) = entries.get_mut(index(grain % ENTRIES)) {
+                // Checked for the end of the image.
+                *entry = u32::try_from(at / SECTOR).unwrap_or(0);
+            }
+        }
+        entries.iter().for_each(|entry| bytes.extend_from_slice(&entry.to_le_bytes()));
+        bytes
+    }
+}
+
+/// Where everything is in the image.
+struct Layout {
+    /// Header and descriptor.
+    head: Vec<u8>,
+    /// In order.
+    tables: Vec<Table>,
+    /// Offset of what follows the tables, and its bytes.
+    tail_at: u64,
+    tail: Vec<u8>,
+}
+
+impl Layout {
+    fn new(plan: Plan, adapter: &str) -> Result<Layout> {
+        let (size, mut next, mut tables) = (plan.size, OVERHEAD, Vec::new());
+        for (number, sectors) in plan.tables {
+            let len: u64 = sectors.iter().map(|sectors| u64::from(*sectors) * SECTOR).sum();
+            if len > 0 {
+                let marker = next + len;
+                tables.push(Table { number, start: next, marker, sectors });
+                next = marker + MARKER + TABLE;
+            }
+        }
+        if next / SECTOR > u32::MAX.into() {
+            let text = format!("an image of {next} bytes, which the format cannot have");
+            return Err(usage(FORMAT, text));
+        }
+        let mut directory = vec![0; index(size.div_ceil(COVERS) * 4)];
+        for table in &tables {
+            let at = index(table.number * 4);
+            let sector = u32::try_from((table.marker + MARKER) / SECTOR).unwrap_or(0);
+            if let Some(entry) = directory.get_mut(at..at + 4) {
+                entry.copy_from_slice(&sector.to_le_bytes());
+            }
+        }
+        directory.resize(directory.len().next_multiple_of(index(SECTOR)), 0);
+        let mut head = header(size, AT_END);
+        head.extend_from_slice(descriptor(size, adapter, &tables).as_bytes());
+        head.resize(index(OVERHEAD), 0);
+        let mut tail = marker(directory.len() as u64 / SECTOR, GRAIN_DIRECTORY);
+        tail.extend_from_slice(&directory);
+        tail.extend(marker(1, FOOTER));
+        tail.extend(header(size, (next + MARKER) / SECTOR));
+        // The end of the stream is a marker of zeroes.
+        tail.resize(tail.len() + index(SECTOR), 0);
+        Ok(Layout { head, tables, tail_at: next, tail })
+    }
+
+    fn len(&self) -> u64 {
+        self.tail_at + self.tail.len() as u64
+    }
+
+    /// The tables whose grains, or themselves, are in a range of the image.
+    fn tables(&self, at: u64, end: u64) -> impl Iterator<Item = &Table> {
+        let first = self.tables.partition_point(|table| table.marker + MARKER + TABLE <= at);
+        self.tables.iter().skip(first).take_while(move |table| table.start < end)
+    }
+}
+
+/// A metadata marker ("Metadata Marker").
+fn marker(sectors: u64, kind: u32) -> Vec<u8> {
+    let mut bytes = vec![0; index(MARKER)];
+    bytes[..8].copy_from_slice(&sectors.to_le_bytes());
+    bytes[12..16].copy_from_slice(&kind.to_le_bytes());
+    bytes
+}
+
+/// The header ("Sparse Extent Header"), with the directory at a sector.
+fn header(size: u64, directory: u64) -> Vec<u8> {
+    let mut bytes = vec![0; index(SECTOR)];
+    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
+    put(0, HOSTED);
+    put(4, &3_u32.to_le_bytes());
+    put(8, &FLAGS.to_le_bytes());
+    put(12, &(size / SECTOR).to_le_bytes());
+    put(20, &(GRAIN / SECTOR).to_le_bytes());
+    put(28, &1_u64.to_le_bytes());
+    put(36, &DESCRIPTOR_SECTORS.to_le_bytes());
+    put(44, &512_u32.to_le_bytes());
+    put(56, &directory.to_le_bytes());
+    put(64, &(OVERHEAD / SECTOR).to_le_bytes());
+    // Bytes that a transfer as text would change.
+    put(73, b"\n \r\n");
+    put(77, &1_u16.to_le_bytes());
+    bytes
+}
+
+/// The descriptor. Its identifier depends on what is stored, so that all handles have the same.
+fn descriptor(size: u64, adapter: &str, tables: &[Table]) -> String {
+    let sectors = size / SECTOR;
+    let mut crc = crate::crc32c::Crc32c::new();
+    crc.add(&size.to_le_bytes());
+    for table in tables {
+        crc.add(&table.number.to_le_bytes());
+        table.sectors.iter().for_each(|sectors| crc.add(&sectors.to_le_bytes()));
+    }
+    // The largest numbers have a meaning of their own.
+    let id = crc.sum() & 0x7fff_ffff;
+    let (heads, tracks) = if adapter == "ide" { (16, 63) } else { (255, 63) };
+    let cylinders = sectors.div_ceil(heads * tracks).clamp(1, 65535);
+    format!(
+        "# Disk DescriptorFile\nversion=1\nCID={id:08x}\nparentCID=ffffffff\ncreateType=\"streamOptimized\"\n\n\
+         # Extent description\nRW {sectors} SPARSE \"disk.vmdk\"\n\n# The Disk Data Base\n#DDB\n\n\
+         ddb.virtualHWVersion = \"4\"\nddb.geometry.cylinders = \"{cylinders}\"\n\
+         ddb.geometry.heads = \"{heads}\"\nddb.geometry.sectors = \"{tracks}\"\n\
+         ddb.adapterType = \"{adapter}\"\n"
+    )
+}
+
+/// What all handles share.
+#[derive(Clone)]
+struct Image {
+    layout: Arc<Layout>,
+    made: Arc<Made>,
+    level: u8,
+    /// Memory for grains of the source.
+    pool: Pool,
+}
+
+struct More {
+    more: Arc<dyn Another>,
+    image: Image,
+}
+
+impl Another for More {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (more, image) = (self.more.clone(), self.image.clone());
+        Box::pin(async move {
+            let source = fence(emulate(more.another().await?));
+            Ok(Arc::new(View::new(source, image)) as Arc<dyn Device>)
+        })
+    }
+}
+
+/// A handle.
+struct View {
+    facts: Arc<Facts>,
+    parts: Arc<Parts>,
+}
+
+struct Parts {
+    source: Arc<dyn Device>,
+    image: Image,
+}
+
+impl View {
+    fn new(source: Arc<dyn Device>, image: Image) -> View {
+        let below = source.facts();
+        let mut facts = Facts::new(format!("as-vmdk:{}", below.name), image.layout.len());
+        facts.description.clone_from(&below.description);
+        // All handles read the same, and nothing is ever written.
+        facts.can = Can::MULTI_CONN;
+        facts.rotational = below.rotational;
+        facts.in_flight = below.in_flight;
+        facts.files.clone_from(&below.files);
+        facts.block.maximum = facts.block.maximum.min(below.block.maximum);
+        View { facts: Arc::new(facts), parts: Arc::new(Parts { source, image }) }
+    }
+}
+
+impl Device for View {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let Op::Read(room) = request.op else {
+            return Error::new(Kind::ReadOnly, "an image that is made as it is read").into();
+        };
+        let (parts, at) = (self.parts.clone(), request.at);
+        Pending::start(async move { parts.read(at, room).await })
+    }
+}
+
+impl Parts {
+    async fn read(&self, at: u64, room: Reservation) -> Outcome {
+        let mut buf = room.into_buf();
+        let layout = &self.image.layout;
+        let mut out = Out { at, bytes: &mut buf };
+        // All bytes belong to one of these.
+        out.put(0, &layout.head);
+        out.put(layout.tail_at, &layout.tail);
+        for table in layout.tables(at, out.end()) {
+            self.put_grains(table, &mut out).await?;
+            if table.marker < out.end() {
+                out.put(table.marker, &table.bytes());
+            }
+        }
+        Ok(Reply::Data(buf.into()))
+    }
+
+    /// Compresses the grains of a table that are in a range.
+    async fn put_grains(&self, table: &Table, out: &mut Out<'_>) -> Result<()> {
+        let Image { made, level, pool, .. } = &self.image;
+        let (at, end) = (out.at, out.end());
+        let inside = |(_, host, len): &(u64, u64, u64)| host + len > at && *host < end;
+        let wanted: Vec<_> = table.grains().filter(inside).collect();
+        let numbers = wanted.iter().map(|(grain, ..)| *grain);
+        let ahead = Ahead::new(&self.source, pool, GRAIN, Packing::Grain(*level), numbers);
+        let mut ahead = ahead.with_made(made);
+        let mut places = wanted.iter();
+        while let Some(piece) = ahead.next().await {
+            for packed in piece? {
+                let (grain, host, len) = places.next().ok_or_else(Error::misfit)?;
+                if packed.number != *grain || packed.bytes.len() as u64 != *len {
+                    return Err(changed());
+                }
+                out.put(*host, packed.bytes.bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn changed() -> Error {
+    let text = "as-vmdk: the source has changed while it was read: stop its writer, or copy a snapshot of it";
+    Error::new(Kind::Io, text)
+}
+
+/// A part of the image that is put together.
+struct Out<'a> {
+    at: u64,
+    bytes: &'a mut [u8],
+}
+
+impl Out<'_> {
+    fn end(&self) -> u64 {
+        self.at + self.bytes.len() as u64
+    }
+
+    /// Copies what is within the part of bytes that are at an offset of the image.
+    fn put(&mut self, host: u64, bytes: &[u8]) {
+        let start = host.max(self.at);
+        let end = (host + bytes.len() as u64).min(self.end());
+        if start >= end {
+            return;
+        }
+        let from = bytes.get(index(start - host)..index(end - host));
+        let to = self.bytes.get_mut(index(start - self.at)..index(end - self.at));
+        if let (Some(from), Some(to)) = (from, to) {
+            to.copy_from_slice(from);
+        }
+    }
+}

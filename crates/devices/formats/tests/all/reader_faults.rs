@@ -1,0 +1,296 @@
+//! Bad images of the formats that are only read: truncated, with tables beyond the end, with wrong
+//! checksums, and with random changes. Each is read or refused with a clear error, in bounded time.
+
+use std::time::Duration;
+
+use blockhaul_block::{Contexts, DeviceExt as _};
+use blockhaul_catalog::Intent;
+use blockhaul_io::{Config, Runtime};
+use blockhaul_testkit::rng::{self, Rng};
+
+use crate::common::{Qemu, error, open, read_all, write};
+
+/// Longest time for one image.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A small image with data at its start, and in the middle; its bytes.
+fn image(qemu: &Qemu, format: &str, options: &str) -> Vec<u8> {
+    write(&qemu.file("disk"), &[0; 4 << 20]);
+    qemu.io("raw", "disk", &["write -P 5 0 300k".into(), "write -P 6 2M 300k".into()]);
+    let mut args = vec!["convert", "-f", "raw", "-O", format, "disk", "image"];
+    if !options.is_empty() {
+        args.splice(5..5, ["-o", options]);
+    }
+    qemu.img(&args);
+    std::fs::read(qemu.file("image")).unwrap()
+}
+
+fn spec(qemu: &Qemu, scheme: &str) -> String {
+    format!("{scheme}:{}", qemu.file("image").display())
+}
+
+#[track_caller]
+fn refused(qemu: &Qemu, scheme: &str, bytes: &[u8], parts: &[&str]) {
+    eprintln!("{scheme}: expected {parts:?}");
+    write(&qemu.file("image"), bytes);
+    let text = error(&spec(qemu, scheme));
+    for part in parts {
+        assert!(text.contains(part), "{part:?} in {text}");
+    }
+    assert!(text.len() < 500, "{text}");
+}
+
+fn put(bytes: &[u8], at: usize, field: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at..at + field.len()].copy_from_slice(field);
+    bytes
+}
+
+#[test]
+fn other_files_are_no_images() {
+    let Some(qemu) = Qemu::find() else { return };
+    for scheme in ["vdi", "vhd", "vhdx", "vmdk"] {
+        for len in [0, 1, 63, 511, 512, 513, 70_000] {
+            refused(&qemu, scheme, &vec![7; len], &["image: use file:PATH"]);
+        }
+    }
+}
+
+#[test]
+fn images_that_end_early_are_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let formats = [
+        ("vdi", "vdi", ""),
+        ("vhd", "vpc", "force_size=on"),
+        ("vhdx", "vhdx", "block_size=1M"),
+        ("vmdk", "vmdk", ""),
+        ("vmdk", "vmdk", "subformat=streamOptimized"),
+    ];
+    for (scheme, qemu_name, options) in formats {
+        let bytes = image(&qemu, qemu_name, options);
+        assert_eq!(read_all(&spec(&qemu, scheme)).unwrap().len(), 4 << 20);
+        for part in [1, 3, 10, 40, 70, 90] {
+            let cut = &bytes[..bytes.len() * part / 100 / 512 * 512];
+            refused(&qemu, scheme, cut, &[scheme]);
+        }
+    }
+}
+
+#[test]
+fn damaged_vdi_images_are_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let good = image(&qemu, "vdi", "");
+    let map = 512;
+    refused(&qemu, "vdi", &put(&good, map, &[9, 0, 0, 0]), &["block 0 of the disk is block 9"]);
+    refused(&qemu, "vdi", &put(&good, map, &[0xfd, 0xff, 0xff, 0xff]), &["block 0", "beyond"]);
+    refused(&qemu, "vdi", &put(&good, 368, &u64::MAX.to_le_bytes()), &["a disk of"]);
+    refused(&qemu, "vdi", &put(&good, 368, &(1_u64 << 50).to_le_bytes()), &["header says 4"]);
+    // 2^32 - 1 blocks of 2 GiB in a short file.
+    let absurd = put(&put(&good, 376, &(1_u32 << 31).to_le_bytes()), 384, &[0xff; 4]);
+    let absurd = put(&absurd, 368, &(1_u64 << 62).to_le_bytes());
+    refused(&qemu, "vdi", &absurd, &["block map", "exceeds"]);
+}
+
+#[test]
+fn damaged_vhd_images_are_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let good = image(&qemu, "vpc", "force_size=on");
+    // The copy of the footer is used if the first one is damaged.
+    write(&qemu.file("image"), &put(&good, 100, &[1]));
+    assert_eq!(read_all(&spec(&qemu, "vhd")).unwrap()[..1], [5]);
+    let both = put(&put(&good, 100, &[1]), good.len() - 400, &[1]);
+    refused(&qemu, "vhd", &both, &["checksum", "the footer"]);
+    refused(&qemu, "vhd", &put(&good, 600, &[1]), &["checksum", "the header"]);
+    let table = 1536;
+    refused(&qemu, "vhd", &put(&good, table, &[0; 4]), &["block 0", "offset 0"]);
+    refused(
+        &qemu,
+        "vhd",
+        &put(&good, table, &[0xff, 0xff, 0xff, 0xfe]),
+        &["block 0", "not within"],
+    );
+}
+
+#[test]
+fn damaged_vhdx_images_are_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let good = image(&qemu, "vhdx", "block_size=1M");
+    let [one, other] = [(64 << 10) + 100, (128 << 10) + 100];
+    write(&qemu.file("image"), &put(&good, one, &[1]));
+    assert_eq!(read_all(&spec(&qemu, "vhdx")).unwrap()[..1], [5]);
+    refused(&qemu, "vhdx", &put(&put(&good, one, &[1]), other, &[1]), &["both headers"]);
+    let [one, other] = [(192 << 10) + 100, (256 << 10) + 100];
+    refused(&qemu, "vhdx", &put(&put(&good, one, &[1]), other, &[1]), &["both region tables"]);
+    let bat = 2 << 20;
+    for entry in [5_u64, 7, 4] {
+        let text = format!("state {entry}");
+        refused(&qemu, "vhdx", &put(&good, bat, &entry.to_le_bytes()), &["block 0", &text]);
+    }
+    for entry in [6_u64, 6 | 1 << 40, u64::MAX & !1] {
+        refused(&qemu, "vhdx", &put(&good, bat, &entry.to_le_bytes()), &["block 0", "not within"]);
+    }
+    refused(&qemu, "vhdx", &put(&good, 3 << 20, b"x"), &["metadata table"]);
+}
+
+#[test]
+fn damaged_vmdk_images_are_refused() {
+    let Some(qemu) = Qemu::find() else { return };
+    let good = image(&qemu, "vmdk", "");
+    let long = |at: usize| u64::from_le_bytes(good[at..at + 8].try_into().unwrap());
+    let directory = long(56) as usize * 512;
+    let table =
+        u32::from_le_bytes(good[directory..directory + 4].try_into().unwrap()) as usize * 512;
+    let refuse = |at: usize, field: &[u8], parts: &[&str]| {
+        refused(&qemu, "vmdk", &put(&good, at, field), parts);
+    };
+    refuse(4, &[9], &["version 9"]);
+    refuse(20, &[3], &["grains of 1536 bytes"]);
+    refuse(20, &[0], &["grains of 0 bytes"]);
+    refuse(44, &[0; 4], &["tables of 0 grains"]);
+    refuse(44, &[0xff; 4], &["tables of 4294967295 grains"]);
+    refuse(12, &[0xff; 8], &["sectors in the header"]);
+    refuse(12, &(1_u64 << 50).to_le_bytes(), &["directory of grains", "exceeds"]);
+    refuse(56, &(1_u64 << 40).to_le_bytes(), &["directory of grains", "exceeds"]);
+    refuse(36, &(1_u64 << 40).to_le_bytes(), &["the descriptor"]);
+    refuse(directory, &[0xff; 4], &["table of grain 0", "exceeds"]);
+    refuse(table, &[0xff; 4], &["grain 0", "not within"]);
+    let stream = image(&qemu, "vmdk", "subformat=streamOptimized");
+    // The first grain follows the header.
+    let first =
+        stream.windows(2).position(|two| two == [0x78, 0x9c] || two == [0x78, 0xda]).unwrap();
+    let bad = |at: usize, field: &[u8], parts: &[&str]| {
+        refused(&qemu, "vmdk", &put(&stream, at, field), parts);
+    };
+    bad(first, &[0, 0], &["cannot unpack", "offset 0 of the disk"]);
+    bad(first - 12, &[1], &["marker", "sector 1"]);
+    bad(first - 4, &[0xff; 4], &["compressed bytes"]);
+    bad(first - 4, &[1, 0, 0, 0], &["cannot unpack"]);
+    bad(stream.len() - 1024, b"x", &["no footer"]);
+}
+
+#[test]
+fn a_descriptor_cannot_have_files_opened() {
+    let Some(qemu) = Qemu::find() else { return };
+    image(&qemu, "vmdk", "subformat=monolithicFlat");
+    let text = error(&spec(&qemu, "vmdk"));
+    assert!(text.contains("names=allow") && text.contains("extent=DEVICE"), "{text}");
+    let flat = qemu.file("image-flat");
+    let own = format!("{}?extent={}", spec(&qemu, "vmdk"), flat.display());
+    assert_eq!(read_all(&own).unwrap()[..1], [5]);
+    for path in ["/etc/hostname", "../../etc/hostname", "nbd://host/x"] {
+        let text =
+            format!("# Disk DescriptorFile\nCID=1\nparentCID=ffffffff\nRW 1 FLAT \"{path}\" 0\n");
+        refused(&qemu, "vmdk", text.as_bytes(), &["which is not opened", "vmdk:…?names=allow"]);
+    }
+    let text =
+        "# Disk DescriptorFile\nCID=1\nparentCID=2\nparentFileNameHint=\"/etc/x\"\nRW 1 ZERO\n";
+    refused(&qemu, "vmdk", text.as_bytes(), &["which is not opened", "backing=DEVICE"]);
+}
+
+/// Numbers that find mistakes at boundaries.
+const NUMBERS: [u64; 10] =
+    [0, 1, 511, 512, 1 << 16, 1 << 31, u32::MAX as u64, i64::MAX as u64, 1 << 63, u64::MAX];
+
+fn change(rng: &mut Rng, bytes: &mut Vec<u8>, tables: &[usize]) {
+    for _ in 0..rng.between(1, 4) {
+        if bytes.len() < 1024 {
+            return;
+        }
+        let at = (*rng.pick(tables) + rng.below(512) as usize).min(bytes.len() - 8);
+        match rng.below(6) {
+            0 => bytes[at] ^= 1 << rng.below(8),
+            1 => bytes[at & !7..][..8].copy_from_slice(&rng.pick(&NUMBERS).to_le_bytes()),
+            2 => bytes[at & !3..][..4].copy_from_slice(&(*rng.pick(&NUMBERS) as u32).to_le_bytes()),
+            3 => bytes.truncate(rng.below(bytes.len() as u64) as usize),
+            4 => {
+                let from = rng.below(bytes.len() as u64 - 8) as usize & !7;
+                bytes.copy_within(from..from + 8, at & !7);
+            }
+            _ => bytes[at & !7..][..8].copy_from_slice(&rng.number().to_le_bytes()),
+        }
+    }
+}
+
+/// Makes the checksums right again, so that changes of checked structures reach the readers.
+fn fix_sums(scheme: &str, bytes: &mut [u8]) {
+    if scheme == "vhd" {
+        for (at, len, field) in [(0, 512, 64), (512, 1024, 36)] {
+            let Some(part) = bytes.get_mut(at..at + len) else { return };
+            part[field..field + 4].fill(0);
+            let sum = !part.iter().fold(0_u32, |sum, &byte| sum.wrapping_add(byte.into()));
+            part[field..field + 4].copy_from_slice(&sum.to_be_bytes());
+        }
+    }
+    if scheme == "vhdx" {
+        for (at, len) in [(64 << 10, 4 << 10), (128 << 10, 4 << 10), (192 << 10, 64 << 10)] {
+            let Some(part) = bytes.get_mut(at..at + len) else { return };
+            part[4..8].fill(0);
+            let sum = crate::readers::crc32c(part);
+            part[4..8].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+}
+
+/// Opens an image, and reads some of it; errors are fine.
+async fn visit(spec: &str, seed: u64) {
+    let Ok(stack) = open(spec, Intent::READ).await else { return };
+    let (device, mut rng) = (stack.device().clone(), Rng::new(seed));
+    let size = device.facts().size;
+    if size == 0 {
+        return;
+    }
+    let mut at = 0;
+    for _ in 0..8 {
+        match device.extents(at, size - at, Contexts::first()).await {
+            Ok(lists) if at + lists[0].total() < size => at += lists[0].total(),
+            _ => break,
+        }
+    }
+    for round in 0..6 {
+        let at = if round % 2 == 0 { rng.below(size.min(4 << 20)) } else { rng.below(size) };
+        let len = rng.between(1, (size - at).min(200 << 10));
+        let _ = device.read(at, len as usize).await;
+    }
+}
+
+#[test]
+fn random_changes_are_survived() {
+    let Some(qemu) = Qemu::find() else { return };
+    let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 20_000 } else { 250 };
+    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    let mib = 1 << 20;
+    let with_log = crate::readers::with_log(&qemu);
+    let originals = [
+        ("vdi", image(&qemu, "vdi", ""), vec![64, 340, 512]),
+        ("vhd", image(&qemu, "vpc", ""), vec![0, 512, 1024, 1536]),
+        (
+            "vhdx",
+            image(&qemu, "vhdx", "block_size=1M"),
+            vec![64 << 10, 192 << 10, 2 * mib, 3 * mib],
+        ),
+        ("vhdx", with_log, vec![64 << 10, mib, mib + 4096, mib + 16384, 2 * mib, 3 * mib]),
+        ("vmdk", image(&qemu, "vmdk", ""), vec![0, 512, 0x2a00, 0x2c00, 0x3000]),
+        ("vmdk", image(&qemu, "vmdk", "subformat=streamOptimized"), vec![0, 512, 65536, 66000]),
+    ];
+    for (scheme, original, tables) in originals {
+        let mut tables = tables;
+        tables.push(original.len().saturating_sub(1536));
+        for round in 0..rounds {
+            let seed = seed.wrapping_add(round);
+            let mut rng = Rng::new(seed);
+            let mut bytes = original.clone();
+            change(&mut rng, &mut bytes, &tables);
+            if rng.chance(80) {
+                fix_sums(scheme, &mut bytes);
+            }
+            write(&qemu.file("image"), &bytes);
+            let spec = spec(&qemu, scheme);
+            let ended = runtime.block_on(move || async move {
+                blockhaul_io::timeout(LIMIT, visit(&spec, seed)).await.is_ok()
+            });
+            assert!(ended, "{scheme}: BLOCKHAUL_SEED={seed}: not at an end after {LIMIT:?}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Options of the commands about images: `create`, `measure`, `snapshot` and `bitmap`.
+
+use std::ffi::OsString;
+
+use clap::{Args, Subcommand};
+
+use super::format::Backing;
+use super::value::size;
+
+/// Options of `blockhaul create`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Create {
+    /// Image to create: qcow2:PATH, with options as qcow2:PATH?cluster=128k, or the path of a raw disk
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// Size of the disk, for example 10G
+    #[arg(value_name = "SIZE", value_parser = size)]
+    pub size: u64,
+
+    /// Replace a file that is not empty
+    #[arg(long)]
+    pub overwrite: bool,
+}
+
+/// Options of `blockhaul measure`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Measure {
+    /// Device to measure (see blockhaul help devices)
+    #[arg(value_name = "SOURCE")]
+    pub source: OsString,
+
+    /// Format of the image
+    #[arg(long, value_name = "FORMAT", default_value = "qcow2", value_parser = ["qcow2", "raw"],
+          hide_possible_values = false)]
+    pub target: String,
+
+    /// Cluster size of the image
+    #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
+    pub cluster: u64,
+
+    /// Print JSON, as qemu-img measure does
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `blockhaul snapshot`.
+#[derive(Debug, Args)]
+pub struct Snapshot {
+    /// What to do
+    #[command(subcommand)]
+    pub command: SnapshotCommand,
+}
+
+/// Commands about the internal snapshots of an image.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// List the internal snapshots of a qcow2 image
+    ///
+    /// Read one with qcow2:PATH?snapshot=NAME.
+    List(Listed),
+}
+
+/// Options of `blockhaul bitmap`.
+#[derive(Debug, Args)]
+pub struct Bitmap {
+    /// What to do
+    #[command(subcommand)]
+    pub command: BitmapCommand,
+}
+
+/// Commands about the persistent bitmaps of an image.
+#[derive(Debug, Subcommand)]
+pub enum BitmapCommand {
+    /// List the persistent bitmaps of a qcow2 image
+    ///
+    /// Copy what one marks with copy --bitmap qemu:dirty-bitmap:NAME qcow2:PATH.
+    List(Listed),
+}
+
+/// An image that is described.
+#[derive(Debug, Args)]
+pub struct Listed {
+    /// Path of a qcow2 image, or the device that holds it (see blockhaul help devices)
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `blockhaul info --chain`.
+#[derive(Debug)]
+pub struct InfoChain<'a> {
+    /// The image.
+    pub image: &'a std::ffi::OsStr,
+    /// Whether files that images name are opened.
+    pub backing: Option<Backing>,
+    /// Whether to print JSON.
+    pub json: bool,
+}

@@ -1,0 +1,260 @@
+//! `blockhaul create`, `measure`, `snapshot`, `bitmap` and `info --chain`: commands about images.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use blockhaul_block::DeviceExt as _;
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
+use blockhaul_formats::qcow2::describe::{ChainLink, Description, describe, describe_chain};
+use blockhaul_formats::qcow2::measure::measure;
+use blockhaul_io::{Config, Runtime};
+use serde_json::{Value, json};
+
+use crate::args::{self, InfoChain, Listed};
+use crate::brackets::Groups;
+use crate::exit::{self, Failure, Outcome, plain};
+use crate::{devices, ends, logger, out};
+
+/// Maximum time to connect to a server that has the image.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs `work` on a worker.
+fn run<T, F>(work: impl FnOnce(Registry) -> F + Send + 'static) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
+    logger::start(false);
+    let registry = devices::registry(TIMEOUT);
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
+        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
+    Ok(runtime.block_on(move || work(registry)))
+}
+
+/// The device that holds an image: `qcow2:PATH` means the image, not the disk in it.
+fn holder(spec: Spec) -> Result<Spec, Failure> {
+    match spec {
+        Spec::Scheme { scheme, rest } if scheme == "qcow2" => {
+            if rest.contains('?') {
+                return Err(Failure::usage("give the path of the image alone"));
+            }
+            Ok(Spec::parse(rest.as_ref())?)
+        }
+        spec => Ok(spec),
+    }
+}
+
+/// Runs `blockhaul create`.
+pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
+    let spec = groups.spec(&args.image)?;
+    let existing = ends::file_of(&spec).and_then(|path| std::fs::metadata(path).ok());
+    if existing.is_some_and(|data| data.len() > 0) && !args.overwrite {
+        let text =
+            format!("{spec} exists and is not empty: choose another name, or add --overwrite");
+        return Err(Failure::new(exit::TARGET, text));
+    }
+    let (name, size) = (spec.to_string(), args.size);
+    let result = run(move |registry| async move {
+        let intent = Intent::target(size);
+        let (stack, preparation) = registry.open_target(&spec, Vec::new(), intent).await?;
+        preparation.run().await?;
+        stack.device().flush().await
+    })?;
+    result.map_err(|error| Failure::opening("target", &name, &error))?;
+    Ok(0)
+}
+
+/// Runs `blockhaul measure`.
+pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
+    let spec = groups.spec(&args.source)?;
+    let (name, cluster) = (spec.to_string(), args.cluster);
+    let is_raw = args.target == "raw";
+    let (result, open) = run(move |registry| async move {
+        let stack = match registry.open(&spec, Vec::new(), Intent::READ).await {
+            Ok(stack) => stack,
+            Err(error) => return (Err(error), None),
+        };
+        let device = stack.device().clone();
+        let size = device.facts().size;
+        let result = match is_raw {
+            true => Ok((size, size)),
+            false => measure(&device, cluster).await.map(|found| (found.required, found.full)),
+        };
+        (result, Some(stack))
+    })?;
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
+    drop(open);
+    let (required, full) = result.map_err(|error| Failure::opening("source", &name, &error))?;
+    let text = match args.json {
+        true => format!("{:#}\n", json!({ "required": required, "fully-allocated": full })),
+        false => format!("required size: {required}\nfully allocated size: {full}\n"),
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// Describes the image that a word names.
+fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
+    let spec = holder(groups.spec(&args.image)?)?;
+    let name = spec.to_string();
+    let (result, open) = run(move |registry| async move {
+        let stack = match registry.open(&spec, Vec::new(), Intent::READ).await {
+            Ok(stack) => stack,
+            Err(error) => return (Err(error), None),
+        };
+        (describe(stack.device()).await, Some(stack))
+    })?;
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
+    drop(open);
+    result.map_err(|error| Failure::opening("image", &name, &error))
+}
+
+/// Runs `blockhaul snapshot`.
+pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
+    let args::SnapshotCommand::List(args) = &args.command;
+    let found = description(args, groups)?;
+    let text = match args.json {
+        true => format!("{:#}\n", json!({ "snapshots": snapshots(&found) })),
+        false => found.snapshots.iter().fold(String::new(), |mut text, one| {
+            let _ = writeln!(
+                text,
+                "{}\t{}\t{}",
+                out::one_line(&one.id),
+                one.size,
+                out::one_line(&one.name)
+            );
+            text
+        }),
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// Runs `blockhaul bitmap`.
+pub fn bitmap(args: &args::Bitmap, groups: &Groups) -> Outcome {
+    let args::BitmapCommand::List(args) = &args.command;
+    let found = description(args, groups)?;
+    let text = match args.json {
+        true => format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) })),
+        false => found.bitmaps.iter().fold(String::new(), |mut text, one| {
+            let state = match (one.in_use, one.enabled) {
+                (true, _) => "in use",
+                (false, true) => "enabled",
+                (false, false) => "disabled",
+            };
+            let _ = writeln!(text, "{state}\t{}\t{}", one.granularity, out::one_line(&one.name));
+            text
+        }),
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// Runs `blockhaul info --chain`.
+pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
+    let spec = holder(groups.spec(args.image)?)?;
+    let (name, names) = (spec.to_string(), args.backing);
+    let described = name.clone();
+    let result = run(move |registry| async move {
+        let policy = match names {
+            Some(args::Backing::Allow) => NamePolicy::Allow,
+            _ => NamePolicy::Refuse,
+        };
+        describe_chain(&OpenContext::new(&registry).with_names(policy), &described).await
+    })?;
+    let links = result.map_err(|error| Failure::opening("image", &name, &error))?;
+    let text = match args.json {
+        true => format!("{:#}\n", Value::Array(links.iter().map(link_json).collect())),
+        false => links.iter().map(link_text).collect::<Vec<_>>().join("\n"),
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+fn snapshots(found: &Description) -> Vec<Value> {
+    let one = |one: &blockhaul_formats::qcow2::describe::SnapshotDescription| json!({ "id": one.id, "name": one.name, "size": one.size });
+    found.snapshots.iter().map(one).collect()
+}
+
+fn bitmaps(found: &Description) -> Vec<Value> {
+    let one = |one: &blockhaul_formats::qcow2::describe::BitmapDescription| {
+        json!({
+            "name": one.name,
+            "granularity": one.granularity,
+            "enabled": one.enabled,
+            "in-use": one.in_use,
+        })
+    };
+    found.bitmaps.iter().map(one).collect()
+}
+
+fn link_json(link: &ChainLink) -> Value {
+    let format = link.format.as_deref();
+    let Some(image) = &link.image else {
+        return json!({ "image": link.name, "format": format, "file-length": link.len });
+    };
+    json!({
+        "image": link.name,
+        "format": format,
+        "file-length": link.len,
+        "virtual-size": image.size,
+        "version": image.version,
+        "cluster-size": image.cluster,
+        "refcount-bits": image.refcount_bits,
+        "compression-type": image.compression,
+        "extended-l2": image.subclusters,
+        "dirty-flag": image.dirty,
+        "corrupt": image.corrupt,
+        "backing-file": image.backing,
+        "backing-format": image.backing_format,
+        "data-file": image.data_file,
+        "data-file-raw": image.data_file_raw,
+        "snapshots": snapshots(image),
+        "bitmaps": bitmaps(image),
+    })
+}
+
+fn link_text(link: &ChainLink) -> String {
+    let mut text = format!(
+        "{}: {}\n\tfile length: {}\n",
+        out::one_line(&link.name),
+        link.format.as_deref().map_or("format not told".into(), out::one_line),
+        link.len
+    );
+    let Some(image) = &link.image else { return text };
+    let mut line = |name: &str, value: &dyn std::fmt::Display| {
+        let _ = writeln!(text, "\t{name}: {}", out::one_line(&value.to_string()));
+    };
+    line("size", &image.size);
+    line("version", &image.version);
+    line("cluster size", &image.cluster);
+    line("refcount bits", &image.refcount_bits);
+    line("compression", &image.compression);
+    line("subclusters", &image.subclusters);
+    for (flag, name) in [(image.dirty, "dirty"), (image.corrupt, "corrupt")] {
+        if flag {
+            line(name, &"yes");
+        }
+    }
+    let named = [("backing file", &image.backing), ("backing format", &image.backing_format)];
+    for (name, value) in named.into_iter().chain([("data file", &image.data_file)]) {
+        if let Some(value) = value {
+            line(name, value);
+        }
+    }
+    for one in &image.snapshots {
+        line("snapshot", &format!("{} {} ({} bytes)", one.id, one.name, one.size));
+    }
+    for one in &image.bitmaps {
+        let state = if one.in_use {
+            "in use"
+        } else if one.enabled {
+            "enabled"
+        } else {
+            "disabled"
+        };
+        line("bitmap", &format!("{} ({state}, granularity {})", one.name, one.granularity));
+    }
+    text
+}
