@@ -76,6 +76,10 @@ pub struct Info {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
+    /// Print more detail
+    #[arg(short, long)]
+    pub verbose: bool,
+
     #[command(flatten)]
     pub colors: Colors,
 }
@@ -129,6 +133,10 @@ pub struct Map {
     /// most.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+
+    /// Print more detail
+    #[arg(short, long)]
+    pub verbose: bool,
 
     #[command(flatten)]
     pub colors: Colors,

@@ -45,7 +45,7 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         _ => Question::All { content: !args.no_content },
     };
     ask(
-        Asked { question, json: args.json, color, timeout: args.timeout },
+        Asked { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
         groups.spec(&args.device)?,
     )
 }
@@ -68,7 +68,7 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let view = View { range: args.range, strip: args.strip, svg: args.svg.clone() };
     let question = Question::Map(args.context.clone(), format, view);
     ask(
-        Asked { question, json: args.json, color, timeout: args.timeout },
+        Asked { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
         groups.spec(&args.device)?,
     )
 }
@@ -84,6 +84,7 @@ struct Asked {
     json: bool,
     color: bool,
     timeout: Duration,
+    verbose: bool,
 }
 
 enum Question {
@@ -96,7 +97,7 @@ enum Question {
 }
 
 fn ask(asked: Asked, spec: blockhaul_catalog::Spec) -> Outcome {
-    crate::logger::start(false);
+    crate::logger::start(asked.verbose);
     let subject = Subject::new(spec, asked.timeout)?;
     let config = blockhaul_io::Config { workers: 1, engine: Engine::Auto };
     let runtime = Runtime::start(&config).map_err(|error| {

@@ -135,15 +135,17 @@ impl Subject {
 
     /// The device, for extents in a context.
     pub async fn device(&self, context: &str) -> Result<(Arc<dyn Device>, Shown), Failure> {
-        let (device, whose) = match self {
+        let (stack, whose) = match self {
             Subject::Server(server) => {
                 let contexts = vec![context.to_string()];
-                (server.connect(&server.place.export, contexts).await?.device, "server")
+                let connected = server.connect(&server.place.export, contexts).await?;
+                (Stack::over(connected.device), "server")
             }
-            Subject::Device { registry, spec } => {
-                (open(registry, spec).await?.device().clone(), "device")
-            }
+            Subject::Device { registry, spec } => (open(registry, spec).await?, "device"),
         };
+        let name = stack.device().facts().name.clone();
+        let stack = devices::sparing_of_queries(stack).await;
+        let device = stack.map_err(|error| opening(&name, &error))?.device().clone();
         match device.facts().context(context) {
             Some(found) => Ok((device, Shown { context: found, name: context.to_string() })),
             None => {

@@ -26,6 +26,7 @@ mod reports;
 mod serve;
 mod served_disk;
 mod service;
+mod slow_sources;
 mod ssh;
 mod targets;
 mod watching;
