@@ -123,9 +123,12 @@ pub struct Map {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// Metadata context to show
+    /// Metadata context to show; may be repeated
+    ///
+    /// With several, a range ends where the state of any of them changes, and shows the states of
+    /// all.
     #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
-    pub context: String,
+    pub context: Vec<String>,
 
     /// Drop a connection if no byte has moved for this long (0: never)
     ///
@@ -175,4 +178,5 @@ EXAMPLES
   blockhaul map --range 1G:64M --format qemu disk.raw
   blockhaul map --strip --svg disk.svg disk.raw
   blockhaul map --context qemu:dirty-bitmap:b0 --json nbd://server/disk
+  blockhaul map --context base:allocation --context qemu:dirty-bitmap:b0 nbd://server/disk
 ";
