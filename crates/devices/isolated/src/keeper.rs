@@ -294,7 +294,7 @@ impl Apart {
     async fn ask(&self) -> Result<OptionSession> {
         let (name, address) = (self.fate.name.clone(), self.address());
         let place = Place { name, address, export: String::new(), tls: None };
-        OptionSession::connect(place, &how()).await
+        OptionSession::connect(place, &self.how()).await
     }
 
     /// The error, or its cause: the end of the process.
@@ -326,6 +326,18 @@ impl Apart {
             blockhaul_io::sleep(LOOK).await;
             patience = patience.saturating_sub(LOOK);
         }
+    }
+
+    /// Connection options. A local process is there or gone: it may take its time.
+    pub(super) fn how(&self) -> Options {
+        let mut options = Options {
+            connect_timeout: Duration::ZERO,
+            timeout: Duration::ZERO,
+            full_info: true,
+            ..Options::default()
+        };
+        options.contexts.extend(self.fate.process.contexts.iter().cloned());
+        options
     }
 
     /// Reports once that it has ended.
@@ -360,16 +372,6 @@ fn in_own_words(error: Error) -> Error {
 
 fn ended_with(how: ExitStatus) -> String {
     format!("its process has ended with {how}")
-}
-
-/// Connection options. A local process is there or gone: it may take its time.
-pub(super) fn how() -> Options {
-    Options {
-        connect_timeout: Duration::ZERO,
-        timeout: Duration::ZERO,
-        full_info: true,
-        ..Options::default()
-    }
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ pub struct Process {
     pub environment: Vec<(OsString, OsString)>,
     /// A refusal is reported in the words of the process, once, instead of as one of an NBD server.
     pub own_words: bool,
+    /// Metadata contexts that it has in addition to `base:allocation`.
+    pub contexts: Vec<String>,
 }
 
 /// Opens a device in a process of its own, in which the target must not be isolated again. Further
@@ -119,7 +121,7 @@ impl Backend for Isolated {
 /// enforced, as without isolation.
 async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn Device>> {
     let process = Some(apart.process.clone());
-    match connect_keeping(process, apart.name(), &apart.address(), export, &keeper::how()).await {
+    match connect_keeping(process, apart.name(), &apart.address(), export, &apart.how()).await {
         Ok(Connected { device: inner, negotiated }) => {
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {

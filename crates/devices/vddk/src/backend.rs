@@ -9,6 +9,7 @@ use blockhaul_catalog::{
 };
 use blockhaul_isolated::{Again, Process};
 
+use crate::changes::CONTEXT;
 use crate::disk::Disk;
 use crate::library;
 use crate::options::{Options, PARAMS, for_process};
@@ -77,7 +78,8 @@ fn process_for(options: &Options) -> Result<Process> {
     let mut folders: Vec<_> = path.parent().map(OsString::from).into_iter().collect();
     folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
     environment.push(("LD_LIBRARY_PATH".into(), folders.join(&OsString::from(":"))));
-    Ok(Process { environment, own_words: true })
+    let contexts = options.changes.iter().map(|_| CONTEXT.to_string()).collect();
+    Ok(Process { environment, own_words: true, contexts })
 }
 
 /// The target for that process.

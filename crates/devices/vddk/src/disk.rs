@@ -8,6 +8,7 @@ use blockhaul_block::{
 };
 
 use crate::allocation::{Allocation, Bits, PART};
+use crate::changes::{CONTEXT, Changes};
 use crate::handle::Handle;
 use crate::library::DiskInfo;
 use crate::options::{Options, SINGLE_LINK};
@@ -36,6 +37,8 @@ pub(crate) struct Disk {
 struct Known {
     facts: Arc<Facts>,
     scan: Mutex<Scan>,
+    /// What has changed since an earlier state.
+    changes: Option<Changes>,
     /// Where the extents are kept.
     place: Option<Place>,
 }
@@ -71,6 +74,7 @@ impl Disk {
             open.info.sectors.checked_mul(SECTOR).filter(|size| i64::try_from(*size).is_ok());
         let wrong = |what: String| named(Error::new(Kind::Io, what));
         let size = size.ok_or_else(|| wrong(format!("a size of {} sectors", open.info.sectors)))?;
+        let changes = self.changes_of(size).await?;
         let place = Place::of(&self.options, size);
         let saved = match place.clone().filter(|_| self.known.get().is_none()) {
             // It may take long.
@@ -79,7 +83,8 @@ impl Disk {
                 .unwrap_or_default(),
             None => Vec::new(),
         };
-        let known = self.known.get_or_init(|| self.examine(size, open.info, place, saved));
+        let known =
+            self.known.get_or_init(|| self.examine(size, open.info, place, (saved, changes)));
         if known.facts.size != size {
             let before = known.facts.size;
             return Err(wrong(format!("the disk has {size} bytes now, and had {before} before")));
@@ -87,12 +92,33 @@ impl Disk {
         Ok(Handle::over(self.clone(), open, known.facts.clone()))
     }
 
+    /// Reads the file of `changes=`, for the first handle.
+    async fn changes_of(&self, size: u64) -> Result<Option<Changes>> {
+        let path = self.options.changes.clone().filter(|_| self.known.get().is_none());
+        let Some(path) = path else { return Ok(None) };
+        let lost = |lost| Error::new(Kind::Io, "vddk: changes= was not read").because(lost);
+        let read = blockhaul_io::offload(move || Changes::read(&path)).await;
+        let changes = read.map_err(lost)??;
+        match changes.end() {
+            end if end > size => {
+                let text = format!("vddk: changes= ends at {end}, and the disk has {size} bytes");
+                Err(Error::new(Kind::Usage, text))
+            }
+            _ => Ok(Some(changes)),
+        }
+    }
+
+    /// What has changed, if that is known.
+    pub(crate) fn changes(&self) -> Option<&Changes> {
+        self.known.get()?.changes.as_ref()
+    }
+
     fn examine(
         &self,
         size: u64,
         info: DiskInfo,
         place: Option<Place>,
-        known: Vec<(u64, Bits)>,
+        (known, changes): (Vec<(u64, Bits)>, Option<Changes>),
     ) -> Known {
         let mut facts = Facts::new(self.options.name(), size);
         let sectors = info.logical_sector.max(info.physical_sector);
@@ -106,12 +132,16 @@ impl Disk {
             facts.can |= Can::EXTENTS;
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
         }
+        if changes.is_some() {
+            facts.can |= Can::EXTENTS;
+            facts.contexts.push(CONTEXT.to_string());
+        }
         // In one link of a chain, what is not allocated is in another link.
         let single = self.options.flags & SINGLE_LINK != 0;
         let hole = if single { HOLE } else { HOLE | ZERO };
         let mut map = Allocation::new(size, hole);
         saved::add(&mut map, known);
-        Known { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), place }
+        Known { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), changes, place }
     }
 
     /// The extents; none before the first handle is open.

@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockhaul_block::{
-    Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Outcome, Pending, Reply,
-    Request,
+    BASE_ALLOCATION, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Outcome,
+    Pending, Reply, Request,
 };
 use blockhaul_io::{BlockingPool, Completer, Data};
 
 use crate::allocation::{Allocation, Bits, PART, UNIT};
+use crate::changes::CONTEXT;
 use crate::disk::{Disk, SECTOR};
 use crate::library::{Code, Memory};
 use crate::scan::{Next, bits_of};
@@ -122,9 +123,40 @@ impl Handle {
         })
     }
 
+    /// The extents, the changes, or both.
+    fn in_contexts(self: &Arc<Handle>, request: &Request, contexts: Contexts) -> Pending {
+        let asks = |name| {
+            let context = self.facts.context(name);
+            context.is_some_and(|context| contexts.includes(context))
+        };
+        let changes = self.disk.changes().filter(|_| asks(CONTEXT)).map(|changes| {
+            let end = request.at.saturating_add(request.len);
+            changes.find(request.at, end, runs_for(request))
+        });
+        match (asks(BASE_ALLOCATION), changes) {
+            (true, None) => self.extents(request),
+            (false, Some(changes)) => Pending::ready(Ok(Reply::Extents(vec![changes]))),
+            (true, Some(changes)) => {
+                let extents = self.extents(request);
+                Pending::start(async move {
+                    match extents.await? {
+                        Reply::Extents(mut lists) => {
+                            lists.push(changes);
+                            Ok(Reply::Extents(lists))
+                        }
+                        reply => Ok(reply),
+                    }
+                })
+            }
+            (false, None) => {
+                Error::new(Kind::Unsupported, "the disk has no such metadata context").into()
+            }
+        }
+    }
+
     fn extents(self: &Arc<Handle>, request: &Request) -> Pending {
         let (at, end) = (request.at, request.at.saturating_add(request.len));
-        let most = if request.flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX };
+        let most = runs_for(request);
         if let Some(found) = self.find(at, end, most) {
             return Pending::ready(Ok(Reply::Extents(vec![found])));
         }
@@ -267,6 +299,11 @@ impl Handle {
 /// A transfer under way.
 struct InFlight(Arc<Disk>);
 
+/// Maximum number of runs of a reply.
+fn runs_for(request: &Request) -> usize {
+    if request.flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX }
+}
+
 impl InFlight {
     fn on(disk: &Arc<Disk>) -> InFlight {
         disk.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -305,7 +342,7 @@ impl Device for VddkDevice {
             Op::Read(room) => self.0.transfer(at, len, Memory::Read(room.into_buf())),
             Op::Write(data) => self.0.transfer(at, len, Memory::Write(aligned(data))),
             Op::Flush => self.0.flush(),
-            Op::Extents(contexts) if contexts == Contexts::first() => self.0.extents(&request),
+            Op::Extents(contexts) => self.0.in_contexts(&request, contexts),
             _ => Error::new(Kind::Unsupported, "the library has no such function").into(),
         }
     }

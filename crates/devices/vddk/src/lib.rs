@@ -15,6 +15,7 @@
 
 mod allocation;
 mod backend;
+mod changes;
 mod disk;
 mod handle;
 mod library;

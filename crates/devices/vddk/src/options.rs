@@ -109,6 +109,10 @@ pub(crate) const PARAMS: &[Param] = &[
     text("vimapiver", "Ignored."),
     text("noreexec", "Ignored."),
     text("save", "Keep the allocated blocks in this file for the next run; read-only disks only."),
+    text(
+        "changes",
+        "File with JSON of QueryChangedDiskAreas, shown as metadata context qemu:dirty-bitmap:changes.",
+    ),
     text("change-id", "State of the disk that save= belongs to, such as VMware's change ID."),
     Param {
         name: "isolate",
@@ -132,6 +136,8 @@ pub(crate) struct Options {
     /// The file for the allocated blocks.
     pub(crate) save: Option<PathBuf>,
     pub(crate) change_id: Option<String>,
+    /// File with the changed areas.
+    pub(crate) changes: Option<PathBuf>,
     pub(crate) access: Access,
 }
 
@@ -189,6 +195,7 @@ impl Options {
             isolate: args.switch("isolate"),
             save: args.text("save").map(PathBuf::from),
             change_id: args.text("change-id").map(String::from),
+            changes: args.text("changes").map(PathBuf::from),
             access,
         })
     }
@@ -196,8 +203,11 @@ impl Options {
     /// Whether the parameters fit the purpose of opening the disk.
     ///
     /// # Errors
-    /// `save=` for a disk that may change.
+    /// `save=` or `changes=` for a disk that may change.
     pub(crate) fn check(&self, write: bool) -> Result<()> {
+        if self.changes.is_some() && write {
+            return Err(usage("changes= is for disks that are opened read-only"));
+        }
         if self.save.is_none() {
             return Ok(());
         }

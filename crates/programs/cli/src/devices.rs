@@ -249,6 +249,24 @@ fn indented(what: &str, column: usize) -> String {
     text
 }
 
+/// The source with its extents cached, if queries for them turn out to be slow. Files of this
+/// machine are left as they are.
+///
+/// # Errors
+/// If the layer cannot be put over the source.
+pub async fn sparing_of_queries(source: Stack) -> Result<Stack> {
+    let facts = source.device().facts();
+    let asks = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
+    if !asks || !facts.files.is_empty() {
+        return Ok(source);
+    }
+    let registry = Registry { layers: layer_kinds(), ..Registry::default() };
+    source.with_layer(registry.layer(SPARING)?).await
+}
+
+/// Queries above this are slow: a copy waits for them rather than for data.
+const SPARING: &str = "extents-cache?slow=20ms";
+
 /// The device behind a layer that refuses to change it.
 pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
     if !device.facts().can.contains(Can::WRITE) {

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockhaul_engine::Snapshot;
+use blockhaul_engine::{MapCell, MapSnapshot, Snapshot};
 use rustix::fs::OFlags;
 
 use crate::exit::{Failure, plain};
@@ -19,6 +19,8 @@ use crate::snapshot::{View, Watch, position, verifying};
 pub enum Style {
     /// A bar on standard error.
     Bar,
+    /// A map of the disk that fills, on standard error.
+    Map,
     /// Lines of `N/100` on this descriptor.
     Percent(i32),
     /// JSON lines on this descriptor.
@@ -31,10 +33,11 @@ impl FromStr for Style {
     fn from_str(text: &str) -> Result<Style, String> {
         let descriptor = |text: &str| match text.parse() {
             Ok(fd @ 0..) => Ok(fd),
-            _ => Err(format!("{text:?} is not a descriptor number, json or json:FD")),
+            _ => Err(format!("{text:?} is not a descriptor number, map, json or json:FD")),
         };
         match text {
             "bar" => Ok(Style::Bar),
+            "map" => Ok(Style::Map),
             "json" => Ok(Style::Json(2)),
             _ => match text.strip_prefix("json:") {
                 Some(fd) => descriptor(fd).map(Style::Json),
@@ -48,6 +51,8 @@ impl FromStr for Style {
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Cells of the bar.
 const CELLS: usize = 40;
+/// Maximum number of cells of a map.
+const MAP_CELLS: usize = 128;
 
 /// Shows progress until it is finished.
 pub struct Reporter {
@@ -64,7 +69,7 @@ impl Reporter {
             None => return Ok(None),
         };
         let fd = match style {
-            Style::Bar => 2,
+            Style::Bar | Style::Map => 2,
             Style::Percent(fd) | Style::Json(fd) => fd,
         };
         let owned = match fd {
@@ -152,10 +157,12 @@ impl Sink {
     fn show(&mut self, view: &View) -> std::io::Result<()> {
         let success = success(view);
         match self.style {
-            Style::Bar => {
+            Style::Bar | Style::Map => {
                 let size = rustix::termios::tcgetwinsize(&self.file);
                 let columns = size.map_or(0, |size| usize::from(size.ws_col));
-                let mut line = format!("\r{}\x1b[K", bar(view, columns));
+                let map = view.map().filter(|_| self.style == Style::Map);
+                let shown = map.map_or_else(|| bar(view, columns), |map| strip(view, map, columns));
+                let mut line = format!("\r{shown}\x1b[K");
                 if success.is_some() {
                     line.push('\n');
                 }
@@ -201,16 +208,7 @@ fn bar(view: &View, columns: usize) -> String {
         0 => String::new(),
         count => format!("{}/{count} disks ", view.complete()),
     };
-    let rest = match (end, view.eta()) {
-        (Some(_), _) => {
-            let seconds = view.elapsed.as_secs_f64();
-            let average = rounded((now.done() as f64 / seconds.max(0.001)) as u64);
-            let verified = if verifying(now) { ", verified" } else { "" };
-            format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
-        }
-        (None, Some(eta)) => format!("{rate_text} {} left", clock(eta)),
-        (None, None) => rate_text,
-    };
+    let rest = rest_of(view, end);
     let zeroes = rounded(now.zeroed + now.skipped);
     let split = format!(" ({} data, {zeroes} zero)", rounded(now.data));
     let line = |cells: usize, split: &str| {
@@ -224,6 +222,58 @@ fn bar(view: &View, columns: usize) -> String {
         0 => line,
         columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
     }
+}
+
+/// The rate and the time that is left, and at the end the average rate.
+fn rest_of(view: &View, end: Option<bool>) -> String {
+    let (now, rate) = (&view.all, format!("{}/s", rounded(view.rate)));
+    match (end, view.eta()) {
+        (Some(_), _) => {
+            let seconds = view.elapsed.as_secs_f64();
+            let average = rounded((now.done() as f64 / seconds.max(0.001)) as u64);
+            let verified = if verifying(now) { ", verified" } else { "" };
+            format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
+        }
+        (None, Some(eta)) => format!("{rate} {} left", clock(eta)),
+        (None, None) => rate,
+    }
+}
+
+/// The map of the disk and the text after it, in at most `columns` columns; 0: no limit. A cell is
+/// `-` before its part of the disk is begun, `+` while it is being copied, and then shows what most
+/// of it was: `*` data, `.` zeroes and holes, `=` copied by an earlier run; `#` is verified.
+fn strip(view: &View, map: &MapSnapshot, columns: usize) -> String {
+    let rest = rest_of(view, success(view));
+    let done = percent(&view.all, success(view));
+    let around = 8 + rest.chars().count();
+    let room = if columns == 0 { MAP_CELLS } else { columns.saturating_sub(around + 1) };
+    let cells = cells_of_map(map, room.clamp(CELLS / 4, MAP_CELLS));
+    let line = format!("{done:3}% [{cells}] {rest}");
+    match columns {
+        0 => line,
+        columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
+    }
+}
+
+/// The cells of a map, in at most `most` characters.
+fn cells_of_map(map: &MapSnapshot, most: usize) -> String {
+    let merged = map.cells.len().div_ceil(most.max(1)).max(1);
+    let parts = map.cells.chunks(merged).enumerate();
+    let cells = parts.map(|(part, cells)| {
+        let size: u64 = (0..cells.len()).map(|cell| map.len_of(part * merged + cell)).sum();
+        let sum = |kind: fn(&MapCell) -> u64| cells.iter().map(kind).sum::<u64>();
+        let (data, zero, resumed) =
+            (sum(|cell| cell.data), sum(|cell| cell.zero), sum(|cell| cell.resumed));
+        match data.saturating_add(zero).saturating_add(resumed) {
+            _ if size > 0 && sum(|cell| cell.verified) >= size => '#',
+            0 => '-',
+            done if done < size => '+',
+            _ if resumed > data && resumed > zero => '=',
+            _ if data >= zero => '*',
+            _ => '.',
+        }
+    });
+    cells.collect()
 }
 
 /// Cells filled up to this share, and divided by the kind of bytes.

@@ -8,7 +8,7 @@ use blockhaul_io::Runtime;
 
 use crate::exit::{self, Failure, plain};
 use crate::metrics::{Destinations, Metrics, Status};
-use crate::progress::{Reporter, Sink};
+use crate::progress::{Reporter, Sink, Style};
 use crate::snapshot::{End, Watch, Watched};
 use crate::{args, figures, out, signals};
 
@@ -30,7 +30,7 @@ impl Session {
         limit: Option<Arc<Rate>>,
     ) -> Result<Session, Failure> {
         let wanted = Destinations::new(&args.metrics, args.page)?;
-        if wanted.page {
+        if wanted.page || args.progress == Some(Style::Map) {
             disks.iter().for_each(|disk| disk.progress.keep_map());
         }
         let signal = Arc::new(AtomicI32::new(0));

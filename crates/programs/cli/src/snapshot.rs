@@ -178,6 +178,14 @@ impl View {
         view
     }
 
+    /// The map of the disk, if there is only one.
+    pub fn map(&self) -> Option<&MapSnapshot> {
+        match &self.disks[..] {
+            [only] => only.map.as_ref(),
+            _ => None,
+        }
+    }
+
     /// Number of disks, if there are several; 0 for a copy of one.
     pub fn named(&self) -> usize {
         self.disks.iter().filter(|disk| disk.name.is_some()).count()

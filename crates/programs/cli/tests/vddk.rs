@@ -92,6 +92,135 @@ fn each_part_of_the_disk_is_asked_for_once() {
     assert_eq!(lab.queries(), 2);
 }
 
+/// The line of a shell that runs a peer on the URI of the server, if the peer is there.
+fn peer(name: &str, words: &str) -> Option<String> {
+    let peer = blockhaul_testkit::tools::Peer::require(name)?;
+    let program = peer.command().get_program().to_string_lossy().into_owned();
+    Some(format!("{program} {words} >/dev/null"))
+}
+
+#[test]
+fn no_client_makes_more_than_two_queries_of_64_gib() {
+    // How much is data changes the time, and not the number of queries.
+    let data = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 45 } else { 1 };
+    let lab = Lab::new("query=20ms", &format!("size=64G stride=10M data={data}"));
+    let disk = lab.disk("");
+    let own = |words: &str| {
+        lab.ok(&words
+            .split(' ')
+            .map(|word| if word == "DISK" { &disk } else { word })
+            .collect::<Vec<_>>());
+        lab.queries()
+    };
+    assert_eq!((own("info DISK"), own("map --totals DISK")), (0, 2));
+    assert_eq!(own("copy --connections 1 DISK null:64G"), 2);
+    let null = "json:{\\\"file.driver\\\":\\\"null-co\\\",\\\"file.size\\\":\\\"1E\\\"}";
+    let convert = format!("convert -n -f raw \"$uri\" -O raw \"{null}\"");
+    let clients = [
+        ("nbdinfo", "\"$uri\"", 0),
+        ("nbdinfo", "--map --totals \"$uri\"", 2),
+        ("nbdcopy", "\"$uri\" null:", 2),
+        ("qemu-img", "info \"$uri\"", 0),
+        ("qemu-img", "map -f raw \"$uri\"", 2),
+        ("qemu-img", convert.as_str(), 2),
+    ];
+    for (name, words, most) in clients {
+        let Some(run) = peer(name, words) else { continue };
+        lab.ok(&["serve", "--readonly", "--unix", "s", &disk, "--run", &run]);
+        let asked = lab.queries();
+        assert!(asked <= most, "{name} {words}: {asked}");
+    }
+}
+
+#[test]
+fn two_clients_during_the_scan_share_its_queries() {
+    let lab = Lab::new("query=300ms", "size=64G stride=10M data=2");
+    let program = env!("CARGO_BIN_EXE_blockhaul");
+    let map = format!("{program} map --totals \"$uri\"");
+    // A third one leaves in the middle.
+    let run = format!("timeout 0.1 {map}; {map} >one & {map} >two; wait $!; cmp one two");
+    lab.ok(&["serve", "--readonly", "--unix", "s", &lab.disk(""), "--run", &run]);
+    assert_eq!(lab.queries(), 2);
+}
+
+#[test]
+fn a_map_of_a_million_extents_costs_little_more_than_its_queries() {
+    let lab = Lab::new("query=1s", "size=64G stride=128K data=50");
+    let begun = Instant::now();
+    let lines = lab.ok(&["map", "--verbose", &lab.disk("")]).lines().count();
+    assert_eq!((lines, lab.queries()), (1 << 20, 2));
+    // In a test, only an upper limit far above it.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+}
+
+/// Changes a disk at these places, and writes what VMware reports about that.
+fn change(lab: &Lab, places: &[u64], byte: u8, list: &str) {
+    use std::os::unix::fs::FileExt as _;
+    let disk = std::fs::File::options().write(true).open(lab.path("w.vmdk")).unwrap();
+    let area = |at: &u64| {
+        disk.write_all_at(&[byte; 4096], *at).unwrap();
+        serde_json::json!({ "start": at / 65536 * 65536, "length": 65536 })
+    };
+    let areas: Vec<_> = places.iter().map(area).collect();
+    let answer = serde_json::json!({ "startOffset": 0, "length": 64 << 20, "changedArea": areas });
+    std::fs::write(lab.path(list), answer.to_string()).unwrap();
+}
+
+#[test]
+fn a_machine_is_migrated_while_it_runs() {
+    let lab = Lab::new("query=5ms", "size=1G stride=1M data=50");
+    let first = std::fs::File::create(lab.path("w.vmdk")).unwrap();
+    first.set_len(64 << 20).unwrap();
+    change(&lab, &[0, 10 << 20, 63 << 20], 1, "unused.json");
+    let disk = |more: &str| lab.disk(more).replace("p.vmdk", "w.vmdk");
+    // All of snapshot 1.
+    lab.ok(&["copy", "--journal", "full.journal", &disk(""), "target"]);
+    // While the machine runs: the changes up to snapshot 2, as a list of ranges.
+    change(&lab, &[10 << 20, 20 << 20, (30 << 20) + 4096], 2, "2.json");
+    let verbose = lab.run(&["copy", "-v", "--ranges", "2.json", &disk(""), "target"]);
+    let said = String::from_utf8(verbose.stderr).unwrap();
+    assert!(verbose.status.success() && said.contains(" 196608 bytes: "), "{said}");
+    // After power-off: the last changes, as a bitmap of the disk.
+    change(&lab, &[0, 40 << 20], 3, "3.json");
+    let last = disk("&changes=3.json");
+    let map = lab.ok(&["map", "--context", "qemu:dirty-bitmap:changes", &last]);
+    let expected = "         0       65536    1  dirty\n     65536    41877504    0  clean\n  \
+                    41943040       65536    1  dirty\n  42008576    25100288    0  clean\n";
+    assert_eq!(map, expected);
+    let bitmap = ["--bitmap", "qemu:dirty-bitmap:changes"];
+    let verbose = lab.run(&[&["copy", "-v"], &bitmap[..], &[&last, "target"]].concat());
+    let said = String::from_utf8(verbose.stderr).unwrap();
+    assert!(verbose.status.success() && said.contains(" 131072 bytes: "), "{said}");
+    lab.ok(&["compare", &disk(""), "target"]);
+    let target = std::fs::read(lab.path("target")).unwrap();
+    assert_eq!((target[0], target[10 << 20], target[20 << 20], target[63 << 20]), (3, 2, 2, 1));
+    // In this process, and for the clients of a server.
+    let inside = disk("&changes=3.json&isolate=off");
+    let two = ["--context", "qemu:dirty-bitmap:changes", "--context", "base:allocation"];
+    let map = lab.ok(&[&["map", "--totals"], &two[..], &[&inside]].concat());
+    assert!(map.contains("    131072   0.2%   1 dirty   0 data\n"), "{map}");
+    let program = env!("CARGO_BIN_EXE_blockhaul");
+    let run = format!("{program} map --context qemu:dirty-bitmap:changes \"$uri\" >clients");
+    lab.ok(&["serve", "--readonly", "--unix", "s", &last, "--run", &run]);
+    assert_eq!(std::fs::read_to_string(lab.path("clients")).unwrap(), expected);
+}
+
+#[test]
+fn wrong_lists_of_changes_are_one_line() {
+    let lab = Lab::new("", "size=1M stride=1M data=50");
+    for (text, part) in [
+        ("[]x", "expected value"),
+        ("{}", "not an answer of QueryChangedDiskAreas"),
+        (r#"{"changedArea": [{"start": 0, "length": 2097152}]}"#, "changes= ends at 2097152"),
+    ] {
+        std::fs::write(lab.path("list"), text).unwrap();
+        let output = lab.run(&["map", &lab.disk("&changes=list")]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(part), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
 #[test]
 fn a_refusal_is_one_line_without_the_password() {
     let login = "&server=esx&user=root&vm=x&password=";

@@ -1,6 +1,6 @@
 //! `extents-cache`: requests the extents of a slow source once, in bulk, and caches them.
 //!
-//! - `map`: the cached extents.
+//! - `map`: the cached extents. `pace`: whether queries are slow enough to cache them.
 //!
 //! All handles of the layer share the cache. Changes through any of them keep it valid: when a
 //! change has completed, its range is known to be data (write) or zeroes (zero), or is dropped
@@ -8,8 +8,10 @@
 //! cached for the range.
 
 mod map;
+mod pace;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags, Kind,
@@ -21,6 +23,7 @@ use blockhaul_io::{Completer, Ticket};
 use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use map::{Map, forget_oldest};
+use pace::{Measure, Pace};
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_IN_ANSWER: usize = 64 << 10;
@@ -36,6 +39,9 @@ one request, and the reply is cached for all connections. Requests for a range t
 queried wait for the reply. Use it for sources where each such request takes long or blocks \
 reads, whatever its length: VMware's library, disks behind slow networks, files with very many \
 extents.
+
+With `slow=TIME` the layer measures the first queries. It passes queries through unchanged if most \
+of them take less time and do not hold up reads.
 
 Writes, zero and trim requests through this layer update the cache. Changes by other means \
 (another program, another export without this layer) are not detected: use it only if no other \
@@ -56,6 +62,12 @@ blockhaul copy --source-layer 'delay?extents=50ms' --source-layer extents-cache 
 const PARAMS: &[Param] = &[
     param_or("memory", ParamKind::Size, "64M", "Maximum memory for the cached extents."),
     param("bulk", ParamKind::Size, "Maximum range of one query [default: up to the end]."),
+    param(
+        "slow",
+        ParamKind::Duration,
+        "Cache only if the median of the first queries is above this, or if they hold up reads \
+         [default: always cache].",
+    ),
 ];
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
@@ -64,6 +76,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     if bulk == 0 {
         return Err(usage("extents-cache: bulk must be above 0"));
     }
+    let slow = args.duration("slow");
     let disks = PerDisk::default();
     opened(move |below| {
         let facts = below.device.facts();
@@ -71,7 +84,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             // There are no extents to request.
             return Ok(below.device);
         }
-        let known = disks.get(&below, || Ok(Known { memory, bulk, state: Mutex::default() }))?;
+        let known = disks.get(&below, || Ok(Known::new(memory, bulk, slow)))?;
         known.adopt(&facts)?;
         Ok(Arc::new(CacheDevice { inner: below.device, facts, known }))
     })
@@ -81,6 +94,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 struct Known {
     memory: u64,
     bulk: u64,
+    measure: Arc<Measure>,
     state: Mutex<State>,
 }
 
@@ -94,6 +108,9 @@ struct State {
     asking: Vec<Asking>,
     /// Counts requests, as a clock for the last use.
     now: u64,
+    /// The longest range that the device describes in one reply, once it has described less than
+    /// it was asked for: further queries are no longer, so that several can be in flight.
+    reach: Option<u64>,
 }
 
 /// An extents request in flight to the device.
@@ -124,6 +141,11 @@ enum Plan {
 }
 
 impl Known {
+    fn new(memory: u64, bulk: u64, slow: Option<Duration>) -> Known {
+        let measure = Arc::new(Measure::new(slow));
+        Known { memory, bulk, measure, state: Mutex::default() }
+    }
+
     /// Checks the device below against the first one; all handles must be on the same storage.
     fn adopt(&self, facts: &Facts) -> Result<()> {
         let mut state = self.lock();
@@ -143,7 +165,7 @@ impl Known {
 
     fn plan(&self, at: u64, end: u64, contexts: Contexts, ask: Ask) -> Plan {
         let mut state = self.lock();
-        let State { maps, asking, now, size, .. } = &mut *state;
+        let State { maps, asking, now, size, reach, .. } = &mut *state;
         *now += 1;
         if contexts.iter().all(|index| maps.get(index).is_some_and(|map| map.knows(at))) {
             let asked = maps.iter_mut().enumerate().filter(|(index, _)| contexts.contains(*index));
@@ -166,8 +188,12 @@ impl Known {
             until = until.min(other.at);
         }
         let minimum = ask.minimum;
+        // Until queries are known to be slow they are no longer than the callers'.
+        let bulk = if self.measure.pace() == Pace::Slow { self.bulk } else { 0 };
+        let bulk = bulk.min(reach.unwrap_or(u64::MAX));
         let reach = *size - *size % minimum;
-        let bulk = at.saturating_add(self.bulk).max(end).next_multiple_of(minimum);
+        let bulk = at.saturating_add(bulk).max(end);
+        let bulk = bulk.checked_next_multiple_of(minimum).unwrap_or(u64::MAX);
         // All of these are multiples of the minimum block, and `end` is inside the device.
         let until = until.min(bulk).min(reach).max(at + minimum);
         let id = *now;
@@ -180,10 +206,14 @@ impl Known {
     /// waiters.
     fn learn(&self, id: u64, contexts: Contexts, answer: &Result<Vec<Extents>>) {
         let mut state = self.lock();
-        let State { maps, asking, now, .. } = &mut *state;
+        let State { maps, asking, now, reach, .. } = &mut *state;
         let Some(index) = asking.iter().position(|asking| asking.id == id) else { return };
         let asking = asking.swap_remove(index);
         if let Ok(lists) = answer {
+            let told = lists.iter().map(Extents::total).min().unwrap_or(0);
+            if told < asking.end - asking.at {
+                *reach = Some(told.max(reach.unwrap_or(0)));
+            }
             for (index, list) in contexts.iter().zip(lists) {
                 let Some(map) = maps.get_mut(index) else { continue };
                 map.learn(asking.at, list, *now);
@@ -222,6 +252,21 @@ impl Known {
         }
     }
 
+    /// A measured query has ended, the first one to show how long they take.
+    fn decided(&self, name: &str, pace: Pace, median: Duration) {
+        if pace == Pace::Slow {
+            let milliseconds = median.as_millis();
+            log::info!(
+                "{name}: a query for extents takes {milliseconds} ms; asking for many at once, and caching \
+                 them"
+            );
+            return;
+        }
+        // Those who wait for a reply get it; nobody looks for others.
+        let mut state = self.lock();
+        state.maps.iter_mut().for_each(|map| *map = Map::default());
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -256,7 +301,10 @@ impl Device for CacheDevice {
         match request.op {
             // nbd: trim.no-assumption
             Op::Write(_) | Op::Zero | Op::Trim => self.change(request),
-            Op::Extents(contexts) => self.extents(request, contexts),
+            Op::Extents(contexts) if self.known.measure.pace() != Pace::Quick => {
+                self.extents(request, contexts)
+            }
+            Op::Read(_) if self.known.measure.read_begins() => self.measured_read(request),
             _ => self.inner.submit(request),
         }
     }
@@ -271,6 +319,22 @@ impl Device for CacheDevice {
 }
 
 impl CacheDevice {
+    /// A read during a query that is being measured.
+    fn measured_read(&self, request: Request) -> Pending {
+        let known = self.known.clone();
+        match self.inner.submit(request).now() {
+            Ok(outcome) => {
+                known.measure.read_ended();
+                Pending::ready(outcome)
+            }
+            Err(pending) => Pending::start(async move {
+                let outcome = pending.await;
+                known.measure.read_ended();
+                outcome
+            }),
+        }
+    }
+
     fn change(&self, request: Request) -> Pending {
         let (kind, start) = (request.kind(), request.at);
         let end = request.end().unwrap_or(u64::MAX);
@@ -298,7 +362,7 @@ impl CacheDevice {
             Plan::Known(lists) => return Pending::ready(Ok(Reply::Extents(lists))),
             plan => plan,
         };
-        let (inner, known) = (self.inner.clone(), self.known.clone());
+        let cached = Cached { inner: self.inner.clone(), known: self.known.clone(), contexts };
         Pending::start(async move {
             let mut plan = plan;
             loop {
@@ -310,18 +374,7 @@ impl CacheDevice {
                         _ => {}
                     },
                     Plan::Ask { id, at, end: until } => {
-                        let asked = Request::extents(at, until - at, contexts);
-                        let on_its_way = OnItsWay { known: known.clone(), id, contexts };
-                        let lists = match inner.submit(asked).await {
-                            Ok(Reply::Extents(lists)) if lists.len() == contexts.count() => {
-                                Ok(lists)
-                            }
-                            Ok(_) => Err(Error::misfit()),
-                            Err(error) => Err(error),
-                        };
-                        known.learn(id, contexts, &lists);
-                        drop(on_its_way);
-                        let mut lists = lists?;
+                        let mut lists = cached.ask(id, at, until).await?;
                         for list in &mut lists {
                             list.truncate(end - at);
                             if one {
@@ -331,9 +384,37 @@ impl CacheDevice {
                         return Ok(Reply::Extents(lists));
                     }
                 }
-                plan = known.plan(at, end, contexts, ask);
+                plan = cached.known.plan(at, end, contexts, ask);
             }
         })
+    }
+}
+
+/// What a query needs of a handle.
+struct Cached {
+    inner: Arc<dyn Device>,
+    known: Arc<Known>,
+    contexts: Contexts,
+}
+
+impl Cached {
+    /// Asks the device about a range, as planned, and adds the reply to the cache.
+    async fn ask(&self, id: u64, at: u64, until: u64) -> Result<Vec<Extents>> {
+        let Cached { inner, known, contexts } = self;
+        let on_its_way = OnItsWay { known: known.clone(), id, contexts: *contexts };
+        let measured = known.measure.begin();
+        let answer = inner.submit(Request::extents(at, until - at, *contexts)).await;
+        if let Some((pace, median)) = measured.and_then(|query| known.measure.end(&query)) {
+            known.decided(&inner.facts().name, pace, median);
+        }
+        let lists = match answer {
+            Ok(Reply::Extents(lists)) if lists.len() == contexts.count() => Ok(lists),
+            Ok(_) => Err(Error::misfit()),
+            Err(error) => Err(error),
+        };
+        known.learn(id, *contexts, &lists);
+        drop(on_its_way);
+        lists
     }
 }
 
@@ -343,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_change_while_an_answer_is_awaited_is_not_forgotten() {
-        let known = Known { memory: 1 << 20, bulk: u64::MAX, state: Mutex::default() };
+        let known = Known::new(1 << 20, u64::MAX, None);
         let contexts = vec![BASE_ALLOCATION.to_string()];
         known.adopt(&Facts { contexts, ..Facts::new("device", 1000) }).unwrap();
         let base = Contexts::first();

@@ -71,3 +71,99 @@ fn it_is_for_one_device() {
     assert!(error.to_string().contains("not the cached device"), "{error}");
     assert!(layer("extents-cache?bulk=0").is_err());
 }
+
+/// A disk of 1 GiB with 500 pieces of data, each 2 MiB apart, whose queries take `delay`.
+async fn pieces(delay: &str) -> (StatsLayer, std::sync::Arc<dyn Device>) {
+    let memory = blockhaul_backends::memory(1 << 30);
+    for at in 0..500_u64 {
+        write(&memory, at << 21, b"data").await;
+    }
+    let counter = StatsLayer::new();
+    let counted = counter.wrap(layer(delay).unwrap().wrap(memory).unwrap()).unwrap();
+    (counter, counted)
+}
+
+/// The runs of the first GiB, asked for in steps of 16 MiB.
+async fn in_steps(device: &std::sync::Arc<dyn Device>) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    for step in 0..64_u64 {
+        found.extend(runs(device, step << 24, 1 << 24).await);
+    }
+    found
+}
+
+#[test]
+fn only_slow_sources_are_asked_in_bulk() {
+    on_workers(|| async {
+        for (delay, most) in [("delay?extents=25ms", 3), ("delay?extents=0s", 64)] {
+            let (counter, counted) = pieces(delay).await;
+            let expected = in_steps(&counted).await;
+            let before = counter.counts(OpKind::Extents).requests;
+            assert_eq!(before, 64);
+            let cache = layer("extents-cache?slow=20ms").unwrap().wrap(counted).unwrap();
+            assert_eq!(in_steps(&cache).await, expected);
+            let asked = counter.counts(OpKind::Extents).requests - before;
+            assert_eq!(asked, most, "{delay}");
+        }
+    });
+}
+
+#[test]
+fn queries_that_hold_up_reads_are_slow() {
+    on_workers(|| async {
+        // Quicker than the limit, but no read ends meanwhile.
+        for (exclusive, most) in [("on", 3), ("off", 64)] {
+            let delay = format!("delay?extents=12ms&read=1ms&exclusive={exclusive}");
+            let (counter, counted) = pieces(&delay).await;
+            let cache = layer("extents-cache?slow=500ms").unwrap().wrap(counted).unwrap();
+            for step in 0..64_u64 {
+                let asked = Request::extents(step << 24, 1 << 24, Contexts::first());
+                let asked = cache.submit(asked);
+                let read = blockhaul_io::start({
+                    let cache = cache.clone();
+                    async move { cache.read(0, 4096).await.map(drop) }
+                });
+                asked.await.unwrap();
+                read.await.unwrap();
+            }
+            assert_eq!(counter.counts(OpKind::Extents).requests, most, "exclusive={exclusive}");
+        }
+    });
+}
+
+#[test]
+fn a_source_with_a_limit_is_asked_in_parallel() {
+    on_workers(|| async {
+        // Replies describe 128 MiB at most: the cache learns that, and queries of others need not wait.
+        let (counter, counted) = pieces("delay?extents=25ms").await;
+        let limited = std::sync::Arc::new(Limited(counted)) as std::sync::Arc<dyn Device>;
+        let cache = layer("extents-cache?slow=20ms").unwrap().wrap(limited).unwrap();
+        for at in [0, 1 << 20, 2 << 20] {
+            assert!(!runs(&cache, at, 1 << 20).await.is_empty());
+        }
+        let before = counter.counts(OpKind::Extents).requests;
+        let started = blockhaul_io::now();
+        let asked: Vec<_> = (2..8_u64)
+            .map(|step| cache.submit(Request::extents(step << 27, 1 << 27, Contexts::first())))
+            .collect();
+        for pending in asked {
+            pending.await.unwrap();
+        }
+        assert!(blockhaul_io::elapsed(started) < std::time::Duration::from_millis(100));
+        assert_eq!(counter.counts(OpKind::Extents).requests - before, 6);
+    });
+}
+
+/// Describes 128 MiB in a reply at most.
+struct Limited(std::sync::Arc<dyn Device>);
+
+impl Device for Limited {
+    fn facts(&self) -> std::sync::Arc<blockhaul_block::Facts> {
+        self.0.facts()
+    }
+
+    fn submit(&self, mut request: Request) -> blockhaul_block::Pending {
+        request.len = request.len.min(128 << 20);
+        self.0.submit(request)
+    }
+}

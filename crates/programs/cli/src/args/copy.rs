@@ -189,12 +189,13 @@ pub struct Copy {
     #[arg(long, value_name = "MANIFEST", help_heading = "Parts of a disk")]
     pub since: Option<PathBuf>,
 
-    /// Show progress: a bar, lines on descriptor FD, or JSON
+    /// Show progress: a bar, a map, lines on descriptor FD, or JSON
     ///
-    /// Without a value, a bar; a terminal gets a bar by default. FD: lines N/100 on this file
-    /// descriptor. json, or json:FD: one JSON object per line, on standard error or on descriptor
-    /// FD.
-    #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
+    /// Without a value, a bar; a terminal gets a bar by default. map: a map of the disk that fills;
+    /// each character is a part of the disk: - is not begun, + begun, * data, . zeroes or holes, =
+    /// copied by an earlier run, # verified. FD: lines N/100 on this file descriptor. json, or
+    /// json:FD: one JSON object per line, on standard error or on descriptor FD.
+    #[arg(short, long, value_name = "FD|map|json", num_args = 0..=1, require_equals = true,
           default_missing_value = "bar")]
     pub progress: Option<crate::progress::Style>,
 

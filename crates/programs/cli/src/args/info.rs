@@ -94,6 +94,10 @@ pub struct Info {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
+    /// Print more detail
+    #[arg(short, long)]
+    pub verbose: bool,
+
     #[command(flatten)]
     pub colors: Colors,
 }
@@ -140,9 +144,12 @@ pub struct Map {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
-    /// Metadata context to show
+    /// Metadata context to show; may be repeated
+    ///
+    /// With several, a range ends where the state of any of them changes, and shows the states of
+    /// all.
     #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
-    pub context: String,
+    pub context: Vec<String>,
 
     /// Drop a connection if no byte has moved for this long (0: never)
     ///
@@ -150,6 +157,10 @@ pub struct Map {
     /// most.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+
+    /// Print more detail
+    #[arg(short, long)]
+    pub verbose: bool,
 
     #[command(flatten)]
     pub colors: Colors,
@@ -188,4 +199,5 @@ EXAMPLES
   blockhaul map --range 1G:64M --format qemu disk.raw
   blockhaul map --strip --svg disk.svg disk.raw
   blockhaul map --context qemu:dirty-bitmap:b0 --json nbd://server/disk
+  blockhaul map --context base:allocation --context qemu:dirty-bitmap:b0 nbd://server/disk
 ";

@@ -1,11 +1,12 @@
 //! blockhaul as a replacement of libnbd's programs, of nbdkit and of qemu-storage-daemon: called as
-//! `nbdcopy`, `nbdinfo`, `nbdkit` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
+//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
 //! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
 //! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md and docs/qmp.md.
 //!
 //! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
 
 mod nbdcopy;
+mod nbddump;
 mod nbdinfo;
 mod nbdkit;
 mod nbdkit_log;
@@ -35,6 +36,7 @@ struct Program {
 
 const PROGRAMS: &[Program] = &[
     Program { name: "nbdcopy", run: nbdcopy::run },
+    Program { name: "nbddump", run: nbddump::run },
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
     Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },

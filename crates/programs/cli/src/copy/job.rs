@@ -781,6 +781,10 @@ impl Job {
                 return Err(Failure::new(exit::FAILED, "stopped before the source was open"));
             }
         };
+        let opened = match opened {
+            Ok(opened) => devices::sparing_of_queries(opened).await,
+            Err(error) => Err(error),
+        };
         let opened =
             opened.map_err(|error| Failure::opening("source", &self.source.to_string(), &error))?;
         self.open.push(opened.clone());

@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, HOLE, Kind, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
 
-use super::picture::{IMAGE, Picture, STRIP};
+use super::ahead::{Ahead, together};
+use super::picture::{self, IMAGE, Picture, STRIP};
 use super::report::{Palette, quoted};
 use crate::exit::Failure;
 use crate::out::Output;
@@ -63,20 +64,28 @@ impl View {
         }
     }
 
-    fn pictures(&self, device: &str, context: &str, range: (u64, u64)) -> Vec<Picture> {
-        let picture = |columns| Picture::new(device, context, range.0, range.1 - range.0, columns);
+    /// The strips and the panels of the image, one of each for a context, as far as wanted.
+    fn pictures(&self, device: &str, shown: &[Shown], range: (u64, u64)) -> [Vec<Picture>; 2] {
         let wanted = [(self.strip, STRIP), (self.svg.is_some(), IMAGE)];
-        wanted.into_iter().filter(|one| one.0).map(|one| picture(one.1)).collect()
+        wanted.map(|(wanted, columns)| {
+            let shown = shown.iter().filter(|_| wanted);
+            let len = range.1 - range.0;
+            shown.map(|shown| Picture::new(device, &shown.name, range.0, len, columns)).collect()
+        })
     }
 
     /// Prints and writes the pictures.
-    fn show(&self, pictures: &[Picture], color: bool, output: &mut Output) -> Result<(), Failure> {
-        let mut pictures = pictures.iter();
-        if let (true, Some(picture)) = (self.strip, pictures.next()) {
+    fn show(
+        &self,
+        [strips, panels]: &[Vec<Picture>; 2],
+        color: bool,
+        output: &mut Output,
+    ) -> Result<(), Failure> {
+        for picture in strips {
             output.text(&picture.strip(color))?;
         }
-        if let (Some(path), Some(picture)) = (&self.svg, pictures.next()) {
-            std::fs::write(path, picture.svg()).map_err(|error| {
+        if let Some(path) = &self.svg {
+            std::fs::write(path, picture::svg(panels)).map_err(|error| {
                 let text =
                     format!("cannot write {}: {}", path.display(), crate::exit::plain(&error));
                 Failure::new(crate::exit::FAILED, text)
@@ -98,130 +107,200 @@ pub struct Shown {
 /// Maximum number of states in sums: common contexts have a handful; a backing chain may be longer.
 const STATES_MAX: usize = 1 << 20;
 
-/// Shows the extents of a range of the device, by default all of it.
+/// Shows the extents of a range of the device, by default all of it, in these contexts: at least one.
 pub async fn show(
     device: &Arc<dyn Device>,
-    shown: Shown,
+    shown: Vec<Shown>,
     format: Format,
     view: &View,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let facts = device.facts();
-    if format.style == Style::Qemu && shown.name != BASE_ALLOCATION {
+    let is_allocation = matches!(&shown[..], [only] if only.name == BASE_ALLOCATION);
+    if format.style == Style::Qemu && !is_allocation {
         return Err(Failure::usage(format!("--format qemu shows {BASE_ALLOCATION} only")));
     }
     let (start, end) = view.range_of(facts.size)?;
-    let mut pictures = view.pictures(&facts.name, &shown.name, (start, end));
-    let mut sink = Sink::new(shown.name, format);
-    let mut at = start;
-    while at < end && !output.is_gone() {
-        let lists = device.extents(at, end - at, shown.context).await;
-        let lists = lists.map_err(|error| error.on(&facts.name))?;
-        let covered = lists.first().map_or(0, blockhaul_block::Extents::total).min(end - at);
-        if covered == 0 {
-            let text = format!("the device reported no extents at offset {at}");
-            return Err(Error::new(Kind::Io, text).on(&facts.name).into());
-        }
-        for (here, run) in lists.iter().take(1).flat_map(|list| list.ranges(at)) {
-            let len = run.len.min(end - here.min(end));
-            pictures.iter_mut().for_each(|picture| picture.add(here, len, run.state));
-            sink.run(here, len, run.state, output)?;
-        }
+    let mut pictures = view.pictures(&facts.name, &shown, (start, end));
+    let contexts = all_of(&shown);
+    let order = shown.iter().map(|shown| place_of(shown.context, contexts)).collect();
+    let mut sink = Sink::new(shown, order, format);
+    let mut ahead = Ahead::new(device.clone(), contexts, (start, end));
+    while !output.is_gone() {
+        let next = ahead.next().await.map_err(|error| error.on(&facts.name))?;
+        let Some((at, len, lists)) = next else { break };
+        together(&lists, len, |offset, len, states| {
+            let here = at + offset;
+            for picture in &mut pictures {
+                for (picture, place) in picture.iter_mut().zip(&sink.order) {
+                    picture.add(here, len, states[*place]);
+                }
+            }
+            sink.run(here, len, states, output)
+        })?;
         if format.streams {
             output.now()?;
         }
-        at += covered;
     }
     sink.finish(end - start, output)?;
     view.show(&pictures, format.color, output)
 }
 
+/// The contexts together.
+fn all_of(shown: &[Shown]) -> Contexts {
+    let indices = shown.iter().flat_map(|shown| shown.context.iter());
+    indices.fold(Contexts::empty(), Contexts::with)
+}
+
+/// The place of one context's list among those of `all`, which are in ascending order.
+fn place_of(one: Contexts, all: Contexts) -> usize {
+    all.iter().position(|index| one.contains(index)).unwrap_or(0)
+}
+
 /// Takes runs in order, joins adjacent equal ones, and shows them.
 struct Sink {
-    context: String,
+    /// The contexts, in the order in which they are shown.
+    contexts: Vec<Shown>,
+    /// The place of each one's state among the states of a run.
+    order: Vec<usize>,
     format: Format,
     palette: Palette,
-    /// The run that may still grow: offset, length, state.
-    last: Option<(u64, u64, u64)>,
+    /// The run that may still grow: offset, length. Its states.
+    last: Option<(u64, u64)>,
+    states: Vec<u64>,
     shown: bool,
-    totals: BTreeMap<u64, u64>,
+    totals: BTreeMap<Vec<u64>, u64>,
     /// The line being made: maps have millions.
     line: String,
 }
 
 impl Sink {
-    fn new(context: String, format: Format) -> Sink {
+    fn new(contexts: Vec<Shown>, order: Vec<usize>, format: Format) -> Sink {
         let palette = Palette::new(format.color);
-        let (totals, line) = (BTreeMap::new(), String::new());
-        Sink { context, format, palette, last: None, shown: false, totals, line }
+        let (states, totals, line) = (Vec::new(), BTreeMap::new(), String::new());
+        Sink { contexts, order, format, palette, last: None, states, shown: false, totals, line }
     }
 
-    fn run(&mut self, at: u64, len: u64, state: u64, output: &mut Output) -> Result<(), Failure> {
+    fn run(
+        &mut self,
+        at: u64,
+        len: u64,
+        states: &[u64],
+        output: &mut Output,
+    ) -> Result<(), Failure> {
         if len == 0 || self.format.style == Style::Nothing {
             return Ok(());
         }
         if self.format.totals {
-            *self.totals.entry(state).or_default() += len;
-            if self.totals.len() > STATES_MAX {
-                let text = format!("{} has more than {STATES_MAX} states", self.context);
-                return Err(Error::new(Kind::TooLarge, text).into());
-            }
-            return Ok(());
+            return self.sum(len, states);
         }
         match &mut self.last {
-            Some((_, grown, same)) if *same == state => *grown += len,
+            Some((_, grown)) if self.states == states => *grown += len,
             _ => {
-                let before = self.last.replace((at, len, state));
-                self.show(before, output)?;
+                self.show(output)?;
+                self.last = Some((at, len));
+                self.states.clear();
+                self.states.extend_from_slice(states);
             }
         }
         Ok(())
     }
 
-    fn show(&mut self, run: Option<(u64, u64, u64)>, output: &mut Output) -> Result<(), Failure> {
-        let Some((at, len, state)) = run else { return Ok(()) };
-        let described = describe(&self.context, state);
+    fn sum(&mut self, len: u64, states: &[u64]) -> Result<(), Failure> {
+        if let Some(sum) = self.totals.get_mut(states) {
+            *sum += len;
+            return Ok(());
+        }
+        self.totals.insert(states.to_vec(), len);
+        if self.totals.len() > STATES_MAX {
+            let text = format!("the map has more than {STATES_MAX} states");
+            return Err(Error::new(Kind::TooLarge, text).into());
+        }
+        Ok(())
+    }
+
+    /// Shows the last run, if there is one.
+    fn show(&mut self, output: &mut Output) -> Result<(), Failure> {
+        let Some((at, len)) = self.last.take() else { return Ok(()) };
         let mut line = std::mem::take(&mut self.line);
         line.clear();
         match self.format.style {
             Style::Text | Style::Nothing => {
-                let (before, after) = self.color(state);
+                let (before, after) = self.color(&self.states);
                 line.push_str(before);
                 number(&mut line, at, 10);
                 line.push_str("  ");
                 number(&mut line, len, 10);
-                line.push_str("  ");
-                number(&mut line, state, 3);
-                if let Some(text) = described {
+                for (name, state) in self.in_order(&self.states) {
                     line.push_str("  ");
-                    line.push_str(&text);
+                    number(&mut line, state, 3);
+                    if let Some(text) = describe(name, state) {
+                        line.push_str("  ");
+                        line.push_str(&text);
+                    }
                 }
                 line.push_str(after);
                 line.push('\n');
             }
-            Style::Qemu => self.qemu(&mut line, at, len, state),
-            style => {
-                line.push_str(match (style, self.shown) {
-                    (Style::JsonLines, _) => "{ ",
-                    (_, true) => ",\n{ ",
-                    (_, false) => "[\n{ ",
-                });
-                line.push_str("\"offset\": ");
-                number(&mut line, at, 0);
-                line.push_str(", \"length\": ");
-                number(&mut line, len, 0);
-                line.push_str(", \"type\": ");
-                number(&mut line, state, 0);
-                if let Some(text) = described {
-                    line.push_str(", \"description\": ");
-                    line.push_str(&quoted(&text));
-                }
-                line.push_str(if style == Style::JsonLines { "}\n" } else { "}" });
-            }
+            Style::Qemu => self.qemu(&mut line, at, len, self.states[0]),
+            Style::Json | Style::JsonLines => self.json(&mut line, at, len),
         }
         self.shown = true;
         self.line = line;
         output.text(&self.line)
+    }
+
+    /// The names of the contexts and their states, in the order in which they are shown.
+    fn in_order<'a>(&'a self, states: &'a [u64]) -> impl Iterator<Item = (&'a str, u64)> {
+        let states = self.order.iter().map(|place| states[*place]);
+        self.contexts.iter().map(|shown| shown.name.as_str()).zip(states)
+    }
+
+    /// The last run as an object of JSON: of one context as nbdinfo has it.
+    fn json(&self, line: &mut String, at: u64, len: u64) {
+        let style = self.format.style;
+        line.push_str(match (style, self.shown) {
+            (Style::JsonLines, _) => "{ ",
+            (_, true) => ",\n{ ",
+            (_, false) => "[\n{ ",
+        });
+        line.push_str("\"offset\": ");
+        number(line, at, 0);
+        line.push_str(", \"length\": ");
+        number(line, len, 0);
+        line.push_str(", ");
+        self.json_states(line, &self.states);
+        line.push_str(if style == Style::JsonLines { "}\n" } else { "}" });
+    }
+
+    /// The states as members of an object.
+    fn json_states(&self, line: &mut String, states: &[u64]) {
+        let state_of = |line: &mut String, name: &str, state: u64| {
+            line.push_str("\"type\": ");
+            number(line, state, 0);
+            if let Some(text) = describe(name, state) {
+                line.push_str(", \"description\": ");
+                line.push_str(&quoted(&text));
+            }
+        };
+        let several = self.contexts.len() > 1;
+        if several {
+            line.push_str("\"contexts\": [");
+        }
+        for (index, (name, state)) in self.in_order(states).enumerate() {
+            if several {
+                line.push_str(if index > 0 { ", { \"context\": " } else { "{ \"context\": " });
+                line.push_str(&quoted(name));
+                line.push_str(", ");
+            }
+            state_of(line, name, state);
+            if several {
+                line.push_str(" }");
+            }
+        }
+        if several {
+            line.push_str("] ");
+        }
     }
 
     /// A run as qemu-img map shows it.
@@ -242,8 +321,7 @@ impl Sink {
         if self.format.totals {
             return self.finish_totals(size, output);
         }
-        let last = self.last.take();
-        self.show(last, output)?;
+        self.show(output)?;
         match (self.format.style, self.shown) {
             (Style::Json, true) => output.text("\n]\n"),
             (Style::Json, false) => output.text("[\n\n]\n"),
@@ -255,23 +333,25 @@ impl Sink {
 
     fn finish_totals(&self, size: u64, output: &mut Output) -> Result<(), Failure> {
         let mut lines = Vec::new();
-        for (&state, &len) in &self.totals {
+        for (states, &len) in &self.totals {
             let percent = 100.0 * len as f64 / size as f64;
-            let described = describe(&self.context, state);
             if self.format.style == Style::Json {
-                let description = described
-                    .map(|text| format!(", \"description\": {}", quoted(&text)))
-                    .unwrap_or_default();
                 let percent = general(percent);
-                lines.push(format!(
-                    "{{ \"size\": {len}, \"percent\": {percent}, \"type\": {state}{description} }}"
-                ));
+                let mut line = format!("{{ \"size\": {len}, \"percent\": {percent}, ");
+                self.json_states(&mut line, states);
+                lines.push(line.trim_end().to_string() + " }");
             } else {
-                let (before, after) = self.color(state);
-                let description = described.map(|text| format!(" {text}")).unwrap_or_default();
-                output.text(&format!(
-                    "{before}{len:>10} {percent:>5.1}% {state:>3}{description}{after}\n"
-                ))?;
+                let (before, after) = self.color(states);
+                let mut line = format!("{before}{len:>10} {percent:>5.1}%");
+                for (name, state) in self.in_order(states) {
+                    line.push(' ');
+                    number(&mut line, state, 3);
+                    if let Some(text) = describe(name, state) {
+                        line.push(' ');
+                        line.push_str(&text);
+                    }
+                }
+                output.text(&format!("{line}{after}\n"))?;
             }
         }
         match (self.format.style == Style::Json, lines.is_empty()) {
@@ -281,17 +361,19 @@ impl Sink {
         }
     }
 
-    fn color(&self, state: u64) -> (&'static str, &'static str) {
+    /// The colours of a run: those of the first context that has some for its state.
+    fn color(&self, states: &[u64]) -> (&'static str, &'static str) {
         let palette = &self.palette;
-        let color = match (self.context.as_str(), state) {
+        let colors = self.in_order(states).map(|(context, state)| match (context, state) {
             (BASE_ALLOCATION, 0) => palette.data,
             (ALLOCATION_DEPTH, 1) => palette.local,
             (ALLOCATION_DEPTH, 2..) => palette.backing,
             (context, 0) if context.starts_with(DIRTY_BITMAP) => palette.good,
             (context, 1) if context.starts_with(DIRTY_BITMAP) => palette.bad,
-            _ => return ("", ""),
-        };
-        (color, palette.reset)
+            _ => "",
+        });
+        let found = colors.into_iter().find(|color| !color.is_empty());
+        found.map_or(("", ""), |color| (color, palette.reset))
     }
 }
 

@@ -2,17 +2,21 @@
 //! servers; the same facts for all other devices.
 //!
 //! - `subject`: what to query: a server's exports, or one of our devices.
-//! - `report`: facts as text and JSON. `map`: extents as text and JSON; `picture`: as
-//!   strips and images.
+//! - `report`: facts as text and JSON. `map`: extents as text and JSON, which `ahead` asks for;
+//!   `picture`: as strips and images.
+//! - `dump`: contents in hexadecimal.
 //! - `ability`: the words of `--can` and `--is`. `content`: a guess at a device's contents.
 
 mod ability;
+mod ahead;
 mod content;
+mod dump;
 mod map;
 mod picture;
 mod report;
 mod subject;
 
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use blockhaul_io::{Engine, Runtime};
@@ -28,6 +32,8 @@ use subject::Subject;
 
 /// The exit status of `--can` and similar options if the answer is no.
 const NO: u8 = 2;
+/// Time without a byte after which nbddump drops a connection: never.
+const DUMP_TIMEOUT: Duration = Duration::ZERO;
 
 /// Runs `blockhaul info`.
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
@@ -47,12 +53,12 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         args::Info { map: Some(context), totals, .. } => {
             let style = if args.json { Style::Json } else { Style::Text };
             let format = Format { style, totals: *totals, color, streams: false };
-            Question::Map(context.clone(), format, View::default())
+            Question::Map(vec![context.clone()], format, View::default())
         }
         _ => Question::All { content: !args.no_content },
     };
     ask(
-        Asked { question, json: args.json, color, timeout: args.timeout },
+        Asked { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
         image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
@@ -73,11 +79,27 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     let streams = matches!(style, Style::Text | Style::JsonLines);
     let format = Format { style, totals: args.totals, color, streams };
     let view = View { range: args.range, strip: args.strip, svg: args.svg.clone() };
-    let question = Question::Map(args.context.clone(), format, view);
+    let question = Question::Map(contexts(&args.context)?, format, view);
     ask(
-        Asked { question, json: args.json, color, timeout: args.timeout },
+        Asked { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
         image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
+}
+
+/// Runs nbddump.
+pub fn run_dump(dump: blockhaul_command_lines::nbddump::Dump) -> Outcome {
+    let blockhaul_command_lines::nbddump::Dump { spec, color, offset, length } = dump;
+    let color = color.unwrap_or_else(|| std::io::stdout().is_terminal());
+    let question = Question::Dump(offset, length);
+    ask(Asked { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false }, spec)
+}
+
+/// The contexts to show: each once.
+fn contexts(names: &[String]) -> Result<Vec<String>, Failure> {
+    match names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
+        Some((_, twice)) => Err(Failure::usage(format!("--context {twice} is given twice"))),
+        None => Ok(names.to_vec()),
+    }
 }
 
 /// The facts of a device, as `--json` prints them.
@@ -91,6 +113,7 @@ struct Asked {
     json: bool,
     color: bool,
     timeout: Duration,
+    verbose: bool,
 }
 
 enum Question {
@@ -99,11 +122,12 @@ enum Question {
     Size,
     Uri { json: bool },
     Can(Ability, bool),
-    Map(String, Format, View),
+    Map(Vec<String>, Format, View),
+    Dump(u64, u64),
 }
 
 fn ask(asked: Asked, spec: blockhaul_catalog::Spec) -> Outcome {
-    crate::logger::start(false);
+    crate::logger::start(asked.verbose);
     let subject = Subject::new(spec, asked.timeout)?;
     let config = blockhaul_io::Config { workers: 1, engine: Engine::Auto };
     let runtime = Runtime::start(&config).map_err(|error| {
@@ -154,9 +178,13 @@ async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Fa
             let able = ability.of(&report);
             return Ok((output, Ok(if able == wanted { 0 } else { NO })));
         }
-        Question::Map(context, format, view) => {
-            let (device, context) = subject.device(&context).await?;
-            map::show(&device, context, format, &view, &mut output).await?;
+        Question::Map(contexts, format, view) => {
+            let (device, shown) = subject.device(&contexts).await?;
+            map::show(&device, shown, format, &view, &mut output).await?;
+        }
+        Question::Dump(offset, length) => {
+            let device = subject.contents().await?;
+            dump::show(&device, (offset, length), color, &mut output).await?;
         }
     }
     Ok((output, Ok(0)))

@@ -17,6 +17,8 @@ const HEIGHTS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇'
 const WIDTH: u64 = 1024;
 const HEIGHT: u64 = 120;
 const EDGE: u64 = 20;
+/// Pixels above and below the bars of a panel.
+const PANEL: u64 = 80;
 
 /// Sums for the columns of a picture.
 #[derive(Debug)]
@@ -70,7 +72,11 @@ impl Picture {
     fn legend(&self) -> String {
         let marked: u64 = self.marked.iter().sum();
         let percent = 100.0 * marked as f64 / self.len.max(1) as f64;
-        let what = if self.context == BASE_ALLOCATION { "data" } else { "dirty" };
+        let what = match self.context.as_str() {
+            BASE_ALLOCATION => "data",
+            context if context.starts_with("qemu:dirty-bitmap:") => "dirty",
+            context => context,
+        };
         format!(
             "{what}: {} of {} ({percent:.1} %); a column is {}",
             rounded(marked),
@@ -86,29 +92,30 @@ impl Picture {
         format!("|{}{bars}{}|\n{}\n", palette.data, palette.reset, self.legend())
     }
 
-    /// An image.
-    pub fn svg(&self) -> String {
+    /// A panel of an image, from row `top` on.
+    fn panel(&self, top: u64, svg: &mut String) {
         let (title, legend) = (escaped(&self.name), escaped(&self.legend()));
-        let (width, total) = (WIDTH + 2 * EDGE, HEIGHT + 80);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" role=\"img\" \
-             aria-label=\"{title}: {legend}\" font-family=\"sans-serif\" font-size=\"14\">\n\
-             <rect width=\"{width}\" height=\"{total}\" fill=\"#ffffff\"/>\n\
-             <text x=\"{EDGE}\" y=\"22\" font-weight=\"bold\">{title}</text>\n\
-             <rect x=\"{EDGE}\" y=\"32\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#eaeef2\"/>\n"
+        let _ = write!(
+            svg,
+            "<text x=\"{EDGE}\" y=\"{}\" font-weight=\"bold\">{title}</text>\n\
+             <rect x=\"{EDGE}\" y=\"{}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"#eaeef2\"/>\n",
+            top + 22,
+            top + 32
         );
         let step = WIDTH as f64 / self.marked.len().max(1) as f64;
+        let bottom = (top + 32 + HEIGHT) as f64;
+        let fill = if self.context == BASE_ALLOCATION { "#0969da" } else { "#bc4c00" };
         for (index, share) in self.shares().enumerate().filter(|(_, share)| *share > 0.0) {
             // At least one pixel: a little data is not nothing.
             let height = (share * HEIGHT as f64).max(1.0);
-            let (x, y) = (EDGE as f64 + index as f64 * step, 32.0 + HEIGHT as f64 - height);
+            let (x, y) = (EDGE as f64 + index as f64 * step, bottom - height);
             let _ = writeln!(
                 svg,
                 "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{step:.2}\" height=\"{height:.2}\" \
-                 fill=\"#0969da\"/>"
+                 fill=\"{fill}\"/>"
             );
         }
-        let below = HEIGHT + 50;
+        let below = top + HEIGHT + 50;
         for quarter in 0..=4 {
             let at = self.start.saturating_add(self.len / 4 * quarter);
             let x = EDGE + WIDTH / 4 * quarter;
@@ -119,9 +126,27 @@ impl Picture {
                 rounded(at)
             );
         }
-        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{}\">{legend}</text>\n</svg>", below + 22);
-        svg
+        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{}\">{legend}</text>", below + 22);
     }
+}
+
+/// An image with a panel for each picture.
+pub fn svg(pictures: &[Picture]) -> String {
+    let label: Vec<_> = pictures
+        .iter()
+        .map(|picture| escaped(&format!("{}: {}", picture.name, picture.legend())))
+        .collect();
+    let (width, total) = (WIDTH + 2 * EDGE, (HEIGHT + PANEL) * pictures.len() as u64);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" role=\"img\" \
+         aria-label=\"{}\" font-family=\"sans-serif\" font-size=\"14\">\n\
+         <rect width=\"{width}\" height=\"{total}\" fill=\"#ffffff\"/>\n",
+        label.join("; ")
+    );
+    for (picture, index) in pictures.iter().zip(0..) {
+        picture.panel(index * (HEIGHT + PANEL), &mut svg);
+    }
+    svg + "</svg>\n"
 }
 
 /// The character of a share.
@@ -183,7 +208,7 @@ mod tests {
     fn images_are_xml_and_small_runs_are_seen() {
         let mut picture = Picture::new("<a&\"b\n>", BASE_ALLOCATION, 0, u64::MAX, IMAGE);
         picture.add(5, 1, 0);
-        let svg = picture.svg();
+        let svg = svg(&[picture]);
         assert!(svg.contains("&lt;a&amp;&quot;b\\n&gt;") && !svg.contains("<a&"), "{svg}");
         assert!(svg.contains("height=\"1.00\" fill=\"#0969da\""), "{svg}");
         assert_eq!(svg.matches("<svg").count(), svg.matches("</svg>").count());

@@ -133,25 +133,47 @@ impl Subject {
         Err(Failure::new(crate::exit::FAILED, why))
     }
 
-    /// The device, for extents in a context.
-    pub async fn device(&self, context: &str) -> Result<(Arc<dyn Device>, Shown), Failure> {
-        let (device, whose) = match self {
+    /// The device, for its contents; with the extents of a server that reports them.
+    pub async fn contents(&self) -> Result<Arc<dyn Device>, Failure> {
+        let stack = match self {
             Subject::Server(server) => {
-                let contexts = vec![context.to_string()];
-                (server.connect(&server.place.export, contexts).await?.device, "server")
+                let contexts = vec![blockhaul_block::BASE_ALLOCATION.to_string()];
+                Stack::over(server.connect(&server.place.export, contexts).await?.device)
+            }
+            Subject::Device { registry, spec } => open(registry, spec).await?,
+        };
+        Ok(stack.device().clone())
+    }
+
+    /// The device, for extents in these contexts.
+    pub async fn device(
+        &self,
+        contexts: &[String],
+    ) -> Result<(Arc<dyn Device>, Vec<Shown>), Failure> {
+        let (stack, facts, whose) = match self {
+            Subject::Server(server) => {
+                let connected = server.connect(&server.place.export, contexts.to_vec()).await?;
+                // Not what is emulated: nbdinfo fails without the context.
+                let facts = connected.device.facts();
+                (Stack::over(connected.device), facts, "server")
             }
             Subject::Device { registry, spec } => {
-                (open(registry, spec).await?.device().clone(), "device")
+                let stack = open(registry, spec).await?;
+                let facts = stack.device().facts();
+                (stack, facts, "device")
             }
         };
-        match device.facts().context(context) {
-            Some(found) => Ok((device, Shown { context: found, name: context.to_string() })),
+        let shown = contexts.iter().map(|name| match facts.context(name) {
+            Some(context) => Ok(Shown { context, name: name.clone() }),
             None => {
-                let text =
-                    format!("--map: {whose} does not support metadata context \"{context}\"");
-                Err(Error::new(Kind::Unsupported, text).into())
+                let text = format!("--map: {whose} does not support metadata context \"{name}\"");
+                Err(Failure::from(Error::new(Kind::Unsupported, text)))
             }
-        }
+        });
+        let shown = shown.collect::<Result<_, _>>()?;
+        let stack = devices::sparing_of_queries(stack).await;
+        let device = stack.map_err(|error| opening(&facts.name, &error))?.device().clone();
+        Ok((device, shown))
     }
 }
 

@@ -21,7 +21,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let scratch = Scratch::new().unwrap();
-        for name in ["nbdcopy", "nbdinfo", "nbdkit"] {
+        for name in ["nbdcopy", "nbddump", "nbdinfo", "nbdkit"] {
             std::os::unix::fs::symlink(OURS, scratch.file(name)).unwrap();
         }
         Place { scratch }
@@ -75,7 +75,7 @@ impl Place {
 #[test]
 fn the_lists_and_the_version_are_the_originals() {
     let place = Place::new();
-    for name in ["nbdcopy", "nbdinfo"] {
+    for name in ["nbdcopy", "nbddump", "nbdinfo"] {
         let original = require_peer!(name);
         for option in ["--version", "--short-options", "--long-options"] {
             let theirs = tools::output(original.command().arg(option), LIMIT).unwrap();
@@ -256,7 +256,7 @@ fn nbdinfo_answers_as_info_does() {
 #[test]
 fn help_is_printed_for_who_asks() {
     let place = Place::new();
-    for name in ["nbdcopy", "nbdinfo"] {
+    for name in ["nbdcopy", "nbddump", "nbdinfo"] {
         let output = place.succeed(&format!("{name} --help"));
         let help = text(&output.stdout);
         assert!(help.contains(name) && output.stderr.is_empty(), "{help}");

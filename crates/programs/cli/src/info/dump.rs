@@ -1,0 +1,182 @@
+//! The content of a device in hexadecimal, in the format of nbddump 1.22.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, ZERO};
+
+use crate::exit::{FAILED, Failure};
+use crate::out::Output;
+
+/// Bytes of a line.
+const LINE: usize = 16;
+/// Columns of the bytes of a full line.
+const COLUMNS: usize = 3 * LINE + 1;
+/// Bytes of a read: a multiple of a line.
+const READ: u64 = 1 << 20;
+/// Fewest bytes of zeroes that are not read.
+const ZEROES: u64 = 4096;
+
+/// Shows `length` bytes from `offset` on, as far as the device has them.
+pub async fn show(
+    device: &Arc<dyn Device>,
+    (offset, length): (u64, u64),
+    color: bool,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let facts = device.facts();
+    if offset > facts.size {
+        let text =
+            format!("{}: offset {offset} is behind the end: {} bytes", facts.name, facts.size);
+        return Err(Failure::new(FAILED, text));
+    }
+    let end = offset.saturating_add(length).min(facts.size);
+    let mut lines = Lines { size: facts.size, color, last: [0; LINE], starred: false };
+    let context = facts.context(BASE_ALLOCATION);
+    let mut at = offset;
+    while at < end && !output.is_gone() {
+        let zeroes = zeroes_at(device, context, at, end).await;
+        if zeroes >= ZEROES {
+            at = lines.zeroes(at, zeroes, output)?;
+            continue;
+        }
+        let len = usize::try_from(READ.min(end - at)).unwrap_or(LINE);
+        let read = device.read(at, len).await.map_err(|error| error.on(&facts.name))?;
+        for line in read.bytes().chunks(LINE) {
+            lines.line(at, line, output)?;
+            at += line.len() as u64;
+        }
+        output.now()?;
+    }
+    Ok(())
+}
+
+/// Whole lines of zeroes at `at`, in bytes, as far as the device reports them. An error is reported
+/// by the read that follows.
+async fn zeroes_at(device: &Arc<dyn Device>, context: Option<Contexts>, at: u64, end: u64) -> u64 {
+    let Some(context) = context else { return 0 };
+    let lists = device.extents(at, end - at, context).await.unwrap_or_default();
+    let run = lists.first().and_then(|list| list.runs().first().copied());
+    let len = run.filter(|run| run.state & ZERO != 0).map_or(0, |run| run.len.min(end - at));
+    len - len % LINE as u64
+}
+
+/// Makes lines, and leaves out those that repeat.
+struct Lines {
+    /// Size of the device: its last line is always shown.
+    size: u64,
+    color: bool,
+    /// The bytes of the last line; zeroes before the first one.
+    last: [u8; LINE],
+    /// A mark for left out lines was the last thing printed.
+    starred: bool,
+}
+
+impl Lines {
+    /// A line of at most 16 bytes.
+    fn line(&mut self, at: u64, bytes: &[u8], output: &mut Output) -> Result<(), Failure> {
+        let is_last = at + bytes.len() as u64 >= self.size;
+        // Short lines compare as if zeroes followed.
+        let mut padded = [0; LINE];
+        padded[..bytes.len()].copy_from_slice(bytes);
+        let repeats = at > 0 && self.last == padded && !is_last;
+        if repeats {
+            return self.star(output);
+        }
+        self.starred = false;
+        self.last = padded;
+        output.text(&if self.color { colored(at, bytes) } else { plain(at, bytes) })
+    }
+
+    /// Whole lines of zeroes. Returns where they end.
+    fn zeroes(&mut self, at: u64, len: u64, output: &mut Output) -> Result<u64, Failure> {
+        let end = at + len;
+        self.line(at, &[0; LINE], output)?;
+        let last = end - LINE as u64;
+        if last > at {
+            if last - at > LINE as u64 {
+                self.star(output)?;
+            }
+            self.line(last, &[0; LINE], output)?;
+        }
+        Ok(end)
+    }
+
+    fn star(&mut self, output: &mut Output) -> Result<(), Failure> {
+        if std::mem::replace(&mut self.starred, true) {
+            return Ok(());
+        }
+        output.text(if self.color { "\u{2606}\n" } else { "*\n" })
+    }
+}
+
+/// The columns that `count` bytes take.
+fn columns(count: usize) -> usize {
+    3 * count + usize::from(count >= LINE / 2)
+}
+
+fn plain(at: u64, bytes: &[u8]) -> String {
+    let mut line = format!("{at:010x}: ");
+    for (index, byte) in bytes.iter().enumerate() {
+        let gap = if index + 1 == LINE / 2 { " " } else { "" };
+        let _ = write!(line, "{byte:02x} {gap}");
+    }
+    line.extend(std::iter::repeat_n(' ', COLUMNS - columns(bytes.len())));
+    line.push('|');
+    line.extend(bytes.iter().map(|byte| if is_shown(*byte) { char::from(*byte) } else { '.' }));
+    line.extend(std::iter::repeat_n(' ', LINE - bytes.len()));
+    line.push_str("|\n");
+    line
+}
+
+fn is_shown(byte: u8) -> bool {
+    (b' '..=b'~').contains(&byte)
+}
+
+/// Colours of the offset, of unimportant parts, of bytes, of letters and digits, of other
+/// characters.
+const OFFSET: &str = "\x1b[22;32m";
+const DIM: &str = "\x1b[22;90m";
+const BYTE: &str = "\x1b[1;34m";
+const LETTER: &str = "\x1b[1;31m";
+const MARK: &str = "\x1b[1;35m";
+
+fn colored(at: u64, bytes: &[u8]) -> String {
+    let mut line = format!("{OFFSET}{at:010x}{DIM}: ");
+    for (index, byte) in bytes.iter().enumerate() {
+        let gap = if index + 1 == LINE / 2 { " " } else { "" };
+        let _ = write!(line, "{}{byte:02x} {gap}", if *byte == 0 { DIM } else { BYTE });
+    }
+    line.push_str(DIM);
+    line.extend(std::iter::repeat_n(' ', COLUMNS - columns(bytes.len())));
+    line.push('\u{2502}');
+    for &byte in bytes {
+        let shown = char::from(byte);
+        match byte {
+            _ if byte.is_ascii_alphanumeric() => line.extend(LETTER.chars().chain([shown])),
+            _ if is_shown(byte) => line.extend(MARK.chars().chain([shown])),
+            _ => line.extend(DIM.chars().chain(['\u{b7}'])),
+        }
+    }
+    line.push_str(DIM);
+    line.extend(std::iter::repeat_n(' ', LINE - bytes.len()));
+    line.push_str("\u{2502}\n\x1b[0m");
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_lines_keep_the_columns() {
+        let full = plain(0, &[b'A'; 16]);
+        for count in 1..16 {
+            assert_eq!(plain(4096, &[0; 16][..count]).len(), full.len(), "{count}");
+        }
+        assert_eq!(
+            plain(0x123, b"ab\0").trim_end(),
+            format!("0000000123: 61 62 00 {:40}|ab.             |", "")
+        );
+    }
+}

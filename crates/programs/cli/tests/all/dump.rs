@@ -1,0 +1,114 @@
+//! `nbddump` against libnbd's on the same servers: the same bytes, and the same exit status.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+
+/// The results of both programs.
+fn both(theirs: &Peer, words: &[&str]) -> [Output; 2] {
+    let mut ours = Command::new(OURS);
+    ours.args(["compat", "nbddump"]);
+    [theirs.command(), ours].map(|mut command| tools::output(command.args(words), LIMIT).unwrap())
+}
+
+fn compare(theirs: &Peer, words: &[&str]) {
+    let [theirs, ours] = both(theirs, words);
+    assert_eq!(theirs.status.code(), ours.status.code(), "{words:?}: {}", text(&ours.stderr));
+    assert_eq!(text(&theirs.stdout), text(&ours.stdout), "{words:?}");
+}
+
+/// Bytes of all kinds, with repeated lines, zeroes and long holes.
+fn content(size: usize, rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    for _ in 0..40 {
+        let start = rng.below(size as u64) as usize;
+        let end = (start + 1 + rng.below(100) as usize).min(size);
+        match rng.below(3) {
+            0 => bytes[start..end].fill(b'x'),
+            1 => bytes[start..end].iter_mut().for_each(|byte| *byte = rng.below(256) as u8),
+            _ => bytes[start..end].iter_mut().for_each(|byte| *byte = 32 + rng.below(95) as u8),
+        }
+    }
+    bytes
+}
+
+#[test]
+fn the_output_is_the_originals() {
+    let nbdkit = require_peer!("nbdkit");
+    let theirs = require_peer!("nbddump");
+    let mut rng = Rng::new(seed());
+    let scratch = Scratch::new().unwrap();
+    let file = scratch.file("disk");
+    for (round, size) in [0, 5, 16, 4096, 70_000, 300_000, 5 << 20].into_iter().enumerate() {
+        std::fs::write(&file, content(size, &mut rng)).unwrap();
+        let socket = scratch.socket(&format!("s{round}"));
+        let server = Server::nbdkit(&nbdkit, &socket, &["file", file.to_str().unwrap()]).unwrap();
+        let uri = server.uri("");
+        let (from, len) = (rng.below(size as u64 + 1), rng.below(2000));
+        let (from, len) = (from.to_string(), len.to_string());
+        let cases: &[&[&str]] = &[
+            &[&uri],
+            &["--color", &uri],
+            &["-n", "100", &uri],
+            &["--limit=1M", &uri],
+            &["--length=-1", "--no-colour", &uri],
+            &["-o", &from, &uri],
+            &["--skip", &from, "-n", &len, &uri],
+            &["--colours", "--offset", &from, "--length", &len, &uri],
+            &["-n", "x", &uri],
+        ];
+        cases.iter().for_each(|words| compare(&theirs, words));
+    }
+}
+
+#[test]
+fn holes_need_no_reads() {
+    let scratch = Scratch::new().unwrap();
+    let socket = scratch.socket("s");
+    let mut server = Command::new(OURS)
+        .args(["serve", "--unix", socket.to_str().unwrap(), "memory:4T"])
+        .spawn()
+        .unwrap();
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let mut command = Command::new(OURS);
+    let command = command.args(["compat", "nbddump", &uri]);
+    let mut output = None;
+    for _ in 0..100 {
+        let run = tools::output(command, LIMIT).unwrap();
+        if run.status.success() {
+            output = Some(run);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let zeroes = "00 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00 |................|\n";
+    let expected = format!("0000000000: {zeroes}*\n3fffffffff0: {zeroes}");
+    assert_eq!(text(&output.unwrap().stdout), expected);
+}
+
+#[test]
+fn what_is_wrong_is_one_line() {
+    for (words, part) in [
+        (
+            vec!["-o", "4097", "[", OURS, "serve", "memory:4096", "]"],
+            "offset 4097 is behind the end",
+        ),
+        (vec!["nbd+unix:///?socket=/no/such"], "/no/such"),
+        (vec!["disk.raw"], "is no NBD URI"),
+    ] {
+        let mut command = Command::new(OURS);
+        command.args(["compat", "nbddump"]).args(&words);
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(said.contains(part) && said.lines().count() == 1, "{words:?}: {said}");
+    }
+}
