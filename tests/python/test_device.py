@@ -75,6 +75,12 @@ class Devices(WithFolder):
                 disk.pread_into(b"readonly", 0)
             with self.assertRaises((ValueError, BufferError)):
                 disk.pread_into(memoryview(buffer)[::2], 0)
+            words = array.array("I", [0] * 4)
+            self.assertEqual(disk.pread_into(words, 0), 16)
+            self.assertEqual(words.tobytes(), bytes(range(16)))
+            rows = memoryview(bytearray(64)).cast("B", (8, 8))
+            disk.pread_into(rows, 64)
+            self.assertEqual(rows.tobytes(), bytes(range(64, 128)))
 
     def test_errors_have_numbers_and_say_where(self):
         with self.assertRaises(blockhaul.Error) as caught:
@@ -125,7 +131,7 @@ class Devices(WithFolder):
         with blockhaul.open("pattern:1m") as disk:
             self.assertEqual(disk.pread(8, 16), (16).to_bytes(8, "big"))
         with blockhaul.open("memory:1m", "r+", layers=["offset?offset=512k"]) as disk:
-            self.assertEqual(len(disk), MIB // 2)
+            self.assertEqual(disk.size, MIB // 2)
         with blockhaul.open(["blockhaul", "serve", "memory:3m"]) as disk:
             self.assertEqual(disk.size, 3 * MIB)
         image = self.folder / "disk.qcow2"

@@ -33,7 +33,6 @@ mod plugins_curl;
 mod plugins_every;
 mod plugins_life;
 mod plugins_ssh;
-mod python_package;
 mod records;
 mod routes;
 mod scripts;

@@ -5,7 +5,22 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
+
+__all__ = [
+    "Completions",
+    "Copied",
+    "CopyError",
+    "Copying",
+    "Error",
+    "Handle",
+    "Serving",
+    "__version__",
+    "after_fork",
+    "list_exports",
+    "set_program",
+    "shut_down",
+]
 
 class Error(OSError):
     """A request, a connection or a device has failed. ``errno`` is an error number, and ``strerror`` says
@@ -23,6 +38,7 @@ class Completions:
     def fileno(self) -> int: ...
     def deliver(self) -> None: ...
 
+@disjoint_base
 class Handle:
     def __new__(
         cls,

@@ -98,9 +98,6 @@ class Device(_blockhaul.Handle):
     ) -> None:
         self.close()
 
-    def __len__(self) -> int:
-        return self.size
-
     def __repr__(self) -> str:
         state = " closed" if self.closed else ""
         return f"<blockhaul.Device {self.name!r} of {self.size} bytes{state}>"

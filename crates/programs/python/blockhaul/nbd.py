@@ -153,12 +153,22 @@ class Buffer:
         return not any(memoryview(self._bytes)[offset:end])
 
 
+def _fails(call: Callable[..., Any], *args: Any, error: ctypes.c_int) -> tuple[int, Any]:
+    """Calls a function of the script, which fails the request by an exception: the number is then that which it
+    has left in ``error``, or EPROTO. Returns the number, 0 for success, and what it has returned."""
+    try:
+        return 0, call(*args, error)
+    except Exception:
+        return error.value or _errno.EPROTO, None
+
+
 class _Command:
     """A request in flight: what results are given to."""
 
-    def __init__(self, completion: Callable[[Any], Any] | None) -> None:
+    def __init__(self, completion: Callable[[Any], Any] | None, held: Any) -> None:
         self.completion = completion
-        self.on_result: Callable[[Any, Any], Any] | None = None
+        self.held = held
+        self.on_result: Callable[[Any], int] | None = None
         self.finished = False
         self.retired = False
         self.error: Error | None = None
@@ -167,22 +177,24 @@ class _Command:
         return self.finished
 
     def set_result(self, value: Any) -> None:
-        number = ctypes.c_int(0)
-        if self.on_result is not None:
-            self.on_result(value, number)
+        number = 0 if self.on_result is None else self.on_result(value)
+        if number:
+            self.error = Error("a callback has failed the command", number)
         self._finish(number)
 
     def set_exception(self, error: BaseException) -> None:
         self.error = _of(error) if isinstance(error, OSError) else Error(str(error), _errno.EIO)
-        self._finish(ctypes.c_int(self.error.errnum))
+        self._finish(self.error.errnum)
 
-    def _finish(self, number: ctypes.c_int) -> None:
-        self.finished = True
-        if self.completion is not None:
-            # 1: the script does not ask for this request any more.
-            self.retired = self.completion(number) == 1
-        if number.value != 0 and self.error is None:
-            self.error = Error("a callback has failed the command", number.value)
+    def _finish(self, number: int) -> None:
+        self.finished, self.held = True, None
+        if self.completion is None:
+            return
+        failed, returned = _fails(self.completion, error=ctypes.c_int(number))
+        # 1: the script does not ask for this request any more.
+        self.retired = returned == 1
+        if failed:
+            self.error = Error("a callback has failed the command", failed)
 
 
 class NBD:
@@ -194,6 +206,7 @@ class NBD:
         NBD._count += 1
         self._closed = False
         self._device: Device | None = None
+        self._info: Device | None = None
         self._dead = False
         self._place: tuple[list[str], bool] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -285,6 +298,8 @@ class NBD:
         """Chooses the export; the empty name is the server's default."""
         if len(export_name.encode()) > 4096:
             raise Error("set_export_name: the name is too long", _errno.ENAMETOOLONG)
+        if export_name != self._settings["export_name"]:
+            self._info = None
         self._set("export_name", export_name)
 
     def get_export_name(self) -> str:
@@ -548,7 +563,7 @@ class NBD:
             listener.listen(4)
             script = 'exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
             words = ["/bin/sh", "-c", script, "sh", *argv]
-            self._server = subprocess.Popen(words, stdin=listener)
+            self._server = subprocess.Popen(words, stdin=listener.fileno())
         self._named = ("", f"?socket={quote(path, safe='/')}", "+unix")
         self._begin([self._uri(*self._named)], False)
 
@@ -598,6 +613,7 @@ class NBD:
     def opt_go(self) -> None:
         """Opens the export."""
         self._check_negotiating()
+        self._info = None
         self._go()
 
     def opt_abort(self) -> None:
@@ -619,7 +635,11 @@ class NBD:
     def opt_info(self) -> None:
         """Asks about the export without opening it: it is opened on a connection of its own here."""
         self._check_negotiating()
-        self._connect().close()
+        self._info = None
+        found = self._connect()
+        # Its facts remain.
+        found.close()
+        self._info = found
 
     def _check_negotiating(self) -> None:
         if self._place is None or self._device is not None:
@@ -634,9 +654,10 @@ class NBD:
         return self._device
 
     def _known(self) -> Device:
-        if self._device is None:
+        known = self._info if self._device is None else self._device
+        if known is None:
             raise Error("no export is open", _errno.EINVAL)
-        return self._device
+        return known
 
     def _negotiated(self) -> dict[str, Any]:
         return self._known().connection or {}
@@ -735,7 +756,10 @@ class NBD:
 
     def can_meta_context(self, metacontext: str) -> bool:
         """Whether a context was negotiated."""
-        return metacontext in self._negotiated()["contexts"]
+        known = self._negotiated()
+        if self._device is None and not self._settings["request_meta_context"]:
+            raise Error("no context was asked for", _errno.EINVAL)
+        return metacontext in known["contexts"]
 
     # Requests.
 
@@ -767,10 +791,9 @@ class NBD:
     ) -> bytearray:
         """Reads, and calls a function with what was read, here as one chunk."""
         buffer = self.pread(count, offset)
-        error = ctypes.c_int(0)
-        chunk(memoryview(buffer).toreadonly(), offset, READ_DATA, error)
-        if error.value:
-            raise Error("the callback has failed the read", error.value)
+        number = _chunk(chunk, buffer, offset)
+        if number:
+            raise Error("the callback has failed the read", number)
         return buffer
 
     @_called
@@ -820,16 +843,14 @@ class NBD:
         self, count: int, offset: int, extent: Callable[..., Any], flags: int = 0
     ) -> None:
         """Calls a function for each context with a flat list of lengths and flags."""
-        found = self._status(count, offset, flags)
-        self._tell(found, offset, extent, _flat)
+        self._tell(self._status(count, offset, flags), offset, extent, _flat)
 
     @_called
     def block_status_64(
         self, count: int, offset: int, extent64: Callable[..., Any], flags: int = 0
     ) -> None:
         """Calls a function for each context with a list of pairs of length and flags."""
-        found = self._status(count, offset, flags)
-        self._tell(found, offset, extent64, _pairs)
+        self._tell(self._status(count, offset, flags), offset, extent64, _pairs)
 
     @_called
     def block_status_filter(
@@ -862,11 +883,9 @@ class NBD:
         extent: Callable[..., Any],
         form: Callable[[list[tuple[int, int]]], Any],
     ) -> None:
-        for context, runs in found.items():
-            error = ctypes.c_int(0)
-            extent(context, offset, form(runs), error)
-            if error.value:
-                raise Error("the callback has failed the command", error.value)
+        number = _extents(found, offset, extent, form)
+        if number:
+            raise Error("the callback has failed the command", number)
 
     # Asynchronous requests.
 
@@ -876,9 +895,15 @@ class NBD:
         return self._completions
 
     def _issue(
-        self, start: Callable[..., None], *args: Any, completion: Any, result: Any = None, **flags: Any
+        self,
+        start: Callable[..., None],
+        *args: Any,
+        completion: Any,
+        result: Callable[[Any], int] | None = None,
+        held: Any = None,
+        **flags: Any,
     ) -> int:
-        command = _Command(completion)
+        command = _Command(completion, held)
         command.on_result = result
         start(self._queue(), command, *args, **flags)
         self._cookie += 1
@@ -898,6 +923,25 @@ class NBD:
         return self._issue(start, memory, offset, completion=completion)
 
     @_called
+    def aio_pread_structured(
+        self,
+        buf: Any,
+        offset: int,
+        chunk: Callable[..., Any],
+        completion: Callable[[Any], Any] | None = None,
+        flags: int = 0,
+    ) -> int:
+        """Starts pread_structured into a buffer; returns a cookie."""
+        memory = _memory(buf)
+        self._sized(len(memory))
+        start = self._open().start_pread_into
+
+        def result(_length: int) -> int:
+            return _chunk(chunk, memory, offset)
+
+        return self._issue(start, memory, offset, completion=completion, result=result)
+
+    @_called
     def aio_pwrite(
         self, buf: Any, offset: int, completion: Callable[[Any], Any] | None = None, flags: int = 0
     ) -> int:
@@ -907,7 +951,10 @@ class NBD:
         memory = _memory(buf)
         self._sized(len(memory))
         fua = bool(flags & CMD_FLAG_FUA)
-        return self._issue(device.start_pwrite, memory, offset, completion=completion, fua=fua)
+        # It is copied already; a script may rely on it that it cannot be resized.
+        held = memoryview(memory)
+        start = device.start_pwrite
+        return self._issue(start, memory, offset, completion=completion, held=held, fua=fua)
 
     @_called
     def aio_flush(self, completion: Callable[[Any], Any] | None = None, flags: int = 0) -> int:
@@ -995,9 +1042,8 @@ class NBD:
         self._check_contexts()
         extent, form = tell
 
-        def result(found: dict[str, list[tuple[int, int]]], error: Any) -> None:
-            for context, runs in found.items():
-                extent(context, offset, form(runs), error)
+        def result(found: dict[str, list[tuple[int, int]]]) -> int:
+            return _extents(found, offset, extent, form)
 
         one = bool(flags & CMD_FLAG_REQ_ONE)
         start = device.start_block_status
@@ -1177,6 +1223,26 @@ class NBD:
 def _memory(buf: Any) -> Any:
     """The memory of a buffer of this module, or of any other."""
     return buf._bytes if isinstance(buf, Buffer) else buf
+
+
+def _chunk(chunk: Callable[..., Any], memory: Any, offset: int) -> int:
+    """Calls a function with what was read; returns the number of its error."""
+    view = memoryview(memory).toreadonly()
+    return _fails(chunk, view, offset, READ_DATA, error=ctypes.c_int(0))[0]
+
+
+def _extents(
+    found: dict[str, list[tuple[int, int]]],
+    offset: int,
+    extent: Callable[..., Any],
+    form: Callable[[list[tuple[int, int]]], Any],
+) -> int:
+    """Calls a function with the extents of each context; returns the number of the first error."""
+    first = 0
+    for context, runs in found.items():
+        number, _ = _fails(extent, context, offset, form(runs), error=ctypes.c_int(0))
+        first = first or number
+    return first
 
 
 def _flat(runs: list[tuple[int, int]]) -> list[int]:
