@@ -37,20 +37,43 @@ pub fn program() -> &'static Path {
     })
 }
 
-/// A test lies in `TARGET/PROFILE/deps`, the program in `TARGET/PROFILE`.
 fn built() -> PathBuf {
+    let program = profile().join("blockhaul");
+    // `blockhaul bench` starts it.
+    build_unless_fresh(&[program.clone(), profile().join("blockhaul-bench")]);
+    program
+}
+
+/// The directory with the program and the module for Python of this build, which are built if a source
+/// is newer.
+///
+/// # Panics
+/// Where they cannot be built.
+pub fn fresh_module() -> PathBuf {
+    let files = ["blockhaul", "blockhaul-bench", "lib_blockhaul.so"];
+    build_unless_fresh(&files.map(|file| profile().join(file)));
+    profile()
+}
+
+/// A test lies in `TARGET/PROFILE/deps`, the program in `TARGET/PROFILE`.
+fn profile() -> PathBuf {
     let exe = std::env::current_exe().expect("a test knows its own path");
-    let profile = exe.ancestors().nth(2).expect("a test lies in target/PROFILE/deps");
-    let program = profile.join("blockhaul");
+    exe.ancestors().nth(2).expect("a test lies in target/PROFILE/deps").to_path_buf()
+}
+
+/// Builds the programs, unless these files exist and the first and the last are newer than all sources.
+fn build_unless_fresh(files: &[PathBuf]) {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(1);
     let workspace = workspace.expect("this package lies in the workspace");
-    let modified = fs::metadata(&program).and_then(|data| data.modified());
     let newest = newest_source(&workspace.join("crates"));
-    // `blockhaul bench` starts it.
-    let bench = profile.join("blockhaul-bench").is_file();
-    if bench && modified.is_ok_and(|built| built >= newest) {
-        return program;
+    let is_fresh = |file: &PathBuf| {
+        let modified = fs::metadata(file).and_then(|data| data.modified());
+        modified.is_ok_and(|built| built >= newest || file.ends_with("blockhaul-bench"))
+    };
+    if files.iter().all(is_fresh) {
+        return;
     }
+    let profile = profile();
     let name = match profile.file_name().and_then(OsStr::to_str) {
         None | Some("debug") => "dev",
         Some(name) => name,
@@ -60,11 +83,13 @@ fn built() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(workspace).args(["build", "--quiet", "--package", "blockhaul"]);
     cargo.args(["--package", "blockhaul-bench"]);
+    if files.iter().any(|file| file.ends_with("lib_blockhaul.so")) {
+        cargo.args(["--package", "blockhaul-python-module"]);
+    }
     cargo.args(["--profile", name, "--target-dir"]).arg(target);
     let output = tools::output(&mut cargo, Duration::from_secs(1800));
     let output = output.unwrap_or_else(|why| panic!("{why}"));
     assert!(output.status.success(), "cannot build blockhaul: {}", lossy(&output.stderr));
-    program
 }
 
 /// When the newest source of the program was changed.

@@ -3,8 +3,9 @@
 use std::cell::Cell;
 use std::fmt;
 use std::net::ToSocketAddrs;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
@@ -35,7 +36,39 @@ pub enum Address {
     Ssh(Box<SshAddress>),
     /// A server that speaks NBD after an HTTP request, over TLS if the options demand that.
     Http(Box<HttpAddress>),
+    /// A socket that is connected already.
+    Open(OpenSocket),
 }
+
+/// A socket that is connected to a server: good for one connection.
+#[derive(Debug, Clone)]
+pub struct OpenSocket(Arc<Mutex<Option<OwnedFd>>>);
+
+impl OpenSocket {
+    /// This socket.
+    pub fn new(socket: OwnedFd) -> OpenSocket {
+        OpenSocket(Arc::new(Mutex::new(Some(socket))))
+    }
+
+    fn take(&self) -> Result<Stream> {
+        let socket = self.0.lock().expect("no panic under this lock").take();
+        let socket = socket.ok_or_else(|| {
+            Error::new(
+                Kind::Disconnected,
+                "a socket that is connected already cannot be dialled again",
+            )
+        })?;
+        Stream::new(socket).map_err(|error| Error::system("connect", error))
+    }
+}
+
+impl PartialEq for OpenSocket {
+    fn eq(&self, other: &OpenSocket) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OpenSocket {}
 
 /// Where an HTTP server listens, and what to ask it for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +94,7 @@ impl fmt::Display for Address {
             Address::Vsock(cid, port) => write!(f, "vsock {cid} port {port}"),
             Address::Ssh(ssh) => ssh.fmt(f),
             Address::Http(http) => http.address.fmt(f),
+            Address::Open(_) => f.write_str("a connected socket"),
         }
     }
 }
@@ -255,6 +289,7 @@ async fn dial(address: &Address) -> Result<Stream> {
     };
     match address {
         Address::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
+        Address::Open(socket) => socket.take(),
         Address::Vsock(cid, port) => {
             let connected = Stream::connect_vsock(*cid, *port).await;
             connected.map_err(|error| Error::system("connect", error))

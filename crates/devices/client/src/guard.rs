@@ -11,8 +11,19 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::OnceLock;
 
 use blockhaul_block::{Error, Kind, Result};
+
+/// The program that the word `blockhaul` means, if it is not this one.
+static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
+/// Sets the file that `[ blockhaul … ]` starts, for programs that are not blockhaul itself. The first
+/// call counts.
+pub fn set_program(path: PathBuf) {
+    // A later call does not change it.
+    let _ = PROGRAM.set(path);
+}
 
 /// The first command in the server's shell; `$1` is the directory. It writes its line of
 /// proc_pid_stat(5) there, which has the process ID and the start time of the server. Fails if the
@@ -162,7 +173,10 @@ impl Guard {
     /// If this program or its name cannot be determined.
     pub(crate) fn this_program(&self) -> Result<PathBuf> {
         let cannot = |error| Error::system("cannot find this program itself", error);
-        let program = std::env::current_exe().map_err(cannot)?;
+        let program = match PROGRAM.get() {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().map_err(cannot)?,
+        };
         if program.file_name() == Some(OsStr::new("blockhaul")) {
             return Ok(program);
         }

@@ -26,6 +26,7 @@ mod upgrade;
 
 pub use backends::all;
 pub use command::ServerProcess;
-pub use connect::{Address, Connected, HttpAddress, Options, connect, connect_keeping};
+pub use connect::{Address, Connected, HttpAddress, OpenSocket, Options, connect, connect_keeping};
+pub use guard::set_program;
 pub use line::Line;
 pub use ssh::SshAddress;

@@ -14,14 +14,14 @@ use crate::{manual, signals};
 /// Everything that can be opened; connections are dropped after `timeout` without a byte (zero:
 /// never), and a handshake at that time at the latest.
 pub fn registry(timeout: Duration) -> Registry {
-    registry_asking(timeout, 0, None)
+    registry_asking(timeout, 0, &[])
 }
 
 /// The same; connections slower than `min_rate` bytes per second are dropped (0: none), and servers
-/// are asked for this metadata context, too.
-pub fn registry_asking(timeout: Duration, min_rate: u64, context: Option<&str>) -> Registry {
+/// are asked for these metadata contexts, too.
+pub fn registry_asking(timeout: Duration, min_rate: u64, contexts: &[String]) -> Registry {
     let mut options = blockhaul_client::Options { min_rate, ..connecting(timeout) };
-    options.contexts.extend(context.map(str::to_string));
+    options.contexts.extend_from_slice(contexts);
     let mut backends = blockhaul_backends::all();
     #[cfg(feature = "formats")]
     backends.extend(blockhaul_formats::all());

@@ -156,6 +156,10 @@ type Ran = (blockhaul_block::Result<Summary>, Option<blockhaul_block::Result<Ver
 /// The result of a copy, for users.
 pub(crate) struct Report {
     pub(crate) text: String,
+    /// The counters behind it.
+    pub(crate) summary: Summary,
+    /// Bytes that the verification compared.
+    pub(crate) verified: u64,
     /// The line with the digest.
     digest: Option<String>,
     warnings: Vec<String>,
@@ -169,7 +173,8 @@ impl Report {
     fn unread() -> Report {
         let text = "standard output was closed before the end".to_string();
         let status = signals::status(signal_hook::consts::SIGPIPE);
-        Report { text, digest: None, warnings: Vec::new(), status }
+        let (summary, verified) = (Summary::default(), 0);
+        Report { text, summary, verified, digest: None, warnings: Vec::new(), status }
     }
 
     /// Prints the report and the digest. Each line begins with `disk`.
@@ -232,7 +237,7 @@ impl Job {
     pub(crate) fn between(args: &args::Copy, source: Spec, target: Spec) -> Result<Job, Failure> {
         let source = crate::image_format::chosen(source, &args.image)?;
         let registry =
-            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_deref());
+            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_slice());
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
             registry.target(spec, Intent::READ)?;
         }
@@ -436,7 +441,8 @@ impl Job {
         };
         // Its warnings were already logged.
         let digest = self.digest_line(&summary);
-        Ok(Report { text: summary.to_string(), digest, warnings: Vec::new(), status: 0 })
+        let (text, warnings) = (summary.to_string(), Vec::new());
+        Ok(Report { text, summary, verified: 0, digest, warnings, status: 0 })
     }
 
     /// Opens the source, with all checks that do not need the target, including whether other files
@@ -617,12 +623,14 @@ impl Job {
             ));
         }
         let mut text = summary.to_string() + &self.times();
+        let mut compared = 0;
         if let Some(verified) = verified {
             let verified = verified.map_err(|error| self.different(&error));
             if let Some(journal) = &self.journal {
                 journal.after_verification(&verified);
             }
             let verified = verified?;
+            compared = verified.bytes;
             text += &format!("; verified {} bytes", verified.bytes);
             if let Some(digest) = verified.digest {
                 text += &format!(", digest {digest}");
@@ -632,7 +640,8 @@ impl Job {
             kept.write(&made)?;
             text += &format!("; manifest with digest {}", made.digest());
         }
-        Ok(Report { text, digest: self.digest_line(&summary), warnings, status: 0 })
+        let digest = self.digest_line(&summary);
+        Ok(Report { text, summary, verified: compared, digest, warnings, status: 0 })
     }
 
     /// Copies and then verifies over the same connections. `None`: no verification is wanted, or

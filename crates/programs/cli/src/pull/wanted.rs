@@ -108,7 +108,7 @@ impl Wanted {
         let disk = self.disk.as_ref().expect("not yet taken");
         let context = self.bitmap.as_ref().map(|bitmap| bitmap.0.clone());
         let args = &disk.args;
-        let registry = devices::registry_asking(args.timeout, args.min_rate, context.as_deref());
+        let registry = devices::registry_asking(args.timeout, args.min_rate, context.as_slice());
         let layers = devices::layers(&registry, &args.source_layer)?;
         let source = args.source.as_deref().unwrap_or_default();
         let spec = disk.groups.spec(source).map_err(|error| self.at(error.into()))?;

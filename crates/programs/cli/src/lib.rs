@@ -1,0 +1,169 @@
+//! The `blockhaul` command: serves, copies and inspects disk images over NBD.
+//!
+//! - `args`: every option, declared once; help, man pages and completions are derived from it
+//!   (`generate`, `manual`).
+//! - `serve`, `copy`, `info` (with `map`): one command each.
+//! - `compat`: the program under the names of nbdkit and of libnbd's programs.
+//! - `mount`: a device as a local file.
+//! - `tls_init`: keys and certificates.
+//! - `check`: `compare`, `verify` and `checksum`.
+//! - `image_check`: `check`, of the tables of an image. `image_tools`: `create`, `measure`, `snapshot`,
+//!   `bitmap` and `info --chain`. `image_format`: images that are given by their paths.
+//! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
+//!   `direct`: whether to bypass the page cache.
+//! - `long`: support for long copies: a journal, and a rate that changes.
+//! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
+//!   copies.
+//! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
+//! - `bench`: measures one device; the program blockhaul-bench does the rest.
+//! - `metrics`: metrics for Prometheus and a page for browsers; `figures`: the metrics of copies;
+//!   `snapshot`: their state as JSON. `aside`: small servers besides the main work. `ctl`: the client of a server's control socket.
+//! - `plugin`: the description of a plugin.
+//! - `devices`: the registry of backends and layers, and the help about them.
+//! - `exit`: failures, remedies, and exit statuses.
+//! - [`library`]: devices and copies for programs that are not this command.
+//! - `progress`, `signals`, `out`, `logger`: shared by the commands.
+
+mod args;
+mod aside;
+mod bench;
+mod chain;
+mod check;
+mod compat;
+mod copy;
+mod ctl;
+mod devices;
+mod direct;
+mod ends;
+mod exit;
+mod figures;
+mod generate;
+mod help;
+#[cfg(feature = "formats")]
+mod image_check;
+mod image_format;
+#[cfg(feature = "formats")]
+mod image_tools;
+mod info;
+mod jobfile;
+mod jobs;
+pub mod library;
+mod logger;
+mod long;
+mod manual;
+mod metrics;
+#[cfg(feature = "fuse")]
+mod mount;
+mod out;
+mod part;
+mod plugin;
+mod plugin_host;
+mod progress;
+mod pull;
+mod ranges;
+mod restore;
+mod serve;
+mod session;
+mod signals;
+mod snapshot;
+mod syslog;
+mod tls_init;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use args::Command;
+use std::sync::Arc;
+
+use blockhaul_catalog::brackets;
+use exit::{Failure, Outcome};
+
+/// Maximum time for plugins to end before the program ends without them.
+const PLUGINS_END: Duration = Duration::from_secs(10);
+
+/// Runs the command with the arguments of this process, and returns its exit status.
+pub fn main() -> ExitCode {
+    // Continuing after a panic could write wrong data, and this program has no other duties.
+    blockhaul_io::abort_on_panic();
+    // The limit of `ulimit -f` is then an error of a write. Programs that this one starts do not
+    // inherit a handler. It can only fail for signals that cannot be handled.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    let status = run();
+    plugin::wait_for_end(PLUGINS_END);
+    // A cache that could not be written back at the end has lost accepted data.
+    // The same applies to the tables of an image.
+    #[cfg(feature = "formats")]
+    let image_was_lost = blockhaul_formats::qcow2::data_was_lost();
+    #[cfg(not(feature = "formats"))]
+    let image_was_lost = false;
+    if (blockhaul_layers::data_was_lost() || image_was_lost) && status == ExitCode::SUCCESS {
+        return ExitCode::from(exit::TARGET);
+    }
+    status
+}
+
+fn run() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(status) = compat::run(&words) {
+        return ExitCode::from(status);
+    }
+    let (words, groups) = match brackets::take(words) {
+        Ok(taken) => taken,
+        Err(text) => return report("", Err(Failure::usage(text))),
+    };
+    let cli = match args::parse(words) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(args::show_error(&error)),
+    };
+    match cli.command {
+        Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
+        Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
+        Command::Pull(args) => report("pull: ", pull::run(&args)),
+        Command::Restore(args) => report("restore: ", restore::run(&args, &groups)),
+        Command::Chain(args) => report("chain: ", chain::run(&args)),
+        Command::Info(args) => {
+            // Like nbdinfo, whose status 2 is an answer.
+            let result = info::run(&args, &groups);
+            report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
+        }
+        Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
+        Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Check(args) => {
+            let result = image_check::check(&args, &groups);
+            report(
+                "check: ",
+                result.map_err(|failure| failure.with_status(image_check::INCOMPLETE)),
+            )
+        }
+        #[cfg(feature = "formats")]
+        Command::Create(args) => report("create: ", image_tools::create(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Measure(args) => report("measure: ", image_tools::run_measure(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Snapshot(args) => report("snapshot: ", image_tools::snapshot(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Bitmap(args) => report("bitmap: ", image_tools::bitmap(&args, &groups)),
+        Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
+        Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        #[cfg(feature = "fuse")]
+        Command::Mount(args) => report("mount: ", mount::run(&args, &groups)),
+        Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
+        Command::Tls(args) => report("tls: ", tls_init::run(&args)),
+        Command::Bench(args) => bench::run(*args, &groups),
+        Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
+        Command::Help(args) => report("help: ", help::run(&args)),
+        Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
+        Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
+    }
+}
+
+fn report(command: &str, outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            logger::failure(command, &failure.to_string());
+            ExitCode::from(failure.status())
+        }
+    }
+}

@@ -1,0 +1,244 @@
+"""What the extension module has."""
+
+import os
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from typing_extensions import Buffer, disjoint_base
+
+__all__ = [
+    "Completions",
+    "Copied",
+    "CopyError",
+    "Copying",
+    "Error",
+    "Handle",
+    "Serving",
+    "__version__",
+    "after_fork",
+    "list_exports",
+    "set_program",
+    "shut_down",
+]
+
+class Error(OSError):
+    """A request, a connection or a device has failed. ``errno`` is an error number, and ``strerror`` says
+    what failed, where and why."""
+
+class CopyError(Error):
+    """A copy has failed."""
+
+    status: int
+    """The exit status that ``blockhaul copy`` has in this case."""
+
+@final
+class Completions:
+    def __new__(cls) -> Completions: ...
+    def fileno(self) -> int: ...
+    def deliver(self) -> None: ...
+
+@disjoint_base
+class Handle:
+    def __new__(
+        cls,
+        words: Sequence[str],
+        *,
+        mode: str = "r",
+        size: int = 0,
+        layers: Sequence[str] = ...,
+        contexts: Sequence[str] = ...,
+        timeout: float = 60.0,
+        uri: bool = False,
+        structured: bool = True,
+        extended: bool = True,
+        allocation: bool = True,
+        export: str | None = None,
+    ) -> Handle: ...
+    def close(self) -> None:
+        """Closes the device, after the requests in flight. Does nothing if it is closed."""
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+    @property
+    def pid(self) -> int | None:
+        """Process ID of the command that serves it; ``None`` if it was not opened as one."""
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+    @property
+    def name(self) -> str:
+        """The device as it was named, without secrets."""
+    @property
+    def description(self) -> str:
+        """What the server or the device says about its contents; may be empty."""
+    @property
+    def block_size(self) -> tuple[int, int, int]:
+        """Minimum, preferred and maximum block size in bytes. Requests of any length and offset work."""
+    @property
+    def contexts(self) -> list[str]:
+        """Names of the metadata contexts that can be asked for."""
+    @property
+    def rotational(self) -> bool:
+        """Whether the storage says that it is a rotating disk."""
+    @property
+    def connection(self) -> dict[str, Any] | None:
+        """What the handshake with the server has led to; ``None`` for a device that is not a URI."""
+    def can(self, name: str, *, emulated: bool = True) -> bool:
+        """Abilities: those of the device itself, or with those that are emulated."""
+    def pread(self, count: int, offset: int) -> bytes:
+        """Reads ``count`` bytes at ``offset``."""
+    def pread_into(self, buffer: Buffer, offset: int) -> int:
+        """Fills a buffer from ``offset``; returns its length in bytes."""
+    def pwrite(self, data: Buffer, offset: int, *, fua: bool = False) -> None:
+        """Writes a buffer at ``offset``; with ``fua`` it is durable on return."""
+    def zero(
+        self,
+        count: int,
+        offset: int,
+        *,
+        fua: bool = False,
+        allocate: bool = False,
+        fast: bool = False,
+    ) -> None:
+        """Makes ``count`` bytes at ``offset`` read as zeroes."""
+    def trim(self, count: int, offset: int, *, fua: bool = False) -> None:
+        """Discards ``count`` bytes at ``offset``; what they read as afterwards is undefined."""
+    def flush(self) -> None:
+        """Makes completed writes durable."""
+    def cache(self, count: int, offset: int) -> None:
+        """Announces that ``count`` bytes at ``offset`` will be read."""
+    def block_status(
+        self, count: int, offset: int, contexts: list[str] | None = None, *, one: bool = False
+    ) -> dict[str, list[tuple[int, int]]]:
+        """The state of ``count`` bytes at ``offset``, or of a part of them: for each context its runs, as
+        length in bytes and flags."""
+    def start_pread(
+        self, completions: Completions, future: Future[Any], count: int, offset: int
+    ) -> None: ...
+    def start_pread_into(
+        self, completions: Completions, future: Future[Any], buffer: Buffer, offset: int
+    ) -> None: ...
+    def start_pwrite(
+        self,
+        completions: Completions,
+        future: Future[Any],
+        data: Buffer,
+        offset: int,
+        *,
+        fua: bool = False,
+    ) -> None: ...
+    def start_zero(
+        self,
+        completions: Completions,
+        future: Future[Any],
+        count: int,
+        offset: int,
+        *,
+        fua: bool = False,
+        allocate: bool = False,
+        fast: bool = False,
+    ) -> None: ...
+    def start_trim(
+        self,
+        completions: Completions,
+        future: Future[Any],
+        count: int,
+        offset: int,
+        *,
+        fua: bool = False,
+    ) -> None: ...
+    def start_flush(self, completions: Completions, future: Future[Any]) -> None: ...
+    def start_cache(
+        self, completions: Completions, future: Future[Any], count: int, offset: int
+    ) -> None: ...
+    def start_block_status(
+        self,
+        completions: Completions,
+        future: Future[Any],
+        count: int,
+        offset: int,
+        contexts: list[str] | None = None,
+        *,
+        one: bool = False,
+    ) -> None: ...
+
+@final
+class Copied:
+    """The result of a copy."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to copy."""
+    @property
+    def data(self) -> int:
+        """Bytes written as data."""
+    @property
+    def zeroed(self) -> int:
+        """Bytes zeroed on the target."""
+    @property
+    def skipped(self) -> int:
+        """Bytes that were already zero on the target."""
+    @property
+    def resumed(self) -> int:
+        """Bytes that an earlier run had copied."""
+    @property
+    def discarded(self) -> int:
+        """Bytes discarded at the source."""
+    @property
+    def verified(self) -> int:
+        """Bytes that the verification compared."""
+    @property
+    def connections(self) -> int:
+        """Connections used, to each side."""
+    @property
+    def elapsed(self) -> float:
+        """Elapsed time in seconds."""
+    @property
+    def digest(self) -> str | None:
+        """The digest in hexadecimal, if it was asked for."""
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings."""
+    @property
+    def retries(self) -> int:
+        """Requests and connections that had to be repeated."""
+    @property
+    def text(self) -> str:
+        """One line about all this."""
+
+@final
+class Copying:
+    def __new__(
+        cls, source: Sequence[str], target: Sequence[str], options: Sequence[str]
+    ) -> Copying: ...
+    def run(self, look: Callable[[], object] | None, interval: float) -> Copied: ...
+    def cancel(self) -> None: ...
+    def counters(self) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
+
+@final
+class Serving:
+    def __new__(
+        cls,
+        words: Sequence[str],
+        *,
+        layers: Sequence[str] = ...,
+        readonly: bool = False,
+        name: str = ...,
+        unix: str | os.PathLike[str] | None = None,
+        tcp: str | None = None,
+    ) -> Serving: ...
+    @property
+    def uri(self) -> str: ...
+    @property
+    def clients(self) -> int: ...
+    def stop(self) -> int: ...
+
+def list_exports(
+    words: Sequence[str], *, command: bool = False, timeout: float = 60.0
+) -> list[tuple[str, str]]: ...
+def after_fork() -> None: ...
+def shut_down() -> None: ...
+def set_program(path: str | os.PathLike[str]) -> None: ...
+
+__version__: str

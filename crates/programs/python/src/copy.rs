@@ -1,0 +1,166 @@
+//! `Copying`: a copy, as `blockhaul copy` does it.
+
+use std::ffi::OsString;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
+use blockhaul::library::{self, Failure};
+use blockhaul_engine::Progress;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::error::{of_copy, of_device};
+use crate::handle::seconds;
+use crate::opening::spec;
+use crate::wait::wait_looking;
+use crate::workers;
+
+/// Bytes done and in total, those written as data, zeroed, skipped, resumed and verified, connections,
+/// requests, bytes of a request.
+type Counters = (u64, u64, u64, u64, u64, u64, u64, usize, usize, u64);
+
+/// A copy that has not begun, or runs.
+#[pyclass(frozen, module = "blockhaul._blockhaul")]
+pub(crate) struct Copying {
+    copy: Mutex<Option<library::Copy>>,
+    progress: Arc<Progress>,
+}
+
+/// The result of a copy.
+#[pyclass(frozen, get_all, module = "blockhaul._blockhaul")]
+pub(crate) struct Copied {
+    /// Bytes to copy.
+    size: u64,
+    /// Bytes written as data.
+    data: u64,
+    /// Bytes zeroed on the target.
+    zeroed: u64,
+    /// Bytes that were already zero on the target.
+    skipped: u64,
+    /// Bytes that an earlier run had copied.
+    resumed: u64,
+    /// Bytes discarded at the source.
+    discarded: u64,
+    /// Bytes that the verification compared.
+    verified: u64,
+    /// Connections used, to each side.
+    connections: usize,
+    /// Elapsed time in seconds.
+    elapsed: f64,
+    /// The digest in hexadecimal, if it was asked for.
+    digest: Option<String>,
+    /// Warnings.
+    warnings: Vec<String>,
+    /// Requests and connections that had to be repeated.
+    retries: u64,
+    /// One line about all this.
+    text: String,
+}
+
+impl Copied {
+    fn of(copied: library::Copied) -> Copied {
+        let summary = copied.summary;
+        let retried = summary.retried;
+        Copied {
+            size: summary.size,
+            data: summary.data,
+            zeroed: summary.zeroed,
+            skipped: summary.skipped,
+            resumed: summary.resumed,
+            discarded: summary.discarded,
+            verified: copied.verified,
+            connections: summary.lanes,
+            elapsed: summary.elapsed.as_secs_f64(),
+            digest: summary.digest,
+            warnings: summary.warnings,
+            retries: retried.source_requests
+                + retried.target_requests
+                + retried.source_connections
+                + retried.target_connections,
+            text: copied.text,
+        }
+    }
+}
+
+#[pymethods]
+impl Copied {
+    fn __repr__(&self) -> String {
+        format!("<blockhaul.Copied {}>", self.text)
+    }
+}
+
+#[pymethods]
+impl Copying {
+    #[new]
+    fn new(
+        py: Python<'_>,
+        source: Vec<OsString>,
+        target: Vec<OsString>,
+        options: Vec<OsString>,
+    ) -> PyResult<Copying> {
+        let ends = spec(&source).and_then(|source| Ok((source, spec(&target)?)));
+        let (source, target) = ends.map_err(|error| of_device(&error))?;
+        // It reads files: manifests and lists of ranges.
+        let copy = py.detach(move || library::Copy::new(source, target, options));
+        let copy = copy.map_err(|failure| of_copy(py, &failure))?;
+        let progress = copy.progress();
+        Ok(Copying { copy: Mutex::new(Some(copy)), progress })
+    }
+
+    /// Copies, and calls ``look`` each ``interval`` seconds. If that or a signal handler raises, the copy
+    /// stops, waits for what is in flight, and the exception goes on.
+    fn run(&self, py: Python<'_>, look: &Bound<'_, PyAny>, interval: f64) -> PyResult<Copied> {
+        let copy = self.copy.lock().expect("no panic under this lock").take();
+        let Some(copy) = copy else { return Err(PyValueError::new_err("a copy runs only once")) };
+        let runtime = workers::runtime()?;
+        let interval = seconds(interval)?;
+        let (sender, receiver) = channel();
+        let (done, ended) = channel::<()>();
+        let copying = move || {
+            let result: Result<library::Copied, Failure> = copy.run(&runtime);
+            // Nobody waits any more after an exception.
+            let _ = sender.send(result);
+            drop(done);
+        };
+        std::thread::Builder::new().name("copy".into()).spawn(copying)?;
+        let waited = wait_looking(py, receiver, interval, |_| {
+            if look.is_none() {
+                return Ok(());
+            }
+            look.call0().map(drop)
+        });
+        match waited {
+            Ok(result) => result.map(Copied::of).map_err(|failure| of_copy(py, &failure)),
+            Err(raised) => {
+                self.progress.cancel();
+                // What is in flight is awaited, so that the target changes no more after this.
+                py.detach(move || {
+                    let _ = ended.recv();
+                });
+                Err(raised)
+            }
+        }
+    }
+
+    /// Stops the copy soon, from another thread.
+    fn cancel(&self) {
+        self.progress.cancel();
+    }
+
+    /// The counters.
+    fn counters(&self) -> Counters {
+        let now = self.progress.snapshot();
+        (
+            now.done(),
+            now.total,
+            now.data,
+            now.zeroed,
+            now.skipped,
+            now.resumed,
+            now.verified,
+            now.connections,
+            now.requests,
+            now.request_size,
+        )
+    }
+}

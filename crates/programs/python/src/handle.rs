@@ -1,0 +1,552 @@
+//! `Handle`: an open device, for threads that wait and for asyncio.
+
+use std::ffi::OsString;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::{Can, Contexts, Device, Facts, Flags};
+use blockhaul_io::{Pool, Remote};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::completions::Completions;
+use crate::error::{fail, of_device};
+use crate::memory::{Memory, bytes_of, copied};
+use crate::opening::{Asking, Command, Connection, Mode, Open, Wanted};
+use crate::request::{Answer, Asked, carry_out, part_of};
+use crate::wait;
+use crate::workers::libc_numbers::{BADF, INVAL};
+use crate::workers::{self, Generation};
+
+/// Bytes of the buffers that a handle uses again and again.
+const POOL: u64 = 64 << 20;
+
+/// An open device. Its methods release the interpreter's lock while they wait.
+#[pyclass(frozen, subclass, module = "blockhaul._blockhaul")]
+pub(crate) struct Handle {
+    inner: Mutex<Option<Arc<Inner>>>,
+    facts: Arc<Facts>,
+    connection: Option<Connection>,
+    generation: Generation,
+}
+
+/// The device and its workers.
+struct Inner {
+    /// Taken when it is closed.
+    open: Option<Open>,
+    device: Option<Arc<dyn Device>>,
+    pool: Pool,
+    remote: Remote,
+    generation: Generation,
+}
+
+impl Inner {
+    /// Closes the device on this thread: it may wait for a server that it has started.
+    fn close(&mut self) {
+        // The command of a socket ends after its connection.
+        let open = (self.device.take(), self.open.take());
+        match self.generation.is_current() {
+            true => drop(open),
+            // Its connections belong to the parent process.
+            false => std::mem::forget(open),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let open = (self.device.take(), self.open.take());
+        if !self.generation.is_current() {
+            return std::mem::forget(open);
+        }
+        if open.0.is_some() {
+            // This may be a worker, or a thread of Python that must not wait.
+            let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(open));
+        }
+    }
+}
+
+impl Handle {
+    fn inner(&self) -> PyResult<Arc<Inner>> {
+        self.generation.check()?;
+        let inner = self.inner.lock().expect("no panic under this lock").clone();
+        inner.ok_or_else(|| fail(BADF, &format!("{}: the device is closed", self.facts.name)))
+    }
+
+    /// Carries out a request, and waits for its result.
+    fn ask(&self, py: Python<'_>, asked: Asked) -> PyResult<Answer> {
+        let inner = self.inner()?;
+        let (sender, receiver) = channel();
+        let remote = inner.remote.clone();
+        wait::start(&remote, sender, move || inner.carry_out(asked));
+        wait::wait(py, receiver)?.map_err(|error| of_device(&error))
+    }
+
+    /// Carries out a request, and gives its result to a future.
+    fn start(
+        &self,
+        (completions, future): (&Completions, &Bound<'_, PyAny>),
+        asked: Asked,
+        buffer: Option<Memory>,
+    ) -> PyResult<()> {
+        let inner = self.inner()?;
+        let promise = completions.promise(future, buffer)?;
+        let remote = inner.remote.clone();
+        drop(remote.spawn(move || {
+            let work = inner.carry_out(asked);
+            async move { promise.complete(work.await) }
+        }));
+        Ok(())
+    }
+
+    /// Refuses a read that cannot succeed before memory is needed for it.
+    fn read_of(&self, count: u64, offset: u64) -> PyResult<Asked> {
+        let fits = offset.checked_add(count).is_some_and(|end| end <= self.facts.size);
+        if !fits {
+            let (name, size) = (&self.facts.name, self.facts.size);
+            let text = format!(
+                "{name}: read of {count} bytes at offset {offset}: the device has {size} bytes"
+            );
+            return Err(fail(INVAL, &text));
+        }
+        Ok(Asked::Read { at: offset, len: count })
+    }
+
+    fn read_into_of(&self, buffer: &Memory, offset: u64) -> PyResult<Asked> {
+        if buffer.is_readonly() {
+            return Err(PyValueError::new_err("the buffer is read-only"));
+        }
+        self.read_of(buffer.len() as u64, offset)
+    }
+
+    fn write_of(&self, data: &Bound<'_, PyAny>, offset: u64, fua: bool) -> PyResult<Asked> {
+        let inner = self.inner()?;
+        let Some(device) = &inner.device else { return Err(fail(BADF, "the device is closed")) };
+        let part = part_of(&**device);
+        let parts = copied(data, part, &inner.pool)?;
+        Ok(Asked::Write { at: offset, parts, flags: flag(Flags::FUA, fua) })
+    }
+
+    fn extents_of(
+        &self,
+        count: u64,
+        offset: u64,
+        contexts: Option<Vec<String>>,
+        one: bool,
+    ) -> PyResult<Asked> {
+        let contexts = match contexts {
+            None => self.facts.all_contexts(),
+            Some(names) => self.contexts_of(&names)?,
+        };
+        Ok(Asked::Extents { at: offset, len: count, contexts, flags: flag(Flags::ONE_EXTENT, one) })
+    }
+
+    fn contexts_of(&self, names: &[String]) -> PyResult<Contexts> {
+        let mut contexts = Contexts::empty();
+        for name in names {
+            let index = self.facts.contexts.iter().position(|context| context == name);
+            let Some(index) = index else {
+                let known = self.facts.contexts.join(", ");
+                let text = format!(
+                    "{}: no context {name:?} was negotiated; there are: {known}",
+                    self.facts.name
+                );
+                return Err(fail(INVAL, &text));
+            };
+            contexts = contexts.with(index);
+        }
+        match contexts.is_empty() {
+            true => Err(PyValueError::new_err("name at least one context")),
+            false => Ok(contexts),
+        }
+    }
+}
+
+impl Inner {
+    fn carry_out(
+        self: Arc<Self>,
+        asked: Asked,
+    ) -> impl Future<Output = blockhaul_block::Result<Answer>> + 'static {
+        let (device, pool) = (self.device.clone(), self.pool.clone());
+        async move {
+            let Some(device) = device else {
+                return Err(blockhaul_block::Error::new(
+                    blockhaul_block::Kind::ShuttingDown,
+                    "the device is closed",
+                ));
+            };
+            let answer = carry_out(device, pool, asked).await;
+            // The device is in use until here.
+            drop(self);
+            answer
+        }
+    }
+}
+
+fn flag(flag: Flags, on: bool) -> Flags {
+    if on { flag } else { Flags::empty() }
+}
+
+/// The result as an object of Python; what was read goes to `buffer` if there is one.
+pub(crate) fn into_object(
+    py: Python<'_>,
+    answer: Answer,
+    buffer: Option<Memory>,
+) -> PyResult<Py<PyAny>> {
+    match (answer, buffer) {
+        (Answer::Done, _) => Ok(py.None()),
+        (Answer::Read(parts), None) => Ok(bytes_of(py, &parts)?.into_any().unbind()),
+        (Answer::Read(parts), Some(buffer)) => {
+            buffer.fill(py, &parts)?;
+            Ok(buffer.len().into_pyobject(py)?.into_any().unbind())
+        }
+        (Answer::Extents(found), _) => {
+            let lists = PyDict::new(py);
+            for (name, runs) in found {
+                lists.set_item(name, runs)?;
+            }
+            Ok(lists.into_any().unbind())
+        }
+    }
+}
+
+#[pymethods]
+impl Handle {
+    #[new]
+    #[pyo3(signature = (words, *, mode="r", size=0, layers=Vec::new(), contexts=Vec::new(), timeout=60.0,
+                        uri=false, structured=true, extended=true, allocation=true, export=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn new(
+        py: Python<'_>,
+        words: Vec<OsString>,
+        mode: &str,
+        size: u64,
+        layers: Vec<String>,
+        contexts: Vec<String>,
+        timeout: f64,
+        uri: bool,
+        structured: bool,
+        extended: bool,
+        allocation: bool,
+        export: Option<String>,
+    ) -> PyResult<Handle> {
+        let mode = match mode {
+            "r" => Mode::Read,
+            "r+" => Mode::Write,
+            "w" => Mode::Create(size),
+            _ => return Err(PyValueError::new_err("mode is one of 'r', 'r+' and 'w'")),
+        };
+        let timeout = seconds(timeout)?;
+        let handshake =
+            (uri || export.is_some()).then_some(Asking { structured, extended, allocation });
+        let wanted = Wanted { words, mode, layers, contexts, timeout, handshake, export };
+        let runtime = workers::runtime()?;
+        let remote = workers::remote(&runtime);
+        let open = wait::run(py, &remote, move || wanted.open())?;
+        let open = open.map_err(|error| of_device(&error))?;
+        let (device, generation) = (open.stack.device().clone(), Generation::current());
+        let (facts, connection) = (device.facts(), open.connection.clone());
+        let inner = Inner {
+            open: Some(open),
+            device: Some(device),
+            pool: Pool::new(POOL),
+            remote,
+            generation,
+        };
+        let inner = Mutex::new(Some(Arc::new(inner)));
+        Ok(Handle { inner, facts, connection, generation })
+    }
+
+    /// Closes the device, after the requests in flight. Does nothing if it is closed.
+    fn close(&self, py: Python<'_>) {
+        let inner = self.inner.lock().expect("no panic under this lock").take();
+        // If a request still uses it, it is closed after that.
+        if let Some(mut inner) = inner.and_then(Arc::into_inner) {
+            py.detach(move || inner.close());
+        }
+    }
+
+    /// Whether it is closed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.lock().expect("no panic under this lock").is_none()
+    }
+
+    /// Process ID of the command that serves it; ``None`` if it was not opened as one.
+    #[getter]
+    fn pid(&self) -> PyResult<Option<u32>> {
+        let inner = self.inner()?;
+        let command = inner.open.as_ref().and_then(|open| open.command.as_ref());
+        Ok(command.and_then(Command::id))
+    }
+
+    /// Size in bytes.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.facts.size
+    }
+
+    /// The device as it was named, without secrets.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.facts.name
+    }
+
+    /// What the server or the device says about its contents; may be empty.
+    #[getter]
+    fn description(&self) -> &str {
+        &self.facts.description
+    }
+
+    /// Minimum, preferred and maximum block size in bytes. Requests of any length and offset work.
+    #[getter]
+    fn block_size(&self) -> (u32, u32, u32) {
+        let block = self.facts.block;
+        (block.minimum, block.preferred, block.maximum)
+    }
+
+    /// Names of the metadata contexts that can be asked for.
+    #[getter]
+    fn contexts(&self) -> Vec<String> {
+        self.facts.contexts.clone()
+    }
+
+    /// Abilities: those of the device itself, or with those that are emulated.
+    #[pyo3(signature = (name, *, emulated=true))]
+    fn can(&self, name: &str, emulated: bool) -> PyResult<bool> {
+        let ability = match name {
+            "write" => Can::WRITE,
+            "flush" => Can::FLUSH,
+            "fua" => Can::FUA,
+            "trim" => Can::TRIM,
+            "zero" => Can::ZERO,
+            "fast_zero" => Can::FAST_ZERO,
+            "cache" => Can::CACHE,
+            "extents" => Can::EXTENTS,
+            "multi_conn" => Can::MULTI_CONN,
+            _ => return Err(PyValueError::new_err(format!("no ability {name:?} is known"))),
+        };
+        let there = self.facts.can.contains(ability);
+        Ok(there && (emulated || !self.facts.emulated.contains(ability)))
+    }
+
+    /// Whether the storage says that it is a rotating disk.
+    #[getter]
+    fn rotational(&self) -> bool {
+        self.facts.rotational
+    }
+
+    /// What the handshake with the server has led to; `None` for a device that is not a URI.
+    #[getter]
+    fn connection<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(connection) = &self.connection else { return Ok(None) };
+        let found = PyDict::new(py);
+        found.set_item("protocol", connection.protocol)?;
+        found.set_item("tls", connection.tls)?;
+        found.set_item("structured_replies", connection.structured)?;
+        found.set_item("extended_headers", connection.extended)?;
+        found.set_item("contexts", &connection.contexts)?;
+        found.set_item("flags", connection.flags)?;
+        found.set_item("name", &connection.name)?;
+        found.set_item("description", &connection.description)?;
+        found.set_item("block_sizes", connection.block_sizes)?;
+        Ok(Some(found))
+    }
+
+    /// Reads ``count`` bytes at ``offset``.
+    fn pread(&self, py: Python<'_>, count: u64, offset: u64) -> PyResult<Py<PyAny>> {
+        let asked = self.read_of(count, offset)?;
+        into_object(py, self.ask(py, asked)?, None)
+    }
+
+    /// Fills a buffer from ``offset``; returns its length in bytes.
+    fn pread_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        offset: u64,
+    ) -> PyResult<Py<PyAny>> {
+        let buffer = Memory::of(buffer)?;
+        let asked = self.read_into_of(&buffer, offset)?;
+        into_object(py, self.ask(py, asked)?, Some(buffer))
+    }
+
+    /// Writes a buffer at ``offset``; with ``fua`` it is durable on return.
+    #[pyo3(signature = (data, offset, *, fua=false))]
+    fn pwrite(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        offset: u64,
+        fua: bool,
+    ) -> PyResult<()> {
+        let asked = self.write_of(data, offset, fua)?;
+        self.ask(py, asked).map(drop)
+    }
+
+    /// Makes ``count`` bytes at ``offset`` read as zeroes.
+    #[pyo3(signature = (count, offset, *, fua=false, allocate=false, fast=false))]
+    fn zero(
+        &self,
+        py: Python<'_>,
+        count: u64,
+        offset: u64,
+        fua: bool,
+        allocate: bool,
+        fast: bool,
+    ) -> PyResult<()> {
+        if count == 0 {
+            return self.inner().map(drop);
+        }
+        let flags = zero_flags(fua, allocate, fast);
+        self.ask(py, Asked::Zero { at: offset, len: count, flags }).map(drop)
+    }
+
+    /// Discards ``count`` bytes at ``offset``; what they read as afterwards is undefined.
+    #[pyo3(signature = (count, offset, *, fua=false))]
+    fn trim(&self, py: Python<'_>, count: u64, offset: u64, fua: bool) -> PyResult<()> {
+        if count == 0 {
+            return self.inner().map(drop);
+        }
+        let flags = flag(Flags::FUA, fua);
+        self.ask(py, Asked::Trim { at: offset, len: count, flags }).map(drop)
+    }
+
+    /// Makes completed writes durable.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.ask(py, Asked::Flush).map(drop)
+    }
+
+    /// Announces that ``count`` bytes at ``offset`` will be read.
+    fn cache(&self, py: Python<'_>, count: u64, offset: u64) -> PyResult<()> {
+        self.ask(py, Asked::Cache { at: offset, len: count }).map(drop)
+    }
+
+    /// The state of ``count`` bytes at ``offset``, or of a part of them: for each context its runs, as
+    /// length in bytes and flags.
+    #[pyo3(signature = (count, offset, contexts=None, *, one=false))]
+    fn block_status(
+        &self,
+        py: Python<'_>,
+        count: u64,
+        offset: u64,
+        contexts: Option<Vec<String>>,
+        one: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let asked = self.extents_of(count, offset, contexts, one)?;
+        into_object(py, self.ask(py, asked)?, None)
+    }
+
+    /// Starts a read; the future gets bytes.
+    fn start_pread(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        count: u64,
+        offset: u64,
+    ) -> PyResult<()> {
+        let asked = self.read_of(count, offset)?;
+        self.start((completions, future), asked, None)
+    }
+
+    /// Starts a read into a buffer, which must not change size meanwhile; the future gets its length.
+    fn start_pread_into(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        buffer: &Bound<'_, PyAny>,
+        offset: u64,
+    ) -> PyResult<()> {
+        let buffer = Memory::of(buffer)?;
+        let asked = self.read_into_of(&buffer, offset)?;
+        self.start((completions, future), asked, Some(buffer))
+    }
+
+    /// Starts a write. The data is copied before this returns.
+    #[pyo3(signature = (completions, future, data, offset, *, fua=false))]
+    fn start_pwrite(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        data: &Bound<'_, PyAny>,
+        offset: u64,
+        fua: bool,
+    ) -> PyResult<()> {
+        let asked = self.write_of(data, offset, fua)?;
+        self.start((completions, future), asked, None)
+    }
+
+    /// Starts to zero a range.
+    #[pyo3(signature = (completions, future, count, offset, *, fua=false, allocate=false, fast=false))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn start_zero(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        count: u64,
+        offset: u64,
+        fua: bool,
+        allocate: bool,
+        fast: bool,
+    ) -> PyResult<()> {
+        let flags = zero_flags(fua, allocate, fast);
+        self.start((completions, future), Asked::Zero { at: offset, len: count, flags }, None)
+    }
+
+    /// Starts to discard a range.
+    #[pyo3(signature = (completions, future, count, offset, *, fua=false))]
+    fn start_trim(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        count: u64,
+        offset: u64,
+        fua: bool,
+    ) -> PyResult<()> {
+        let flags = flag(Flags::FUA, fua);
+        self.start((completions, future), Asked::Trim { at: offset, len: count, flags }, None)
+    }
+
+    /// Starts a flush.
+    fn start_flush(&self, completions: &Completions, future: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.start((completions, future), Asked::Flush, None)
+    }
+
+    /// Starts to prefetch a range.
+    fn start_cache(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        count: u64,
+        offset: u64,
+    ) -> PyResult<()> {
+        self.start((completions, future), Asked::Cache { at: offset, len: count }, None)
+    }
+
+    /// Starts to ask for extents; the future gets what ``block_status`` returns.
+    #[pyo3(signature = (completions, future, count, offset, contexts=None, *, one=false))]
+    fn start_block_status(
+        &self,
+        completions: &Completions,
+        future: &Bound<'_, PyAny>,
+        count: u64,
+        offset: u64,
+        contexts: Option<Vec<String>>,
+        one: bool,
+    ) -> PyResult<()> {
+        let asked = self.extents_of(count, offset, contexts, one)?;
+        self.start((completions, future), asked, None)
+    }
+}
+
+fn zero_flags(fua: bool, allocate: bool, fast: bool) -> Flags {
+    flag(Flags::FUA, fua) | flag(Flags::NO_HOLE, allocate) | flag(Flags::FAST, fast)
+}
+
+/// A time in seconds; 0 for none.
+pub(crate) fn seconds(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| PyValueError::new_err("a time is a number of seconds, 0 or more"))
+}

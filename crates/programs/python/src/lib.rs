@@ -1,0 +1,53 @@
+//! `blockhaul._blockhaul`: what the Python package calls. The package adds classes, defaults and types in
+//! Python (`blockhaul/`).
+//!
+//! - `workers`: the workers of the process, and what a fork means for them. `wait`: a thread of Python
+//!   waits for a worker, without the interpreter's lock.
+//! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
+//!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
+//! - `export_list`, `copy`, `serve`: the functions of these names.
+//! - `error`: exceptions.
+//!
+//! Workers never take the interpreter's lock: results cross in queues, and become objects of Python on
+//! threads of Python.
+
+mod completions;
+mod copy;
+mod error;
+mod export_list;
+mod handle;
+mod memory;
+mod opening;
+mod request;
+mod serve;
+mod wait;
+mod workers;
+
+use pyo3::prelude::*;
+
+/// The module.
+#[pymodule]
+mod _blockhaul {
+    use super::{Bound, PyModule, PyModuleMethods as _, PyResult};
+
+    #[pymodule_export]
+    use super::completions::Completions;
+    #[pymodule_export]
+    use super::copy::{Copied, Copying};
+    #[pymodule_export]
+    use super::export_list::list_exports;
+    #[pymodule_export]
+    use super::handle::Handle;
+    #[pymodule_export]
+    use super::serve::Serving;
+    #[pymodule_export]
+    use super::workers::{after_fork, set_program, shut_down};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let py = module.py();
+        module.add("Error", py.get_type::<super::error::Error>())?;
+        module.add("CopyError", py.get_type::<super::error::CopyError>())?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,134 @@
+//! Memory of Python objects, through the buffer protocol. Bytes are copied with the interpreter's lock held,
+//! so that no thread of Python changes them meanwhile.
+
+use blockhaul_io::{Data, Pool, Reservation};
+use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyMemoryView, PySlice};
+
+use crate::request::Part;
+
+/// The memory of an object as bytes. While it exists, the object cannot be resized.
+pub(crate) struct Memory {
+    view: Py<PyAny>,
+    buffer: PyBuffer<u8>,
+}
+
+impl Memory {
+    /// The memory of any object with the buffer protocol that is contiguous.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+        match PyBuffer::get(object) {
+            Ok(buffer) if buffer.dimensions() == 1 && buffer.is_c_contiguous() => {
+                Ok(Memory { view: object.clone().unbind(), buffer })
+            }
+            // Other elements than bytes, or rows of them.
+            _ => {
+                let view = PyMemoryView::from(object)?;
+                if !view.getattr(intern!(object.py(), "c_contiguous"))?.is_truthy()? {
+                    return Err(PyValueError::new_err("the buffer must be contiguous"));
+                }
+                let view = view.call_method1(intern!(object.py(), "cast"), ("B",))?;
+                let buffer = PyBuffer::get(&view)?;
+                Ok(Memory { view: view.unbind(), buffer })
+            }
+        }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.buffer.len_bytes()
+    }
+
+    pub(crate) fn is_readonly(&self) -> bool {
+        self.buffer.readonly()
+    }
+
+    /// The memory of a part.
+    fn part(&self, py: Python<'_>, at: usize, len: usize) -> PyResult<PyBuffer<u8>> {
+        let outside = || PyValueError::new_err("the buffer is too long");
+        let end =
+            at.checked_add(len).and_then(|end| isize::try_from(end).ok()).ok_or_else(outside)?;
+        let at = isize::try_from(at).map_err(|_| outside())?;
+        let view = PyMemoryView::from(self.view.bind(py))?;
+        PyBuffer::get(&view.get_item(PySlice::new(py, at, end, 1))?)
+    }
+
+    /// Fills it with what was read.
+    pub(crate) fn fill(&self, py: Python<'_>, parts: &[Part]) -> PyResult<()> {
+        if let [Part::Data(data)] = parts {
+            return self.buffer.copy_from_slice(py, data.bytes());
+        }
+        let mut at = 0;
+        for part in parts {
+            let here = self.part(py, at, part.len())?;
+            match part {
+                Part::Data(data) => here.copy_from_slice(py, data.bytes())?,
+                Part::Zeroes(len) => here.copy_from_slice(py, Data::zeroes(*len).bytes())?,
+            }
+            at += part.len();
+        }
+        Ok(())
+    }
+
+    /// Copies it, in parts of at most `most` bytes.
+    fn copied(&self, py: Python<'_>, most: usize, pool: &Pool) -> PyResult<Vec<Data>> {
+        let copy = |buffer: &PyBuffer<u8>, len| {
+            let mut buf = room(pool, len).into_buf();
+            buffer.copy_to_slice(py, &mut buf)?;
+            Ok(Data::from(buf))
+        };
+        if self.len() <= most {
+            return Ok(vec![copy(&self.buffer, self.len())?]);
+        }
+        let parts = (0..self.len()).step_by(most).map(|at| {
+            let len = most.min(self.len() - at);
+            copy(&self.part(py, at, len)?, len)
+        });
+        parts.collect()
+    }
+}
+
+/// Room for `len` bytes, of the pool while that has some: no caller waits for room with some in its hands.
+pub(crate) fn room(pool: &Pool, len: usize) -> Reservation {
+    pool.try_reserve(len).unwrap_or_else(|| Reservation::unpooled(len))
+}
+
+/// Copies an object with the buffer protocol, in parts of at most `most` bytes; nothing if it is empty.
+pub(crate) fn copied(object: &Bound<'_, PyAny>, most: usize, pool: &Pool) -> PyResult<Vec<Data>> {
+    let Ok(bytes) = object.cast::<PyBytes>() else {
+        let memory = Memory::of(object)?;
+        return if memory.len() == 0 {
+            Ok(Vec::new())
+        } else {
+            memory.copied(object.py(), most, pool)
+        };
+    };
+    let copy = |bytes: &[u8]| {
+        let mut buf = room(pool, bytes.len()).into_buf();
+        buf.copy_from_slice(bytes);
+        Data::from(buf)
+    };
+    Ok(bytes.as_bytes().chunks(most).map(copy).collect())
+}
+
+/// What was read, as bytes.
+pub(crate) fn bytes_of<'py>(py: Python<'py>, parts: &[Part]) -> PyResult<Bound<'py, PyBytes>> {
+    if let [Part::Data(data)] = parts {
+        return Ok(PyBytes::new(py, data.bytes()));
+    }
+    let len = parts.iter().map(Part::len).sum();
+    PyBytes::new_with(py, len, |bytes| {
+        let mut rest = bytes;
+        for part in parts {
+            let (here, after) = rest.split_at_mut(part.len());
+            // Other parts are zero already.
+            if let Part::Data(data) = part {
+                here.copy_from_slice(data.bytes());
+            }
+            rest = after;
+        }
+        Ok(())
+    })
+}

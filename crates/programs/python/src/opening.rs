@@ -1,0 +1,219 @@
+//! What a handle is opened from.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul::library;
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Intent, Layer, Spec, Stack};
+use blockhaul_client::options::Place;
+use blockhaul_client::{Address, OpenSocket};
+use blockhaul_wire::handshake::Protocol;
+use blockhaul_wire::handshake::client::Negotiated;
+use blockhaul_wire::{Headers, Replies};
+
+/// Why a device is opened.
+#[derive(Clone, Copy)]
+pub(crate) enum Mode {
+    /// It is only read.
+    Read,
+    /// It is written, too.
+    Write,
+    /// It is created with this many bytes, or emptied and resized, if it is a file.
+    Create(u64),
+}
+
+/// What to open, and how.
+pub(crate) struct Wanted {
+    /// One word as on the command line, or the words of a command between `[` and `]`.
+    pub(crate) words: Vec<OsString>,
+    pub(crate) mode: Mode,
+    /// Layers, the first innermost.
+    pub(crate) layers: Vec<String>,
+    /// Contexts besides `base:allocation`.
+    pub(crate) contexts: Vec<String>,
+    /// A connection is dropped after this long without a byte; zero: never.
+    pub(crate) timeout: Duration,
+    /// For a URI, and for a command with a socket: what is asked for in the handshake.
+    pub(crate) handshake: Option<Asking>,
+    /// The words are a command whose standard input and output are the connection; the name of the export.
+    pub(crate) export: Option<String>,
+}
+
+/// What a client asks for in a handshake.
+#[derive(Clone, Copy)]
+pub(crate) struct Asking {
+    pub(crate) structured: bool,
+    pub(crate) extended: bool,
+    /// `base:allocation`, besides the other contexts.
+    pub(crate) allocation: bool,
+}
+
+/// An open device.
+pub(crate) struct Open {
+    pub(crate) stack: Stack,
+    /// The result of the handshake, for a URI.
+    pub(crate) connection: Option<Connection>,
+    /// The command at the other end of a socket. Dropped after the device.
+    pub(crate) command: Option<Command>,
+}
+
+/// A command that serves on its standard input and output.
+pub(crate) struct Command(Option<Child>);
+
+impl Command {
+    fn start(words: &[OsString]) -> Result<(Command, OpenSocket)> {
+        let Some((program, rest)) = words.split_first() else {
+            return Err(Error::new(Kind::Usage, "the command has no words"));
+        };
+        let cannot = |error| Error::system(format!("cannot start {}", program.display()), error);
+        let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+        let output = theirs.try_clone().map_err(cannot)?;
+        let mut command = std::process::Command::new(program);
+        let command = command.args(rest).stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(output));
+        let child = command.spawn().map_err(cannot)?;
+        Ok((Command(Some(child)), OpenSocket::new(ours.into())))
+    }
+
+    /// Its process ID.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.0.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Command {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        // It ends when its connection is closed. This may be a worker, which must not wait. Both calls fail
+        // only if there is no such process, or no thread.
+        let _ = std::thread::Builder::new().name("command".into()).spawn(move || child.wait());
+    }
+}
+
+/// What a handshake has led to.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) protocol: &'static str,
+    pub(crate) tls: bool,
+    pub(crate) structured: bool,
+    pub(crate) extended: bool,
+    pub(crate) contexts: Vec<String>,
+    /// The flags of the export.
+    pub(crate) flags: u16,
+    pub(crate) name: Option<String>,
+    pub(crate) description: Option<String>,
+    /// Minimum, preferred and maximum, if the server has sent them.
+    pub(crate) block_sizes: Option<(u32, u32, u32)>,
+}
+
+/// The device that these words describe.
+///
+/// # Errors
+/// [`Kind::Usage`] if there is none, or it is a standard stream.
+pub(crate) fn spec(words: &[OsString]) -> Result<Spec> {
+    match words {
+        [] => Err(Error::new(
+            Kind::Usage,
+            "a device is a text, or a list with the words of a command",
+        )),
+        [word] => library::device(word),
+        [open, inner @ .., close] if open == "[" && close == "]" => {
+            Ok(Spec::Command(inner.to_vec()))
+        }
+        words => Ok(Spec::Command(words.to_vec())),
+    }
+}
+
+impl Wanted {
+    /// Opens it, on a worker.
+    pub(crate) async fn open(self) -> Result<Open> {
+        match self.handshake {
+            Some(asking) => self.connect(asking).await,
+            None => self.open_device().await,
+        }
+    }
+
+    async fn open_device(self) -> Result<Open> {
+        let registry = library::registry(self.timeout, &self.contexts);
+        let spec = spec(&self.words)?;
+        let layers = self.layers.iter().map(|text| registry.layer(text));
+        let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
+        let stack = match self.mode {
+            Mode::Read => {
+                layers.push(registry.layer("readonly")?);
+                registry.open(&spec, layers, Intent::READ).await?
+            }
+            Mode::Write => registry.open(&spec, layers, Intent::WRITE).await?,
+            Mode::Create(size) => {
+                let (stack, preparation) =
+                    registry.open_target(&spec, layers, Intent::target(size)).await?;
+                preparation.run().await?;
+                stack
+            }
+        };
+        Ok(Open { stack, connection: None, command: None })
+    }
+
+    async fn connect(self, asking: Asking) -> Result<Open> {
+        let (place, command) = place(&self.words, self.export)?;
+        let mut options = library::connecting(self.timeout);
+        if !asking.allocation {
+            options.contexts.clear();
+        }
+        options.contexts.extend(self.contexts);
+        options.structured = asking.structured;
+        options.extended = asking.extended;
+        options.full_info = true;
+        options.tls = place.tls.clone();
+        let Place { name, address, export, .. } = place;
+        let connected = blockhaul_client::connect(&name, &address, &export, &options).await?;
+        let connection = Some(Connection::of(&connected.negotiated));
+        let mut stack = Stack::over(connected.device);
+        if !matches!(self.mode, Mode::Write) {
+            let registry = library::registry(self.timeout, &[]);
+            stack = stack.with_layer(registry.layer("readonly")?).await?;
+        }
+        Ok(Open { stack, connection, command })
+    }
+}
+
+/// Where to connect to: a URI, or an export of a command, which is started.
+pub(crate) fn place(
+    words: &[OsString],
+    export: Option<String>,
+) -> Result<(Place, Option<Command>)> {
+    let Some(export) = export else {
+        let uri = words.first().and_then(|word| word.to_str()).unwrap_or_default();
+        return Ok((Place::parse(uri)?, None));
+    };
+    let (command, socket) = Command::start(words)?;
+    let name = words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
+    let (name, address) = (name.join(" "), Address::Open(socket));
+    Ok((Place { name, address, export, tls: None }, Some(command)))
+}
+
+impl Connection {
+    fn of(negotiated: &Negotiated) -> Connection {
+        let info = &negotiated.info;
+        let sizes = info.block_sizes;
+        Connection {
+            protocol: match negotiated.protocol {
+                Protocol::Oldstyle => "oldstyle",
+                Protocol::Newstyle => "newstyle",
+                Protocol::FixedNewstyle => "newstyle-fixed",
+            },
+            tls: negotiated.tls,
+            structured: negotiated.replies != Replies::Simple,
+            extended: negotiated.headers == Headers::Extended,
+            contexts: negotiated.contexts.iter().map(|context| context.name.clone()).collect(),
+            flags: info.flags.bits(),
+            name: info.name.clone(),
+            description: info.description.clone(),
+            block_sizes: sizes.map(|sizes| (sizes.minimum, sizes.preferred, sizes.maximum)),
+        }
+    }
+}

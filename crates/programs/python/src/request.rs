@@ -1,0 +1,171 @@
+//! Requests of Python, carried out on a worker: long ones in parts.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use blockhaul_block::{
+    Contexts, Device, DeviceExt as _, Error, Flags, Kind, Pending, Reply, Request, Result,
+};
+use blockhaul_io::{Data, Pool};
+
+use crate::memory::room;
+
+/// Bytes of a part of a long read or write, unless the device accepts less.
+const PART: u64 = 8 << 20;
+/// Parts of one request in flight.
+const PARTS: usize = 4;
+
+/// A request.
+pub(crate) enum Asked {
+    /// Read `len` bytes at `at`.
+    Read { at: u64, len: u64 },
+    /// Write parts at `at`.
+    Write { at: u64, parts: Vec<Data>, flags: Flags },
+    /// Zero `len` bytes at `at`.
+    Zero { at: u64, len: u64, flags: Flags },
+    /// Trim `len` bytes at `at`.
+    Trim { at: u64, len: u64, flags: Flags },
+    /// Flush.
+    Flush,
+    /// Announce that `len` bytes at `at` will be read.
+    Cache { at: u64, len: u64 },
+    /// Report extents.
+    Extents { at: u64, len: u64, contexts: Contexts, flags: Flags },
+}
+
+/// A part of what was read.
+pub(crate) enum Part {
+    /// Bytes.
+    Data(Data),
+    /// As many zeroes.
+    Zeroes(usize),
+}
+
+impl Part {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Part::Data(data) => data.len(),
+            Part::Zeroes(len) => *len,
+        }
+    }
+}
+
+/// Extents of one context: its name, and lengths with states.
+pub(crate) type Found = (String, Vec<(u64, u64)>);
+
+/// A result.
+pub(crate) enum Answer {
+    /// Done.
+    Done,
+    /// What was read, in order.
+    Read(Vec<Part>),
+    /// Extents by context.
+    Extents(Vec<Found>),
+}
+
+/// The length of parts of a write.
+pub(crate) fn part_of(device: &dyn Device) -> usize {
+    let facts = device.facts();
+    let maximum = u64::from(facts.block.maximum).min(PART);
+    let minimum = u64::from(facts.block.minimum).max(1);
+    usize::try_from((maximum - maximum % minimum).max(1)).unwrap_or(1)
+}
+
+/// Carries out a request.
+pub(crate) async fn carry_out(device: Arc<dyn Device>, pool: Pool, asked: Asked) -> Result<Answer> {
+    match asked {
+        Asked::Read { at, len } => read(&*device, &pool, at, len).await.map(Answer::Read),
+        Asked::Write { at, parts, flags } => write(&*device, at, parts, flags).await,
+        Asked::Zero { at, len, flags } => {
+            done(device.submit(Request::zero(at, len).with(flags))).await
+        }
+        Asked::Trim { at, len, flags } => {
+            done(device.submit(Request::trim(at, len).with(flags))).await
+        }
+        Asked::Flush => done(device.submit(Request::flush())).await,
+        Asked::Cache { at, len } => done(device.submit(Request::cache(at, len))).await,
+        Asked::Extents { at, len, contexts, flags } => {
+            extents(&*device, at, len, contexts, flags).await.map(Answer::Extents)
+        }
+    }
+}
+
+async fn done(pending: Pending) -> Result<Answer> {
+    match pending.await? {
+        Reply::Done => Ok(Answer::Done),
+        _ => Err(Error::misfit()),
+    }
+}
+
+async fn read(device: &dyn Device, pool: &Pool, at: u64, len: u64) -> Result<Vec<Part>> {
+    let part = part_of(device) as u64;
+    let end = at.checked_add(len).ok_or_else(beyond)?;
+    let mut parts = Vec::new();
+    let mut flying = VecDeque::new();
+    let mut next = at;
+    while next < end || !flying.is_empty() {
+        if next < end && flying.len() < PARTS {
+            let len = usize::try_from(part.min(end - next)).map_err(|_| beyond())?;
+            flying.push_back((len, device.submit(Request::read(next, room(pool, len)))));
+            next += len as u64;
+            continue;
+        }
+        let Some((len, pending)) = flying.pop_front() else { break };
+        parts.push(match pending.await? {
+            Reply::Data(data) if data.len() == len => {
+                data.load().map_err(|error| Error::system("cannot read", error))?;
+                Part::Data(data)
+            }
+            Reply::Hole => Part::Zeroes(len),
+            _ => return Err(Error::misfit()),
+        });
+    }
+    Ok(parts)
+}
+
+async fn write(device: &dyn Device, at: u64, parts: Vec<Data>, flags: Flags) -> Result<Answer> {
+    let mut parts = parts.into_iter();
+    let mut flying = VecDeque::new();
+    let (mut next, mut failed) = (at, None);
+    loop {
+        let may_start = failed.is_none() && flying.len() < PARTS;
+        if let Some(part) = may_start.then(|| parts.next()).flatten() {
+            let len = part.len() as u64;
+            flying.push_back(device.submit(Request::write(next, part).with(flags)));
+            next = next.checked_add(len).ok_or_else(beyond)?;
+            continue;
+        }
+        let Some(pending) = flying.pop_front() else { break };
+        // Writes in flight are awaited also after an error.
+        let outcome = done(pending).await;
+        failed = failed.or(outcome.err());
+    }
+    failed.map_or(Ok(Answer::Done), Err)
+}
+
+async fn extents(
+    device: &dyn Device,
+    at: u64,
+    len: u64,
+    contexts: Contexts,
+    flags: Flags,
+) -> Result<Vec<Found>> {
+    let facts = device.facts();
+    let lists = match flags.is_empty() {
+        true => device.extents(at, len, contexts).await?,
+        false => match device.submit(Request::extents(at, len, contexts).with(flags)).await? {
+            Reply::Extents(lists) if lists.len() == contexts.count() => lists,
+            _ => return Err(Error::misfit()),
+        },
+    };
+    let runs = |list: &blockhaul_block::Extents| {
+        list.runs().iter().map(|run| (run.len, run.state)).collect()
+    };
+    let named = contexts.iter().zip(&lists);
+    let named = named.map(|(index, list)| (facts.contexts[index].clone(), runs(list)));
+    Ok(named.collect())
+}
+
+fn beyond() -> Error {
+    Error::new(Kind::Invalid, "the range is longer than any device")
+}

@@ -1,0 +1,174 @@
+//! `Serving`: a server in this process.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul::library;
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Exports, Intent, Layer, Shared, Stack};
+use blockhaul_io::{Listener, Pool, Remote};
+use blockhaul_server::{Config, Limits, Offers, Server, Tls};
+use pyo3::prelude::*;
+
+use crate::error::of_device;
+use crate::opening::spec;
+use crate::workers::Generation;
+use crate::{wait, workers};
+
+/// Time that clients have to read their last replies when the server stops.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A server in this process.
+#[pyclass(frozen, module = "blockhaul._blockhaul")]
+pub(crate) struct Serving {
+    running: Mutex<Option<Running>>,
+    /// Where it listens.
+    #[pyo3(get)]
+    uri: String,
+    generation: Generation,
+}
+
+struct Running {
+    started: Started,
+    remote: Remote,
+    unix: Option<PathBuf>,
+}
+
+/// What was started on a worker.
+struct Started {
+    server: Arc<Server>,
+    /// Keeps the device open; nothing if each client has its own.
+    _stack: Option<Stack>,
+    address: Option<SocketAddr>,
+}
+
+/// What to serve, and where.
+struct Wanted {
+    words: Vec<OsString>,
+    layers: Vec<String>,
+    readonly: bool,
+    name: String,
+    unix: Option<PathBuf>,
+    tcp: Option<SocketAddr>,
+}
+
+impl Wanted {
+    async fn start(self) -> Result<Started> {
+        let (exports, stack) = self.exports().await?;
+        let limits = Limits::default();
+        let pool = Pool::new(limits.all_bytes);
+        let config = Config { exports, limits, offers: Offers::default(), pool, tls: Tls::Off };
+        let server = Server::new(config);
+        let cannot = |error| Error::system("cannot listen", error);
+        let listener = match (&self.unix, self.tcp) {
+            (Some(path), _) => Listener::bind_unix(path).map_err(cannot)?,
+            (None, Some(address)) => Listener::bind_tcp(address).map_err(cannot)?,
+            (None, None) => return Err(Error::new(Kind::Usage, "no socket to listen on")),
+        };
+        let address = listener.local_tcp();
+        drop(blockhaul_io::spawn(server.clone().listen(listener)));
+        Ok(Started { server, _stack: stack, address })
+    }
+
+    async fn exports(&self) -> Result<(Arc<dyn Exports>, Option<Stack>)> {
+        let registry = library::serving_registry();
+        let spec = spec(&self.words)?;
+        let layers = self.layers.iter().map(|text| registry.layer(text));
+        let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
+        if self.readonly {
+            layers.push(registry.layer("readonly")?);
+        }
+        let intent = if self.readonly { Intent::READ } else { Intent::WRITE };
+        if let Some(exports) = registry.exports(&spec, &layers, intent).await? {
+            return Ok((exports, None));
+        }
+        let stack = registry.open(&spec, layers, intent).await?;
+        let shared = Shared::new(&self.name, "", stack.device().clone());
+        Ok((shared, Some(stack)))
+    }
+}
+
+#[pymethods]
+impl Serving {
+    #[new]
+    #[pyo3(signature = (words, *, layers=Vec::new(), readonly=false, name=String::new(), unix=None, tcp=None))]
+    fn new(
+        py: Python<'_>,
+        words: Vec<OsString>,
+        layers: Vec<String>,
+        readonly: bool,
+        name: String,
+        unix: Option<PathBuf>,
+        tcp: Option<&str>,
+    ) -> PyResult<Serving> {
+        let tcp = tcp.map(str::parse::<SocketAddr>).transpose()?;
+        let runtime = workers::runtime()?;
+        let remote = workers::remote(&runtime);
+        let wanted =
+            Wanted { words, layers, readonly, name: name.clone(), unix: unix.clone(), tcp };
+        let started = wait::run(py, &remote, move || wanted.start())?;
+        let started = started.map_err(|error| of_device(&error))?;
+        let uri = uri(&name, unix.as_deref(), started.address);
+        let running = Running { started, remote, unix };
+        let (running, generation) = (Mutex::new(Some(running)), Generation::current());
+        Ok(Serving { running, uri, generation })
+    }
+
+    /// Number of connected clients.
+    #[getter]
+    fn clients(&self) -> usize {
+        let running = self.running.lock().expect("no panic under this lock");
+        running.as_ref().map_or(0, |running| running.started.server.open())
+    }
+
+    /// Stops: finishes requests in progress, disconnects clients, closes the device. Returns the number
+    /// of requests that the device has not finished in time. Does nothing when it has stopped.
+    fn stop(&self, py: Python<'_>) -> PyResult<usize> {
+        self.generation.check()?;
+        let running = self.running.lock().expect("no panic under this lock").take();
+        let Some(Running { started, remote, unix }) = running else { return Ok(0) };
+        let server = started.server.clone();
+        let held = wait::run(py, &remote, move || async move { server.stop(PATIENCE).await });
+        py.detach(move || {
+            if let Some(path) = unix {
+                // It may have been removed already.
+                let _ = std::fs::remove_file(path);
+            }
+            // Not on a worker: it may wait for a server of its own.
+            drop(started);
+        });
+        held
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let running = self.running.lock().expect("no panic under this lock").take();
+        let Some(running) = running else { return };
+        if !self.generation.is_current() {
+            // It belongs to the parent process.
+            return std::mem::forget(running);
+        }
+        let server = running.started.server.clone();
+        drop(running.remote.spawn(move || async move { server.stop(PATIENCE).await }));
+        if let Some(path) = &running.unix {
+            let _ = std::fs::remove_file(path);
+        }
+        let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(running));
+    }
+}
+
+/// The URI of an export.
+fn uri(name: &str, unix: Option<&std::path::Path>, tcp: Option<SocketAddr>) -> String {
+    use blockhaul_wire::uri::{Transport, Uri};
+    use std::os::unix::ffi::OsStrExt as _;
+    let transport = match (unix, tcp) {
+        (Some(path), _) => Transport::Unix { socket: path.as_os_str().as_bytes().to_vec() },
+        (None, Some(tcp)) => Transport::Tcp { host: tcp.ip().to_string(), port: tcp.port() },
+        (None, None) => return String::new(),
+    };
+    Uri { transport, export: name.to_string(), tls: None }.to_string()
+}

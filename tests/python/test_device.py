@@ -1,0 +1,307 @@
+"""Devices, connections, copies and servers of the package blockhaul, in an environment in which the wheel is
+installed. `python3 -m unittest discover` in this directory runs all tests."""
+
+import array
+import errno
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from pathlib import Path
+
+import blockhaul
+
+MIB = 1 << 20
+
+
+class WithFolder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def disk(self, name="disk.raw", size=4 * MIB):
+        path = self.folder / name
+        path.write_bytes(bytes(range(256)) * (size // 256))
+        return path
+
+    def serve(self, device, **options):
+        server = blockhaul.serve(device, unix=self.folder / "s", **options)
+        self.addCleanup(server.stop)
+        return server
+
+
+class Devices(WithFolder):
+    def test_a_file_is_read_and_written(self):
+        path = self.disk()
+        with blockhaul.open(path, "r+") as disk:
+            self.assertEqual(disk.size, 4 * MIB)
+            self.assertEqual(disk.pread(4, 256 + 7), bytes([7, 8, 9, 10]))
+            self.assertEqual(disk.pread(0, 0), b"")
+            disk.pwrite(b"written", 1)
+            disk.pwrite(memoryview(array.array("B", [1, 2, 3])), 100, fua=True)
+            disk.zero(512, 1024)
+            disk.flush()
+            self.assertEqual(disk.pread(512, 1024), bytes(512))
+        content = path.read_bytes()
+        self.assertEqual(content[:8], b"\0written")
+        self.assertEqual(content[100:103], b"\1\2\3")
+
+    def test_long_requests_are_carried_out_in_parts(self):
+        path = self.folder / "long.raw"
+        with blockhaul.open(path, "w", size=50 * MIB) as disk:
+            data = os.urandom(33 * MIB + 5)
+            disk.pwrite(data, 3)
+            disk.pwrite(memoryview(data)[: 20 * MIB], 40 * MIB - 10 * MIB)
+            whole = bytearray(50 * MIB)
+            self.assertEqual(disk.pread_into(whole, 0), 50 * MIB)
+            expected = bytearray(50 * MIB)
+            expected[3 : 3 + len(data)] = data
+            expected[30 * MIB :] = data[: 20 * MIB]
+            self.assertTrue(whole == expected)
+            self.assertTrue(disk.pread(50 * MIB, 0) == expected)
+
+    def test_buffers_are_filled_in_place(self):
+        with blockhaul.open(self.disk()) as disk:
+            buffer = bytearray(b"x" * 20)
+            self.assertEqual(disk.pread_into(memoryview(buffer)[4:8], 256), 4)
+            self.assertEqual(bytes(buffer), b"xxxx\0\1\2\3" + b"x" * 12)
+            with self.assertRaises((ValueError, BufferError)):
+                disk.pread_into(b"readonly", 0)
+            with self.assertRaises((ValueError, BufferError)):
+                disk.pread_into(memoryview(buffer)[::2], 0)
+            words = array.array("I", [0] * 4)
+            self.assertEqual(disk.pread_into(words, 0), 16)
+            self.assertEqual(words.tobytes(), bytes(range(16)))
+            rows = memoryview(bytearray(64)).cast("B", (8, 8))
+            disk.pread_into(rows, 64)
+            self.assertEqual(rows.tobytes(), bytes(range(64, 128)))
+
+    def test_errors_have_numbers_and_say_where(self):
+        with self.assertRaises(blockhaul.Error) as caught:
+            blockhaul.open(self.folder / "absent")
+        self.assertEqual(caught.exception.errno, errno.ENOENT)
+        self.assertIsInstance(caught.exception, OSError)
+        self.assertIn("absent", str(caught.exception))
+        with blockhaul.open(self.disk()) as disk:
+            for call in (
+                lambda: disk.pread(2, 4 * MIB - 1),
+                lambda: disk.pread(1 << 63, 1),
+                lambda: disk.pread((1 << 64) - 1, (1 << 64) - 1),
+            ):
+                with self.assertRaises(blockhaul.Error) as caught:
+                    call()
+                self.assertEqual(caught.exception.errno, errno.EINVAL)
+            with self.assertRaises(OverflowError):
+                disk.pread(-1, 0)
+            with self.assertRaises(blockhaul.Error) as caught:
+                disk.pwrite(b"x", 0)
+            self.assertEqual(caught.exception.errno, errno.EPERM)
+        with self.assertRaises(blockhaul.Error) as caught:
+            disk.pread(1, 0)
+        self.assertEqual(caught.exception.errno, errno.EBADF)
+        with self.assertRaises(blockhaul.Error):
+            blockhaul.open("-")
+        with self.assertRaises(blockhaul.Error):
+            blockhaul.open("memory:soon")
+        with self.assertRaises(ValueError):
+            blockhaul.open("memory:1m", "a")
+
+    def test_extents_cover_a_range_without_gaps(self):
+        path = self.folder / "sparse.raw"
+        with open(path, "wb") as file:
+            file.truncate(8 * MIB)
+            file.seek(2 * MIB)
+            file.write(b"x" * MIB)
+        found = list(blockhaul.extents(path))
+        self.assertEqual([(run.offset, run.length, run.data) for run in found],
+                         [(0, 2 * MIB, False), (2 * MIB, MIB, True), (3 * MIB, 5 * MIB, False)])
+        self.assertTrue(found[0].hole and found[0].zero)
+        part = list(blockhaul.extents(path, MIB, 2 * MIB))
+        self.assertEqual([(run.offset, run.length) for run in part], [(MIB, MIB), (2 * MIB, MIB)])
+        with self.assertRaises(ValueError):
+            list(blockhaul.extents(path, 9 * MIB))
+
+    def test_any_description_of_the_program_is_a_device(self):
+        with blockhaul.open("pattern:1m") as disk:
+            self.assertEqual(disk.pread(8, 16), (16).to_bytes(8, "big"))
+        with blockhaul.open("memory:1m", "r+", layers=["offset?offset=512k"]) as disk:
+            self.assertEqual(disk.size, MIB // 2)
+        with blockhaul.open(["blockhaul", "serve", "memory:3m"]) as disk:
+            self.assertEqual(disk.size, 3 * MIB)
+        image = self.folder / "disk.qcow2"
+        with blockhaul.open(f"qcow2:{image}", "w", size=64 * MIB) as disk:
+            disk.pwrite(b"in an image", 5 * MIB)
+        with blockhaul.open(f"qcow2:{image}") as disk:
+            self.assertEqual(disk.pread(11, 5 * MIB), b"in an image")
+
+    def test_many_threads_share_a_device(self):
+        wrong = []
+        with blockhaul.open(self.disk()) as disk:
+
+            def read(first):
+                for at in range(first, first + 2000):
+                    if disk.pread(1, at) != bytes([at % 256]):
+                        wrong.append(at)
+
+            threads = [threading.Thread(target=read, args=(n * 999,)) for n in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(wrong, [])
+
+
+class Connections(WithFolder):
+    def test_an_export_has_facts(self):
+        server = self.serve(self.disk(), name="disk")
+        with blockhaul.connect(server.uri) as disk:
+            self.assertEqual(disk.size, 4 * MIB)
+            self.assertTrue(disk.can_write and disk.can_flush and disk.can_zero and disk.can_trim)
+            self.assertTrue(disk.can_extents)
+            self.assertEqual(disk.contexts, ["base:allocation"])
+            self.assertEqual(len(disk.block_size), 3)
+            self.assertEqual(disk.connection["protocol"], "newstyle-fixed")
+            disk.pwrite(b"over NBD", 5)
+            self.assertEqual(disk.pread(8, 5), b"over NBD")
+            self.assertEqual(server.clients, 1)
+        exports = blockhaul.list_exports(server.uri)
+        self.assertEqual([export.name for export in exports], ["disk"])
+        with blockhaul.connect(server.uri, readonly=True) as disk:
+            self.assertFalse(disk.can_write)
+            with self.assertRaises(blockhaul.Error):
+                disk.trim(512, 0)
+
+    def test_a_server_listens_at_a_free_port(self):
+        with blockhaul.serve("pattern:1m", readonly=True) as server:
+            with blockhaul.connect(server.uri) as disk:
+                self.assertFalse(disk.can_write)
+        with self.assertRaises(blockhaul.Error) as caught:
+            blockhaul.connect(server.uri)
+        self.assertIn("connect", str(caught.exception))
+
+    def test_requests_of_a_lost_connection_fail(self):
+        server = self.serve("memory:1m")
+        disk = blockhaul.connect(server.uri)
+        server.stop()
+        with self.assertRaises(blockhaul.Error) as caught:
+            disk.pread(1, 0)
+        self.assertIn(caught.exception.errno, (errno.ECONNRESET, errno.ESHUTDOWN))
+        disk.close()
+        disk.close()
+        self.assertTrue(disk.closed)
+
+    def test_a_handle_does_not_survive_a_fork(self):
+        server = self.serve(self.disk())
+        with blockhaul.connect(server.uri) as disk:
+            context = multiprocessing.get_context("fork")
+            queue = context.SimpleQueue()
+
+            def child():
+                try:
+                    disk.pread(1, 0)
+                    queue.put("read")
+                except blockhaul.Error as error:
+                    queue.put(error.errno)
+                # Workers of its own.
+                with blockhaul.connect(server.uri) as again:
+                    queue.put(again.pread(2, 1))
+
+            process = context.Process(target=child)
+            process.start()
+            self.assertEqual(queue.get(), errno.EBADF)
+            self.assertEqual(queue.get(), b"\1\2")
+            process.join(20)
+            self.assertEqual(process.exitcode, 0)
+            # The child has not ended the connection.
+            self.assertEqual(disk.pread(2, 3), b"\3\4")
+
+    def test_ctrl_c_ends_a_wait(self):
+        script = (
+            "import blockhaul, threading, os, signal\n"
+            "disk = blockhaul.open('memory:1m', layers=['delay?read=30s'])\n"
+            "threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+            "try:\n"
+            "    disk.pread(1, 0)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted', flush=True)\n"
+            "    os._exit(0)\n"
+        )
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+        self.assertEqual(run.stdout, "interrupted\n", run.stderr)
+
+
+class Copies(WithFolder):
+    def test_a_copy_reports_what_it_has_done(self):
+        source, target = self.disk(size=16 * MIB), self.folder / "copy.raw"
+        seen = []
+        copied = blockhaul.copy(source, target, verify=True, digest="sha256", progress=seen.append)
+        self.assertEqual(source.read_bytes(), target.read_bytes())
+        self.assertEqual((copied.size, copied.verified), (16 * MIB, 16 * MIB))
+        self.assertEqual(copied.data + copied.zeroed + copied.skipped, 16 * MIB)
+        import hashlib
+
+        self.assertEqual(copied.digest, hashlib.sha256(source.read_bytes()).hexdigest())
+        self.assertEqual((seen[-1].done, seen[-1].total), (16 * MIB, 16 * MIB))
+
+    def test_options_are_those_of_the_command(self):
+        source, target = self.disk(), self.folder / "copy.raw"
+        target.write_bytes(b"y" * 4 * MIB)
+        blockhaul.copy(source, target, range=(MIB, 4096), flush=True, connections=1, timeout=5.5)
+        content = target.read_bytes()
+        self.assertEqual(content[MIB : MIB + 4096], source.read_bytes()[:4096])
+        self.assertEqual(content[:MIB] + content[MIB + 4096 :], b"y" * (4 * MIB - 4096))
+        with self.assertRaises(blockhaul.CopyError) as caught:
+            blockhaul.copy(source, target, connections=0)
+        self.assertEqual((caught.exception.status, caught.exception.errno), (2, errno.EINVAL))
+        with self.assertRaises(blockhaul.CopyError) as caught:
+            blockhaul.copy(source, source)
+        self.assertEqual(caught.exception.status, 2)
+        with self.assertRaises(blockhaul.CopyError) as caught:
+            blockhaul.copy(self.folder / "absent", target)
+        self.assertEqual(caught.exception.status, 3)
+
+    def test_an_exception_of_the_callback_stops_the_copy(self):
+        def stop(_progress):
+            raise RuntimeError("enough")
+
+        target = self.folder / "slow.raw"
+        begun = time.monotonic()
+        with self.assertRaisesRegex(RuntimeError, "enough"):
+            blockhaul.copy("pattern:1g", target, rate="1m", progress=stop)
+        self.assertLess(time.monotonic() - begun, 20)
+        before = target.stat().st_blocks
+        time.sleep(0.3)
+        self.assertEqual(target.stat().st_blocks, before, "nothing is written any more")
+
+    def test_ctrl_c_stops_a_copy_and_its_journal_resumes_it(self):
+        target, journal = self.folder / "big.raw", self.folder / "journal"
+        script = (
+            "import sys, blockhaul\n"
+            "def report(now):\n"
+            "    if now.done > 64 << 20: print('begun', flush=True)\n"
+            "try:\n"
+            "    blockhaul.copy('pattern:512m', sys.argv[1], rate='40m', journal=sys.argv[2],\n"
+            "                   journal_interval=0.2, segment='4m', progress=report)\n"
+            "except KeyboardInterrupt:\n"
+            "    print('interrupted', flush=True)\n"
+        )
+        words = [sys.executable, "-c", script, str(target), str(journal)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        self.assertEqual(process.stdout.readline(), "begun\n")
+        process.send_signal(signal.SIGINT)
+        self.assertIn("interrupted\n", process.stdout.read())
+        self.assertEqual(process.wait(20), 0)
+        process.stdout.close()
+        self.assertTrue(journal.exists())
+        copied = blockhaul.copy("pattern:512m", target, journal=journal, segment="4m", verify=True)
+        self.assertGreater(copied.resumed, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+"""The interface of libnbd's module."""
+
+import errno
+import tempfile
+import unittest
+from pathlib import Path
+
+import blockhaul
+import blockhaul.nbd as nbd
+
+MIB = 1 << 20
+
+
+class Compatible(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.socket = str(Path(folder.name) / "s")
+        server = blockhaul.serve("memory:4m", unix=self.socket)
+        self.addCleanup(server.stop)
+        self.uri = server.uri
+
+    def handle(self):
+        handle = nbd.NBD()
+        handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+        handle.connect_unix(self.socket)
+        return handle
+
+    def test_synchronous_requests(self):
+        handle = self.handle()
+        self.assertEqual(handle.get_size(), 4 * MIB)
+        self.assertFalse(handle.is_read_only())
+        handle.pwrite(b"x" * 512, 512, nbd.CMD_FLAG_FUA)
+        found = handle.pread(1024, 0)
+        self.assertIsInstance(found, bytearray)
+        self.assertEqual(found, bytes(512) + b"x" * 512)
+        handle.zero(512, 512)
+        handle.flush()
+        entries = []
+
+        def extent(context, offset, runs, error):
+            self.assertEqual((context, offset, error.value), (nbd.CONTEXT_BASE_ALLOCATION, 0, 0))
+            entries.extend(runs)
+
+        handle.block_status(4 * MIB, 0, extent)
+        self.assertEqual(sum(entries[::2]), 4 * MIB)
+        entries.clear()
+        handle.block_status_64(4 * MIB, 0, extent)
+        self.assertEqual(sum(length for length, _ in entries), 4 * MIB)
+        handle.shutdown()
+        self.assertTrue(handle.aio_is_closed())
+
+    def test_asynchronous_requests(self):
+        handle = self.handle()
+        cookies = []
+        for number in range(64):
+            data = nbd.Buffer.from_bytearray(bytes([number]) * 4096)
+            cookies.append(handle.aio_pwrite(data, number * 4096))
+        while cookies:
+            cookies = [cookie for cookie in cookies if not handle.aio_command_completed(cookie)]
+            if cookies:
+                handle.poll(-1)
+        done = []
+        buffers = [nbd.Buffer(4096) for _ in range(64)]
+
+        def completion(error):
+            done.append(error.value)
+            return 1
+
+        for number, buffer in enumerate(buffers):
+            handle.aio_pread(buffer, number * 4096, completion)
+        while len(done) < 64:
+            handle.poll(-1)
+        self.assertEqual(done, [0] * 64)
+        for number, buffer in enumerate(buffers):
+            self.assertEqual(buffer.to_bytearray(), bytes([number]) * 4096)
+        self.assertEqual(handle.aio_in_flight(), 0)
+
+    def test_errors(self):
+        handle = nbd.NBD()
+        with self.assertRaises(nbd.Error) as caught:
+            handle.get_size()
+        self.assertEqual(caught.exception.errnum, errno.EINVAL)
+        with self.assertRaises(nbd.Error) as caught:
+            handle.connect_unix("/nonexistent")
+        self.assertEqual(caught.exception.errno, "ENOENT")
+        handle = self.handle()
+        with self.assertRaises(nbd.Error) as caught:
+            handle.pread(4096, 4 * MIB)
+        self.assertEqual(caught.exception.errnum, errno.EINVAL)
+        handle.close()
+        with self.assertRaises(nbd.ClosedHandle):
+            handle.get_size()
+
+    def test_a_command_serves_its_standard_streams(self):
+        handle = nbd.NBD()
+        handle.connect_command([blockhaul.program(), "serve", "--single", "pattern:1m"])
+        self.assertEqual(handle.pread(8, 8), (8).to_bytes(8, "big"))
+        self.assertGreater(handle.get_subprocess_pid(), 1)
+        handle.close()
+        handle = nbd.NBD()
+        handle.connect_systemd_socket_activation([blockhaul.program(), "serve", "pattern:1m"])
+        self.assertEqual(handle.pread(8, 8), (8).to_bytes(8, "big"))
+        handle.close()
+
+    def test_options_before_an_export_is_opened(self):
+        handle = nbd.NBD()
+        handle.set_opt_mode(True)
+        handle.connect_uri(self.uri)
+        self.assertTrue(handle.aio_is_negotiating())
+        names = []
+        self.assertEqual(handle.opt_list(lambda name, _description: names.append(name)), 1)
+        self.assertEqual(names, [""])
+        handle.opt_go()
+        self.assertEqual(handle.get_size(), 4 * MIB)
+
+
+if __name__ == "__main__":
+    unittest.main()

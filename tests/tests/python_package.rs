@@ -1,0 +1,139 @@
+//! The wheel of the Python package: made from this build, installed in a clean virtual environment, tested
+//! there. Its tests are Python's own unittest, in `tests/python`.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use blockhaul_testkit::tools::{self, Reason, Scratch, skip_or_fail, text};
+use blockhaul_tests::{fresh_module, program};
+
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// An environment with the package.
+struct Installed {
+    _folder: Scratch,
+    python: PathBuf,
+}
+
+/// The environment for all tests here; `None`: there is no Python 3.11, and the tests are skipped.
+fn installed() -> Option<&'static Installed> {
+    static INSTALLED: OnceLock<Option<Installed>> = OnceLock::new();
+    INSTALLED.get_or_init(install).as_ref()
+}
+
+fn install() -> Option<Installed> {
+    let is_there = "import sys; sys.exit(sys.version_info < (3, 11))";
+    let found = Command::new("python3").args(["-c", is_there]).status();
+    if !found.is_ok_and(|status| status.success()) {
+        skip_or_fail(&Reason::new("python3 is missing, or older than 3.11"));
+        return None;
+    }
+    let folder = Scratch::new().unwrap();
+    let environment = folder.file("environment");
+    // Without pip: Debian's python3 has none for environments unless python3-venv is installed.
+    run(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(&environment));
+    let build = workspace().join("crates/programs/python/build/blockhaul_build.py");
+    let compiled = fresh_module();
+    let make = |words: &[&OsStr]| run(Command::new("python3").arg(&build).args(words));
+    let (from, wheels) = (compiled.as_os_str(), folder.path().as_os_str());
+    let name = make(&["wheel".as_ref(), wheels, "--from".as_ref(), from]);
+    let wheel = folder.file(name.trim());
+    make(&["install".as_ref(), wheel.as_os_str(), environment.as_os_str()]);
+    Some(Installed { python: environment.join("bin/python3"), _folder: folder })
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Runs a command that succeeds; returns its standard output.
+fn run(command: &mut Command) -> String {
+    let output = tools::output(command, LIMIT).unwrap();
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}{error}", output.status);
+    out
+}
+
+/// Runs the tests of one file.
+fn passes(file: &str) {
+    let Some(installed) = installed() else { return };
+    let folder = workspace().join("tests/python");
+    let mut command = Command::new(&installed.python);
+    command.current_dir(folder).args(["-B", "-m", "unittest", file]);
+    run(&mut command);
+}
+
+#[test]
+fn devices_and_copies_work_in_python() {
+    passes("test_device");
+}
+
+#[test]
+fn devices_work_in_asyncio() {
+    passes("test_aio");
+}
+
+#[test]
+fn the_interface_of_libnbd_works() {
+    passes("test_nbd");
+}
+
+#[test]
+fn the_program_is_beside_the_package() {
+    let Some(installed) = installed() else { return };
+    let beside = installed.python.with_file_name("blockhaul");
+    let ours = run(Command::new(program()).arg("--version"));
+    assert_eq!(run(Command::new(beside).arg("--version")), ours);
+    let version = run(Command::new(&installed.python)
+        .args(["-c", "import blockhaul; print(blockhaul.__version__)"]));
+    assert!(ours.contains(version.trim()), "{version} in {ours}");
+}
+
+#[test]
+fn the_types_are_those_of_the_package() {
+    let Some(installed) = installed() else { return };
+    let mypy = Command::new("python3").args(["-m", "mypy", "--version"]).output();
+    if !mypy.is_ok_and(|output| output.status.success()) {
+        // A package of PyPI, which not every machine reaches.
+        eprintln!("skipped: mypy is not installed");
+        return;
+    }
+    let cache = installed._folder.file("mypy");
+    let package = workspace().join("crates/programs/python/blockhaul");
+    let mut check = Command::new("python3");
+    check.args(["-m", "mypy", "--strict", "--cache-dir"]).arg(&cache);
+    run(check.arg("--python-executable").arg(&installed.python).arg(package));
+}
+
+#[test]
+fn the_examples_run() {
+    let Some(installed) = installed() else { return };
+    let examples = workspace().join("examples/python");
+    let folder = Scratch::new().unwrap();
+    let target = folder.file("copy.raw");
+    let example = |name: &str, words: &[&OsStr]| {
+        run(Command::new(&installed.python).arg(examples.join(name)).args(words))
+    };
+    example("progress_bar.py", &["pattern:8m".as_ref(), target.as_os_str()]);
+    assert_eq!(target.metadata().unwrap().len(), 8 << 20);
+    let socket = folder.socket("s");
+    let served = target.display().to_string();
+    let server = tools::Server::blockhaul(program(), &socket, &[&served]).unwrap();
+    let uri = server.uri("");
+    let digest = example("asyncio_reader.py", &[uri.as_ref()]);
+    let again = folder.file("again.raw");
+    example("incremental_backup.py", &[uri.as_ref(), again.as_os_str()]);
+    let expected =
+        run(Command::new(program()).args(["checksum", "--digest", "sha256"]).arg(&again));
+    assert_eq!(digest[..64], expected[..64]);
+    // base:allocation marks holes; the file has none.
+    let bitmap = ["--bitmap", "base:allocation"].map(OsStr::new);
+    let said =
+        example("incremental_backup.py", &[uri.as_ref(), again.as_os_str(), bitmap[0], bitmap[1]]);
+    assert_eq!(said, "0 bytes have changed\n");
+    server.stop().unwrap();
+}
