@@ -72,7 +72,7 @@ async fn look(device: &dyn Device) -> blockhaul_block::Result<()> {
 
 fn packed(program: &str, words: &[&str], name: &str) -> Option<Vec<u8>> {
     if Command::new(program).arg("--version").output().is_err() {
-        blockhaul_testkit::tools::skip_or_fail(&format!("{program} is not installed"));
+        blockhaul_testkit::tools::skip(format!("{program} is not installed"));
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn partition_tables() {
         .current_dir(dir.path())
         .output();
     if !made.is_ok_and(|output| output.status.success()) {
-        blockhaul_testkit::tools::skip_or_fail("sfdisk is not installed");
+        blockhaul_testkit::tools::skip("sfdisk is not installed");
         return;
     }
     survives("gpt", "partition?partition=1", &std::fs::read(&disk).unwrap());
