@@ -18,11 +18,17 @@ that were skipped are listed, and at the end those that failed.
 
 Without the peers (not a Debian machine, no network) the tests that need them are skipped, each with
 a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAUL_REQUIRE=1 lets every test
-fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too.
+fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Each test
+program runs two tests per processor at a time; RUST_TEST_THREADS changes that.
 ";
 
 /// Names the file that lists skipped tests (`testkit::tools::skip`).
 const LIST: &str = "BLOCKHAUL_SKIPPED";
+
+/// Sets the number of tests that a program runs at a time.
+const THREADS: &str = "RUST_TEST_THREADS";
+/// Most tests wait for other processes.
+const TESTS_PER_PROCESSOR: usize = 2;
 
 pub fn main(args: &[String]) -> Outcome {
     let passed_on = match args.split_first() {
@@ -54,6 +60,10 @@ pub fn main(args: &[String]) -> Outcome {
     let _ = fs::remove_file(&list);
     let mut tests = run::loud_cargo("test");
     tests.arg("--no-fail-fast").args(&chosen).env(LIST, &list);
+    if std::env::var_os(THREADS).is_none() {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        tests.env(THREADS, (TESTS_PER_PROCESSOR * processors).to_string());
+    }
     let mut results = Results::default();
     let tested = results.run(&mut tests);
     print_skipped(&fs::read_to_string(&list).unwrap_or_default());
