@@ -40,6 +40,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("| ssh ", "needs a host"),
     ("| curl -T", "needs a host; the same image goes to a file in formats.md"),
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
+    (":10810", "a port that may be in use"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("blockhaul pull vm1.toml --bitmap b0", "needs Incus or LXD"),
@@ -204,7 +205,14 @@ fn prepare(scratch: &Scratch, qemu_img: &Peer) {
     for name in &DISKS[1..] {
         fs::copy(&first, scratch.file(name)).unwrap();
     }
-    let images = [("vm.qcow2", "qcow2"), ("old.qcow2", "qcow2"), ("vm.vmdk", "vmdk")];
+    let images = [
+        ("vm.qcow2", "qcow2"),
+        ("old.qcow2", "qcow2"),
+        ("vm.vmdk", "vmdk"),
+        ("vm.vhdx", "vhdx"),
+        ("vm.hdd", "parallels"),
+        ("vm.img", "vdi"),
+    ];
     for (name, format) in images {
         let convert = ["convert", "-f", "raw", "-O", format, text(&first)];
         done(qemu_img.command().args(convert).arg(scratch.file(name)));
