@@ -36,8 +36,32 @@ pub const TARGETS: &[Target] = &[
     ("client_handshake", fuzz_client_handshake),
     ("negotiation", fuzz_negotiation),
     ("uri", fuzz_uri),
+    ("http_request", fuzz_http_request),
+    ("http_answer", fuzz_http_answer),
     ("printable", fuzz_printable),
 ];
+
+/// The HTTP request before NBD, as a server reads it.
+pub fn fuzz_http_request(data: &[u8]) {
+    head(data, |bytes| crate::http::request(bytes).map(|found| found.map(|(_, used)| used)));
+}
+
+/// The answer to that request, as a client reads it.
+pub fn fuzz_http_answer(data: &[u8]) {
+    head(data, |bytes| crate::http::answer(bytes).map(|found| found.map(|(_, used)| used)));
+}
+
+/// The head of an HTTP message: its length is bounded, and depends on nothing behind it.
+fn head(data: &[u8], parse: impl Fn(&[u8]) -> Result<Option<usize>, crate::http::Error>) {
+    match parse(data) {
+        Ok(None) => assert!(data.len() <= crate::http::HEAD_MAX),
+        Ok(Some(used)) => {
+            assert!(used <= data.len() && used <= crate::http::HEAD_MAX);
+            assert_eq!(parse(&data[..used]).ok(), Some(Some(used)));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
 
 /// A request of 28 bytes.
 pub fn fuzz_request_compact(data: &[u8]) {

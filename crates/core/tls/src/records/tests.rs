@@ -177,6 +177,36 @@ fn halves_with(limit: u64) -> (RecordOpener, RecordSealer) {
     (opener, sealer)
 }
 
+/// Records changed on the way: what is opened is the beginning of what was sealed. `BLOCKHAUL_SEED`
+/// repeats a failure.
+#[test]
+fn changed_records_never_give_other_bytes() {
+    let seed = blockhaul_testkit::rng::seed();
+    println!("BLOCKHAUL_SEED={seed}");
+    let mut rng = blockhaul_testkit::rng::Rng::new(seed);
+    let parts: [&[u8]; 4] = [b"a request", &[7; 5000], b"x", &[9; 100]];
+    let due = parts.concat();
+    let mut plain = vec![0; RECORD_PLAIN_MAX];
+    let mut whole = 0;
+    for _ in 0..3000 {
+        let (mut opener, mut sealer) = halves_with(KEY_RECORDS);
+        let mut records: Vec<u8> =
+            parts.iter().flat_map(|part| sealed(&mut sealer, &[part])).collect();
+        records = blockhaul_testkit::mutate::mutated(&mut rng, &records);
+        let (mut rest, mut all) = (&mut records[..], Vec::new());
+        while let Ok(opened) = opener.open(rest, &mut plain, &mut []) {
+            all.extend_from_slice(&plain[..opened.len]);
+            if opened.used == 0 || opened.end {
+                break;
+            }
+            rest = &mut rest[opened.used..];
+        }
+        assert!(due.starts_with(&all), "{} bytes were opened", all.len());
+        whole += usize::from(all == due);
+    }
+    assert!(whole < 600, "{whole} of 3000 were opened as a whole: too few changes");
+}
+
 /// Two sides with fixed secrets: the server's halves, and the client's.
 fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
     let suite = Suite::named("TLS_AES_128_GCM_SHA256").unwrap();

@@ -8,7 +8,6 @@ mod changed;
 mod common;
 mod conformance;
 mod cow;
-mod damaged;
 mod extents_cache;
 mod flushes;
 mod layers;
