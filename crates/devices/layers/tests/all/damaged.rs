@@ -11,6 +11,7 @@ use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt};
 use blockhaul_catalog::Intent;
 use blockhaul_testkit::mutate::mutated_at_edges;
 use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{Peer, Reason, skip_or_fail};
 
 /// Changed copies of each file; a hundred times as many with BLOCKHAUL_LONG.
 const COPIES: u64 = 150;
@@ -71,10 +72,7 @@ async fn look(device: &dyn Device) -> blockhaul_block::Result<()> {
 }
 
 fn packed(program: &str, words: &[&str], name: &str) -> Option<Vec<u8>> {
-    if Command::new(program).arg("--version").output().is_err() {
-        blockhaul_testkit::tools::skip_or_fail(&format!("{program} is not installed"));
-        return None;
-    }
+    let _ = Peer::require(program)?;
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("disk"), content(100_000)).unwrap();
     run(Command::new(program).current_dir(dir.path()).args(words));
@@ -134,7 +132,7 @@ fn partition_tables() {
         .current_dir(dir.path())
         .output();
     if !made.is_ok_and(|output| output.status.success()) {
-        blockhaul_testkit::tools::skip_or_fail("sfdisk is not installed");
+        skip_or_fail(&Reason::new("sfdisk is not installed"));
         return;
     }
     survives("gpt", "partition?partition=1", &std::fs::read(&disk).unwrap());
@@ -143,7 +141,7 @@ fn partition_tables() {
 #[test]
 #[cfg(feature = "luks")]
 fn luks_containers() {
-    let Some(qemu_img) = blockhaul_testkit::tools::Peer::require("qemu-img") else { return };
+    let Some(qemu_img) = Peer::require("qemu-img") else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let mut command = qemu_img.command();
