@@ -8,6 +8,7 @@ mod changed;
 mod common;
 mod conformance;
 mod cow;
+mod damaged;
 mod extents_cache;
 mod flushes;
 mod layers;
