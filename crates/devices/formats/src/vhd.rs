@@ -57,7 +57,8 @@ impl Backend for Vhd {
 
     fn example(&self) -> &'static str {
         r#"
-blockhaul copy sample:8M disk.raw && qemu-img convert -O vpc -o force_size=on disk.raw disk.vhd
+blockhaul copy sample:8M disk.raw
+qemu-img convert -O vpc -o force_size=on disk.raw disk.vhd
 blockhaul copy vhd:disk.vhd restored.raw && cmp disk.raw restored.raw
 "#
     }
