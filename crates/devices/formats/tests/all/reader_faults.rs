@@ -131,7 +131,7 @@ fn damaged_vhdx_images_are_refused() {
         let text = format!("state {entry}");
         refused(&qemu, "vhdx", &put(&good, bat, &entry.to_le_bytes()), &["block 0", &text]);
     }
-    for entry in [6_u64, 6 | 1 << 40, u64::MAX & !1] {
+    for entry in [6_u64, 6 | 1 << 40, !1] {
         refused(&qemu, "vhdx", &put(&good, bat, &entry.to_le_bytes()), &["block 0", "not within"]);
     }
     refused(&qemu, "vhdx", &put(&good, 3 << 20, b"x"), &["metadata table"]);

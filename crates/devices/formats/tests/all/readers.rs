@@ -174,8 +174,8 @@ pub fn with_log(qemu: &Qemu) -> Vec<u8> {
     qemu.img(&["create", "-q", "-f", "vhdx", "-o", "block_size=1M", "image", "64M"]);
     qemu.io("vhdx", "image", &["write -P 5 0 3M".into(), "write -P 6 20M 1M".into()]);
     let mut image = std::fs::read(qemu.file("image")).unwrap();
-    let entries = (LOG..BAT).step_by(4096).filter(|&at| image[at..].starts_with(b"loge"));
-    let last = entries.last().unwrap();
+    let mut entries = (LOG..BAT).step_by(4096).filter(|&at| image[at..].starts_with(b"loge"));
+    let last = entries.next_back().unwrap();
     let id = image[last + 32..last + 48].to_vec();
     for at in HEADERS {
         image[at + 48..at + 64].copy_from_slice(&id);
