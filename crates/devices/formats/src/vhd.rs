@@ -57,8 +57,9 @@ impl Backend for Vhd {
 
     fn example(&self) -> &'static str {
         r#"
-blockhaul copy sample:8M disk && qemu-img convert -O vpc -o force_size=on disk disk.vhd
-blockhaul copy vhd:disk.vhd restored && cmp disk restored
+blockhaul copy sample:8M disk.raw
+qemu-img convert -O vpc -o force_size=on disk.raw disk.vhd
+blockhaul copy vhd:disk.vhd restored.raw && cmp disk.raw restored.raw
 "#
     }
 
@@ -148,6 +149,8 @@ struct Footer {
     kind: u32,
     /// Offset of the header of dynamic images.
     header: u64,
+    /// Identifies the image to those over it.
+    id: [u8; 16],
 }
 
 impl Footer {
@@ -174,7 +177,8 @@ impl Footer {
             return Err(damaged(FORMAT, format!("a disk of {size} bytes, which are no sectors")));
         }
         let header = be64(bytes, 16).ok_or_else(short)?;
-        Ok(Footer { size: checked_size(FORMAT, size)?, kind, header })
+        let id = array(bytes, 68).ok_or_else(short)?;
+        Ok(Footer { size: checked_size(FORMAT, size)?, kind, header, id })
     }
 }
 
@@ -267,6 +271,15 @@ async fn parent(
         let text = format!("{name} is a differencing image without the name of its parent");
         return Err(unsupported(FORMAT, text, "name it with backing=DEVICE"));
     };
+    // As a file first: is it the one that the image was made over?
+    let raw = opener.named(&name, &path, None, "backing").await?;
+    let found = footer(&raw, len_of(&raw.device.facts())).await?;
+    if array(header, 40) != Some(found.id) {
+        let text = format!("the parent {path:?} is not the one that {name} was made over");
+        let way = "use the right parent; backing=DEVICE uses this one in spite of that";
+        return Err(unsupported(FORMAT, text, way));
+    }
+    drop(raw);
     opener.named(&name, &path, Some(FORMAT), "backing").await
 }
 

@@ -30,12 +30,11 @@ pub(super) type Guid = [u8; 16];
 
 /// A GUID as files have it: the first three parts are little-endian.
 const fn guid(text: u128) -> Guid {
-    let mut bytes = text.to_be_bytes();
-    bytes = [
-        bytes[3], bytes[2], bytes[1], bytes[0], bytes[5], bytes[4], bytes[7], bytes[6], bytes[8],
-        bytes[9], bytes[10], bytes[11], bytes[12], bytes[13], bytes[14], bytes[15],
-    ];
-    bytes
+    let b = text.to_be_bytes();
+    [
+        b[3], b[2], b[1], b[0], b[5], b[4], b[7], b[6], b[8], b[9], b[10], b[11], b[12], b[13],
+        b[14], b[15],
+    ]
 }
 
 /// Regions (2.2.3.2) and metadata items (2.6.2).

@@ -92,8 +92,8 @@ async fn open_parent(opener: &Opener<'_>, file: &Storage, parent: &Parent) -> Re
     }
     let name = file.device.facts().name.clone();
     let paths = [&parent.relative, &parent.absolute, &parent.volume];
-    let mut path = paths.into_iter().flatten().map(|path| crate::windows::path(path));
-    let Some(path) = path.find(|path| !path.is_empty()) else {
+    let mut paths = paths.into_iter().flatten().map(|path| crate::windows::path(path));
+    let Some(path) = paths.find(|path| !path.is_empty()) else {
         let text = format!("{name} is a differencing image without the name of its parent");
         return Err(unsupported(FORMAT, text, "name it with backing=DEVICE"));
     };

@@ -142,56 +142,70 @@ impl Sparse {
     /// The place of a byte of the extent: as [`crate::mapped::Map::find`].
     pub(super) fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
         let (grain, start) = (at / self.grain, at % self.grain);
-        let left = self.grain - start;
         let (table, entry) = (grain / self.entries, grain % self.entries);
         let in_table = (self.entries - entry) * self.grain - start;
+        let spot = Spot { grain, start, table, entry, in_table };
         match self.kind {
-            Kind::Words { zeroes, packed } => {
-                let place = self.directory + table * 4;
-                let Some(found) = look.number(self.file, place)? else { return Ok(None) };
-                let table = u64::from(u32::from_le_bytes(found)) * SECTOR;
-                if table == 0 || zeroes && table == SECTOR {
-                    // A directory may say so about all grains of a table.
-                    let is_zero = table == SECTOR;
-                    let place = if is_zero { Place::Zero { stored: false } } else { Place::Below };
-                    return Ok(Some((in_table, place)));
-                }
-                self.check_table(
-                    grain,
-                    table,
-                    (self.entries.min(self.grains() - grain + entry)) * 4,
-                )?;
-                let at_entry = table + entry * 4;
-                let Some(bytes) = look.bytes(self.file, at_entry)? else { return Ok(None) };
-                let found = le32(bytes, 0).ok_or_else(|| damaged(FORMAT, "a short table"))?;
-                let next = le32(bytes, 4).filter(|_| entry + 1 < self.entries);
-                match found {
-                    0 => Ok(Some((left, Place::Below))),
-                    ZERO_GRAIN if zeroes => Ok(Some((left, Place::Zero { stored: false }))),
-                    found => self
-                        .grain_at(grain, start, u64::from(found) * SECTOR, packed, next)
-                        .map(Some),
-                }
+            Kind::Words { zeroes, packed } => self.find_word(&spot, zeroes, packed, look),
+            Kind::Longs { tables, grains } => self.find_long(&spot, tables, grains, look),
+        }
+    }
+
+    fn find_word(
+        &self,
+        spot: &Spot,
+        zeroes: bool,
+        packed: bool,
+        look: &mut Look<'_>,
+    ) -> Result<Option<(u64, Place)>> {
+        let Spot { grain, start, table, entry, in_table } = *spot;
+        let Some(found) = look.number(self.file, self.directory + table * 4)? else {
+            return Ok(None);
+        };
+        let table = u64::from(u32::from_le_bytes(found)) * SECTOR;
+        if table == 0 {
+            return Ok(Some((in_table, Place::Below)));
+        }
+        // The last table may end with the last grain.
+        let entries = self.entries.min(self.grains() - grain + entry);
+        self.check_table(grain, table, entries * 4)?;
+        let Some(bytes) = look.bytes(self.file, table + entry * 4)? else { return Ok(None) };
+        let found = le32(bytes, 0).ok_or_else(|| damaged(FORMAT, "a short table"))?;
+        let next = le32(bytes, 4).filter(|_| entry + 1 < self.entries);
+        let left = self.grain - start;
+        match found {
+            0 => Ok(Some((left, Place::Below))),
+            ZERO_GRAIN if zeroes => Ok(Some((left, Place::Zero { stored: false }))),
+            found => {
+                let host = u64::from(found) * SECTOR;
+                self.grain_at(grain, start, host, packed, next).map(Some)
             }
-            Kind::Longs { tables, grains } => {
-                let place = self.directory + table * 8;
-                let Some(found) = look.number(self.file, place)? else { return Ok(None) };
-                let Some(table) = se_table(u64::from_le_bytes(found), tables, self.entries)? else {
-                    return Ok(Some((in_table, Place::Below)));
-                };
-                self.check_table(grain, table, self.entries * 8)?;
-                let Some(found) = look.number(self.file, table + entry * 8)? else {
-                    return Ok(None);
-                };
-                match se_grain(u64::from_le_bytes(found), grain)? {
-                    SeGrain::Free => Ok(Some((left, Place::Below))),
-                    SeGrain::Zero => Ok(Some((left, Place::Zero { stored: false }))),
-                    SeGrain::At(number) => {
-                        let host =
-                            number.checked_mul(self.grain).and_then(|at| at.checked_add(grains));
-                        self.grain_at(grain, start, host.unwrap_or(u64::MAX), false, None).map(Some)
-                    }
-                }
+        }
+    }
+
+    fn find_long(
+        &self,
+        spot: &Spot,
+        tables: u64,
+        grains: u64,
+        look: &mut Look<'_>,
+    ) -> Result<Option<(u64, Place)>> {
+        let Spot { grain, start, table, entry, in_table } = *spot;
+        let Some(found) = look.number(self.file, self.directory + table * 8)? else {
+            return Ok(None);
+        };
+        let Some(table) = se_table(u64::from_le_bytes(found), tables, self.entries)? else {
+            return Ok(Some((in_table, Place::Below)));
+        };
+        self.check_table(grain, table, self.entries * 8)?;
+        let Some(found) = look.number(self.file, table + entry * 8)? else { return Ok(None) };
+        let left = self.grain - start;
+        match se_grain(u64::from_le_bytes(found), grain)? {
+            SeGrain::Free => Ok(Some((left, Place::Below))),
+            SeGrain::Zero => Ok(Some((left, Place::Zero { stored: false }))),
+            SeGrain::At(number) => {
+                let host = number.checked_mul(self.grain).and_then(|at| at.checked_add(grains));
+                self.grain_at(grain, start, host.unwrap_or(u64::MAX), false, None).map(Some)
             }
         }
     }
@@ -233,6 +247,19 @@ impl Sparse {
         let most = u32::try_from(most.min(self.file_len - host)).unwrap_or(u32::MAX);
         Ok((left, Place::Packed { file: self.file, at: host, most }))
     }
+}
+
+/// A place in the tables.
+#[derive(Clone, Copy)]
+struct Spot {
+    /// The number of the grain, and the offset in it.
+    grain: u64,
+    start: u64,
+    /// The numbers of the table and of the entry in it.
+    table: u64,
+    entry: u64,
+    /// Bytes of the disk from there to the end of the table.
+    in_table: u64,
 }
 
 /// A hosted extent; `footer` has the real place of the directory, if the header does not.

@@ -97,10 +97,10 @@ fn a_raw_disk_is_not_taken_for_an_image_because_of_what_its_guest_wrote() {
 #[test]
 fn a_backing_file_of_another_format_is_refused_by_name() {
     let Some(qemu) = Qemu::find() else { return };
-    qemu.img(&["create", "-q", "-f", "vmdk", "base", "1M"]);
-    qemu.create("top", "backing_file=base,backing_fmt=vmdk", 1 << 20);
+    qemu.img(&["create", "-q", "-f", "parallels", "base", "1M"]);
+    qemu.create("top", "backing_file=base,backing_fmt=parallels", 1 << 20);
     let text = error(&qemu.spec("top", "names=allow"));
-    assert!(text.contains("\"vmdk\"") && text.contains("backing=DEVICE"), "{text}");
+    assert!(text.contains("\"parallels\"") && text.contains("backing=DEVICE"), "{text}");
 }
 
 #[test]

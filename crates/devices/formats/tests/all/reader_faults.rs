@@ -64,7 +64,6 @@ fn images_that_end_early_are_refused() {
         ("vhd", "vpc", "force_size=on"),
         ("vhdx", "vhdx", "block_size=1M"),
         ("vmdk", "vmdk", ""),
-        ("vmdk", "vmdk", "subformat=streamOptimized"),
     ];
     for (scheme, qemu_name, options) in formats {
         let bytes = image(&qemu, qemu_name, options);
@@ -73,6 +72,12 @@ fn images_that_end_early_are_refused() {
             let cut = &bytes[..bytes.len() * part / 100 / 512 * 512];
             refused(&qemu, scheme, cut, &[scheme]);
         }
+    }
+    // Those with a footer need their last sectors.
+    let bytes = read_all(&format!("as-vmdk:{}", qemu.file("disk").display())).unwrap();
+    for part in [0, 1, 50, 90, 99] {
+        let cut = &bytes[..bytes.len() * part / 100 / 512 * 512];
+        refused(&qemu, "vmdk", cut, &["vmdk"]);
     }
 }
 
@@ -165,7 +170,11 @@ fn damaged_vmdk_images_are_refused() {
     bad(first - 12, &[1], &["marker", "sector 1"]);
     bad(first - 4, &[0xff; 4], &["compressed bytes"]);
     bad(first - 4, &[1, 0, 0, 0], &["cannot unpack"]);
-    bad(stream.len() - 1024, b"x", &["no footer"]);
+    let stream = read_all(&format!("as-vmdk:{}", qemu.file("disk").display())).unwrap();
+    let end = stream.len() - 1024;
+    refused(&qemu, "vmdk", &put(&stream, end, b"x"), &["no footer"]);
+    refused(&qemu, "vmdk", &put(&stream, end + 56, &[0xff; 8]), &["no footer"]);
+    refused(&qemu, "vmdk", &put(&stream, end + 56, &[0xff; 4]), &["directory of grains"]);
 }
 
 #[test]

@@ -157,9 +157,9 @@ fn images_keep_the_contract() {
 }
 
 /// Offsets in images of QEMU: the headers, the log, and the BAT.
-const HEADERS: [usize; 2] = [64 << 10, 128 << 10];
+pub const HEADERS: [usize; 2] = [64 << 10, 128 << 10];
 const LOG: usize = 1 << 20;
-const BAT: usize = 2 << 20;
+pub const BAT: usize = 2 << 20;
 
 /// CRC-32C, bit by bit.
 pub fn crc32c(bytes: &[u8]) -> u32 {

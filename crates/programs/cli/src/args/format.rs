@@ -34,33 +34,28 @@ pub enum Backing {
 /// The format of a device that is given by a path.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageFormat {
-    /// Format of a file that is given by its path [default: raw]
+    /// Format of a file that is given by its path: auto, raw, qcow2, vmdk, vhdx, vhd or vdi [default: raw]
     ///
-    /// auto: what the first bytes of the file say, which is printed. A guest can write any bytes to
-    /// a raw disk: use auto only for files that nobody but you writes, or name the format. Same as
-    /// qcow2:PATH, vmdk:PATH and so on.
-    #[arg(long, visible_alias = "image-format", value_name = "FORMAT")]
+    /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
+    #[arg(long, alias = "image-format", value_name = "FORMAT", hide_possible_values = true)]
     pub format: Option<Format>,
 
-    /// With --format or --chain: whether to open the files that an image names [default: refuse]
-    ///
-    /// An image can name a backing file, and files with its data. Whoever can write the image
-    /// chooses the names. Same as names=allow in the description of the device.
-    #[arg(long, value_name = "WHETHER")]
+    /// Open the files that an image names, with --format: allow or refuse [default: refuse]
+    #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<Backing>,
 }
 
 /// The same for commands whose --format is that of their output.
 #[derive(Debug, Clone, Default, Args)]
 pub struct OnlyImageFormat {
-    /// Format of a file that is given by its path [default: raw]
+    /// Format of a file that is given by its path: auto, raw, qcow2, vmdk, vhdx, vhd or vdi [default: raw]
     ///
-    /// auto: what the first bytes of the file say, which is printed. See blockhaul copy --format.
-    #[arg(long, value_name = "FORMAT")]
+    /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
+    #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
     pub image_format: Option<Format>,
 
-    /// With --image-format: whether to open the files that an image names [default: refuse]
-    #[arg(long, value_name = "WHETHER", requires = "image_format")]
+    /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]
+    #[arg(long, value_name = "WHETHER", requires = "image_format", hide_possible_values = true)]
     pub backing: Option<Backing>,
 }
 

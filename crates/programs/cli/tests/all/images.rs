@@ -193,7 +193,7 @@ fn guests_header(path: &std::path::Path, backing: &str) {
 #[cfg(feature = "formats")]
 fn a_header_that_a_guest_wrote_never_opens_another_file() {
     let scratch = Scratch::new().unwrap();
-    let [disk, secret, out] = ["disk.raw", "secret", "out.raw"].map(|name| scratch.file(name));
+    let [disk, secret, out] = ["disk.img", "secret", "out.raw"].map(|name| scratch.file(name));
     std::fs::write(&secret, vec![b's'; 64 << 10]).unwrap();
     guests_header(&disk, secret.to_str().unwrap());
     let guest = std::fs::read(&disk).unwrap();
