@@ -34,6 +34,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("server", include_str!("../../../../bench/scenarios/server.toml")),
     ("slow-extents", include_str!("../../../../bench/scenarios/slow-extents.toml")),
     ("tls", include_str!("../../../../bench/scenarios/tls.toml")),
+    ("vddk", include_str!("../../../../bench/scenarios/vddk.toml")),
 ];
 
 /// Earlier names of scenarios, in results and on command lines.
