@@ -177,6 +177,17 @@ class Connections(WithFolder):
             with self.assertRaises(blockhaul.Error):
                 disk.trim(512, 0)
 
+    def test_holes_fill_a_buffer_with_zeroes(self):
+        server = self.serve("memory:20m")
+        with blockhaul.connect(server.uri) as disk:
+            disk.pwrite(b"x", 9 * MIB)
+            buffer = bytearray(b"y" * (19 * MIB + 7))
+            disk.pread_into(buffer, 0)
+            expected = bytearray(19 * MIB + 7)
+            expected[9 * MIB] = ord("x")
+            self.assertTrue(buffer == expected)
+            self.assertTrue(disk.pread(len(buffer), 0) == expected)
+
     def test_a_server_listens_at_a_free_port(self):
         with blockhaul.serve("pattern:1m", readonly=True) as server:
             with blockhaul.connect(server.uri) as disk:

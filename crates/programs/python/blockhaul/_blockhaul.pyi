@@ -56,7 +56,8 @@ class Handle:
         export: str | None = None,
     ) -> Handle: ...
     def close(self) -> None:
-        """Closes the device, after the requests in flight. Does nothing if it is closed."""
+        """Closes the device, after the requests in flight. What was written through ``open`` is flushed first.
+        Does nothing if it is closed."""
     @property
     def closed(self) -> bool:
         """Whether it is closed."""

@@ -1,6 +1,7 @@
 """Devices, and what they are opened with."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
@@ -69,7 +70,10 @@ _opened: "WeakSet[Device]" = WeakSet()
 def close_all() -> None:
     """Closes what is still open, at the end of the program: layers may hold data that must be written."""
     for device in list(_opened):
-        device.close()
+        try:
+            device.close()
+        except _blockhaul.Error as error:
+            print(f"blockhaul: {device.name}: {error}", file=sys.stderr)
 
 
 def forget_all() -> None:

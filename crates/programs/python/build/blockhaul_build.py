@@ -8,6 +8,7 @@ into a wheel. It needs cargo, and no package.
     python3 crates/programs/python/build/blockhaul_build.py install WHEEL ENVIRONMENT
 
 BLOCKHAUL_WHEEL_PLATFORM is the platform in the name of the wheel, for example manylinux_2_36_x86_64.
+BLOCKHAUL_WHEEL_COMPILED is a directory with both files, which are then not compiled.
 """
 
 import base64
@@ -63,6 +64,9 @@ def platform() -> str:
 
 def compile_all() -> Path:
     """Compiles the module and the program; returns their directory."""
+    compiled = os.environ.get("BLOCKHAUL_WHEEL_COMPILED")
+    if compiled is not None:
+        return Path(compiled)
     cargo = os.environ.get("CARGO", "cargo")
     packages = ["--package", "blockhaul-python-module", "--package", "blockhaul"]
     # One at a time: together they would share features.

@@ -1,6 +1,7 @@
 //! `Handle`: an open device, for threads that wait and for asyncio.
 
 use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,6 +30,8 @@ pub(crate) struct Handle {
     inner: Mutex<Option<Arc<Inner>>>,
     facts: Arc<Facts>,
     connection: Option<Connection>,
+    /// Something was changed since the last flush before it was closed.
+    changed: AtomicBool,
     generation: Generation,
 }
 
@@ -75,9 +78,20 @@ impl Handle {
         inner.ok_or_else(|| fail(BADF, &format!("{}: the device is closed", self.facts.name)))
     }
 
+    /// Whether closing it must flush it: images and caches write the rest behind the last user, and the next
+    /// one must see it. A server is not asked for that: it sees all writes.
+    fn must_flush(&self) -> bool {
+        self.generation.is_current()
+            && self.connection.is_none()
+            && self.facts.can.contains(Can::FLUSH)
+            && !self.closed()
+            && self.changed.swap(false, Ordering::Relaxed)
+    }
+
     /// Carries out a request, and waits for its result.
     fn ask(&self, py: Python<'_>, asked: Asked) -> PyResult<Answer> {
         let inner = self.inner()?;
+        self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
         let (sender, receiver) = channel();
         let remote = inner.remote.clone();
         wait::start(&remote, sender, move || inner.carry_out(asked));
@@ -92,6 +106,7 @@ impl Handle {
         buffer: Option<Memory>,
     ) -> PyResult<()> {
         let inner = self.inner()?;
+        self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
         let promise = completions.promise(future, buffer)?;
         let remote = inner.remote.clone();
         drop(remote.spawn(move || {
@@ -256,16 +271,23 @@ impl Handle {
             generation,
         };
         let inner = Mutex::new(Some(Arc::new(inner)));
-        Ok(Handle { inner, facts, connection, generation })
+        let changed = AtomicBool::new(false);
+        Ok(Handle { inner, facts, connection, changed, generation })
     }
 
-    /// Closes the device, after the requests in flight. Does nothing if it is closed.
-    fn close(&self, py: Python<'_>) {
+    /// Closes the device, after the requests in flight. What was written through ``open`` is flushed first.
+    /// Does nothing if it is closed.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let flushed = match self.must_flush() {
+            true => self.ask(py, Asked::Flush).map(drop),
+            false => Ok(()),
+        };
         let inner = self.inner.lock().expect("no panic under this lock").take();
         // If a request still uses it, it is closed after that.
         if let Some(mut inner) = inner.and_then(Arc::into_inner) {
             py.detach(move || inner.close());
         }
+        flushed
     }
 
     /// Whether it is closed.

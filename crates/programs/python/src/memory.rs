@@ -10,6 +10,9 @@ use pyo3::types::{PyBytes, PyMemoryView, PySlice};
 
 use crate::request::Part;
 
+/// What ranges without data are filled with.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
 /// The memory of an object as bytes. While it exists, the object cannot be resized.
 pub(crate) struct Memory {
     view: Py<PyAny>,
@@ -62,12 +65,23 @@ impl Memory {
         }
         let mut at = 0;
         for part in parts {
-            let here = self.part(py, at, part.len())?;
             match part {
-                Part::Data(data) => here.copy_from_slice(py, data.bytes())?,
-                Part::Zeroes(len) => here.copy_from_slice(py, Data::zeroes(*len).bytes())?,
+                Part::Data(data) => {
+                    self.part(py, at, data.len())?.copy_from_slice(py, data.bytes())?
+                }
+                Part::Zeroes(len) => self.zero(py, at, *len)?,
             }
             at += part.len();
+        }
+        Ok(())
+    }
+
+    /// Zeroes a part.
+    fn zero(&self, py: Python<'_>, at: usize, len: usize) -> PyResult<()> {
+        let end = at + len;
+        for at in (at..end).step_by(ZEROES.len()) {
+            let len = ZEROES.len().min(end - at);
+            self.part(py, at, len)?.copy_from_slice(py, &ZEROES[..len])?;
         }
         Ok(())
     }

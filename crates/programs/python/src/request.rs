@@ -33,6 +33,13 @@ pub(crate) enum Asked {
     Extents { at: u64, len: u64, contexts: Contexts, flags: Flags },
 }
 
+impl Asked {
+    /// Whether it may change the device's contents.
+    pub(crate) fn changes(&self) -> bool {
+        matches!(self, Asked::Write { .. } | Asked::Zero { .. } | Asked::Trim { .. })
+    }
+}
+
 /// A part of what was read.
 pub(crate) enum Part {
     /// Bytes.
