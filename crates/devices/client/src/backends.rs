@@ -82,8 +82,12 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
     }
 }
 
-/// Image formats that QEMU's server supports, and its names for them.
+/// Image formats that QEMU's server supports, and its names for them. Not asked for those that the
+/// program reads itself.
 const QEMU_FORMATS: &[(&str, &str)] = &[
+    ("cloop", "cloop"),
+    ("dmg", "dmg"),
+    ("parallels", "parallels"),
     ("qcow", "qcow"),
     ("qcow2", "qcow2"),
     ("qed", "qed"),
