@@ -108,7 +108,7 @@ impl Wanted {
                 One {
                     name: name.unwrap_or_default().to_string(),
                     description: args.description.clone(),
-                    spec: image_format::chosen(groups.spec(device)?, &args.image)?,
+                    spec: groups.spec(device)?,
                     intent: intent(args.readonly),
                     layers: Vec::new(),
                 },
@@ -122,6 +122,9 @@ impl Wanted {
                 return Err(Failure::usage(text));
             }
             (None, None) => {}
+        }
+        for one in &mut exports {
+            one.spec = image_format::chosen(one.spec.clone(), &args.image)?;
         }
         if args.any_name && exports.len() > 1 {
             return Err(Failure::usage("--any-name requires a single export"));

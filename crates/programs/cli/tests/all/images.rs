@@ -257,6 +257,11 @@ fn a_format_applies_to_paths_in_all_commands() {
             let (fine, size, said) =
                 run(&["serve", "-r", "--format", choice, "./null:1?%", "--run", &info]);
             assert!(fine && size.contains("3145728"), "{size} {said}");
+            let export = "a=./null:1?%";
+            let info = format!("{OURS} info --size 'nbd+unix:///a?socket='\"$unixsocket\"");
+            let (fine, size, said) =
+                run(&["serve", "-r", "--format", choice, "--export", export, "--run", &info]);
+            assert!(fine && size.contains("3145728"), "{size} {said}");
         }
     }
     let (fine, _, said) = run(&["info", "--format", "auto", "disk"]);
