@@ -29,9 +29,9 @@ fn a_word_that_means_nothing_is_refused_with_what_was_meant() {
     refused(
         &["compat"],
         USAGE,
-        &["missing", "known are nbdcopy, nbdinfo, nbdkit, qemu-storage-daemon"],
+        &["missing", "known are nbdcopy, nbddump, nbdinfo, nbdkit, qemu-storage-daemon"],
     );
-    refused(&["compat", "nbdfuse"], USAGE, &["nbdfuse", "nbdcopy, nbdinfo, nbdkit"]);
+    refused(&["compat", "nbdfuse"], USAGE, &["nbdfuse", "nbdcopy, nbddump, nbdinfo, nbdkit"]);
     assert!(
         succeed(&["compat", "--help"])
             .ends_with("Programs: nbdcopy, nbdinfo, nbdkit, qemu-storage-daemon\n")

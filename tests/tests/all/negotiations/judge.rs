@@ -125,7 +125,7 @@ impl State {
             (Came::Export(size, flags, zeroes), Meaning::ExportName(name)) => {
                 ask!(self.replies != Replies::Extended, "EXPORT_NAME with extended headers");
                 ask!(*zeroes != self.no_zeroes, "zeroes behind the flags: {zeroes}");
-                return self.judge_export(name, *size, *flags, false);
+                return self.judge_export(name, *size, *flags);
             }
             (Came::Nothing(_), Meaning::ExportName(name)) => {
                 let impossible = self.replies == Replies::Extended || known(name).is_none();
@@ -199,7 +199,7 @@ impl State {
                     let Some((size, flags)) = export(item) else {
                         return Err("size and flags of a wrong length".to_string());
                     };
-                    self.judge_export(name, size, flags, !go)?;
+                    self.judge_export(name, size, flags)?;
                 }
                 (magic::INFO_NAME, rest) => {
                     let canonical = known(name).map_or(name, |(name, _)| name);
@@ -219,8 +219,8 @@ impl State {
         Ok(())
     }
 
-    /// Size and flags of an export; `before` it is chosen, contexts may still be selected.
-    fn judge_export(&self, name: &[u8], size: u64, flags: u16, before: bool) -> Result<(), String> {
+    /// Size and flags of an export: the same for INFO and for GO.
+    fn judge_export(&self, name: &[u8], size: u64, flags: u16) -> Result<(), String> {
         let Some((_, read_only)) = known(name) else {
             return Err("an export that is not there".to_string());
         };
@@ -230,7 +230,7 @@ impl State {
         ask!((flags & DF != 0) == (self.replies != Replies::Simple), "flags {flags:#x}");
         let selected =
             self.selected.as_ref().is_some_and(|(of, ids)| of == name && !ids.is_empty());
-        let payload = self.replies == Replies::Extended && (before || selected);
+        let payload = self.replies == Replies::Extended && selected;
         ask!((flags & PAYLOAD != 0) == payload, "flags {flags:#x}");
         // What changes is not offered for what cannot be changed; no command but these has a bit to itself.
         ask!(!read_only || flags & (1 << 5 | 1 << 6 | 1 << 11) == 0, "flags {flags:#x}");
