@@ -170,19 +170,13 @@ impl State {
             {
                 one_of(replies, refusals(name))
             }
-            Meaning::Info { go, name, wants } => self.info(*go, name, wants, replies),
+            Meaning::Info { name, wants, .. } => self.info(name, wants, replies),
             Meaning::Contexts { set, queries, .. } => contexts(*set, queries, replies),
             Meaning::ExportName(_) => Err("EXPORT_NAME has replies".to_string()),
         }
     }
 
-    fn info(
-        &self,
-        go: bool,
-        name: &[u8],
-        wants: &[u16],
-        replies: &[OptionReply],
-    ) -> Result<(), String> {
+    fn info(&self, name: &[u8], wants: &[u16], replies: &[OptionReply]) -> Result<(), String> {
         let Some((last, items)) = replies.split_last() else { return Err("nothing".to_string()) };
         ask!(last.kind == magic::REP_ACK && last.payload.is_empty(), "it ends with {last:?}");
         let mut kinds = Vec::new();
