@@ -151,7 +151,7 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
     Ok(Spec::Scheme { scheme: scheme.to_string(), rest })
 }
 
-/// The scheme for a file by its first bytes, which the user is told; none for a raw disk.
+/// The scheme for a file by its first bytes, which is printed; none for a raw disk.
 fn detected(path: &Path) -> Option<&'static str> {
     let found = of(path);
     let scheme = match found.map(|format| &format.shown_by) {

@@ -219,7 +219,7 @@ fn link_text(link: &ChainLink) -> String {
     let mut text = format!(
         "{}: {}\n\tfile length: {}\n",
         out::one_line(&link.name),
-        link.format.as_deref().map_or("format not told".into(), out::one_line),
+        link.format.as_deref().map_or("format not given".into(), out::one_line),
         link.len
     );
     let Some(image) = &link.image else { return text };

@@ -1,4 +1,4 @@
-//! A copy that follows a disk in use equals it in the end, whether writers wait for the copy or not.
+//! A copy that follows a disk in use ends equal to it, whether writers wait for the copy or not.
 
 use std::cell::Cell;
 use std::rc::Rc;
