@@ -100,7 +100,7 @@ class Driver:
     def screenshot(self, path, last="footer"):
         """Keeps the page from its top to the end of an element."""
         if path:
-            # Two frames: the page has drawn what it was told last.
+            # Two frames: the page has drawn the latest figures.
             self.ask("POST", "/execute/async", {"args": [], "script": (
                 "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")})
             made = self.cdp("Page.captureScreenshot", format="png", captureBeyondViewport=True,

@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_wire::fuzz::TARGETS;
@@ -113,30 +114,43 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")))
 }
 
+/// Runs one target for a time, at least over its corpus.
+fn fuzz(name: &str, target: fn(&[u8]), seed: u64, time: Duration) {
+    let corpus = corpus(name);
+    // Each target has its own sequence, so that adding a target changes no other.
+    let own =
+        name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
+    let mut random = XorShift(own.max(1));
+    let end = Instant::now() + time;
+    let mut inputs = corpus.iter().cloned().collect::<std::collections::VecDeque<_>>();
+    let mut runs = 0u64;
+    while !inputs.is_empty() || !runs.is_multiple_of(64) || Instant::now() < end {
+        let data = inputs.pop_front().unwrap_or_else(|| mutate(&mut random, &corpus));
+        let result = std::panic::catch_unwind(|| target(&data));
+        assert!(
+            result.is_ok(),
+            "target {name} failed in run {runs}: BLOCKHAUL_FUZZ_SEED={seed}, input {}",
+            hex(&data)
+        );
+        runs += 1;
+    }
+    println!("{name}: {runs} runs, corpus of {}", corpus.len());
+}
+
 #[test]
 fn every_target_holds() {
     let seed = number("BLOCKHAUL_FUZZ_SEED").unwrap_or(0x6e62_645f_7769_7265);
-    let seconds = number("BLOCKHAUL_FUZZ_SECONDS").unwrap_or(2);
-    for (name, target) in TARGETS {
-        let corpus = corpus(name);
-        // Each target has its own sequence, so that adding a target changes no other.
-        let own = name
-            .bytes()
-            .fold(seed, |seed, byte| seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte));
-        let mut random = XorShift(own.max(1));
-        let end = Instant::now() + Duration::from_secs(seconds);
-        let mut inputs = corpus.iter().cloned().collect::<std::collections::VecDeque<_>>();
-        let mut runs = 0u64;
-        while !inputs.is_empty() || !runs.is_multiple_of(64) || Instant::now() < end {
-            let data = inputs.pop_front().unwrap_or_else(|| mutate(&mut random, &corpus));
-            let result = std::panic::catch_unwind(|| target(&data));
-            assert!(
-                result.is_ok(),
-                "target {name} failed in run {runs}: BLOCKHAUL_FUZZ_SEED={seed}, input {}",
-                hex(&data)
-            );
-            runs += 1;
+    let time = Duration::from_secs(number("BLOCKHAUL_FUZZ_SECONDS").unwrap_or(2));
+    let next = AtomicUsize::new(0);
+    // A panic in one of the threads ends the test with its message.
+    std::thread::scope(|threads| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            threads.spawn(|| {
+                while let Some(&(name, target)) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    fuzz(name, target, seed, time);
+                }
+            });
         }
-        println!("{name}: {runs} runs, corpus of {}", corpus.len());
-    }
+    });
 }

@@ -210,7 +210,11 @@ fn bar(view: &View, columns: usize) -> String {
     };
     let rest = rest_of(view, end);
     let zeroes = rounded(now.zeroed + now.skipped);
-    let split = format!(" ({} data, {zeroes} zero)", rounded(now.data));
+    let before = match now.resumed {
+        0 => String::new(),
+        bytes => format!(", {} by an earlier run", rounded(bytes)),
+    };
+    let split = format!(" ({} data, {zeroes} zero{before})", rounded(now.data));
     let line = |cells: usize, split: &str| {
         let cells = cells_of(now, share, cells);
         format!("{what}{disks}{:3}% [{cells}] {rest}{split}", (share * 100.0) as u64)
@@ -230,7 +234,9 @@ fn rest_of(view: &View, end: Option<bool>) -> String {
     match (end, view.eta()) {
         (Some(_), _) => {
             let seconds = view.elapsed.as_secs_f64();
-            let average = rounded((now.done() as f64 / seconds.max(0.001)) as u64);
+            // What an earlier run has copied took none of this run's time.
+            let copied = now.done().saturating_sub(now.resumed);
+            let average = rounded((copied as f64 / seconds.max(0.001)) as u64);
             let verified = if verifying(now) { ", verified" } else { "" };
             format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
         }
@@ -385,6 +391,29 @@ mod tests {
         assert_eq!(cells_of(&now, 0.5, 16), "====**..--------");
         assert_eq!(cells_of(&Snapshot::default(), 0.0, 4), "----");
         assert_eq!(cells_of(&Snapshot::default(), 1.0, 4), "****");
+    }
+
+    #[test]
+    fn the_last_line_says_what_an_earlier_run_has_copied() {
+        let now = Snapshot {
+            total: 4096,
+            data: 1024,
+            zeroed: 1024,
+            resumed: 2048,
+            ..Snapshot::default()
+        };
+        let view = View {
+            all: now,
+            elapsed: Duration::from_secs(2),
+            end: Some(End::default()),
+            ..View::default()
+        };
+        let line = bar(&view, 0);
+        assert!(
+            line.contains("4.0 KiB in 2.0 s, 1.0 KiB/s (1.0 KiB data, 1.0 KiB zero, "),
+            "{line}"
+        );
+        assert!(line.ends_with("2.0 KiB by an earlier run)"), "{line}");
     }
 
     #[test]
