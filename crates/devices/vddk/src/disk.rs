@@ -7,6 +7,8 @@ use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
 };
 
+use blockhaul_catalog::Figure;
+
 use crate::allocation::{Allocation, Bits, PART};
 use crate::changes::{CONTEXT, Changes};
 use crate::handle::Handle;
@@ -15,6 +17,7 @@ use crate::options::{Options, SINGLE_LINK};
 use crate::saved::{self, Place};
 use crate::scan::Scan;
 use crate::session::Session;
+use crate::statistics;
 
 /// Bytes of a sector, in which the library counts.
 pub(crate) const SECTOR: u64 = 512;
@@ -49,16 +52,20 @@ impl Disk {
     /// # Errors
     /// If it cannot be loaded or started.
     pub(crate) async fn start(options: Options, write: bool) -> Result<Arc<Disk>> {
-        let options = Arc::new(options);
         let session = Session::start(&options).await?;
-        Ok(Arc::new(Disk {
-            options,
+        Ok(Disk::of(options, session, write))
+    }
+
+    /// A disk of a library that was started with the same folder.
+    pub(crate) fn of(options: Options, session: Arc<Session>, write: bool) -> Arc<Disk> {
+        Arc::new(Disk {
+            options: Arc::new(options),
             session,
             write,
             flushes: Arc::default(),
             in_flight: AtomicUsize::new(0),
             known: OnceLock::new(),
-        }))
+        })
     }
 
     /// Opens a handle.
@@ -164,8 +171,16 @@ impl Disk {
 
     /// The calls of the library, for users.
     pub(crate) fn state(&self) -> String {
-        let library = &self.session.library;
-        format!("VDDK {}: {}", library.version, library.statistics.show())
+        statistics::state(&self.session.library.statistics.report())
+    }
+
+    /// The same, for metrics.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let mut figures = statistics::figures(&self.session.library.statistics.report());
+        for figure in &mut figures {
+            figure.labels.push(("process", std::process::id().to_string()));
+        }
+        figures
     }
 }
 
