@@ -169,7 +169,21 @@ impl Session {
         self.home.run(move || session.open_here(&options, write)).await?
     }
 
-    fn open_here(self: &Arc<Session>, options: &Options, write: bool) -> Result<OpenDisk> {
+    /// Runs `job` on the thread that opens and closes, without waiting for it.
+    pub(crate) fn open_then(self: &Arc<Session>, job: impl FnOnce(&Arc<Session>) + Send + 'static) {
+        let session = self.clone();
+        self.home.thread.run(move || job(&session));
+    }
+
+    /// Opens a disk; on that thread.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub(crate) fn open_here(
+        self: &Arc<Session>,
+        options: &Options,
+        write: bool,
+    ) -> Result<OpenDisk> {
         let key = (options.access.clone(), !write);
         let shared = lock(&self.connections).get(&key).and_then(Weak::upgrade);
         if let Some(connection) = shared {
