@@ -46,7 +46,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/devices/client/src/guard.rs", "a name for a temporary directory"),
     ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
     ("crates/devices/python/src/process.rs", "waits for processes when the program ends"),
-    ("crates/devices/vddk/src/handle.rs", "a thread for the library repeats what has failed"),
+    ("crates/devices/vddk/src/query.rs", "a thread for the library repeats what has failed"),
     ("crates/devices/cabi/src/api.rs", "plugins in C sleep on their own threads"),
     ("crates/devices/layers/src/pause.rs", "a thread that listens to a socket"),
     ("crates/compat/nbdkit-devices/src/gates/exitwhen.rs", "a thread that watches files"),

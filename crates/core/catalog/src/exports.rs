@@ -78,6 +78,25 @@ pub trait Exports: Send + Sync {
     fn state(&self) -> Option<String> {
         None
     }
+
+    /// What the storage counts, for metrics. Two exports that share what is counted return the same
+    /// figures, which are shown once.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
+    }
+}
+
+/// A figure of a storage, for metrics.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figure {
+    /// Its name after `blockhaul_`; it ends in `_total` if the figure only grows.
+    pub name: &'static str,
+    /// One sentence for users; the same for all figures of the name.
+    pub help: &'static str,
+    /// Labels and their values.
+    pub labels: Vec<(&'static str, String)>,
+    /// The value, in the unit that the name has.
+    pub value: f64,
 }
 
 /// A client that was admitted. It leaves when this and every device that it opened are dropped.

@@ -32,7 +32,7 @@ pub use adjust::Adjustable;
 pub use backend::{Backend, Target};
 pub use context::{NamePolicy, OpenContext};
 pub use exports::{
-    Certificate, Client, Dismissal, Export, Exports, Form, Listed, Shared, Sharing, Visit,
+    Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
 pub use layer::{Below, Layer, LayerKind};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::layer::{Below, Layer};
 use crate::opening::{Another, Intent, Opened, Opening};
-use crate::{Client, Export, Exports, Listed, Visit};
+use crate::{Client, Export, Exports, Figure, Listed, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
 
@@ -177,6 +177,10 @@ impl Exports for Layered {
 
     fn state(&self) -> Option<String> {
         self.inner.state()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.inner.figures()
     }
 }
 

@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::Target;
+use blockhaul_catalog::{Figure, Target};
 use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::report::Report;
 use super::{Again, Process};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_client::{Address, Options, ServerProcess};
@@ -105,18 +106,40 @@ impl Keeper {
         }
     }
 
-    /// The state of the process, for users: `process 77`, `process 77, started 2 times`.
+    /// The state of the process, for users: `process 77`, `process 77, started 2 times`; and what it
+    /// counts.
     pub(super) fn state(&self) -> String {
         let times = self.fate.past().starts;
         let starts = if times > 1 { format!(", started {times} times") } else { String::new() };
         match &*self.lock() {
             Present::Running(apart) => match apart.process.status() {
-                None => format!("process {}{starts}", apart.process.id()),
+                None => format!("process {}{starts}{}", apart.process.id(), apart.counted()),
                 Some(how) => format!("ended with {how}{starts}"),
             },
             Present::Starting(_) => format!("starting{starts}"),
             Present::Down => format!("down{starts}"),
         }
+    }
+
+    /// What the process counts, for metrics; nothing while there is none.
+    pub(super) fn figures(&self) -> Vec<Figure> {
+        match &*self.lock() {
+            Present::Running(apart) if !apart.has_ended() => {
+                let report = apart.report.as_ref();
+                report.map(|report| report.figures(apart.process.id())).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether there is no process, and there will be none.
+    pub(super) fn is_over(&self) -> bool {
+        let gone = match &*self.lock() {
+            Present::Running(apart) => apart.has_ended(),
+            Present::Starting(_) => false,
+            Present::Down => true,
+        };
+        gone && self.fate.again == Again::Never
     }
 
     fn lock(&self) -> MutexGuard<'_, Present> {
@@ -149,8 +172,9 @@ struct Past {
 
 impl Fate {
     fn new(target: &Target, again: Again, process: Process) -> Fate {
-        let shown = format!("{}:{}", target.scheme, target.rest.display());
-        let name = shown.split('?').next().unwrap_or_default().to_string();
+        let shown = || format!("{}:{}", target.scheme, target.rest.display());
+        let name = process.name.clone().unwrap_or_else(shown);
+        let name = name.split('?').next().unwrap_or_default().to_string();
         let past = Past { starts: 1, ..Past::default() };
         let folder = std::env::current_dir().ok();
         Fate { name, again, folder, process, past: Mutex::new(past) }
@@ -222,6 +246,8 @@ fn pause(young: u32) -> Duration {
 pub(super) struct Apart {
     pub(super) process: Arc<ServerProcess>,
     fate: Arc<Fate>,
+    /// What it counts.
+    report: Option<Report>,
     begun: Instant,
     /// Its end was reported.
     reported: AtomicBool,
@@ -248,13 +274,17 @@ impl Apart {
         device.push(":");
         device.push(&target.rest);
         words.push(device);
-        let process =
-            ServerProcess::start_apart(&words, fate.folder.as_deref(), &fate.process.environment)?;
+        let report = fate.process.report.map(Report::new).transpose();
+        let report = report.map_err(|error| Error::system(fate.name.clone(), error))?;
+        let mut environment = fate.process.environment.clone();
+        environment.extend(report.as_ref().map(Report::variable));
+        let process = ServerProcess::start_apart(&words, fate.folder.as_deref(), &environment)?;
         // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
         let (fate, begun) = (fate.clone(), blockhaul_io::now());
-        let apart = Arc::new(Apart { process, fate, begun, reported: AtomicBool::new(false) });
+        let apart =
+            Arc::new(Apart { process, fate, report, begun, reported: AtomicBool::new(false) });
         match apart.ask().await {
             Ok(session) => session.abort().await,
             Err(error) => {
@@ -275,6 +305,12 @@ impl Apart {
         &self.fate.name
     }
 
+    /// What it counts, behind its state.
+    fn counted(&self) -> String {
+        let counted = self.report.as_ref().map(Report::state).unwrap_or_default();
+        if counted.is_empty() { counted } else { format!("; {counted}") }
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.process.status().is_some()
     }
@@ -287,7 +323,7 @@ impl Apart {
     pub(super) async fn options(&self) -> Result<OptionSession> {
         match self.ask().await {
             Ok(session) => Ok(session),
-            Err(error) => Err(self.explained(error).await),
+            Err(error) => Err(self.explained(error, self.name()).await),
         }
     }
 
@@ -297,8 +333,8 @@ impl Apart {
         OptionSession::connect(place, &self.how()).await
     }
 
-    /// The error, or its cause: the end of the process.
-    pub(super) async fn explained(&self, error: Error) -> Error {
+    /// The error of the device `name`, or its cause: the end of the process.
+    pub(super) async fn explained(&self, error: Error, name: &str) -> Error {
         match self.end_behind(&error).await {
             None if self.fate.process.own_words => in_own_words(error),
             None => error,
@@ -308,7 +344,7 @@ impl Apart {
                     Again::Never => "",
                     Again::ForClients => "; a client that reconnects gets a new one",
                 };
-                Error::new(Kind::Io, format!("{}: {}{again}", self.fate.name, ended_with(how)))
+                Error::new(Kind::Io, format!("{name}: {}{again}", ended_with(how)))
             }
         }
     }

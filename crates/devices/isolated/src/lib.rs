@@ -5,19 +5,22 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod keeper;
+mod report;
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use blockhaul_block::{
     Access, BlockSizes, Device, Facts, FileRange, Kind, Pending, Request, Result,
 };
 use blockhaul_catalog::{
-    Another, Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
+    Another, Backend, Client, Export, Exports, Figure, Listed, Opened, Opening, Param, Target,
+    Visit,
 };
 
 use blockhaul_client::{Connected, connect_keeping};
 use keeper::{Apart, Keeper};
+pub use report::{Reported, Reporter};
 
 /// Whether to restart a process that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,37 +45,76 @@ pub struct Process {
     pub environment: Vec<(OsString, OsString)>,
     /// A refusal is reported in the words of the process, once, instead of as one of an NBD server.
     pub own_words: bool,
-    /// Metadata contexts that it has in addition to `base:allocation`.
+    /// Metadata contexts that it has in addition to `base:allocation`, if the device has them.
     pub contexts: Vec<String>,
+    /// What it counts.
+    pub report: Option<Reported>,
+    /// Its name in messages; none: that of the target.
+    pub name: Option<String>,
 }
 
-/// Opens a device in a process of its own, in which the target must not be isolated again. Further
-/// handles are further connections to that process.
-///
-/// # Errors
-/// If the process does not start, or cannot open the device.
-pub async fn open(target: &Target, process: Process) -> Result<Opened> {
-    let keeper = Keeper::start(target, Again::Never, process).await?;
-    let device = device(keeper.present().await?, "", false).await?;
-    Ok(Opened { device, more: Some(Arc::new(Connections(keeper))) })
-}
+/// A process that serves several devices, each as an export. It ends when the last user of it and of
+/// its devices is dropped.
+#[derive(Clone)]
+pub struct Host(Arc<Keeper>);
 
-/// Further connections to a process.
-struct Connections(Arc<Keeper>);
+/// A reference to a [`Host`] that does not keep it.
+#[derive(Clone, Default)]
+pub struct WeakHost(Weak<Keeper>);
 
-impl Another for Connections {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
-        let keeper = self.0.clone();
-        Box::pin(async move { device(keeper.present().await?, "", false).await })
+impl WeakHost {
+    /// The host, if it is still in use, and its process runs or will be started again.
+    pub fn upgrade(&self) -> Option<Host> {
+        self.0.upgrade().filter(|keeper| !keeper.is_over()).map(Host)
     }
 }
 
-/// The same for the clients of a server: each has a connection of its own to the process.
-///
-/// # Errors
-/// If the process does not start.
-pub async fn exports(target: &Target, again: Again, process: Process) -> Result<Arc<dyn Exports>> {
-    Ok(Arc::new(IsolatedExports(Keeper::start(target, again, process).await?)))
+/// A device of a [`Host`].
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its name in messages.
+    pub name: String,
+    /// Its export in the process.
+    pub export: String,
+}
+
+impl Host {
+    /// Starts a process that serves `target`, which must not be isolated again.
+    ///
+    /// # Errors
+    /// If the process does not start.
+    pub async fn start(target: &Target, again: Again, process: Process) -> Result<Host> {
+        Ok(Host(Keeper::start(target, again, process).await?))
+    }
+
+    /// A reference that does not keep the process.
+    pub fn downgrade(&self) -> WeakHost {
+        WeakHost(Arc::downgrade(&self.0))
+    }
+
+    /// Opens one of its devices. Further handles are further connections to the process.
+    ///
+    /// # Errors
+    /// If the process cannot open the device.
+    pub async fn open(self, member: Member) -> Result<Opened> {
+        let device = device(self.0.present().await?, &member, false).await?;
+        Ok(Opened { device, more: Some(Arc::new(Connections(self.0, member))) })
+    }
+
+    /// The same for the clients of a server: each has a connection of its own to the process.
+    pub fn exports(self, member: Member) -> Arc<dyn Exports> {
+        Arc::new(IsolatedExports(self.0, Some(member)))
+    }
+}
+
+/// Further connections to a process.
+struct Connections(Arc<Keeper>, Member);
+
+impl Another for Connections {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (keeper, member) = (self.0.clone(), self.1.clone());
+        Box::pin(async move { device(keeper.present().await?, &member, false).await })
+    }
 }
 
 impl Backend for Isolated {
@@ -107,21 +149,27 @@ impl Backend for Isolated {
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
             let keeper = Keeper::start(&target, Again::Never, Process::default()).await?;
-            Ok(Opened::from(device(keeper.present().await?, "", false).await?))
+            let apart = keeper.present().await?;
+            let only = Member { name: apart.name().to_string(), export: String::new() };
+            Ok(Opened::from(device(apart, &only, false).await?))
         })
     }
 
     fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
         let (target, again) = (target.clone(), self.1);
-        Some(Box::pin(async move { exports(&target, again, Process::default()).await }))
+        Some(Box::pin(async move {
+            let keeper = Keeper::start(&target, again, Process::default()).await?;
+            Ok(Arc::new(IsolatedExports(keeper, None)) as Arc<dyn Exports>)
+        }))
     }
 }
 
-/// An export of a process as a device; for a server's clients, block sizes are advertised but not
+/// An export of a process as a device. For a server's clients, block sizes are advertised but not
 /// enforced, as without isolation.
-async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn Device>> {
+async fn device(apart: Arc<Apart>, member: &Member, served: bool) -> Result<Arc<dyn Device>> {
     let process = Some(apart.process.clone());
-    match connect_keeping(process, apart.name(), &apart.address(), export, &apart.how()).await {
+    let Member { name, export } = member;
+    match connect_keeping(process, name, &apart.address(), export, &apart.how()).await {
         Ok(Connected { device: inner, negotiated }) => {
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
@@ -132,31 +180,45 @@ async fn device(apart: Arc<Apart>, export: &str, served: bool) -> Result<Arc<dyn
             if served {
                 facts.block.maximum = BlockSizes::default().maximum;
             }
-            Ok(Arc::new(IsolatedDevice { inner, facts: Arc::new(facts), apart }))
+            Ok(Arc::new(IsolatedDevice {
+                inner,
+                facts: Arc::new(facts),
+                apart,
+                name: name.clone(),
+            }))
         }
-        Err(error) => Err(apart.explained(error).await),
+        Err(error) => Err(apart.explained(error, name).await),
     }
 }
 
-/// Storage in a process, for the clients of a server: each has its own connections to it.
-struct IsolatedExports(Arc<Keeper>);
+/// Storage in a process, for the clients of a server: each has its own connections to it. With one
+/// member of a process they get that one, else what the process serves under their name.
+struct IsolatedExports(Arc<Keeper>, Option<Member>);
 
 impl Exports for IsolatedExports {
     fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
-        let visit = IsolatedVisit(self.0.clone());
+        let visit = IsolatedVisit(self.0.clone(), self.1.clone());
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 
     fn state(&self) -> Option<String> {
         Some(self.0.state())
     }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
+    }
 }
 
-struct IsolatedVisit(Arc<Keeper>);
+struct IsolatedVisit(Arc<Keeper>, Option<Member>);
 
 impl Visit for IsolatedVisit {
     fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
         let keeper = self.0.clone();
+        if self.1.is_some() {
+            let only = Listed { name: String::new(), description: String::new() };
+            return Box::pin(std::future::ready(Ok(vec![only])));
+        }
         Box::pin(async move {
             let apart = keeper.present().await?;
             match listed(&apart).await {
@@ -167,12 +229,14 @@ impl Visit for IsolatedVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (keeper, name) = (self.0.clone(), name.to_string());
+        let (keeper, member, name) = (self.0.clone(), self.1.clone(), name.to_string());
         Box::pin(async move {
             let apart = keeper.present().await?;
-            let opened = match device(apart.clone(), &name, true).await {
+            let same = || Member { name: apart.name().to_string(), export: name.clone() };
+            let member = member.unwrap_or_else(same);
+            let opened = match device(apart.clone(), &member, true).await {
                 // The process was already ending: not this client's fault.
-                Err(_) if apart.has_ended() => device(keeper.present().await?, &name, true).await,
+                Err(_) if apart.has_ended() => device(keeper.present().await?, &member, true).await,
                 opened => opened,
             };
             Ok(Some(Export::own(&name, opened?)))
@@ -186,7 +250,7 @@ async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
     session.abort().await;
     let listed = match listed {
         Ok(listed) => listed,
-        Err(error) => return Err(apart.explained(error).await),
+        Err(error) => return Err(apart.explained(error, apart.name()).await),
     };
     let listed =
         listed.into_iter().map(|entry| Listed { name: entry.name, description: entry.description });
@@ -198,6 +262,7 @@ struct IsolatedDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     apart: Arc<Apart>,
+    name: String,
 }
 
 impl Device for IsolatedDevice {
@@ -211,11 +276,11 @@ impl Device for IsolatedDevice {
             Ok(outcome) => return outcome.into(),
             Err(pending) => pending,
         };
-        let apart = self.apart.clone();
+        let (apart, name) = (self.apart.clone(), self.name.clone());
         Pending::start(async move {
             match pending.await {
                 Err(error) if error.kind() == Kind::Disconnected => {
-                    Err(apart.explained(error).await)
+                    Err(apart.explained(error, &name).await)
                 }
                 outcome => outcome,
             }

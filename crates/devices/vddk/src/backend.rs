@@ -1,18 +1,29 @@
 //! The scheme `vddk:`.
 
-use std::ffi::OsString;
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::ffi::{CString, OsString};
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Another, Backend, Client, Export, Exports, Listed, Opened, Opening, Param, Target, Visit,
+    Another, Backend, Client, Export, Exports, Figure, Listed, Opened, Opening, Param, Target,
+    Visit,
 };
-use blockhaul_isolated::{Again, Process};
+use blockhaul_io::FifoLock;
+use blockhaul_isolated::{Again, Host, Member, Process, WeakHost};
 
 use crate::changes::CONTEXT;
 use crate::disk::Disk;
 use crate::library;
-use crate::options::{Options, PARAMS, for_process};
+use crate::options::{self, Access, Options, PARAMS};
+use crate::session::Session;
+use crate::statistics;
+
+/// Longest name of an export in bytes, as the protocol has it.
+const NAME_MAX: usize = 4096;
+/// Maximum number of disks in one process.
+const DISKS_MAX: usize = 4096;
 
 /// The backend `vddk:PATH`.
 pub struct Vddk;
@@ -44,8 +55,8 @@ impl Backend for Vddk {
             let options = Options::parse(target.text()?)?;
             options.check(target.intent.write)?;
             if options.isolate {
-                let process = process_for(&options)?;
-                return blockhaul_isolated::open(&inside(&target)?, process).await;
+                let member = member(&target, &options)?;
+                return host(&target, &options, Again::Never).await?.open(member).await;
             }
             let disk = Disk::start(options, target.intent.write).await?;
             let device = disk.open().await?;
@@ -56,16 +67,58 @@ impl Backend for Vddk {
     fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
         let target = target.clone();
         Some(Box::pin(async move {
-            let options = Options::parse(target.text()?)?;
-            options.check(target.intent.write)?;
-            if options.isolate {
-                let process = process_for(&options)?;
-                let target = inside(&target)?;
-                return blockhaul_isolated::exports(&target, Again::ForClients, process).await;
+            let write = target.intent.write;
+            if let Some(library) = options::several(target.text()?)? {
+                return Ok(Arc::new(Several::start(library, write).await?) as Arc<dyn Exports>);
             }
-            let disk = Disk::start(options, target.intent.write).await?;
+            let options = Options::parse(target.text()?)?;
+            options.check(write)?;
+            if options.isolate {
+                let member = member(&target, &options)?;
+                return Ok(host(&target, &options, Again::ForClients).await?.exports(member));
+            }
+            let disk = Disk::start(options, write).await?;
             Ok(Arc::new(VddkExports(disk)) as Arc<dyn Exports>)
         }))
+    }
+}
+
+/// What disks that share a process have in common: the library, its configuration, the machine and
+/// the login; whether they are written, and whether the process is started again.
+type Common = (PathBuf, Option<CString>, Access, bool, bool);
+
+/// The processes of this program, and a lock for starting each. Few: one for each login.
+static HOSTS: LazyLock<Mutex<HashMap<Common, Arc<Slot>>>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Slot {
+    turn: Arc<FifoLock>,
+    host: Mutex<WeakHost>,
+}
+
+/// The process for a disk: that of an earlier disk of the same machine, or a new one.
+async fn host(target: &Target, options: &Options, again: Again) -> Result<Host> {
+    let (write, restarts) = (target.intent.write, again == Again::ForClients);
+    let common =
+        (options.folder.clone(), options.config.clone(), options.access.clone(), write, restarts);
+    let slot = {
+        let mut hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
+        hosts.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.host().upgrade().is_some());
+        hosts.entry(common).or_default().clone()
+    };
+    let _turn = slot.turn.lock().await;
+    if let Some(host) = slot.host().upgrade() {
+        return Ok(host);
+    }
+    let inside = Target { rest: options::for_process(target.text()?).into(), ..target.clone() };
+    let host = Host::start(&inside, again, process_for(options)?).await?;
+    *slot.host() = host.downgrade();
+    Ok(host)
+}
+
+impl Slot {
+    fn host(&self) -> MutexGuard<'_, WeakHost> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -78,13 +131,91 @@ fn process_for(options: &Options) -> Result<Process> {
     let mut folders: Vec<_> = path.parent().map(OsString::from).into_iter().collect();
     folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
     environment.push(("LD_LIBRARY_PATH".into(), folders.join(&OsString::from(":"))));
-    let contexts = options.changes.iter().map(|_| CONTEXT.to_string()).collect();
-    Ok(Process { environment, own_words: true, contexts })
+    Ok(Process {
+        environment,
+        own_words: true,
+        contexts: vec![CONTEXT.to_string()],
+        report: Some(statistics::REPORTED),
+        name: Some(options.name()),
+    })
 }
 
-/// The target for that process.
-fn inside(target: &Target) -> Result<Target> {
-    Ok(Target { rest: for_process(target.text()?).into(), ..target.clone() })
+/// A disk in that process.
+fn member(target: &Target, options: &Options) -> Result<Member> {
+    let export = options::for_export(target.text()?);
+    match export.len() {
+        ..=NAME_MAX => Ok(Member { name: options.name(), export }),
+        _ => {
+            let text = format!("vddk: the parameters are longer than {NAME_MAX} bytes");
+            Err(Error::new(Kind::Usage, text))
+        }
+    }
+}
+
+/// Disks of a machine, for the program that has started this process: each export has a description of
+/// a disk as its name.
+struct Several {
+    library: Options,
+    write: bool,
+    /// Keeps the library.
+    session: Arc<Session>,
+    disks: Arc<Mutex<HashMap<String, Arc<Disk>>>>,
+}
+
+impl Several {
+    async fn start(library: Options, write: bool) -> Result<Several> {
+        let session = Session::start(&library).await?;
+        Ok(Several { library, write, session, disks: Arc::default() })
+    }
+}
+
+impl Exports for Several {
+    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+        let visit = SeveralVisit {
+            folder: self.library.folder.clone(),
+            write: self.write,
+            session: self.session.clone(),
+            disks: self.disks.clone(),
+        };
+        Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
+    }
+}
+
+struct SeveralVisit {
+    folder: PathBuf,
+    write: bool,
+    session: Arc<Session>,
+    disks: Arc<Mutex<HashMap<String, Arc<Disk>>>>,
+}
+
+impl SeveralVisit {
+    /// The disk of this name, the same one for all clients.
+    fn disk(&self, name: &str) -> Result<Arc<Disk>> {
+        let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(disk) = disks.get(name) {
+            return Ok(disk.clone());
+        }
+        let options = Options::parse(name)?;
+        options.check(self.write)?;
+        if options.folder != self.folder || disks.len() >= DISKS_MAX {
+            let text = format!("vddk: another library, or more than {DISKS_MAX} disks");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        let disk = Disk::of(options, self.session.clone(), self.write);
+        disks.insert(name.to_string(), disk.clone());
+        Ok(disk)
+    }
+}
+
+impl Visit for SeveralVisit {
+    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+
+    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+        let (disk, name) = (self.disk(name), name.to_string());
+        Box::pin(async move { Ok(Some(Export::own(&name, disk?.open().await?))) })
+    }
 }
 
 /// Handles for this program's own use.
@@ -108,6 +239,10 @@ impl Exports for VddkExports {
 
     fn state(&self) -> Option<String> {
         Some(self.0.state())
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
     }
 }
 

@@ -1,20 +1,24 @@
 //! What all handles to a disk share: its extents, failed flushes, and what is under way.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
 };
 
+use blockhaul_catalog::Figure;
+
 use crate::allocation::{Allocation, Bits, PART};
 use crate::changes::{CONTEXT, Changes};
-use crate::handle::Handle;
+use crate::handle::{Apart, Handle};
 use crate::library::DiskInfo;
 use crate::options::{Options, SINGLE_LINK};
+use crate::query::Trial;
 use crate::saved::{self, Place};
 use crate::scan::Scan;
 use crate::session::Session;
+use crate::statistics;
 
 /// Bytes of a sector, in which the library counts.
 pub(crate) const SECTOR: u64 = 512;
@@ -29,6 +33,10 @@ pub(crate) struct Disk {
     pub(crate) flushes: Arc<Flushes>,
     /// Transfers under way on all handles.
     pub(crate) in_flight: AtomicUsize,
+    /// Whether queries may be asked during transfers.
+    pub(crate) trial: Trial,
+    /// The handle for queries, while a handle uses it.
+    apart: Mutex<Weak<Apart>>,
     /// Known once the first handle is open.
     known: OnceLock<Known>,
 }
@@ -49,16 +57,22 @@ impl Disk {
     /// # Errors
     /// If it cannot be loaded or started.
     pub(crate) async fn start(options: Options, write: bool) -> Result<Arc<Disk>> {
-        let options = Arc::new(options);
         let session = Session::start(&options).await?;
-        Ok(Arc::new(Disk {
-            options,
+        Ok(Disk::of(options, session, write))
+    }
+
+    /// A disk of a library that was started with the same folder.
+    pub(crate) fn of(options: Options, session: Arc<Session>, write: bool) -> Arc<Disk> {
+        Arc::new(Disk {
+            options: Arc::new(options),
             session,
             write,
             flushes: Arc::default(),
             in_flight: AtomicUsize::new(0),
+            trial: Trial::default(),
+            apart: Mutex::default(),
             known: OnceLock::new(),
-        }))
+        })
     }
 
     /// Opens a handle.
@@ -157,6 +171,37 @@ impl Disk {
         }
     }
 
+    /// Whether it was opened for writing: then it may not be possible to open it twice.
+    pub(crate) fn is_written(&self) -> bool {
+        self.write
+    }
+
+    /// The handle for queries, if there is one.
+    pub(crate) fn apart(&self) -> Option<Arc<Apart>> {
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
+    }
+
+    /// Opens that handle; `then` runs on the thread that opens. If it was opened meanwhile, it gets
+    /// that one.
+    pub(crate) fn open_apart(
+        self: &Arc<Disk>,
+        then: impl FnOnce(Result<Arc<Apart>>) + Send + 'static,
+    ) {
+        let disk = self.clone();
+        self.session.open_then(move |session| {
+            if let Some(apart) = disk.apart() {
+                return then(Ok(apart));
+            }
+            let opened = session.open_here(&disk.options, false).map(Apart::over);
+            if let Ok(apart) = &opened {
+                let mut slot = disk.apart.lock().unwrap_or_else(PoisonError::into_inner);
+                *slot = Arc::downgrade(apart);
+            }
+            drop(disk);
+            then(opened);
+        });
+    }
+
     /// Whether no transfers are under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.in_flight.load(Ordering::Relaxed) == 0
@@ -164,8 +209,16 @@ impl Disk {
 
     /// The calls of the library, for users.
     pub(crate) fn state(&self) -> String {
-        let library = &self.session.library;
-        format!("VDDK {}: {}", library.version, library.statistics.show())
+        statistics::state(&self.session.library.statistics.report())
+    }
+
+    /// The same, for metrics.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let mut figures = statistics::figures(&self.session.library.statistics.report());
+        for figure in &mut figures {
+            figure.labels.push(("process", std::process::id().to_string()));
+        }
+        figures
     }
 }
 

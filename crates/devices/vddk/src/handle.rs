@@ -1,8 +1,7 @@
 //! A handle to a disk, as a device.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{
     BASE_ALLOCATION, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Outcome,
@@ -10,17 +9,16 @@ use blockhaul_block::{
 };
 use blockhaul_io::{BlockingPool, Completer, Data};
 
-use crate::allocation::{Allocation, Bits, PART, UNIT};
+use crate::allocation::{Allocation, Bits};
 use crate::changes::CONTEXT;
 use crate::disk::{Disk, SECTOR};
 use crate::library::{Code, Memory};
-use crate::scan::{Next, bits_of};
+use crate::query::{Overlap, query};
+use crate::scan::Next;
 use crate::session::{OpenDisk, failed};
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_MAX: usize = 64 << 10;
-/// Pauses before a failed query is repeated.
-const REPEATS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
 /// An open handle. It is closed when the last request has ended.
 pub(crate) struct Handle {
@@ -29,6 +27,8 @@ pub(crate) struct Handle {
     /// Calls that may block, in order.
     thread: BlockingPool,
     open: OpenDisk,
+    /// The handle for queries, once this one has needed it.
+    apart: OnceLock<Arc<Apart>>,
 }
 
 /// A handle as a device.
@@ -38,7 +38,7 @@ impl Handle {
     /// The device of a handle.
     pub(crate) fn over(disk: Arc<Disk>, open: OpenDisk, facts: Arc<Facts>) -> Arc<dyn Device> {
         let thread = BlockingPool::single("vddk-disk");
-        Arc::new(VddkDevice(Arc::new(Handle { disk, facts, thread, open })))
+        Arc::new(VddkDevice(Arc::new(Handle { disk, facts, thread, open, apart: OnceLock::new() })))
     }
 
     fn error(&self, doing: &str, function: &str, code: Code) -> Error {
@@ -77,6 +77,7 @@ impl Handle {
             Memory::Read(_) => ("cannot read", "ReadAsync"),
             Memory::Write(_) => ("cannot write", "WriteAsync"),
         };
+        self.disk.trial.transfer_ended();
         self.look_ahead();
         match (result, memory) {
             // The caller may close the handle once it is answered: it is given up before.
@@ -207,93 +208,88 @@ impl Handle {
         }
     }
 
-    /// Asks for a part, on the thread of this handle.
+    /// Asks for a part that somebody waits for.
     fn ask(self: &Arc<Handle>, part: u64) {
-        let asked = Asked { handle: self.clone(), part };
+        let way = self.way().unwrap_or(Way::Here);
+        self.ask_by(way, part);
+    }
+
+    fn ask_by(self: &Arc<Handle>, way: Way, part: u64) {
+        let asked = Asked { disk: self.disk.clone(), part };
+        match way {
+            Way::Here => self.ask_here(asked),
+            Way::Apart => self.ask_apart(asked),
+        }
+    }
+
+    /// How to ask now; none: a query would hold up what is under way.
+    fn way(&self) -> Option<Way> {
+        let (idle, trial) = (self.disk.is_idle(), &self.disk.trial);
+        let here = idle.then_some(Way::Here);
+        match trial.overlap() {
+            _ if self.disk.is_written() => here,
+            Overlap::Yes => Some(Way::Apart),
+            Overlap::No => here,
+            Overlap::Unknown => here.or_else(|| trial.begin().then_some(Way::Apart)),
+        }
+    }
+
+    /// Asks on the thread of this handle: its later reads wait.
+    fn ask_here(self: &Arc<Handle>, asked: Asked) {
+        let handle = self.clone();
         self.thread.run(move || {
-            let bits = asked.handle.query(part);
-            let Some(mut scan) = asked.handle.disk.scan() else { return };
-            let waiting = scan.answered(part, bits);
-            drop(scan);
+            let bits = query(&handle.disk, &handle.open, asked.part);
             // Those who wait may close their handles: this one is given up before.
-            drop(asked);
-            waiting.into_iter().for_each(|completer| completer.complete(()));
+            drop(handle);
+            asked.answered(bits);
         });
     }
 
-    /// Asks for the next part while nothing else is under way: the library may hold up reads during
-    /// a query.
+    /// Asks with the handle for queries, which is opened first if there is none.
+    fn ask_apart(self: &Arc<Handle>, asked: Asked) {
+        if let Some(apart) = self.apart.get().cloned().or_else(|| self.disk.apart()) {
+            // It stays as long as a handle that has used it.
+            let _ = self.apart.set(apart.clone());
+            return apart.ask(asked);
+        }
+        let handle = self.clone();
+        self.disk.open_apart(move |opened| match opened {
+            Ok(apart) => {
+                let _ = handle.apart.set(apart.clone());
+                drop(handle);
+                apart.ask(asked);
+            }
+            Err(error) => {
+                log::debug!("{}: no handle for queries: {error}", handle.facts.name);
+                handle.disk.trial.set(Overlap::No);
+                handle.disk.trial.give_up();
+                handle.ask_here(asked);
+            }
+        });
+    }
+
+    /// Asks for the next part: while nothing else is under way, because the library may hold up reads
+    /// during a query, or at any time if it does not.
     fn look_ahead(self: &Arc<Handle>) {
-        if !self.disk.is_idle() {
-            return;
-        }
         let Some(mut scan) = self.disk.scan() else { return };
-        if !scan.has_ahead() {
-            return;
-        }
+        let Some(way) = scan.has_ahead().then(|| self.way()).flatten() else { return };
         let part = scan.take_ahead().filter(|part| matches!(scan.need(*part), Next::Ask(_)));
         drop(scan);
-        if let Some(part) = part {
-            self.ask(part);
+        match part {
+            Some(part) => self.ask_by(way, part),
+            None if way == Way::Apart => self.disk.trial.give_up(),
+            None => {}
         }
     }
+}
 
-    /// The allocated units of a part; none if the query fails.
-    fn query(&self, part: u64) -> Option<Bits> {
-        let units = match self.disk.scan() {
-            Some(scan) => scan.map.units(part),
-            None => 0,
-        };
-        if units == 0 {
-            return Some(Bits::Uniform(true));
-        }
-        let mut pauses = REPEATS.iter();
-        loop {
-            let error = match self.query_once(part, units) {
-                Ok(bits) => return Some(bits),
-                Err(error) => error,
-            };
-            let unsupported = error.kind() == Kind::Unsupported;
-            match pauses.next().filter(|_| !unsupported) {
-                Some(pause) => {
-                    log::debug!("{}: {error}; asking again", self.facts.name);
-                    std::thread::sleep(*pause);
-                }
-                None => {
-                    self.warn(part, &error);
-                    return None;
-                }
-            }
-        }
-    }
-
-    fn query_once(&self, part: u64, units: usize) -> Result<Bits, Error> {
-        let doing = format!(
-            "cannot query the allocated blocks of {} bytes at offset {}",
-            units as u64 * UNIT,
-            part * PART
-        );
-        let (start, count) = (part * (PART / SECTOR), units as u64 * (UNIT / SECTOR));
-        let library = self.open.library();
-        let blocks = library
-            .query(self.open.raw, start, count, UNIT / SECTOR)
-            .map_err(|code| self.error(&doing, "QueryAllocatedBlocks", code))?;
-        bits_of(part, units, &blocks).map_err(|why| Error::new(Kind::Io, format!("{doing}: {why}")))
-    }
-
-    /// Reports the first failed query of the disk.
-    fn warn(&self, part: u64, error: &Error) {
-        let first = self.disk.scan().is_some_and(|mut scan| scan.warn());
-        let name = &self.facts.name;
-        if first {
-            log::warn!(
-                device = name, error = error.text();
-                "{name}: {error}; this range counts as data, as does any other whose query fails"
-            );
-        } else {
-            log::debug!("{name}: {error}; part {part} counts as data");
-        }
-    }
+/// Which handle asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// This one, which cannot read meanwhile.
+    Here,
+    /// The one for queries.
+    Apart,
 }
 
 /// A transfer under way.
@@ -319,15 +315,50 @@ impl Drop for InFlight {
 
 /// A query under way; if its job is dropped, others ask again.
 struct Asked {
-    handle: Arc<Handle>,
+    disk: Arc<Disk>,
     part: u64,
+}
+
+impl Asked {
+    /// The query has ended: none if it failed.
+    fn answered(self, bits: Option<Bits>) {
+        let Some(mut scan) = self.disk.scan() else { return };
+        let waiting = scan.answered(self.part, bits);
+        drop(scan);
+        // Those who wait may be the last ones that use the disk.
+        drop(self);
+        waiting.into_iter().for_each(|completer| completer.complete(()));
+    }
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
-        if let Some(mut scan) = self.handle.disk.scan() {
+        if let Some(mut scan) = self.disk.scan() {
             scan.lost(self.part);
         }
+    }
+}
+
+/// A handle of the library for queries alone.
+pub(crate) struct Apart {
+    thread: BlockingPool,
+    open: OpenDisk,
+}
+
+impl Apart {
+    pub(crate) fn over(open: OpenDisk) -> Arc<Apart> {
+        Arc::new(Apart { thread: BlockingPool::single("vddk-query"), open })
+    }
+
+    fn ask(self: Arc<Apart>, asked: Asked) {
+        let apart = self.clone();
+        self.thread.run(move || {
+            let disk = &asked.disk;
+            let bits =
+                disk.trial.during(|| !disk.is_idle(), || query(disk, &apart.open, asked.part));
+            drop(apart);
+            asked.answered(bits);
+        });
     }
 }
 

@@ -5,7 +5,8 @@
 //! - `library`: the functions of the library, as safe ones; `statistics`: their calls.
 //! - `session`: the thread that opens and closes, and connections that disks share.
 //! - `disk`: what all handles to a disk share; `handle`: one handle, as a device.
-//! - `allocation`: the allocated blocks of a disk; `scan`: asks for each part of them once.
+//! - `allocation`: the allocated blocks of a disk; `scan`: each part of them is asked for once; `query`:
+//!   how, and whether reads go on meanwhile.
 //! - `saved`: that map in a file.
 //!
 //! The library runs in a process of its own, unless `isolate=off` says otherwise: a crash in it is
@@ -20,6 +21,7 @@ mod disk;
 mod handle;
 mod library;
 mod options;
+mod query;
 mod saved;
 mod scan;
 mod secret;

@@ -430,7 +430,7 @@ impl Library {
         // SAFETY: a library of this name has the interface of VMware's documentation.
         let functions = unsafe { Functions::load(handle) }
             .map_err(|name| format!("{shown}: it has no function VixDiskLib_{name}"))?;
-        Ok(Library { functions, version, path, statistics: Statistics::default() })
+        Ok(Library { functions, version, path, statistics: Statistics::new(version) })
     }
 
     /// Whether it can report allocated blocks.

@@ -114,6 +114,7 @@ pub(crate) const PARAMS: &[Param] = &[
         "File with JSON of QueryChangedDiskAreas, shown as metadata context qemu:dirty-bitmap:changes.",
     ),
     text("change-id", "State of the disk that save= belongs to, such as VMware's change ID."),
+    text("exports", "Used between processes of this program."),
     Param {
         name: "isolate",
         kind: ParamKind::Switch,
@@ -169,6 +170,9 @@ impl Options {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         let args = Args::check("vddk", PARAMS, &parse_options(options)?)?;
         let path = percent_decode(path)?;
+        if args.text("exports").is_some() {
+            return Err(usage("exports= is used between processes of this program"));
+        }
         let file = match (path.as_str(), args.text("file")) {
             ("", Some(file)) if !file.is_empty() => file.to_string(),
             ("", _) => return Err(usage("the path of the disk is missing: write vddk:PATH")),
@@ -325,16 +329,45 @@ impl Access {
     }
 }
 
-/// The text after the scheme for the process of the library: without secrets, and inside.
+/// The parameters of the library itself, which all disks of a process share.
+const OF_LIBRARY: [&str; 2] = ["libdir", "config"];
+
+/// The parameters, as written, for whose names `kept` holds.
+fn parts(options: &str, kept: impl Fn(&str) -> bool) -> Vec<&str> {
+    let named = |part: &&str| kept(part.split('=').next().unwrap_or_default());
+    options.split('&').filter(|part| !part.is_empty()).filter(named).collect()
+}
+
+/// The text after the scheme for the process of a library, which serves several disks.
 pub(crate) fn for_process(text: &str) -> String {
+    let options = text.split_once('?').map_or("", |(_, options)| options);
+    let mut kept = parts(options, |name| OF_LIBRARY.contains(&name));
+    kept.extend(["isolate=off", "exports=disks"]);
+    format!("?{}", kept.join("&"))
+}
+
+/// The name of a disk's export in that process: its text after the scheme, without secrets.
+pub(crate) fn for_export(text: &str) -> String {
     let (path, options) = text.split_once('?').unwrap_or((text, ""));
     let hidden = ["password", "cookie", "isolate"];
-    let kept = options
-        .split('&')
-        .filter(|part| !part.is_empty())
-        .filter(|part| !hidden.iter().any(|key| part.split('=').next() == Some(key)));
-    let options: Vec<_> = kept.chain(["isolate=off"]).collect();
-    format!("{path}?{}", options.join("&"))
+    let mut kept = parts(options, |name| !hidden.contains(&name));
+    kept.push("isolate=off");
+    format!("{path}?{}", kept.join("&"))
+}
+
+/// The library of [`for_process`], if this text is one of these.
+///
+/// # Errors
+/// A wrong parameter.
+pub(crate) fn several(text: &str) -> Result<Option<Options>> {
+    let Some(options) = text.strip_prefix('?') else { return Ok(None) };
+    if parts(options, |name| name == "exports").is_empty() {
+        return Ok(None);
+    }
+    let kept = parts(options, |name| OF_LIBRARY.contains(&name)).join("&");
+    // A path is needed, and not used.
+    let separator = if kept.is_empty() { "" } else { "&" };
+    Options::parse(&format!("none?{kept}{separator}isolate=off")).map(Some)
 }
 
 fn new_disk(args: &Args) -> Result<NewDisk> {
@@ -409,7 +442,11 @@ mod tests {
     #[test]
     fn secrets_do_not_reach_the_command_line_of_the_process() {
         let text = "a?password=x&libdir=/v&cookie=y&isolate=on";
-        assert_eq!(for_process(text), "a?libdir=/v&isolate=off");
-        assert_eq!(for_process("a"), "a?isolate=off");
+        assert_eq!(for_process(text), "?libdir=/v&isolate=off&exports=disks");
+        assert_eq!(for_export(text), "a?libdir=/v&isolate=off");
+        assert_eq!(for_export("a"), "a?isolate=off");
+        assert!(several(text).unwrap().is_none() && Options::parse("a?exports=disks").is_err());
+        assert_eq!(several(&for_process(text)).unwrap().unwrap().folder.to_str(), Some("/v"));
+        assert!(several("?exports=disks").unwrap().is_some());
     }
 }

@@ -2,7 +2,7 @@
 //! library demands, and disks of one machine share a connection.
 
 use std::collections::HashMap;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use crate::library::{
     Code, DiskInfo, Library, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY, RawConnection, RawHandle,
 };
 use crate::options::{Access, Options, READ_ONLY};
+use crate::statistics;
 
 /// How long the last user of the library waits for it to close everything.
 const END: Duration = Duration::from_secs(10);
@@ -98,7 +99,11 @@ impl Home {
 
     /// The session, started if there is none. On the thread. `None`: the last session is ending, and
     /// its jobs are about to be queued.
-    fn session(self: &Arc<Home>, options: &Options) -> Result<Option<Arc<Session>>> {
+    fn session(
+        self: &Arc<Home>,
+        folder: &Path,
+        config: Option<&CStr>,
+    ) -> Result<Option<Arc<Session>>> {
         if let Some(session) = lock(&self.session).upgrade() {
             return Ok(Some(session));
         }
@@ -109,15 +114,15 @@ impl Home {
         let library = match &*loaded {
             Some(library) => library.clone(),
             None => {
-                let library = Library::load(&options.folder);
+                let library = Library::load(folder);
                 let library =
                     library.map_err(|why| Error::new(Kind::Usage, format!("vddk: {why}")))?;
                 loaded.insert(Arc::new(library)).clone()
             }
         };
         drop(loaded);
-        let folder = CString::new(options.folder.as_os_str().as_bytes()).unwrap_or_default();
-        library.init(&folder, options.config.as_deref()).map_err(|code| {
+        let folder = CString::new(folder.as_os_str().as_bytes()).unwrap_or_default();
+        library.init(&folder, config).map_err(|code| {
             // Before it has started, the library has no text.
             let text = format!(
                 "vddk: cannot start {}: VixDiskLib_InitEx failed (error {code})",
@@ -139,11 +144,12 @@ impl Session {
     ///
     /// # Errors
     /// If it cannot be loaded or started.
-    pub(crate) async fn start(options: &Arc<Options>) -> Result<Arc<Session>> {
+    pub(crate) async fn start(options: &Options) -> Result<Arc<Session>> {
         let home = Home::of(&options.folder);
         loop {
-            let (inner, options) = (home.clone(), options.clone());
-            match home.run(move || inner.session(&options)).await?? {
+            let (inner, folder, config) =
+                (home.clone(), options.folder.clone(), options.config.clone());
+            match home.run(move || inner.session(&folder, config.as_deref())).await?? {
                 Some(session) => return Ok(session),
                 None => blockhaul_io::sleep(PAUSE).await,
             }
@@ -163,7 +169,21 @@ impl Session {
         self.home.run(move || session.open_here(&options, write)).await?
     }
 
-    fn open_here(self: &Arc<Session>, options: &Options, write: bool) -> Result<OpenDisk> {
+    /// Runs `job` on the thread that opens and closes, without waiting for it.
+    pub(crate) fn open_then(self: &Arc<Session>, job: impl FnOnce(&Arc<Session>) + Send + 'static) {
+        let session = self.clone();
+        self.home.thread.run(move || job(&session));
+    }
+
+    /// Opens a disk; on that thread.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub(crate) fn open_here(
+        self: &Arc<Session>,
+        options: &Options,
+        write: bool,
+    ) -> Result<OpenDisk> {
         let key = (options.access.clone(), !write);
         let shared = lock(&self.connections).get(&key).and_then(Weak::upgrade);
         if let Some(connection) = shared {
@@ -257,7 +277,7 @@ impl Drop for Session {
         self.home.thread.run(move || {
             library.exit();
             home.started.store(false, Ordering::Release);
-            log::debug!("vddk: calls: {}", library.statistics.show());
+            log::debug!("vddk: calls: {}", statistics::state(&library.statistics.report()));
             drop(sender);
         });
         // Threads of the library, which have no name here, and those that call it must go on.

@@ -258,6 +258,7 @@ pub fn run_scenario(
         settings: result::Settings {
             runs: plan.runs,
             warmup: plan.warmup,
+            together: plan.together,
             timeout_s: plan.timeout.as_secs_f64(),
             drop_caches: plan.drop_caches,
             seed: plan.seed,

@@ -9,7 +9,7 @@ pub fn circumstances(report: &Report) -> String {
     let settings = &report.settings;
     let mut text = format!(
         "{} of {} runs after {} for warming up, ± standard deviation; runs of all \
-         cells in random order (seed {}), caches {}; {}, {} cores.",
+         cells {}, caches {}; {}, {} cores.",
         match (report.one_size, report.full) {
             (true, _) => "Median",
             (false, true) => "Full size; median",
@@ -17,7 +17,10 @@ pub fn circumstances(report: &Report) -> String {
         },
         settings.runs,
         settings.warmup,
-        settings.seed,
+        match settings.together {
+            1 => format!("in random order (seed {})", settings.seed),
+            together => format!("from the last to the first, {together} at a time"),
+        },
         if settings.drop_caches { "dropped before each run" } else { "kept" },
         report.machine.cpu,
         report.machine.cores,

@@ -77,12 +77,19 @@ pub struct Settings {
     pub runs: u32,
     /// Rounds before them.
     pub warmup: u32,
+    /// Cells that were run at the same time.
+    #[serde(default = "one")]
+    pub together: u32,
     /// Time for one command, in seconds.
     pub timeout_s: f64,
     /// Whether caches were dropped before each run.
     pub drop_caches: bool,
     /// Seed of the order.
     pub seed: u64,
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// A row's heading.
@@ -278,8 +285,12 @@ impl Report {
         self.cells.iter().map(|cell| cell.failed).fold(0, usize::saturating_add)
     }
 
-    /// Median share of the machine's processors that others used during the runs, in percent.
+    /// Median share of the machine's processors that others used during the runs, in percent; none
+    /// if several cells were run at the same time.
     pub fn noise_percent(&self) -> Option<f64> {
+        if self.settings.together > 1 {
+            return None;
+        }
         let share =
             |run: &Run| 100.0 * run.others_cpu_s / (run.wall_s * self.machine.cores.max(1) as f64);
         let shares: Vec<f64> =

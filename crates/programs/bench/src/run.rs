@@ -1,8 +1,10 @@
 //! Runs the cells of a plan: rounds in random order, each run prepared, served, timed and checked.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::calls::Calls;
@@ -53,46 +55,121 @@ pub fn set_up(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Resu
 
 /// Runs all cells, `plan.warmup` and then `plan.runs` times.
 pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome {
-    let width = plan.columns.len();
-    let mut runs: Vec<Run> = Vec::new();
-    let mut history = vec![(0_u32, false); plan.cells.len()];
-    let given_up = |history: (u32, bool)| !history.1 && history.0 >= FAILURES_MAX;
     let rounds = plan.warmup.saturating_add(plan.runs);
     progress.start(rounds, plan.cells.iter().filter(|cell| cell.is_ok()).count());
+    let history = vec![(0_u32, false); plan.cells.len()];
+    let (queue, runs) = (VecDeque::new(), Vec::new());
+    let mut state = State { queue, history, runs, progress, interrupted: false };
     for round in 0..rounds {
-        for at in order(plan, round) {
-            let (Ok(body), false) = (&plan.cells[at], given_up(history[at])) else { continue };
-            let (row, column) = (at / width, at % width);
-            let what = format!("{}: {}", plan.rows[row].label, plan.columns[column]);
-            progress.run(round, plan.warmup, &what);
-            let started = Instant::now();
-            let counting = round < plan.warmup && plan.show.contains(&Metric::ServersCalls);
-            let mut run = run_once(body, plan, ground, counting);
-            if ground.stop.load(Ordering::Relaxed) {
-                // It was cut off by us; that is no failure of the command.
-                return Outcome { runs, interrupted: true };
+        state.queue = order(plan, round).into();
+        let course = Course { plan, ground, round, state: Mutex::new(state) };
+        std::thread::scope(|scope| {
+            for number in 1..plan.together {
+                let course = &course;
+                scope.spawn(move || course.work(number));
             }
-            (run.row, run.column, run.round, run.warmup) =
-                (row, column, round, round < plan.warmup);
-            match &run.failure {
-                None => history[at].1 = true,
-                Some(failure) => {
-                    history[at].0 += 1;
-                    progress.failed(&what, failure, given_up(history[at]));
-                }
-            }
-            progress.done(started.elapsed());
-            runs.push(run);
+            course.work(0);
+        });
+        state = course.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if state.interrupted {
+            return Outcome { runs: state.runs, interrupted: true };
         }
     }
-    progress.end();
-    Outcome { runs, interrupted: false }
+    state.progress.end();
+    Outcome { runs: state.runs, interrupted: false }
 }
 
-/// Cells in the order of a round. The same seed gives the same orders.
+/// A round: its cells, and those that run them.
+struct Course<'a> {
+    plan: &'a Plan,
+    ground: &'a Ground<'a>,
+    round: u32,
+    state: Mutex<State<'a>>,
+}
+
+/// What the workers of a round share.
+struct State<'a> {
+    /// Cells to run.
+    queue: VecDeque<usize>,
+    /// Failures of each cell, and whether it succeeded once.
+    history: Vec<(u32, bool)>,
+    runs: Vec<Run>,
+    progress: &'a mut Progress,
+    interrupted: bool,
+}
+
+impl<'a> Course<'a> {
+    fn lock(&self) -> MutexGuard<'_, State<'a>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs cells until there are no more. Each worker has a folder of its own for what programs
+    /// print.
+    fn work(&self, number: u32) {
+        let Ground { places, path, logs, stop } = *self.ground;
+        let logs = match number {
+            0 => logs.to_path_buf(),
+            _ => logs.join(format!("worker-{number}")),
+        };
+        // If there is no folder, the commands fail and say so.
+        fs::create_dir_all(&logs).ok();
+        let ground = Ground { places, path, logs: &logs, stop };
+        let given_up = |history: (u32, bool)| !history.1 && history.0 >= FAILURES_MAX;
+        let plan = self.plan;
+        let width = plan.columns.len();
+        while let Some((at, what)) = self.next(given_up) {
+            let Ok(body) = &plan.cells[at] else { continue };
+            let started = Instant::now();
+            let warmup = self.round < plan.warmup;
+            let mut run =
+                run_once(body, plan, &ground, warmup && plan.show.contains(&Metric::ServersCalls));
+            let mut state = self.lock();
+            if stop.load(Ordering::Relaxed) {
+                // It was cut off by us; that is no failure of the command.
+                state.interrupted = true;
+                return;
+            }
+            (run.row, run.column, run.round, run.warmup) =
+                (at / width, at % width, self.round, warmup);
+            match &run.failure {
+                None => state.history[at].1 = true,
+                Some(failure) => {
+                    state.history[at].0 += 1;
+                    let last = given_up(state.history[at]);
+                    state.progress.failed(&what, failure, last);
+                }
+            }
+            state.progress.done(started.elapsed());
+            state.runs.push(run);
+        }
+    }
+
+    /// The next cell to run, and its name.
+    fn next(&self, given_up: impl Fn((u32, bool)) -> bool) -> Option<(usize, String)> {
+        let (plan, mut state) = (self.plan, self.lock());
+        let width = plan.columns.len();
+        while !state.interrupted {
+            let at = state.queue.pop_front()?;
+            if plan.cells[at].is_err() || given_up(state.history[at]) {
+                continue;
+            }
+            let what = format!("{}: {}", plan.rows[at / width].label, plan.columns[at % width]);
+            state.progress.run(self.round, plan.warmup, &what);
+            return Some((at, what));
+        }
+        None
+    }
+}
+
+/// Cells in the order of a round. The same seed gives the same orders. If several run at the same
+/// time, those that take long must not be the last: scenarios have them at the end.
 pub fn order(plan: &Plan, round: u32) -> Vec<usize> {
     let mut cells: Vec<usize> =
         (0..plan.cells.len()).filter(|at| plan.cells[*at].is_ok()).collect();
+    if plan.together > 1 {
+        cells.reverse();
+        return cells;
+    }
     let mut seed = Random::new(plan.seed);
     for _ in 0..round {
         seed.number();
@@ -156,7 +233,10 @@ fn stages(
     for ((_, usage), calls) in run.servers.iter_mut().zip(counts) {
         usage.calls = calls.and_then(Calls::end);
     }
-    run.others_cpu_s = (busy.0 - busy_before.0 - run.total_cpu_s()).max(0.0);
+    // Among others are the cells that run at the same time.
+    if plan.together == 1 {
+        run.others_cpu_s = (busy.0 - busy_before.0 - run.total_cpu_s()).max(0.0);
+    }
     // Those that were started last may be clients of the others.
     while let Some(server) = servers.pop() {
         if let Err(slow) = server.end() {

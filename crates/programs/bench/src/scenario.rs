@@ -71,6 +71,11 @@ pub struct Scenario {
     /// A command that takes longer has failed, for instance `90s` or `5m`.
     #[serde(default = "default_timeout", deserialize_with = "duration")]
     pub timeout: Duration,
+    /// Runs at the same time, for cells that wait most of the time: 1 by default. With several, cells
+    /// are run from the last one to the first one of the table, so that the long ones come last in it.
+    /// The use of the processors by others is not known then.
+    #[serde(default = "default_together")]
+    pub together: u32,
     /// Seed of the order of runs; by default another one each time (it is recorded).
     pub seed: Option<u64>,
     /// Whether the kernel's caches are dropped before every run. Needs root.
@@ -408,6 +413,10 @@ fn default_runs() -> u32 {
 }
 
 fn default_warmup() -> u32 {
+    1
+}
+
+fn default_together() -> u32 {
     1
 }
 

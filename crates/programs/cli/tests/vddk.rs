@@ -238,6 +238,53 @@ fn a_refusal_is_one_line_without_the_password() {
     assert!(totals.contains("50.0%"), "{totals}");
 }
 
+#[test]
+fn disks_of_a_machine_share_a_process_whose_calls_are_counted() {
+    let lab = Lab::new("query=1s", "size=1G stride=1M data=50");
+    std::fs::copy(lab.path("p.vmdk"), lab.path("q.vmdk")).unwrap();
+    let program = env!("CARGO_BIN_EXE_blockhaul");
+    let export = |name: &str, path: &str| {
+        let disk = lab.disk("&server=esx&user=root&vm=x&password=hidden").replace("p.vmdk", path);
+        format!("{name}={disk}")
+    };
+    // Both are open at the same time.
+    let map = |name: &str| format!("{program} map --totals 'nbd+unix:///{name}?socket=s' >{name}");
+    let run = format!(
+        "{} & {} && wait $! && {program} ctl c metrics >metrics && {program} ctl c exports >exports",
+        map("a"),
+        map("b")
+    );
+    let (a, b) = (export("a", "p.vmdk"), export("b", "q.vmdk"));
+    let common = ["serve", "--readonly", "--unix", "s", "--control", "c"];
+    lab.ok(&[&common[..], &["--export", &a, "--export", &b, "--run", &run]].concat());
+    let read = |name: &str| std::fs::read_to_string(lab.path(name)).unwrap();
+    assert_eq!(read("a"), read("b"));
+    let metrics = read("metrics");
+    for (function, calls) in [("ConnectEx", 1), ("Open", 2), ("QueryAllocatedBlocks", 2)] {
+        let begin = format!("blockhaul_vddk_calls_total{{function=\"{function}\",process=\"");
+        let lines: Vec<_> = metrics.lines().filter(|line| line.starts_with(&begin)).collect();
+        assert!(lines.len() == 1 && lines[0].ends_with(&format!(" {calls}")), "{lines:?}");
+    }
+    let exports = read("exports");
+    assert!(
+        exports.contains("VDDK 8: ") && exports.contains("QueryAllocatedBlocks 2 ("),
+        "{exports}"
+    );
+    assert!(!exports.contains("hidden") && !metrics.contains("hidden"), "{exports}");
+    assert_eq!(lab.queries(), 2);
+}
+
+#[test]
+fn a_library_that_crashes_in_a_query_is_one_line() {
+    let lab = Lab::new("fail=QueryAllocatedBlocks:1:crash", "size=1G stride=1M data=50");
+    let output = lab.run(&["map", &lab.disk("")]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    let expected = "vddk:[store] machine/p.vmdk: its process has ended with signal";
+    assert!(!output.status.success() && lines.iter().all(|line| line.contains(expected)), "{said}");
+    assert!(!said.contains("libdir") && lines.len() <= 2, "{said}");
+}
+
 /// The process of the library: a child of the server.
 fn child_of(parent: u32) -> Option<String> {
     let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));

@@ -24,8 +24,8 @@ pub(crate) enum Disk {
     Pattern(Pattern),
 }
 
-/// A computed disk: `size=64G stride=1M data=45`. The first `data` percent of each `stride` are
-/// allocated, in whole blocks of 64 KiB; each 8 bytes there hold their own offset.
+/// A computed disk: `size=64G stride=1M data=45`. The first `data` percent, such as 45 or 5.5, of each
+/// `stride` are allocated, in whole blocks of 64 KiB; each 8 bytes there hold their own offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pattern {
     size: u64,
@@ -122,18 +122,18 @@ impl Disk {
 
 impl Pattern {
     fn parse(text: &str) -> Option<Pattern> {
-        let (mut all, mut stride, mut percent) = (0, 0, 0);
+        let (mut all, mut stride, mut share) = (0, 0, 0);
         for word in text.split_whitespace() {
             match word.split_once('=')? {
                 ("size", value) => all = size(value)?,
                 ("stride", value) => stride = size(value)?,
-                ("data", value) => percent = value.parse().ok().filter(|value| *value <= 100)?,
+                ("data", value) => share = tenths(value).filter(|share| *share <= 1000)?,
                 _ => return None,
             }
         }
         let block = CHUNK_MIN * SECTOR;
         let fits = all > 0 && all <= 1 << 60 && stride >= block && stride.is_multiple_of(block);
-        let data = (stride / block).checked_mul(percent)?.div_ceil(100) * block;
+        let data = (stride / block).checked_mul(share)?.div_ceil(1000) * block;
         fits.then_some(Pattern { size: all, stride, data })
     }
 
@@ -144,6 +144,13 @@ impl Pattern {
             word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
         }
     }
+}
+
+/// A number with at most one decimal place, in tenths.
+fn tenths(text: &str) -> Option<u64> {
+    let (whole, tenth) = text.split_once('.').unwrap_or((text, "0"));
+    let tenth: u64 = tenth.parse().ok().filter(|tenth| *tenth < 10)?;
+    whole.parse::<u64>().ok()?.checked_mul(10)?.checked_add(tenth)
 }
 
 #[cfg(test)]
@@ -164,7 +171,9 @@ mod tests {
         disk.read((1 << 20) + 8 * 65536, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 16]);
         assert_eq!(Pattern::parse("size=1G stride=1000 data=45"), None);
-        assert_eq!(Pattern::parse("size=1G stride=64K data=101"), None);
+        assert_eq!(Pattern::parse("size=1G stride=64K data=100.1"), None);
+        let part = Pattern::parse("size=1G stride=100M data=5.5").unwrap();
+        assert_eq!(part.data, 88 * 65536);
     }
 
     #[test]

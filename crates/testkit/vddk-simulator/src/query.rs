@@ -1,9 +1,9 @@
 //! Allocated blocks: rules and costs of a query.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::settings::Wrong;
-use crate::state::{Extra, Simulator, State};
+use crate::state::{Extra, Handle, Simulator, State};
 use crate::transfer::delay;
 use crate::types::{Block, CHUNK_MIN, CHUNKS_MAX, FAIL, FILE_ERROR, INVALID, VixError};
 
@@ -79,14 +79,19 @@ impl State {
         query: Query,
         extra: Extra,
     ) -> Result<Instant, VixError> {
-        let time: Duration = self.settings.query + extra.delay;
-        let exclusive = self.settings.exclusive;
+        let (exclusive, scan, once) =
+            (self.settings.exclusive, self.settings.scan, self.settings.query);
         let handle = self.handle(FUNCTION, number)?;
         let (path, sectors) = (handle.path.clone(), handle.sectors);
         if !query.is_valid(sectors) {
             self.misuse(&format!("{FUNCTION}: {query:?} of {sectors} sectors"));
             return Err(INVALID);
         }
+        let queries = match scan {
+            true => self.handle(FUNCTION, number)?.queries_of_scan(query),
+            false => 1,
+        };
+        let time = once.saturating_mul(queries) + extra.delay;
         let now = Instant::now();
         if !exclusive {
             return Ok(now + time);
@@ -95,6 +100,23 @@ impl State {
         self.busy.insert(path.clone(), begin + time);
         delay(self, &path, time);
         Ok(begin + time)
+    }
+}
+
+impl Handle {
+    /// How many queries one costs with `scan=on`: the cache of a program that asks for the whole
+    /// disk when it is first asked for more than one chunk, which programs use as a probe.
+    fn queries_of_scan(&mut self, query: Query) -> u32 {
+        if query.count == query.chunk {
+            return u32::from(!self.scanned);
+        }
+        match std::mem::replace(&mut self.scanned, true) {
+            true => 0,
+            false => {
+                let longest = query.chunk.saturating_mul(CHUNKS_MAX);
+                u32::try_from(self.sectors.div_ceil(longest)).unwrap_or(u32::MAX)
+            }
+        }
     }
 }
 

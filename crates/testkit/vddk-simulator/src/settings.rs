@@ -18,6 +18,9 @@ pub(crate) struct Settings {
     pub(crate) query: Duration,
     /// A query waits for all transfers of the disk, and holds up later ones.
     pub(crate) exclusive: bool,
+    /// The first query of a handle for more than one chunk takes the time of as many queries as the
+    /// whole disk needs, and later ones of the handle take none.
+    pub(crate) scan: bool,
     /// Time of a read or write, without its bytes.
     pub(crate) latency: Duration,
     /// At most this much is added to the time of a read or write, at random.
@@ -57,6 +60,7 @@ impl Default for Settings {
             close: Duration::ZERO,
             query: Duration::ZERO,
             exclusive: true,
+            scan: false,
             latency: Duration::ZERO,
             jitter: Duration::ZERO,
             rate: 0,
@@ -145,6 +149,7 @@ impl Settings {
             "close" => self.close = duration(value)?,
             "query" => self.query = duration(value)?,
             "exclusive" => self.exclusive = switch(value)?,
+            "scan" => self.scan = switch(value)?,
             "latency" => self.latency = duration(value)?,
             "jitter" => self.jitter = duration(value)?,
             "rate" => self.rate = size(value)?,

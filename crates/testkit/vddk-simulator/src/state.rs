@@ -67,6 +67,8 @@ pub(crate) struct Handle {
     pub(crate) unanswered: usize,
     /// Requests whose callback has not returned yet.
     pub(crate) busy: usize,
+    /// It was asked for its allocated blocks, for `scan=on`.
+    pub(crate) scanned: bool,
 }
 
 /// Who connects.
@@ -361,7 +363,9 @@ impl State {
         let sectors = disk.sectors().map_err(|_| FILE_ERROR)?;
         let (disk, free) = (Arc::new(disk), Instant::now());
         let (unanswered, busy) = (0, 0);
-        let handle = Handle { connection, disk, path, sectors, read_only, free, unanswered, busy };
+        let scanned = false;
+        let handle =
+            Handle { connection, disk, path, sectors, read_only, free, unanswered, busy, scanned };
         let number = self.number();
         self.handles.insert(number, handle);
         self.counters.most_handles = self.counters.most_handles.max(self.handles.len());

@@ -24,6 +24,9 @@ use crate::selection::{self, Choice, Selection};
 const SEGMENTS_AT_ONCE: u64 = 64;
 /// Maximum time for which idle lanes wait for extents before they copy without them.
 const PATIENCE: Duration = Duration::from_millis(250);
+/// Longest range in bytes that is read because lanes have waited too long for its extents: more than
+/// that may be a hole, which costs as much as data.
+const BLIND: u64 = 16 << 20;
 
 /// What earlier runs have done.
 #[derive(Debug, Default)]
@@ -297,7 +300,7 @@ fn segmenter(making: &Making) -> Segmenter {
     Segmenter::new(size, making.segment, making.grain, making.whole)
 }
 
-/// The next extent; an unknown one of a segment's length if lanes have waited too long.
+/// The next extent; an unknown one, of at most a segment's length, if lanes have waited too long.
 async fn patiently(queue: &SegmentQueue, feed: &mut ExtentFeed, cell: u64) -> Result<Known> {
     let Some(since) = feed.waits_since() else { return feed.front().await };
     if feed.is_strict() {
@@ -311,7 +314,7 @@ async fn patiently(queue: &SegmentQueue, feed: &mut ExtentFeed, cell: u64) -> Re
         Some(known) => known,
         None => {
             feed.hurry();
-            Ok(Known { len: cell, state: None })
+            Ok(Known { len: cell.min(BLIND), state: None })
         }
     }
 }

@@ -209,3 +209,50 @@ fn a_saved_map_is_used_for_the_same_disk_only() {
         assert!(error.text().contains("read-only"), "{error}");
     });
 }
+
+/// Reads one after the other while the extents of a disk are asked for ahead; returns the slowest of
+/// the reads that began in that time.
+fn slowest_read_during_a_query(lab: &Lab) -> Duration {
+    lab.pattern("p.vmdk", "size=96G stride=1M data=50");
+    let spec = lab.spec("p.vmdk", "");
+    run(move || async move {
+        let stack = open(&spec, Intent::READ).await.unwrap();
+        let reader = stack.another().await.unwrap();
+        let reads = blockhaul_io::start(async move {
+            let (begun, mut slowest) = (Instant::now(), Duration::ZERO);
+            // The first query is waited for, and has no other handle yet.
+            while begun.elapsed() < Duration::from_millis(3500) {
+                let before = Instant::now();
+                reader.read(1 << 20, 4096).await.unwrap();
+                if begun.elapsed() > Duration::from_millis(1500) {
+                    slowest = slowest.max(before.elapsed());
+                }
+            }
+            slowest
+        });
+        blockhaul_io::sleep(Duration::from_millis(1200)).await;
+        for part in 0..3 {
+            data_of(&**stack.device(), part << 35).await;
+        }
+        reads.await
+    })
+}
+
+#[test]
+fn reads_go_on_during_a_query_where_the_library_allows_it() {
+    let lab = Lab::new("query=600ms\nexclusive=off\nlatency=2ms");
+    let slowest = slowest_read_during_a_query(&lab);
+    assert!(slowest < Duration::from_millis(300), "{slowest:?}");
+    // Two for the clients, and one for the queries.
+    assert_eq!((lab.calls("Open"), lab.calls("Close"), lab.calls(QUERY)), (3, 3, 3));
+    lab.assert_clean();
+}
+
+#[test]
+fn a_library_that_holds_up_reads_is_noticed() {
+    let lab = Lab::new("query=600ms\nlatency=2ms");
+    let slowest = slowest_read_during_a_query(&lab);
+    assert!(slowest > Duration::from_millis(400), "{slowest:?}");
+    assert_eq!((lab.calls("Open"), lab.calls("Close"), lab.calls(QUERY)), (3, 3, 3));
+    lab.assert_clean();
+}

@@ -60,6 +60,7 @@ impl Plan {
             setup: Vec::new(),
             runs: choice.runs.or(size.runs).unwrap_or(scenario.runs).max(1),
             warmup: choice.warmup.or(size.warmup).unwrap_or(scenario.warmup),
+            together: scenario.together.max(1),
             timeout: scenario.timeout,
             drop_caches: choice.drop_caches.unwrap_or(scenario.drop_caches),
             seed: choice.seed.or(scenario.seed).unwrap_or(seed),

@@ -83,6 +83,8 @@ pub struct Plan {
     pub runs: u32,
     /// Rounds before them.
     pub warmup: u32,
+    /// Cells that are run at the same time; at least 1.
+    pub together: u32,
     /// Time for one command.
     pub timeout: Duration,
     /// Whether caches are dropped before each run.

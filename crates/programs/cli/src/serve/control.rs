@@ -282,7 +282,8 @@ impl Operations {
             "drain" => Ok(self.drain()),
             "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
             "metrics" => {
-                Ok(json!({ "text": figures::write(Figures::default(), &self.server.sums()) }))
+                let (sums, storage) = (self.server.sums(), self.table.figures());
+                Ok(json!({ "text": figures::write(Figures::default(), &sums, &storage) }))
             }
             "stop" => {
                 log::info!("stopping on request of the control socket");

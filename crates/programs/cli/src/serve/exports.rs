@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, DeviceExt as _};
 use blockhaul_catalog::{
-    Adjustable, Barrier, Exports, Gate, Intent, Layer, Listed, Named, Registry, Several, Shared,
-    Spec, Stack, guarded, percent_decode,
+    Adjustable, Barrier, Exports, Figure, Gate, Intent, Layer, Listed, Named, Registry, Several,
+    Shared, Spec, Stack, guarded, percent_decode,
 };
 use blockhaul_io::FifoLock;
 use blockhaul_snapshot::{Bitmap, Changes, Snapshot};
@@ -388,6 +388,21 @@ impl Table {
     /// The current exports, in order.
     pub fn running(&self) -> Vec<Arc<Running>> {
         self.lock().clone()
+    }
+
+    /// What the storages of the exports count, each figure once; figures of one name are consecutive.
+    pub fn figures(&self) -> Vec<Figure> {
+        let mut figures: Vec<Figure> = Vec::new();
+        for own in self.running().iter().filter_map(|one| one.own.as_ref()?.upgrade()) {
+            for figure in own.figures() {
+                let same = |one: &Figure| (one.name, &one.labels) == (figure.name, &figure.labels);
+                if !figures.iter().any(same) {
+                    figures.push(figure);
+                }
+            }
+        }
+        figures.sort_by_key(|figure| figure.name);
+        figures
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Running>>> {

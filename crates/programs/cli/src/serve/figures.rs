@@ -3,21 +3,24 @@
 use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
+use blockhaul_catalog::Figure;
 use blockhaul_server::{Exported, Server, Sums};
 
+use super::exports::Table;
 use crate::metrics::{Figures, Text};
 
 /// Makes the metrics of this server; none when it has ended. Does not keep its exports open.
-pub fn text(server: &Arc<Server>) -> Text {
+pub fn text(server: &Arc<Server>, table: &Arc<Table>) -> Text {
     let server: Weak<Server> = Arc::downgrade(server);
-    Arc::new(move |figures| match server.upgrade() {
-        Some(server) => write(figures, &server.sums()),
-        None => figures.finish(),
+    let table = Arc::downgrade(table);
+    Arc::new(move |figures| match (server.upgrade(), table.upgrade()) {
+        (Some(server), Some(table)) => write(figures, &server.sums(), &table.figures()),
+        _ => figures.finish(),
     })
 }
 
-/// Adds the metrics of a server.
-pub fn write(mut figures: Figures, sums: &Sums) -> String {
+/// Adds the metrics of a server and of its storage.
+pub fn write(mut figures: Figures, sums: &Sums, storage: &[Figure]) -> String {
     let one = |figures: &mut Figures, name: &str, kind: &str, help: &str, value: f64| {
         figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
     };
@@ -48,6 +51,11 @@ pub fn write(mut figures: Figures, sums: &Sums) -> String {
             &[("kind", kind.name())],
             (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
         );
+    }
+    for Figure { name, help, labels, value } in storage {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        figures.add(&format!("blockhaul_{name}"), kind, help, &labels, *value);
     }
     figures.finish()
 }

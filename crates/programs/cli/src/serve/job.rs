@@ -116,7 +116,7 @@ impl Job {
         let monitor = self.monitor(&operations).await?;
         self.write_pidfile()?;
         let page = Arc::new(status::Page::new(&self.operations));
-        let published = (figures::text(&server), page.status());
+        let published = (figures::text(&server, &self.table), page.status());
         let here = Remote::to(blockhaul_io::worker());
         let metrics = Metrics::start(&self.metrics, "serve", published, &here)?;
         if self.announced {
