@@ -2,6 +2,7 @@
 installed. `python3 -m unittest discover` in this directory runs all tests."""
 
 import array
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import unittest
 from pathlib import Path
 
 import blockhaul
+import blockhaul.aio
 
 MIB = 1 << 20
 
@@ -247,6 +249,65 @@ class Connections(WithFolder):
         )
         run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
         self.assertEqual(run.stdout, "interrupted\n", run.stderr)
+
+
+    def test_ctrl_c_ends_a_wait_for_a_server_and_the_connection_goes_on(self):
+        server = self.serve("pattern:1m", layers=["delay?read=1s"])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        with blockhaul.connect(server.uri) as disk:
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            begun = time.monotonic()
+            with self.assertRaises(KeyboardInterrupt):
+                disk.pread(64 * 1024, 0)
+            self.assertLess(time.monotonic() - begun, 0.9)
+            self.assertEqual(disk.pread(8, 64), (64).to_bytes(8, "big"))
+
+    def test_many_threads_share_a_connection(self):
+        server = self.serve(self.disk(size=32 * MIB))
+        wrong = []
+        with blockhaul.connect(server.uri) as disk:
+
+            def use(number):
+                mine = (16 + number) * MIB
+                for turn in range(40):
+                    at = (number * 7919 + turn * 4099) % MIB
+                    if disk.pread(70001, at) != (bytes(range(256)) * 275)[at % 256 :][:70001]:
+                        wrong.append(("read", number, turn))
+                    data = bytes([turn]) * (MIB // 2 + turn)
+                    disk.pwrite(data, mine)
+                    buffer = bytearray(len(data))
+                    disk.pread_into(buffer, mine)
+                    if buffer != data:
+                        wrong.append(("write", number, turn))
+
+            threads = [threading.Thread(target=use, args=(n,)) for n in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_what_the_server_does_not_take_works_in_the_middle(self):
+        server = self.serve("memory:1m", layers=["blocksize-policy?blocksize-minimum=4096"])
+        with blockhaul.connect(server.uri) as disk:
+            self.assertEqual(disk.pread(4096, 0), bytes(4096))
+            disk.pwrite(b"unaligned", 4090)
+            self.assertEqual(disk.pread(9, 4090), b"unaligned")
+            disk.pwrite(bytearray(b"x" * 4096), 8192)
+            self.assertEqual(disk.pread(2, 8191), b"\0x")
+
+    def test_blocking_and_awaited_requests_use_one_connection(self):
+        server = self.serve("memory:1m")
+        with blockhaul.connect(server.uri) as disk:
+            disk.pwrite(b"before", 0)
+
+            async def go():
+                return await blockhaul.aio.Device(disk).pread(6, 0)
+
+            self.assertEqual(asyncio.run(go()), b"before")
+            self.assertEqual(disk.pread(6, 0), b"before")
+            self.assertEqual(server.clients, 1)
 
 
 class Copies(WithFolder):

@@ -2,7 +2,8 @@
 //! Python (`blockhaul/`).
 //!
 //! - `workers`: the workers of the process, and what a fork means for them. `wait`: a thread of Python
-//!   waits for a worker, without the interpreter's lock.
+//!   waits for a worker, without the interpreter's lock. `direct`: it needs none, and does its own input
+//!   and output.
 //! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
 //!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
 //! - `export_list`, `copy`, `serve`: the functions of these names.
@@ -13,6 +14,7 @@
 
 mod completions;
 mod copy;
+mod direct;
 mod error;
 mod export_list;
 mod handle;
