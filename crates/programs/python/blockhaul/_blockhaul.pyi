@@ -230,6 +230,8 @@ class Serving:
         name: str = ...,
         unix: str | os.PathLike[str] | None = None,
         tcp: str | None = None,
+        object: Any = None,
+        threads: int = 1,
     ) -> Serving: ...
     @property
     def uri(self) -> str: ...

@@ -6,11 +6,11 @@
 //!   and output.
 //! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
 //!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
-//! - `export_list`, `copy`, `serve`: the functions of these names.
+//! - `export_list`, `copy`, `serve`: the functions of these names. `object`: a device in Python, served.
 //! - `error`: exceptions.
 //!
-//! Workers never take the interpreter's lock: results cross in queues, and become objects of Python on
-//! threads of Python.
+//! Workers never take the interpreter's lock: results and requests cross in queues, and become objects of
+//! Python on other threads.
 
 mod completions;
 mod copy;
@@ -19,6 +19,7 @@ mod error;
 mod export_list;
 mod handle;
 mod memory;
+mod object;
 mod opening;
 mod request;
 mod serve;

@@ -82,6 +82,11 @@ impl Memory {
         }
     }
 
+    /// Copies it to memory of the same length.
+    pub(crate) fn copy_to(&self, py: Python<'_>, into: &mut [u8]) -> PyResult<()> {
+        self.buffer.copy_to_slice(py, into)
+    }
+
     /// Zeroes a part.
     fn zero(&self, py: Python<'_>, at: usize, len: usize) -> PyResult<()> {
         let end = at + len;

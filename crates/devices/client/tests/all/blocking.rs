@@ -8,7 +8,7 @@ use blockhaul_block::{Contexts, Error, Flags, Kind, OpKind, Reply, Request};
 use blockhaul_client::Options;
 use blockhaul_client::blocking::{Blocking, Stop};
 use blockhaul_client::options::Place;
-use blockhaul_testkit::peer::{How, Offer, Scripted, Spoil};
+use blockhaul_testkit::peer::{How, Scripted, Spoil};
 use blockhaul_wire::{Command, Replies};
 
 use crate::common::{
@@ -114,7 +114,8 @@ fn errors_and_gaps_end_the_request_only() {
 #[test]
 fn a_server_that_is_silent_is_left() {
     let spoil = Spoil::nth(Command::Read, 1, How::Hang);
-    let blocking = connect(&Scripted::offer(offer().spoil(spoil)).uri(), hasty());
+    let server = Scripted::offer(offer().spoil(spoil));
+    let blocking = connect(&server.uri(), hasty());
     for at in [8192, 100] {
         let error = get(&blocking, at, 512).unwrap_err();
         assert_eq!(error.kind(), Kind::TimedOut, "{error}");
