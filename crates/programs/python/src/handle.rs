@@ -96,10 +96,10 @@ impl Handle {
     fn ask(&self, py: Python<'_>, asked: Asked) -> PyResult<Answer> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
-        if let Some(direct) = inner.direct(asked.changes()) {
-            if let Some(answer) = direct.ask(py, &asked)? {
-                return Ok(answer);
-            }
+        if let Some(direct) = inner.direct(asked.changes())
+            && let Some(answer) = direct.ask(py, &asked)?
+        {
+            return Ok(answer);
         }
         inner.needs_worker(py)?;
         let (sender, receiver) = channel();
