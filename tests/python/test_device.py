@@ -2,6 +2,7 @@
 installed. `python3 -m unittest discover` in this directory runs all tests."""
 
 import array
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -12,9 +13,11 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 from pathlib import Path
 
 import blockhaul
+import blockhaul.aio
 
 MIB = 1 << 20
 
@@ -247,6 +250,165 @@ class Connections(WithFolder):
         )
         run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
         self.assertEqual(run.stdout, "interrupted\n", run.stderr)
+
+
+    def test_ctrl_c_ends_a_wait_for_a_server_and_the_connection_goes_on(self):
+        server = self.serve("pattern:1m", layers=["delay?read=1s"])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        with blockhaul.connect(server.uri) as disk:
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            begun = time.monotonic()
+            with self.assertRaises(KeyboardInterrupt):
+                disk.pread(64 * 1024, 0)
+            self.assertLess(time.monotonic() - begun, 0.9)
+            self.assertEqual(disk.pread(8, 64), (64).to_bytes(8, "big"))
+
+    def test_many_threads_share_a_connection(self):
+        server = self.serve(self.disk(size=32 * MIB))
+        wrong = []
+        with blockhaul.connect(server.uri) as disk:
+
+            def use(number):
+                mine = (16 + number) * MIB
+                for turn in range(40):
+                    at = (number * 7919 + turn * 4099) % MIB
+                    if disk.pread(70001, at) != (bytes(range(256)) * 275)[at % 256 :][:70001]:
+                        wrong.append(("read", number, turn))
+                    data = bytes([turn]) * (MIB // 2 + turn)
+                    disk.pwrite(data, mine)
+                    buffer = bytearray(len(data))
+                    disk.pread_into(buffer, mine)
+                    if buffer != data:
+                        wrong.append(("write", number, turn))
+
+            threads = [threading.Thread(target=use, args=(n,)) for n in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(wrong, [])
+
+    def test_what_the_server_does_not_take_works_in_the_middle(self):
+        server = self.serve("memory:1m", layers=["blocksize?minimum=4096&minblock=4096"])
+        with blockhaul.connect(server.uri) as disk:
+            self.assertEqual(disk.pread(4096, 0), bytes(4096))
+            disk.pwrite(b"unaligned", 4090)
+            self.assertEqual(disk.pread(9, 4090), b"unaligned")
+            disk.pwrite(bytearray(b"x" * 4096), 8192)
+            self.assertEqual(disk.pread(2, 8191), b"\0x")
+
+    def test_blocking_and_awaited_requests_use_one_connection(self):
+        server = self.serve("memory:1m")
+        with blockhaul.connect(server.uri) as disk:
+            disk.pwrite(b"before", 0)
+
+            async def go():
+                return await blockhaul.aio.Device(disk).pread(6, 0)
+
+            self.assertEqual(asyncio.run(go()), b"before")
+            self.assertEqual(disk.pread(6, 0), b"before")
+            self.assertEqual(server.clients, 1)
+
+
+class Memory:
+    """A device of a megabyte."""
+
+    def __init__(self):
+        self.content = bytearray(MIB)
+        self.flushed = 0
+
+    def get_size(self):
+        return len(self.content)
+
+    def pread(self, buffer, offset, flags):
+        if offset == 4096:
+            raise OSError(errno.ENOSPC, "no such place")
+        buffer[:] = self.content[offset : offset + len(buffer)]
+
+    def pwrite(self, buffer, offset, flags):
+        self.content[offset : offset + len(buffer)] = buffer
+
+    def flush(self, flags):
+        self.flushed += 1
+
+    def extents(self, count, offset, flags):
+        return [(0, MIB // 2, 0), (MIB // 2, MIB // 2, 3)]
+
+
+class Objects(WithFolder):
+    def setUp(self):
+        super().setUp()
+        # Tracebacks of the methods.
+        self.raised = []
+        before, sys.unraisablehook = sys.unraisablehook, lambda it: self.raised.append(it.exc_type)
+        self.addCleanup(setattr, sys, "unraisablehook", before)
+
+    def test_an_object_is_a_device(self):
+        memory = Memory()
+        server = self.serve(memory, threads=4)
+        with blockhaul.connect(server.uri) as disk:
+            self.assertEqual(disk.size, MIB)
+            self.assertTrue(disk.can_write and disk.can_flush and disk.can_extents)
+            disk.pwrite(b"from a client", 100)
+            self.assertEqual(memory.content[100:113], b"from a client")
+            self.assertEqual(disk.pread(6, 107), b"client")
+            disk.zero(512, 0)
+            self.assertEqual(memory.content[100:113], bytes(13))
+            disk.flush()
+            self.assertGreater(memory.flushed, 0)
+            runs = [(run.offset, run.length, run.flags) for run in disk.extents()]
+            self.assertEqual(runs, [(0, MIB // 2, 0), (MIB // 2, MIB // 2, 3)])
+            with self.assertRaises(blockhaul.Error) as caught:
+                disk.pread(512, 4096)
+            self.assertEqual(caught.exception.errno, errno.ENOSPC)
+            self.assertEqual(disk.pread(1, 0), b"\0")
+        self.assertEqual(self.raised, [OSError])
+        self.assertEqual(server.stop(), 0)
+
+    def test_it_has_the_abilities_of_its_methods(self):
+        class Pattern:
+            def get_size(self):
+                return 8192
+
+            def pread(self, buffer, offset, flags):
+                buffer[:] = b"p" * len(buffer)
+
+        server = self.serve(Pattern())
+        with blockhaul.connect(server.uri) as disk:
+            self.assertFalse(disk.can_write)
+            self.assertEqual(disk.pread(8192, 0), b"p" * 8192)
+
+    def test_what_is_no_device_is_refused(self):
+        class Nothing:
+            pass
+
+        class Coroutine(Memory):
+            async def pread(self, buffer, offset, flags):
+                pass
+
+        with self.assertRaisesRegex(ValueError, "Nothing has no method get_size"):
+            blockhaul.serve(Nothing())
+        with self.assertRaisesRegex(ValueError, "threads"):
+            blockhaul.serve(Memory(), threads=0)
+        server = self.serve(Coroutine())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with blockhaul.connect(server.uri) as disk:
+                with self.assertRaisesRegex(blockhaul.Error, "coroutine"):
+                    disk.pread(1, 0)
+
+    def test_a_server_ends_with_the_program(self):
+        script = (
+            "import blockhaul\n"
+            "class One:\n"
+            "    def get_size(self): return 512\n"
+            "    def pread(self, buffer, offset, flags): pass\n"
+            "server = blockhaul.serve(One())\n"
+            "print(blockhaul.connect(server.uri).pread(1, 0))\n"
+        )
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20)
+        self.assertEqual((run.stdout, run.returncode), ("b'\\x00'\n", 0), run.stderr)
 
 
 class Copies(WithFolder):

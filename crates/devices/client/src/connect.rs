@@ -14,6 +14,8 @@ use blockhaul_wire::Infos;
 use blockhaul_wire::handshake::client::{Handshake, Negotiated};
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 
+use crate::blocking::Blocking;
+use crate::device::Export;
 use crate::link::{Link, refused, unheard};
 use crate::ssh::SshAddress;
 use crate::upgrade::upgrade;
@@ -146,6 +148,56 @@ pub struct Connected {
     pub negotiated: Negotiated,
 }
 
+/// An open connection that nobody uses yet.
+pub struct Opened {
+    name: String,
+    link: Link,
+    /// The result of the negotiation.
+    pub negotiated: Negotiated,
+    patience: (Duration, u64),
+}
+
+impl Opened {
+    /// The connection as a device; its tasks run on this worker.
+    ///
+    /// # Errors
+    /// If the export is longer than any device.
+    pub fn device(self) -> Result<Arc<dyn Device>> {
+        device::open(&self.name, self.link, &self.negotiated, self.patience, None)
+    }
+
+    /// The connection for threads that wait. Not with TLS, whose records belong to workers, and not with
+    /// a minimum rate: then it is returned.
+    ///
+    /// # Errors
+    /// If the export is longer than any device, or the socket cannot be used.
+    pub fn blocking(self) -> Result<std::result::Result<Blocking, Opened>> {
+        let (timeout, min_rate) = self.patience;
+        if self.negotiated.tls || min_rate > 0 {
+            return Ok(Err(self));
+        }
+        let export = Arc::new(Export::of(&self.name, &self.negotiated));
+        Blocking::new(&self.link, export, timeout).map(Ok)
+    }
+}
+
+/// Connects to an export, for a caller that decides afterwards who carries out its requests.
+pub async fn open(
+    name: &str,
+    address: &Address,
+    export: &str,
+    options: &Options,
+) -> Result<Opened> {
+    let opened = transmission(address, export, options).await.and_then(|(link, ended)| {
+        let Ended::Transmission(negotiated) = ended else {
+            return Err(Error::new(Kind::Io, "the handshake stopped too early"));
+        };
+        let patience = (options.timeout, options.min_rate);
+        Ok(Opened { name: name.to_string(), link, negotiated: *negotiated, patience })
+    });
+    opened.map_err(|error| at(name, address, error))
+}
+
 /// Connects to an export. `name` is for messages: what the user typed.
 pub async fn connect(
     name: &str,
@@ -164,17 +216,10 @@ pub async fn connect_keeping(
     export: &str,
     options: &Options,
 ) -> Result<Connected> {
-    let dialled = transmission(address, export, options);
-    let place = |error: Error| at(name, address, error);
-    let (link, ended) = dialled.await.map_err(place)?;
-    match ended {
-        Ended::Transmission(negotiated) => {
-            let patience = (options.timeout, options.min_rate);
-            let device = device::open(name, link, &negotiated, patience, process).map_err(place)?;
-            Ok(Connected { device, negotiated: *negotiated })
-        }
-        Ended::Options(_) => Err(place(Error::new(Kind::Io, "the handshake stopped too early"))),
-    }
+    let Opened { link, negotiated, patience, .. } = open(name, address, export, options).await?;
+    let device = device::open(name, link, &negotiated, patience, process);
+    let device = device.map_err(|error| at(name, address, error))?;
+    Ok(Connected { device, negotiated })
 }
 
 /// Connects and negotiates everything, up to the transmission phase.

@@ -10,7 +10,7 @@ use blockhaul_block::{
 };
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::request::{Filter, Header};
-use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers};
+use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers, Replies};
 
 use crate::ServerProcess;
 use crate::link::Link;
@@ -22,7 +22,14 @@ const PIECES_IN_FLIGHT: usize = 16;
 
 struct NbdDevice {
     connection: Arc<Connection>,
-    facts: Arc<Facts>,
+    export: Arc<Export>,
+}
+
+/// What a handshake has told about an export: the facts of its device, and what its requests depend on.
+pub(crate) struct Export {
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) headers: Headers,
+    pub(crate) replies: Replies,
     /// IDs of the contexts, by their index in the facts.
     ids: Vec<u32>,
     /// The ID of `base:allocation`, if it was selected.
@@ -30,7 +37,7 @@ struct NbdDevice {
     /// The server accepts block status requests for a subset of the contexts.
     filter: bool,
     /// Maximum effect length of one request.
-    effect_max: u64,
+    pub(crate) effect_max: u64,
 }
 
 /// A connection in use by a device and by requests sent in pieces. The last user sends the
@@ -55,46 +62,132 @@ pub(crate) fn open(
     (timeout, min_rate): (Duration, u64),
     process: Option<Arc<ServerProcess>>,
 ) -> Result<Arc<dyn Device>> {
-    let info = &negotiated.info;
-    let mut facts = Facts::new(name, info.size);
-    facts.description = info.description.clone().unwrap_or_default();
-    facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
-    // TLS needs the bytes in memory.
-    facts.takes_parked = !negotiated.tls;
-    facts.claims_room = true;
-    facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
-    // nbd: sizes.aligned
-    facts.block = block_sizes(negotiated);
-    facts.allocation_unit = facts.block.preferred;
-    let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
-    // Callers expect it at index 0, wherever the server put it.
-    contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
-    facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
-    // nbd: meta.id-opaque
-    let ids = contexts.iter().map(|context| context.id).collect();
-    let is_allocation = |context: &&&Context| context.name == blockhaul_block::BASE_ALLOCATION;
-    let allocation = contexts.iter().find(is_allocation).map(|context| context.id);
-    let effect_max = match negotiated.headers {
-        Headers::Extended => u64::MAX,
-        // The largest 32-bit length that is aligned to every block size.
-        Headers::Compact => u64::from(u32::MAX - 0xffff),
-    };
+    let export = Arc::new(Export::of(name, negotiated));
     let patience = Patience { name: name.to_string(), timeout, min_rate };
-    let session = session::start(link, negotiated.headers, negotiated.replies, patience);
+    let device = start(link, export.clone(), patience, process);
+    // If it is too large, the connection ends with a disconnect request.
+    export.check()?;
+    Ok(device)
+}
+
+/// Makes a device from a connection whose export is known; its tasks run on this worker.
+pub(crate) fn over(link: Link, export: Arc<Export>, timeout: Duration) -> Arc<dyn Device> {
+    let patience = Patience { name: export.facts.name.to_string(), timeout, min_rate: 0 };
+    start(link, export, patience, None)
+}
+
+fn start(
+    link: Link,
+    export: Arc<Export>,
+    patience: Patience,
+    process: Option<Arc<ServerProcess>>,
+) -> Arc<dyn Device> {
+    let session = session::start(link, export.headers, export.replies, patience);
     let connection = Arc::new(Connection { session, _process: process });
-    if i64::try_from(info.size).is_err() {
-        // The connection ends with a disconnect request.
-        let text = format!("the server reported an export of {} bytes", info.size);
-        return Err(Error::new(Kind::TooLarge, text));
+    Arc::new(NbdDevice { connection, export })
+}
+
+impl Export {
+    /// What the handshake has told; `name` is for messages.
+    pub(crate) fn of(name: &str, negotiated: &Negotiated) -> Export {
+        let info = &negotiated.info;
+        let mut facts = Facts::new(name, info.size);
+        facts.description = info.description.clone().unwrap_or_default();
+        facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
+        // TLS needs the bytes in memory.
+        facts.takes_parked = !negotiated.tls;
+        facts.claims_room = true;
+        facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
+        // nbd: sizes.aligned
+        facts.block = block_sizes(negotiated);
+        facts.allocation_unit = facts.block.preferred;
+        let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
+        // Callers expect it at index 0, wherever the server put it.
+        contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
+        facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
+        // nbd: meta.id-opaque
+        let ids = contexts.iter().map(|context| context.id).collect();
+        let is_allocation = |context: &&&Context| context.name == blockhaul_block::BASE_ALLOCATION;
+        let allocation = contexts.iter().find(is_allocation).map(|context| context.id);
+        let effect_max = match negotiated.headers {
+            Headers::Extended => u64::MAX,
+            // The largest 32-bit length that is aligned to every block size.
+            Headers::Compact => u64::from(u32::MAX - 0xffff),
+        };
+        Export {
+            facts: Arc::new(facts),
+            headers: negotiated.headers,
+            replies: negotiated.replies,
+            ids,
+            allocation,
+            filter: info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD),
+            effect_max,
+        }
     }
-    Ok(Arc::new(NbdDevice {
-        connection,
-        facts: Arc::new(facts),
-        ids,
-        allocation,
-        filter: info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD),
-        effect_max,
-    }))
+
+    /// Refuses an export that is longer than any device.
+    pub(crate) fn check(&self) -> Result<()> {
+        let size = self.facts.size;
+        match i64::try_from(size) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                let text = format!("the server reported an export of {size} bytes");
+                Err(Error::new(Kind::TooLarge, text))
+            }
+        }
+    }
+
+    /// The message of a request, with the cookie 0, its payload, and what its reply must be.
+    pub(crate) fn message(&self, request: Request) -> (Header, Payload, Expected) {
+        let Request { op, at, len, flags } = request;
+        let mut header = Header {
+            flags: command_flags(flags),
+            command: Command::Flush,
+            cookie: 0,
+            offset: at,
+            length: len,
+        };
+        let mut payload = Payload::None;
+        let mut expected = Expected::new(at, len, Want::Done);
+        match op {
+            Op::Read(room) => {
+                header.command = Command::Read;
+                expected.want = Want::Read(Reading::new(room));
+            }
+            Op::Write(data) => {
+                header.command = Command::Write;
+                // nbd: extended.compact-no-flag, extended.write-flag
+                if self.headers == Headers::Extended {
+                    header.flags |= CommandFlags::PAYLOAD_LEN;
+                }
+                payload = Payload::Data(data);
+            }
+            Op::Zero => header.command = Command::WriteZeroes,
+            Op::Trim => header.command = Command::Trim,
+            // nbd: flush.zero
+            Op::Flush => (header.offset, header.length) = (0, 0),
+            Op::Cache => header.command = Command::Cache,
+            Op::Extents(contexts) => {
+                header.command = Command::BlockStatus;
+                header.length = len.min(self.effect_max);
+                expected.len = header.length;
+                let ids: Vec<u32> =
+                    contexts.iter().filter_map(|i| self.ids.get(i).copied()).collect();
+                if self.filter && ids.len() < self.ids.len() {
+                    let filter = Filter { length: header.length, contexts: ids.clone() };
+                    let mut bytes = Vec::new();
+                    filter.emit(&mut bytes);
+                    header.length = filter.payload_len();
+                    header.flags |= CommandFlags::PAYLOAD_LEN;
+                    payload = Payload::Bytes(bytes);
+                }
+                let lists = ids.into_iter().map(|id| (id, None)).collect();
+                let one = flags.contains(Flags::ONE_EXTENT);
+                expected.want = Want::Extents { lists, one, allocation: self.allocation };
+            }
+        }
+        (header, payload, expected)
+    }
 }
 
 // nbd: flags.only-offered, baseline.negotiated
@@ -139,13 +232,13 @@ fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
 
 impl Device for NbdDevice {
     fn facts(&self) -> Arc<Facts> {
-        self.facts.clone()
+        self.export.facts.clone()
     }
 
     fn submit(&self, request: Request) -> Pending {
         let kind = request.kind();
         if matches!(kind, OpKind::Zero | OpKind::Trim | OpKind::Cache)
-            && request.len > self.effect_max
+            && request.len > self.export.effect_max
         {
             return self.submit_in_pieces(request);
         }
@@ -155,53 +248,7 @@ impl Device for NbdDevice {
 
 impl NbdDevice {
     fn submit_one(&self, request: Request) -> Pending {
-        let Request { op, at, len, flags } = request;
-        let mut header = Header {
-            flags: command_flags(flags),
-            command: Command::Flush,
-            cookie: 0,
-            offset: at,
-            length: len,
-        };
-        let mut payload = Payload::None;
-        let mut expected = Expected::new(at, len, Want::Done);
-        match op {
-            Op::Read(room) => {
-                header.command = Command::Read;
-                expected.want = Want::Read(Reading::new(room));
-            }
-            Op::Write(data) => {
-                header.command = Command::Write;
-                // nbd: extended.compact-no-flag, extended.write-flag
-                if self.connection.session.headers() == Headers::Extended {
-                    header.flags |= CommandFlags::PAYLOAD_LEN;
-                }
-                payload = Payload::Data(data);
-            }
-            Op::Zero => header.command = Command::WriteZeroes,
-            Op::Trim => header.command = Command::Trim,
-            // nbd: flush.zero
-            Op::Flush => (header.offset, header.length) = (0, 0),
-            Op::Cache => header.command = Command::Cache,
-            Op::Extents(contexts) => {
-                header.command = Command::BlockStatus;
-                header.length = len.min(self.effect_max);
-                expected.len = header.length;
-                let ids: Vec<u32> =
-                    contexts.iter().filter_map(|i| self.ids.get(i).copied()).collect();
-                if self.filter && ids.len() < self.ids.len() {
-                    let filter = Filter { length: header.length, contexts: ids.clone() };
-                    let mut bytes = Vec::new();
-                    filter.emit(&mut bytes);
-                    header.length = filter.payload_len();
-                    header.flags |= CommandFlags::PAYLOAD_LEN;
-                    payload = Payload::Bytes(bytes);
-                }
-                let lists = ids.into_iter().map(|id| (id, None)).collect();
-                let one = flags.contains(Flags::ONE_EXTENT);
-                expected.want = Want::Extents { lists, one, allocation: self.allocation };
-            }
-        }
+        let (header, payload, expected) = self.export.message(request);
         let (completer, pending) = Pending::completer();
         self.connection.session.submit(header, payload, expected, completer);
         pending
@@ -213,7 +260,7 @@ impl NbdDevice {
         let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
         let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
         // Delays the disconnect request until the last piece is sent.
-        let (connection, max) = (self.connection.clone(), self.effect_max);
+        let (connection, max) = (self.connection.clone(), self.export.effect_max);
         let mut next = move |flags| {
             let len = left.min(max);
             let flags = command_flags(flags);
@@ -258,7 +305,7 @@ impl NbdDevice {
 }
 
 // nbd: flags.df-client, command-flags.known, command-flags.df
-fn command_flags(flags: Flags) -> CommandFlags {
+pub(crate) fn command_flags(flags: Flags) -> CommandFlags {
     CommandFlags::NONE
         .with(CommandFlags::FUA, flags.contains(Flags::FUA))
         .with(CommandFlags::NO_HOLE, flags.contains(Flags::NO_HOLE))

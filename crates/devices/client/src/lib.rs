@@ -8,10 +8,12 @@
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `guard`: ends such a server when this program is killed.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
+//! - [`blocking`]: a connection for threads that send and receive themselves.
 //! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod backends;
+pub mod blocking;
 mod command;
 mod connect;
 mod device;
@@ -26,7 +28,9 @@ mod upgrade;
 
 pub use backends::all;
 pub use command::ServerProcess;
-pub use connect::{Address, Connected, HttpAddress, OpenSocket, Options, connect, connect_keeping};
+pub use connect::{
+    Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping, open,
+};
 pub use guard::set_program;
 pub use line::Line;
 pub use ssh::SshAddress;

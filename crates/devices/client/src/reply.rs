@@ -5,6 +5,10 @@ use blockhaul_io::{Buf, Data, Reservation};
 use blockhaul_wire::reply::{ChunkKind, Failure, Hole};
 use blockhaul_wire::status::{Form, STATE_HOLE, STATE_ZERO, Status};
 
+/// Maximum number of chunks in one reply: one for every 512 bytes of the longest read, and as many
+/// again. Limits the list that a server can make us keep.
+pub(crate) const CHUNKS_MAX: u32 = 128 << 10;
+
 /// A request in flight and its reply so far.
 pub(crate) struct Expected {
     pub(crate) at: u64,
@@ -128,21 +132,8 @@ impl Expected {
 }
 
 impl Reading {
-    // nbd: chunk.overlap-refused
     fn finish(mut self, len: u64) -> Outcome {
-        self.covered.sort_unstable();
-        let mut reached = 0;
-        // Each byte exactly once: bytes that arrive twice may differ.
-        let in_order = self.covered.iter().all(|&(start, part)| {
-            let follows = start == reached;
-            reached += part;
-            follows
-        });
-        // nbd: read.incomplete-refused
-        if !in_order || reached != len {
-            let text = "the server left out bytes of a read, or sent some twice";
-            return Err(Error::new(Kind::Io, text));
-        }
+        covers(&mut self.covered, len)?;
         if let Some(data) = self.whole {
             return Ok(Reply::Data(data));
         }
@@ -152,6 +143,26 @@ impl Reading {
             buf[start as usize..(start + part) as usize].fill(0);
         }
         Ok(Reply::Data(buf.into()))
+    }
+}
+
+// nbd: chunk.overlap-refused
+/// Checks that the ranges of a reply are the whole request, each byte once: bytes that arrive twice may differ.
+pub(crate) fn covers(covered: &mut [(u64, u64)], len: u64) -> Result<(), Error> {
+    covered.sort_unstable();
+    let mut reached = 0;
+    let in_order = covered.iter().all(|&(start, part)| {
+        let follows = start == reached;
+        reached += part;
+        follows
+    });
+    // nbd: read.incomplete-refused
+    match in_order && reached == len {
+        true => Ok(()),
+        false => {
+            let text = "the server left out bytes of a read, or sent some twice";
+            Err(Error::new(Kind::Io, text))
+        }
     }
 }
 
@@ -222,4 +233,8 @@ pub(crate) fn violation(what: &'static str) -> Error {
 
 pub(crate) fn wrong(error: &blockhaul_wire::Error) -> Error {
     Error::new(Kind::Io, format!("the server broke the protocol: {error}"))
+}
+
+pub(crate) fn cut_off() -> Error {
+    Error::new(Kind::Disconnected, "the server closed the connection in the middle of a reply")
 }

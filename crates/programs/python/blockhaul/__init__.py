@@ -23,7 +23,7 @@ from ._copy import Progress, copy
 from ._device import Device, Export, Extent, connect, extents, list_exports, open
 from ._device import close_all as _close_all
 from ._device import forget_all as _forget_devices
-from ._serve import Server, serve
+from ._serve import Object, Server, serve
 from ._serve import forget_all as _forget_servers
 from ._serve import stop_all as _stop_all
 
@@ -34,6 +34,7 @@ __all__ = [
     "Error",
     "Export",
     "Extent",
+    "Object",
     "Progress",
     "Server",
     "__version__",

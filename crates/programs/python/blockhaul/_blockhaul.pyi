@@ -58,6 +58,8 @@ class Handle:
     def close(self) -> None:
         """Closes the device, after the requests in flight. What was written through ``open`` is flushed first.
         Does nothing if it is closed."""
+    def use_workers(self) -> None:
+        """Lets workers carry out requests from here on, also those that a thread waits for."""
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
@@ -228,6 +230,8 @@ class Serving:
         name: str = ...,
         unix: str | os.PathLike[str] | None = None,
         tcp: str | None = None,
+        object: Any = None,
+        threads: int = 1,
     ) -> Serving: ...
     @property
     def uri(self) -> str: ...

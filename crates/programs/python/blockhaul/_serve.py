@@ -3,11 +3,28 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 from weakref import WeakSet
 
 from . import _blockhaul
 from ._device import Description, words
+
+
+class Object(Protocol):
+    """A device in Python: the callbacks of a plugin as methods, without the handle.
+
+    ``pwrite(buffer, offset, flags)``, ``flush(flags)``, ``trim(count, offset, flags)``, ``zero(count, offset,
+    flags)``, ``cache(count, offset, flags)``, ``extents(count, offset, flags)`` and ``block_size()`` are
+    offered to clients if they exist. An exception fails the request with its ``errno``, or EIO.
+    """
+
+    def get_size(self) -> int:
+        """Size in bytes. Asked for once."""
+        ...
+
+    def pread(self, buffer: memoryview, offset: int, flags: int, /) -> object:
+        """Fills a buffer. What it does not fill reads as zeroes."""
+        ...
 
 
 #: Servers that are stopped at the end of the program.
@@ -63,18 +80,20 @@ class Server:
 
 
 def serve(
-    device: Description,
+    device: Description | Object,
     *,
     unix: str | os.PathLike[str] | None = None,
     tcp: tuple[str, int] | None = None,
     name: str = "",
     readonly: bool = False,
     layers: Sequence[str] = (),
+    threads: int = 1,
 ) -> Server:
     """Serves a device over NBD, in threads of this process, until ``Server.stop``.
 
-    ``device`` and ``layers`` are as for ``open``. The server listens on the Unix socket ``unix``, or at
-    ``tcp``, an address and a port; without either, at a free port of 127.0.0.1. A device written in Python
+    ``device`` and ``layers`` are as for ``open``; or ``device`` is an object of a class with the methods of
+    ``Object``, which up to ``threads`` threads call at a time. The server listens on the Unix socket ``unix``, or at
+    ``tcp``, an address and a port; without either, at a free port of 127.0.0.1. A plugin
     is ``python:script.py``, which runs in a process of its own. For TLS, limits and everything else that a
     server may need, start the command ``blockhaul serve`` (``program()``).
 
@@ -87,7 +106,15 @@ def serve(
         host, port = tcp if tcp is not None else ("127.0.0.1", 0)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     path = None if unix is None else os.fspath(unix)
+    described = isinstance(device, (str, os.PathLike, Sequence))
     serving = _blockhaul.Serving(
-        words(device), layers=list(layers), readonly=readonly, name=name, unix=path, tcp=address
+        words(device) if described else [],
+        layers=list(layers),
+        readonly=readonly,
+        name=name,
+        unix=path,
+        tcp=address,
+        object=None if described else device,
+        threads=threads,
     )
     return Server(serving)

@@ -45,6 +45,17 @@ class Device:
 
     def __init__(self, device: _device.Device) -> None:
         self.device = device
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._completions: _blockhaul.Completions | None = None
+
+    def _begin(self) -> "tuple[_blockhaul.Completions, asyncio.Future[Any]]":
+        """A future for a request, and what brings its result."""
+        loop = asyncio.get_running_loop()
+        completions = self._completions
+        if completions is None or loop is not self._loop:
+            completions = _completions(loop)
+            self._loop, self._completions = loop, completions
+        return completions, loop.create_future()
 
     @property
     def size(self) -> int:
@@ -68,23 +79,20 @@ class Device:
 
     async def pread(self, count: int, offset: int) -> bytes:
         """Reads ``count`` bytes at ``offset``."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_pread(_completions(loop), future, count, offset)
+        completions, future = self._begin()
+        self.device.start_pread(completions, future, count, offset)
         return await future  # type: ignore[no-any-return]
 
     async def pread_into(self, buffer: "Buffer", offset: int) -> int:
         """Fills a buffer from ``offset``, and returns its length. It must not be used or resized meanwhile."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_pread_into(_completions(loop), future, buffer, offset)
+        completions, future = self._begin()
+        self.device.start_pread_into(completions, future, buffer, offset)
         return await future  # type: ignore[no-any-return]
 
     async def pwrite(self, data: "Buffer", offset: int, *, fua: bool = False) -> None:
         """Writes a buffer at ``offset``; with ``fua`` it is durable on return."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_pwrite(_completions(loop), future, data, offset, fua=fua)
+        completions, future = self._begin()
+        self.device.start_pwrite(completions, future, data, offset, fua=fua)
         await future
 
     async def zero(
@@ -97,43 +105,36 @@ class Device:
         fast: bool = False,
     ) -> None:
         """Makes a range read as zeroes; ``allocate`` keeps its storage, ``fast`` fails rather than write."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
+        completions, future = self._begin()
         self.device.start_zero(
-            _completions(loop), future, count, offset, fua=fua, allocate=allocate, fast=fast
+            completions, future, count, offset, fua=fua, allocate=allocate, fast=fast
         )
         await future
 
     async def trim(self, count: int, offset: int, *, fua: bool = False) -> None:
         """Discards a range; what it reads as afterwards is undefined."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_trim(_completions(loop), future, count, offset, fua=fua)
+        completions, future = self._begin()
+        self.device.start_trim(completions, future, count, offset, fua=fua)
         await future
 
     async def flush(self) -> None:
         """Makes completed writes durable."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_flush(_completions(loop), future)
+        completions, future = self._begin()
+        self.device.start_flush(completions, future)
         await future
 
     async def cache(self, count: int, offset: int) -> None:
         """Announces that a range will be read."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_cache(_completions(loop), future, count, offset)
+        completions, future = self._begin()
+        self.device.start_cache(completions, future, count, offset)
         await future
 
     async def block_status(
         self, count: int, offset: int, contexts: list[str] | None = None, *, one: bool = False
     ) -> dict[str, list[tuple[int, int]]]:
         """The runs of a range, or of its beginning, for each context: length in bytes and flags."""
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self.device.start_block_status(
-            _completions(loop), future, count, offset, contexts, one=one
-        )
+        completions, future = self._begin()
+        self.device.start_block_status(completions, future, count, offset, contexts, one=one)
         return await future  # type: ignore[no-any-return]
 
     async def extents(
@@ -151,9 +152,16 @@ class Device:
                 at += size
 
 
+def _connect(uri: str, **options: Any) -> _device.Device:
+    """A connection whose requests no thread waits for."""
+    device = _device.connect(uri, **options)
+    device.use_workers()
+    return device
+
+
 async def connect(uri: str, **options: Any) -> Device:
     """Connects to an export of an NBD server. The arguments are those of ``blockhaul.connect``."""
-    return Device(await asyncio.to_thread(_device.connect, uri, **options))
+    return Device(await asyncio.to_thread(_connect, uri, **options))
 
 
 async def open(device: Description, mode: str = "r", **options: Any) -> Device:

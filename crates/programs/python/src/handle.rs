@@ -10,9 +10,10 @@ use blockhaul_block::{Can, Contexts, Device, Facts, Flags};
 use blockhaul_io::{Pool, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::completions::Completions;
+use crate::direct::Direct;
 use crate::error::{fail, of_device};
 use crate::memory::{Memory, bytes_of, copied};
 use crate::opening::{Asking, Command, Connection, Mode, Open, Wanted};
@@ -40,8 +41,11 @@ struct Inner {
     /// Taken when it is closed.
     open: Option<Open>,
     device: Option<Arc<dyn Device>>,
+    /// What threads use themselves, until a worker must have it.
+    direct: Option<Direct>,
     pool: Pool,
     remote: Remote,
+    writable: bool,
     generation: Generation,
 }
 
@@ -49,7 +53,7 @@ impl Inner {
     /// Closes the device on this thread: it may wait for a server that it has started.
     fn close(&mut self) {
         // The command of a socket ends after its connection.
-        let open = (self.device.take(), self.open.take());
+        let open = (self.device.take(), self.direct.take(), self.open.take());
         match self.generation.is_current() {
             true => drop(open),
             // Its connections belong to the parent process.
@@ -60,7 +64,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let open = (self.device.take(), self.open.take());
+        let open = (self.device.take(), self.direct.take(), self.open.take());
         if !self.generation.is_current() {
             return std::mem::forget(open);
         }
@@ -92,6 +96,12 @@ impl Handle {
     fn ask(&self, py: Python<'_>, asked: Asked) -> PyResult<Answer> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
+        if let Some(direct) = inner.direct(asked.changes())
+            && let Some(answer) = direct.ask(py, &asked)?
+        {
+            return Ok(answer);
+        }
+        inner.needs_worker(py)?;
         let (sender, receiver) = channel();
         let remote = inner.remote.clone();
         wait::start(&remote, sender, move || inner.carry_out(asked));
@@ -107,6 +117,7 @@ impl Handle {
     ) -> PyResult<()> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
+        inner.needs_worker(future.py())?;
         let promise = completions.promise(future, buffer)?;
         let remote = inner.remote.clone();
         drop(remote.spawn(move || {
@@ -180,6 +191,19 @@ impl Handle {
 }
 
 impl Inner {
+    /// What this thread can use itself; to change something only if that is allowed.
+    fn direct(&self, changes: bool) -> Option<&Direct> {
+        self.direct.as_ref().filter(|_| self.writable || !changes)
+    }
+
+    /// A worker is to carry out requests from here on.
+    fn needs_worker(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.direct {
+            Some(direct) => direct.give_to_worker(py, &self.remote),
+            None => Ok(()),
+        }
+    }
+
     fn carry_out(
         self: Arc<Self>,
         asked: Asked,
@@ -260,14 +284,16 @@ impl Handle {
         let runtime = workers::runtime()?;
         let remote = workers::remote(&runtime);
         let open = wait::run(py, &remote, move || wanted.open())?;
-        let open = open.map_err(|error| of_device(&error))?;
+        let mut open = open.map_err(|error| of_device(&error))?;
         let (device, generation) = (open.stack.device().clone(), Generation::current());
         let (facts, connection) = (device.facts(), open.connection.clone());
         let inner = Inner {
+            direct: open.direct.take(),
             open: Some(open),
             device: Some(device),
             pool: Pool::new(POOL),
             remote,
+            writable: facts.can.contains(Can::WRITE),
             generation,
         };
         let inner = Mutex::new(Some(Arc::new(inner)));
@@ -288,6 +314,11 @@ impl Handle {
             py.detach(move || inner.close());
         }
         flushed
+    }
+
+    /// Lets workers carry out requests from here on, also those that a thread waits for.
+    fn use_workers(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner()?.needs_worker(py)
     }
 
     /// Whether it is closed.
@@ -380,6 +411,12 @@ impl Handle {
     /// Reads ``count`` bytes at ``offset``.
     fn pread(&self, py: Python<'_>, count: u64, offset: u64) -> PyResult<Py<PyAny>> {
         let asked = self.read_of(count, offset)?;
+        let inner = self.inner()?;
+        if let Some(direct) = inner.direct(false)
+            && let Some(bytes) = direct.pread(py, count, offset)?
+        {
+            return Ok(bytes.into_any().unbind());
+        }
         into_object(py, self.ask(py, asked)?, None)
     }
 
@@ -392,6 +429,12 @@ impl Handle {
     ) -> PyResult<Py<PyAny>> {
         let buffer = Memory::of(buffer)?;
         let asked = self.read_into_of(&buffer, offset)?;
+        let inner = self.inner()?;
+        if let Some(direct) = inner.direct(false)
+            && direct.pread_into(py, &inner.pool, &buffer, offset)?.is_some()
+        {
+            return Ok(buffer.len().into_pyobject(py)?.into_any().unbind());
+        }
         into_object(py, self.ask(py, asked)?, Some(buffer))
     }
 
@@ -404,6 +447,16 @@ impl Handle {
         offset: u64,
         fua: bool,
     ) -> PyResult<()> {
+        let inner = self.inner()?;
+        if let Some(direct) = inner.direct(true)
+            && let Ok(bytes) = data.cast::<PyBytes>()
+        {
+            // Bytes never change, so that they need no copy.
+            let flags = flag(Flags::FUA, fua);
+            if direct.pwrite(py, bytes.as_bytes(), offset, flags)?.is_some() {
+                return Ok(());
+            }
+        }
         let asked = self.write_of(data, offset, fua)?;
         self.ask(py, asked).map(drop)
     }

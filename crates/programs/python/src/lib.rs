@@ -2,21 +2,24 @@
 //! Python (`blockhaul/`).
 //!
 //! - `workers`: the workers of the process, and what a fork means for them. `wait`: a thread of Python
-//!   waits for a worker, without the interpreter's lock.
+//!   waits for a worker, without the interpreter's lock. `direct`: it needs none, and does its own input
+//!   and output.
 //! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
 //!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
-//! - `export_list`, `copy`, `serve`: the functions of these names.
+//! - `export_list`, `copy`, `serve`: the functions of these names. `object`: a device in Python, served.
 //! - `error`: exceptions.
 //!
-//! Workers never take the interpreter's lock: results cross in queues, and become objects of Python on
-//! threads of Python.
+//! Workers never take the interpreter's lock: results and requests cross in queues, and become objects of
+//! Python on other threads.
 
 mod completions;
 mod copy;
+mod direct;
 mod error;
 mod export_list;
 mod handle;
 mod memory;
+mod object;
 mod opening;
 mod request;
 mod serve;

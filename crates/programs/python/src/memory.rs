@@ -66,14 +66,25 @@ impl Memory {
         let mut at = 0;
         for part in parts {
             match part {
-                Part::Data(data) => {
-                    self.part(py, at, data.len())?.copy_from_slice(py, data.bytes())?
-                }
+                Part::Data(data) => self.fill_at(py, at, data.bytes())?,
                 Part::Zeroes(len) => self.zero(py, at, *len)?,
             }
             at += part.len();
         }
         Ok(())
+    }
+
+    /// Fills a part of it, which begins at `at`.
+    pub(crate) fn fill_at(&self, py: Python<'_>, at: usize, bytes: &[u8]) -> PyResult<()> {
+        match at == 0 && bytes.len() == self.len() {
+            true => self.buffer.copy_from_slice(py, bytes),
+            false => self.part(py, at, bytes.len())?.copy_from_slice(py, bytes),
+        }
+    }
+
+    /// Copies it to memory of the same length.
+    pub(crate) fn copy_to(&self, py: Python<'_>, into: &mut [u8]) -> PyResult<()> {
+        self.buffer.copy_to_slice(py, into)
     }
 
     /// Zeroes a part.

@@ -16,6 +16,8 @@ use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::{Headers, Replies};
 
+use crate::direct::Direct;
+
 /// Why a device is opened.
 #[derive(Clone, Copy)]
 pub(crate) enum Mode {
@@ -58,6 +60,8 @@ pub(crate) struct Open {
     pub(crate) stack: Stack,
     /// The result of the handshake, for a URI.
     pub(crate) connection: Option<Connection>,
+    /// The connection, until a worker has it: what `stack` is over.
+    pub(crate) direct: Option<Direct>,
     /// The command at the other end of a socket. Dropped after the device.
     pub(crate) command: Option<Command>,
 }
@@ -155,7 +159,7 @@ impl Wanted {
                 stack
             }
         };
-        Ok(Open { stack, connection: None, command: None })
+        Ok(Open { stack, connection: None, direct: None, command: None })
     }
 
     async fn connect(self, asking: Asking) -> Result<Open> {
@@ -170,14 +174,21 @@ impl Wanted {
         options.full_info = true;
         options.tls = place.tls.clone();
         let Place { name, address, export, .. } = place;
-        let connected = blockhaul_client::connect(&name, &address, &export, &options).await?;
-        let connection = Some(Connection::of(&connected.negotiated));
-        let mut stack = Stack::over(connected.device);
+        let opened = blockhaul_client::open(&name, &address, &export, &options).await?;
+        let connection = Some(Connection::of(&opened.negotiated));
+        let (device, direct) = match opened.blocking()? {
+            Ok(blocking) => {
+                let direct = Direct::new(blocking);
+                (direct.device(), Some(direct))
+            }
+            Err(opened) => (opened.device()?, None),
+        };
+        let mut stack = Stack::over(device);
         if !matches!(self.mode, Mode::Write) {
             let registry = library::registry(self.timeout, &[]);
             stack = stack.with_layer(registry.layer("readonly")?).await?;
         }
-        Ok(Open { stack, connection, command })
+        Ok(Open { stack, connection, direct, command })
     }
 }
 

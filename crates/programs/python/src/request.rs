@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Contexts, Device, DeviceExt as _, Error, Flags, Kind, Pending, Reply, Request, Result,
+    Contexts, Device, DeviceExt as _, Error, Extents, Facts, Flags, Kind, Pending, Reply, Request,
+    Result,
 };
 use blockhaul_io::{Data, Pool};
 
@@ -165,12 +166,14 @@ async fn extents(
             _ => return Err(Error::misfit()),
         },
     };
-    let runs = |list: &blockhaul_block::Extents| {
-        list.runs().iter().map(|run| (run.len, run.state)).collect()
-    };
-    let named = contexts.iter().zip(&lists);
-    let named = named.map(|(index, list)| (facts.contexts[index].clone(), runs(list)));
-    Ok(named.collect())
+    Ok(named(&facts, contexts, &lists))
+}
+
+/// Lists of extents with the names of their contexts.
+pub(crate) fn named(facts: &Facts, contexts: Contexts, lists: &[Extents]) -> Vec<Found> {
+    let runs = |list: &Extents| list.runs().iter().map(|run| (run.len, run.state)).collect();
+    let named = contexts.iter().zip(lists);
+    named.map(|(index, list)| (facts.contexts[index].clone(), runs(list))).collect()
 }
 
 fn beyond() -> Error {

@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul::library;
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Exports, Intent, Layer, Shared, Stack};
 use blockhaul_io::{Listener, Pool, Remote};
 use blockhaul_server::{Config, Limits, Offers, Server, Tls};
 use pyo3::prelude::*;
 
 use crate::error::of_device;
+use crate::object::{self, Threads};
 use crate::opening::spec;
 use crate::workers::Generation;
 use crate::{wait, workers};
@@ -33,6 +34,8 @@ pub(crate) struct Serving {
 
 struct Running {
     started: Started,
+    /// What calls the methods of an object. Dropped after the server.
+    threads: Option<Threads>,
     remote: Remote,
     unix: Option<PathBuf>,
 }
@@ -48,6 +51,8 @@ struct Started {
 /// What to serve, and where.
 struct Wanted {
     words: Vec<OsString>,
+    /// An object instead of words.
+    device: Option<Arc<dyn Device>>,
     layers: Vec<String>,
     readonly: bool,
     name: String,
@@ -75,12 +80,20 @@ impl Wanted {
 
     async fn exports(&self) -> Result<(Arc<dyn Exports>, Option<Stack>)> {
         let registry = library::serving_registry();
-        let spec = spec(&self.words)?;
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
         if self.readonly {
             layers.push(registry.layer("readonly")?);
         }
+        if let Some(device) = &self.device {
+            let mut stack = Stack::over(device.clone());
+            for layer in layers {
+                stack = stack.with_layer(layer).await?;
+            }
+            let shared = Shared::new(&self.name, "", stack.device().clone());
+            return Ok((shared, Some(stack)));
+        }
+        let spec = spec(&self.words)?;
         let intent = if self.readonly { Intent::READ } else { Intent::WRITE };
         if let Some(exports) = registry.exports(&spec, &layers, intent).await? {
             return Ok((exports, None));
@@ -94,7 +107,9 @@ impl Wanted {
 #[pymethods]
 impl Serving {
     #[new]
-    #[pyo3(signature = (words, *, layers=Vec::new(), readonly=false, name=String::new(), unix=None, tcp=None))]
+    #[pyo3(signature = (words, *, layers=Vec::new(), readonly=false, name=String::new(), unix=None, tcp=None,
+                        object=None, threads=1))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         py: Python<'_>,
         words: Vec<OsString>,
@@ -103,16 +118,26 @@ impl Serving {
         name: String,
         unix: Option<PathBuf>,
         tcp: Option<&str>,
+        object: Option<Bound<'_, PyAny>>,
+        threads: usize,
     ) -> PyResult<Serving> {
         let tcp = tcp.map(str::parse::<SocketAddr>).transpose()?;
         let runtime = workers::runtime()?;
         let remote = workers::remote(&runtime);
-        let wanted =
-            Wanted { words, layers, readonly, name: name.clone(), unix: unix.clone(), tcp };
-        let started = wait::run(py, &remote, move || wanted.start())?;
-        let started = started.map_err(|error| of_device(&error))?;
+        let made = object.map(|object| object::device(&object, threads)).transpose()?;
+        let (device, threads) = made.unzip();
+        let (named, place) = (name.clone(), unix.clone());
+        let wanted = Wanted { words, device, layers, readonly, name: named, unix: place, tcp };
+        let started = wait::run(py, &remote, move || wanted.start());
+        let started = match started.and_then(|done| done.map_err(|error| of_device(&error))) {
+            Ok(started) => started,
+            Err(error) => {
+                py.detach(move || drop(threads));
+                return Err(error);
+            }
+        };
         let uri = uri(&name, unix.as_deref(), started.address);
-        let running = Running { started, remote, unix };
+        let running = Running { started, threads, remote, unix };
         let (running, generation) = (Mutex::new(Some(running)), Generation::current());
         Ok(Serving { running, uri, generation })
     }
@@ -129,7 +154,7 @@ impl Serving {
     fn stop(&self, py: Python<'_>) -> PyResult<usize> {
         self.generation.check()?;
         let running = self.running.lock().expect("no panic under this lock").take();
-        let Some(Running { started, remote, unix }) = running else { return Ok(0) };
+        let Some(Running { started, threads, remote, unix }) = running else { return Ok(0) };
         let server = started.server.clone();
         let held = wait::run(py, &remote, move || async move { server.stop(PATIENCE).await });
         py.detach(move || {
@@ -137,8 +162,9 @@ impl Serving {
                 // It may have been removed already.
                 let _ = std::fs::remove_file(path);
             }
-            // Not on a worker: it may wait for a server of its own.
+            // Not on a worker: it may wait for a server of its own, or for methods of an object.
             drop(started);
+            drop(threads);
         });
         held
     }

@@ -88,10 +88,21 @@ pub(crate) fn runtime() -> PyResult<Arc<Runtime>> {
     if let Some(runtime) = &*runtime {
         return Ok(runtime.clone());
     }
+    keep_freed_memory();
     let started = Runtime::start(&Config::default());
     let started = started
         .map_err(|error| fail(libc_numbers::IO, &format!("cannot start workers: {error}")))?;
     Ok(runtime.insert(Arc::new(started)).clone())
+}
+
+/// Memory that the C library may keep after it was freed is twice this.
+const KEPT: usize = 16 << 20;
+
+/// Lets the C library keep what large results were in: otherwise it returns each one's pages to the kernel,
+/// and gets and zeroes them again for the next. glibc does so for blocks up to the largest that was freed
+/// (mallopt(3), M_MMAP_THRESHOLD). This block is never touched, and costs no memory.
+fn keep_freed_memory() {
+    drop(std::hint::black_box(vec![0_u8; KEPT]));
 }
 
 /// The worker for a new handle.

@@ -112,11 +112,6 @@ impl Session {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// The form of requests.
-    pub(crate) fn headers(&self) -> Headers {
-        self.headers
-    }
-
     /// Queues a request; it is sent together with others that are queued before the worker runs.
     pub(crate) fn submit(
         &self,

@@ -10,11 +10,9 @@ use blockhaul_wire::Replies;
 use blockhaul_wire::reply::{self, Chunk, ChunkKind, Header};
 
 use super::{InFlight, Session, lost};
-use crate::reply::{Expected, Reading, Want, server_error, small_chunk, violation, wrong};
-
-/// Maximum number of chunks in one reply: one for every 512 bytes of the longest read, and as many
-/// again. Limits the list that a server can make us keep.
-const CHUNKS_MAX: u32 = 128 << 10;
+use crate::reply::{
+    CHUNKS_MAX, Expected, Reading, Want, cut_off, server_error, small_chunk, violation, wrong,
+};
 
 impl Session {
     /// Receives replies until the connection ends.
@@ -261,8 +259,4 @@ impl Session {
 /// The slot of a cookie's request in the table.
 fn slot(cookie: u64) -> usize {
     (cookie & u64::from(u32::MAX)) as usize
-}
-
-fn cut_off() -> Error {
-    Error::new(Kind::Disconnected, "the server closed the connection in the middle of a reply")
 }

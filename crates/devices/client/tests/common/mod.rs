@@ -36,8 +36,11 @@ pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64)
 impl Serving {
     /// Opens the default export by its URI, as programs do.
     pub async fn open(&self, options: blockhaul_client::Options) -> blockhaul_block::Result<Stack> {
-        open(&format!("nbd+unix:///?socket={}", self.scratch.socket("server").display()), options)
-            .await
+        open(&self.uri(), options).await
+    }
+
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.scratch.socket("server").display())
     }
 }
 

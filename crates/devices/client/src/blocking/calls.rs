@@ -1,0 +1,242 @@
+//! What threads ask for: long reads and writes in parts, some of which are in flight at a time.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar};
+
+use blockhaul_block::{Can, Error, Flags, Kind, OpKind, Reply, Request};
+use blockhaul_wire::request::Header;
+use blockhaul_wire::{Command, CommandFlags, Headers};
+
+use super::{Blocking, GoOn, Mine, Part, Read, Stop};
+use crate::device::command_flags;
+use crate::reply::{Expected, Want, covers};
+use crate::session::Payload;
+
+/// Bytes of a part of a long read or write, unless the server accepts less.
+const PART: u64 = 8 << 20;
+/// Parts of one call in flight.
+const PARTS: usize = 4;
+
+/// A read that has begun.
+pub struct Reading<'a> {
+    blocking: &'a Blocking,
+    owner: Arc<Condvar>,
+    at: u64,
+    len: u64,
+    /// Requests in flight: cookie and length.
+    started: VecDeque<(u64, usize)>,
+    /// Bytes of them.
+    asked: u64,
+}
+
+impl Blocking {
+    /// Whether this request can be sent as it is: the server offers it, and it complies with its block
+    /// sizes. Reads and writes may be longer than one request.
+    pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
+        let facts = &self.export.facts;
+        let mut needed = match kind {
+            OpKind::Read => Can::empty(),
+            OpKind::Write => Can::WRITE,
+            OpKind::Zero => Can::ZERO,
+            OpKind::Trim => Can::TRIM,
+            OpKind::Flush => Can::FLUSH,
+            OpKind::Cache => Can::CACHE,
+            OpKind::Extents => Can::EXTENTS,
+        };
+        needed.set(Can::FUA, flags.contains(Flags::FUA));
+        needed.set(Can::FAST_ZERO, flags.contains(Flags::FAST));
+        let minimum = u64::from(facts.block.minimum.max(1));
+        let aligned = at.is_multiple_of(minimum) && len.is_multiple_of(minimum);
+        let inside = at.checked_add(len).is_some_and(|end| end <= facts.size);
+        let whole = matches!(kind, OpKind::Read | OpKind::Write) || len <= self.export.effect_max;
+        let ranged = kind == OpKind::Flush || (len > 0 && aligned && inside && whole);
+        facts.can.contains(needed) && ranged
+    }
+
+    /// Begins to read `len` bytes at `at`; [`Blocking::takes`] has said that it is possible.
+    ///
+    /// # Errors
+    /// As [`Reading::finish`].
+    pub fn start_read(&self, at: u64, len: u64, go_on: GoOn<'_>) -> Result<Reading<'_>, Stop> {
+        let owner = Arc::new(Condvar::new());
+        let (blocking, started) = (self, VecDeque::new());
+        let mut reading = Reading { blocking, owner, at, len, started, asked: 0 };
+        reading.ask(0, go_on)?;
+        Ok(reading)
+    }
+
+    /// Writes `data` at `at`.
+    ///
+    /// # Errors
+    /// [`Stop::Failed`] with the error of the server or of the connection; the other kinds of [`Stop`].
+    pub fn write(&self, at: u64, data: &[u8], flags: Flags, go_on: GoOn<'_>) -> Result<(), Stop> {
+        let owner = Arc::new(Condvar::new());
+        let mut parts = data.chunks(self.part());
+        let (mut mine, mut next, mut failed) = (VecDeque::new(), at, None);
+        let done = loop {
+            let more = failed.is_none() && mine.len() < PARTS;
+            if let Some(part) = more.then(|| parts.next()).flatten() {
+                match self.start_write(&owner, next, part, (flags, &mut *go_on)) {
+                    Ok(cookie) => mine.push_back(Mine { cookie, into: &mut [] }),
+                    Err(stop) => break Err(stop),
+                }
+                next = next.saturating_add(part.len() as u64);
+                continue;
+            }
+            if mine.is_empty() {
+                break Ok(());
+            }
+            match self.receive(&owner, &mut mine, &mut *go_on) {
+                // Writes in flight are awaited also after an error.
+                Ok((_, part)) => failed = failed.or(self.finish(part, OpKind::Write).err()),
+                Err(stop) => break Err(stop),
+            }
+        };
+        self.abandon(mine.iter().map(|mine| mine.cookie));
+        done?;
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn start_write(
+        &self,
+        owner: &Arc<Condvar>,
+        at: u64,
+        data: &[u8],
+        (flags, go_on): (Flags, GoOn<'_>),
+    ) -> Result<u64, Stop> {
+        let len = data.len() as u64;
+        let mut flags = command_flags(flags);
+        // nbd: extended.compact-no-flag, extended.write-flag
+        if self.export.headers == Headers::Extended {
+            flags |= CommandFlags::PAYLOAD_LEN;
+        }
+        let header = Header { flags, command: Command::Write, cookie: 0, offset: at, length: len };
+        let part = Part { expected: Expected::new(at, len, Want::Done), read: None };
+        self.start(owner, header, data, part, go_on)
+    }
+
+    /// Carries out a request that is neither a read nor a write.
+    ///
+    /// # Errors
+    /// As [`Blocking::write`].
+    pub fn request(&self, request: Request, go_on: GoOn<'_>) -> Result<Reply, Stop> {
+        let kind = request.kind();
+        let (header, payload, expected) = self.export.message(request);
+        let bytes = match payload {
+            Payload::None => Vec::new(),
+            Payload::Bytes(bytes) => bytes,
+            Payload::Data(_) => {
+                let text = "a write has a method of its own";
+                return Err(Error::new(Kind::Invalid, text).into());
+            }
+        };
+        let owner = Arc::new(Condvar::new());
+        let part = Part { expected, read: None };
+        let cookie = self.start(&owner, header, &bytes, part, &mut *go_on)?;
+        let mut mine = VecDeque::from([Mine { cookie, into: &mut [] }]);
+        match self.receive(&owner, &mut mine, go_on) {
+            Ok((_, part)) => Ok(self.finish(part, kind)?),
+            Err(stop) => {
+                self.abandon(std::iter::once(cookie));
+                Err(stop)
+            }
+        }
+    }
+
+    /// The outcome of a reply that is complete, with the name of the device and the place in errors.
+    fn finish(&self, part: Part, kind: OpKind) -> Result<Reply, Error> {
+        let Part { expected, read } = part;
+        let (at, len) = (expected.at, expected.len);
+        let outcome = expected.finish().and_then(|reply| match read {
+            Some(mut read) => covers(&mut read.covered, len).map(|()| reply),
+            None => Ok(reply),
+        });
+        outcome.map_err(|error| {
+            if error.kind() == Kind::ShuttingDown {
+                self.lock().refused.get_or_insert_with(|| error.clone());
+            }
+            error.during(kind, at, len).on(&self.export.facts.name)
+        })
+    }
+
+    /// A read is complete: the bytes that another thread has received go to their place.
+    fn arrived(&self, mine: Mine<'_>, part: Part) -> Result<(), Error> {
+        if let Some(stored) = part.read.as_ref().and_then(|read| read.stored.as_ref()) {
+            mine.into.copy_from_slice(stored);
+        }
+        self.finish(part, OpKind::Read).map(drop)
+    }
+
+    /// The length of parts.
+    fn part(&self) -> usize {
+        let block = self.export.facts.block;
+        let maximum = u64::from(block.maximum).min(PART);
+        let minimum = u64::from(block.minimum.max(1));
+        usize::try_from((maximum - maximum % minimum).max(1)).unwrap_or(1)
+    }
+}
+
+impl Reading<'_> {
+    /// Sends requests, as many as may be in flight; `flying` are already.
+    fn ask(&mut self, flying: usize, go_on: GoOn<'_>) -> Result<(), Stop> {
+        while self.asked < self.len && flying + self.started.len() < PARTS {
+            let (at, left) = (self.at.saturating_add(self.asked), self.len - self.asked);
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.blocking.part());
+            let (flags, length) = (CommandFlags::NONE, len as u64);
+            let header = Header { flags, command: Command::Read, cookie: 0, offset: at, length };
+            let expected = Expected::new(at, length, Want::Done);
+            let part = Part { expected, read: Some(Read::default()) };
+            let cookie = self.blocking.start(&self.owner, header, &[], part, &mut *go_on)?;
+            self.started.push_back((cookie, len));
+            self.asked += length;
+        }
+        Ok(())
+    }
+
+    /// Receives the bytes, and sends the rest of the requests. `into` has the length that was asked for.
+    ///
+    /// # Errors
+    /// As [`Blocking::write`]; what `into` contains is then undefined.
+    pub fn finish(mut self, into: &mut [u8], go_on: GoOn<'_>) -> Result<(), Stop> {
+        if into.len() as u64 != self.len {
+            return Err(Error::new(Kind::Invalid, "the memory has another length").into());
+        }
+        let mut mine = VecDeque::new();
+        let received = self.receive_all(into, &mut mine, go_on);
+        self.blocking.abandon(mine.iter().map(|mine| mine.cookie));
+        received
+    }
+
+    fn receive_all<'b>(
+        &mut self,
+        into: &'b mut [u8],
+        mine: &mut VecDeque<Mine<'b>>,
+        go_on: GoOn<'_>,
+    ) -> Result<(), Stop> {
+        let (mut rest, mut failed) = (into, None);
+        loop {
+            for (cookie, len) in self.started.drain(..) {
+                // The lengths together are at most that of the whole.
+                let (into, after) = std::mem::take(&mut rest).split_at_mut(len);
+                mine.push_back(Mine { cookie, into });
+                rest = after;
+            }
+            if mine.is_empty() {
+                return failed.map_or(Ok(()), |error: Error| Err(error.into()));
+            }
+            let (done, part) = self.blocking.receive(&self.owner, mine, &mut *go_on)?;
+            // After an error the rest is still awaited, and nothing is sent.
+            match self.blocking.arrived(done, part) {
+                Ok(()) if failed.is_none() => self.ask(mine.len(), &mut *go_on)?,
+                Ok(()) => {}
+                Err(error) => drop(failed.get_or_insert(error)),
+            }
+        }
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.blocking.abandon(self.started.iter().map(|started| started.0));
+    }
+}

@@ -1,0 +1,214 @@
+//! Bytes of the socket.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_io::Stream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
+};
+
+use super::{GoOn, LOOK, Stop, lost};
+use crate::reply::cut_off;
+
+/// Bytes received at once besides the payload of a read: some small replies. The bytes of a payload among
+/// them are copied.
+const WINDOW: usize = 32 << 10;
+
+/// A socket whose receives wait, for at most [`LOOK`], and whose sends do not.
+pub(super) struct Socket {
+    fd: OwnedFd,
+    pub(super) timeout: Duration,
+}
+
+impl Socket {
+    pub(super) fn new(stream: &Stream, timeout: Duration) -> io::Result<Socket> {
+        let fd = stream.as_fd().try_clone_to_owned()?;
+        rustix::io::ioctl_fionbio(&fd, false)?;
+        set_socket_timeout(&fd, Timeout::Recv, Some(LOOK))?;
+        Ok(Socket { fd, timeout })
+    }
+
+    /// The socket as it was before.
+    pub(super) fn released(&self) -> io::Result<OwnedFd> {
+        set_socket_timeout(&self.fd, Timeout::Recv, None)?;
+        rustix::io::ioctl_fionbio(&self.fd, true)?;
+        self.fd.try_clone()
+    }
+
+    pub(super) fn shutdown(&self) {
+        // Fails only if the connection has already ended.
+        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
+    }
+
+    /// Receives at least one byte; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// Also if nothing comes in time.
+    fn recv(&self, bufs: &mut [IoSliceMut<'_>], go_on: GoOn<'_>) -> Result<usize, Stop> {
+        let mut patience = Patience::new(self.timeout);
+        loop {
+            let mut control = RecvAncillaryBuffer::default();
+            match recvmsg(&self.fd, bufs, &mut control, RecvFlags::empty()) {
+                Ok(received) => return Ok(received.bytes),
+                Err(Errno::AGAIN) => patience.check()?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(lost("cannot receive", error.into()).into()),
+            }
+            if !go_on() {
+                return Err(Stop::Interrupted);
+            }
+        }
+    }
+
+    /// Sends what the socket takes now; 0 if it takes nothing.
+    pub(super) fn send(&self, bufs: &[IoSlice<'_>]) -> Result<usize, Error> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
+            match sendmsg(&self.fd, bufs, &mut control, flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(lost("cannot send", error.into())),
+            }
+        }
+    }
+
+    /// Waits until the socket can be written, or, if asked for, read; for at most `time`. Returns whether
+    /// it can be read.
+    pub(super) fn wait_to_send(&self, or_read: bool, time: Duration) -> Result<bool, Error> {
+        let mut wanted = PollFlags::OUT;
+        wanted.set(PollFlags::IN, or_read);
+        let mut fds = [PollFd::new(&self.fd, wanted)];
+        let time = Timespec::try_from(time).ok();
+        match poll(&mut fds, time.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(fds[0].revents().contains(PollFlags::IN)),
+            Err(error) => Err(lost("cannot send", error.into())),
+        }
+    }
+}
+
+/// Time without a byte.
+pub(super) struct Patience {
+    timeout: Duration,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    pub(super) fn new(timeout: Duration) -> Patience {
+        Patience { timeout, since: None }
+    }
+
+    /// Nothing has moved for about [`LOOK`], or since the last call.
+    ///
+    /// # Errors
+    /// If that has taken too long.
+    pub(super) fn check(&mut self) -> Result<(), Error> {
+        let since = *self.since.get_or_insert_with(blockhaul_io::now);
+        if self.timeout.is_zero() || blockhaul_io::elapsed(since) + LOOK < self.timeout {
+            return Ok(());
+        }
+        let time = self.timeout.as_secs_f32();
+        let text = format!("no byte from the server for {time} s with requests in flight");
+        Err(Error::new(Kind::TimedOut, text))
+    }
+}
+
+/// What was received and not yet taken.
+pub(super) struct Receiver {
+    window: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Bytes that come next and that nobody wants: the rest of a payload.
+    skip: u64,
+}
+
+impl Receiver {
+    pub(super) fn new() -> Receiver {
+        Receiver { window: vec![0; WINDOW].into(), start: 0, end: 0, skip: 0 }
+    }
+
+    /// What was received.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.window[self.start..self.end]
+    }
+
+    /// Whether something was received, or is left to skip.
+    pub(super) fn is_empty(&self) -> bool {
+        self.bytes().is_empty() && self.skip == 0
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+    }
+
+    /// Receives more behind what is there, which is less than a header.
+    pub(super) fn fill(&mut self, socket: &Socket, go_on: GoOn<'_>) -> Result<(), Stop> {
+        self.window.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let room = &mut self.window[self.end..];
+        match socket.recv(&mut [IoSliceMut::new(room)], go_on)? {
+            0 if self.end > 0 => Err(cut_off().into()),
+            0 => Err(Error::new(Kind::Disconnected, "the server closed the connection").into()),
+            received => {
+                self.end += received;
+                Ok(())
+            }
+        }
+    }
+
+    /// Receives all of `into`. After [`Stop::Interrupted`], the rest is skipped.
+    pub(super) fn payload(
+        &mut self,
+        socket: &Socket,
+        into: &mut [u8],
+        go_on: GoOn<'_>,
+    ) -> Result<(), Stop> {
+        let here = self.bytes().len().min(into.len());
+        into[..here].copy_from_slice(&self.bytes()[..here]);
+        self.consume(here);
+        let mut rest = &mut into[here..];
+        while !rest.is_empty() {
+            (self.start, self.end) = (0, 0);
+            let bufs = &mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.window)];
+            let received = match socket.recv(bufs, go_on) {
+                Ok(0) => return Err(cut_off().into()),
+                Ok(received) => received,
+                Err(stop) => {
+                    self.skip = rest.len() as u64;
+                    return Err(stop);
+                }
+            };
+            let taken = received.min(rest.len());
+            self.end = received - taken;
+            rest = &mut rest[taken..];
+        }
+        Ok(())
+    }
+
+    /// Passes over the payload of a message that nobody wants.
+    pub(super) fn pass_over(&mut self, bytes: u64) {
+        self.skip += bytes;
+    }
+
+    /// Receives what is to be skipped.
+    pub(super) fn skip(&mut self, socket: &Socket, go_on: GoOn<'_>) -> Result<(), Stop> {
+        while self.skip > 0 {
+            if self.bytes().is_empty() {
+                (self.start, self.end) = (0, 0);
+                self.fill(socket, go_on)?;
+            }
+            let here = usize::try_from(self.skip).unwrap_or(usize::MAX).min(self.bytes().len());
+            self.consume(here);
+            self.skip -= here as u64;
+        }
+        Ok(())
+    }
+}

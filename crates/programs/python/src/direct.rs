@@ -1,0 +1,252 @@
+//! Requests that a thread of Python carries out itself, over a connection that no worker has. A request
+//! that needs more than the server offers (emulation), or that nobody waits for (asyncio), gives the
+//! connection to a worker, and it stays there.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
+
+use blockhaul_block::{Device, Error, Facts, Flags, Kind, OpKind, Pending, Reply, Request, Result};
+use blockhaul_client::blocking::{Blocking, GoOn, Stop};
+use blockhaul_io::{Data, Pool, Remote};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::{fail, of_device};
+use crate::memory::{Memory, room};
+use crate::request::{Answer, Asked, named};
+use crate::wait;
+use crate::workers::libc_numbers::IO;
+
+/// Bytes of a read into a buffer that are received before they are copied there.
+const STEP: usize = 8 << 20;
+
+/// A connection for threads that wait, until a worker gets it.
+pub(crate) struct Direct {
+    blocking: Mutex<Option<Arc<Blocking>>>,
+    /// Held while a worker gets it. Never taken with the interpreter's lock.
+    giving: Mutex<()>,
+    late: Arc<Late>,
+}
+
+/// The device of a connection once a worker has it.
+pub(crate) struct Late {
+    facts: Arc<Facts>,
+    device: OnceLock<Arc<dyn Device>>,
+}
+
+impl Device for Late {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        match self.device.get() {
+            Some(device) => device.submit(request),
+            None => Error::new(Kind::Io, "no worker has the connection").into(),
+        }
+    }
+}
+
+impl Direct {
+    /// A connection in transmission.
+    pub(crate) fn new(blocking: Blocking) -> Direct {
+        let late = Arc::new(Late { facts: blocking.facts(), device: OnceLock::new() });
+        Direct { blocking: Mutex::new(Some(Arc::new(blocking))), giving: Mutex::new(()), late }
+    }
+
+    /// Its device, for workers.
+    pub(crate) fn device(&self) -> Arc<dyn Device> {
+        self.late.clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Blocking>>> {
+        self.blocking.lock().expect("no panic under this lock")
+    }
+
+    /// The connection, if it takes this request as it is.
+    fn taking(&self, kind: OpKind, (at, len): (u64, u64), flags: Flags) -> Option<Arc<Blocking>> {
+        self.lock().as_ref().filter(|blocking| blocking.takes(kind, at, len, flags)).cloned()
+    }
+
+    /// Reads; `None`: a worker must do it.
+    pub(crate) fn pread<'py>(
+        &self,
+        py: Python<'py>,
+        count: u64,
+        offset: u64,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        if count == 0 {
+            return Ok(Some(PyBytes::new(py, b"")));
+        }
+        let Some(blocking) = self.taking(OpKind::Read, (offset, count), Flags::empty()) else {
+            return Ok(None);
+        };
+        let Some(reading) = run(py, |go_on| blocking.start_read(offset, count, go_on))? else {
+            return Ok(None);
+        };
+        let mut received = None;
+        // The memory is prepared while the server works.
+        let bytes = PyBytes::new_with(py, usize::try_from(count)?, |into| {
+            received = run(py, |go_on| reading.finish(into, go_on))?;
+            Ok(())
+        })?;
+        Ok(received.map(|()| bytes))
+    }
+
+    /// Fills a buffer; `None`: a worker must do it.
+    pub(crate) fn pread_into(
+        &self,
+        py: Python<'_>,
+        pool: &Pool,
+        buffer: &Memory,
+        offset: u64,
+    ) -> PyResult<Option<()>> {
+        let len = buffer.len();
+        if len == 0 {
+            return Ok(Some(()));
+        }
+        let range = (offset, len as u64);
+        let Some(blocking) = self.taking(OpKind::Read, range, Flags::empty()) else {
+            return Ok(None);
+        };
+        for start in (0..len).step_by(STEP) {
+            let len = STEP.min(len - start);
+            let mut buf = room(pool, len).into_buf();
+            // Inside the range that was checked.
+            let at = offset + start as u64;
+            let received = run(py, |go_on| {
+                let reading = blocking.start_read(at, len as u64, &mut *go_on)?;
+                reading.finish(&mut buf, go_on)
+            })?;
+            if received.is_none() {
+                return Ok(None);
+            }
+            buffer.fill_at(py, start, &buf)?;
+        }
+        Ok(Some(()))
+    }
+
+    /// Writes; `None`: a worker must do it.
+    pub(crate) fn pwrite(
+        &self,
+        py: Python<'_>,
+        data: &[u8],
+        offset: u64,
+        flags: Flags,
+    ) -> PyResult<Option<()>> {
+        if data.is_empty() {
+            return Ok(Some(()));
+        }
+        let range = (offset, data.len() as u64);
+        let Some(blocking) = self.taking(OpKind::Write, range, flags) else { return Ok(None) };
+        run(py, |go_on| blocking.write(offset, data, flags, go_on))
+    }
+
+    /// Carries out a request that is no read; `None`: a worker must do it.
+    pub(crate) fn ask(&self, py: Python<'_>, asked: &Asked) -> PyResult<Option<Answer>> {
+        let request = match *asked {
+            Asked::Read { .. } => return Ok(None),
+            Asked::Write { at, ref parts, flags } => {
+                return self.write_parts(py, at, parts, flags);
+            }
+            Asked::Zero { at, len, flags } => Request::zero(at, len).with(flags),
+            Asked::Trim { at, len, flags } => Request::trim(at, len).with(flags),
+            Asked::Flush => Request::flush(),
+            Asked::Cache { at, len } => Request::cache(at, len),
+            Asked::Extents { at, len, contexts, flags } => {
+                Request::extents(at, len, contexts).with(flags)
+            }
+        };
+        let (kind, range, flags) = (request.kind(), (request.at, request.len), request.flags);
+        let Some(blocking) = self.taking(kind, range, flags) else { return Ok(None) };
+        let Some(reply) = run(py, |go_on| blocking.request(request, go_on))? else {
+            return Ok(None);
+        };
+        match (reply, asked) {
+            (Reply::Done, _) => Ok(Some(Answer::Done)),
+            (Reply::Extents(lists), Asked::Extents { contexts, .. }) => {
+                Ok(Some(Answer::Extents(named(&self.late.facts, *contexts, &lists))))
+            }
+            _ => Err(of_device(&Error::misfit())),
+        }
+    }
+
+    fn write_parts(
+        &self,
+        py: Python<'_>,
+        mut at: u64,
+        parts: &[Data],
+        flags: Flags,
+    ) -> PyResult<Option<Answer>> {
+        for part in parts {
+            if self.pwrite(py, part.bytes(), at, flags)?.is_none() {
+                return Ok(None);
+            }
+            at = at.saturating_add(part.len() as u64);
+        }
+        Ok(Some(Answer::Done))
+    }
+
+    /// Gives the connection to a worker, after the requests in flight. Does nothing if one has it.
+    pub(crate) fn give_to_worker(&self, py: Python<'_>, remote: &Remote) -> PyResult<()> {
+        if self.late.device.get().is_some() {
+            return Ok(());
+        }
+        let (given, raised) = py.detach(|| {
+            let _giving = self.giving.lock().expect("no panic under this lock");
+            let blocking = self.lock().clone();
+            with_signals(|go_on| match blocking {
+                Some(blocking) => self.give(&blocking, remote, go_on),
+                // Another thread has done so meanwhile.
+                None => Ok(()),
+            })
+        });
+        settle(given, raised).map(drop)
+    }
+
+    fn give(&self, blocking: &Blocking, remote: &Remote, go_on: GoOn<'_>) -> Result<(), Stop> {
+        let retired = blocking.retire(go_on)?;
+        let (sender, receiver) = mpsc::channel();
+        wait::start(remote, sender, move || async move { retired.device() });
+        let lost = |_| Error::new(Kind::Io, "the worker has ended");
+        let device = receiver.recv().map_err(lost)??;
+        // Nobody else sets it: `giving` is locked.
+        let _ = self.late.device.set(device);
+        *self.lock() = None;
+        Ok(())
+    }
+}
+
+/// Runs a call without the interpreter's lock; `None`: the connection was given to a worker meanwhile.
+fn run<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(GoOn<'_>) -> Result<T, Stop> + Send,
+) -> PyResult<Option<T>> {
+    let (result, raised) = py.detach(|| with_signals(call));
+    settle(result, raised)
+}
+
+/// Runs a call that ends when the handler of a signal raises; returns that exception, too.
+fn with_signals<T>(
+    call: impl FnOnce(GoOn<'_>) -> Result<T, Stop>,
+) -> (Result<T, Stop>, Option<PyErr>) {
+    let mut raised = None;
+    let result = call(&mut || {
+        if raised.is_none() {
+            raised = Python::attach(|py| py.check_signals()).err();
+        }
+        raised.is_none()
+    });
+    (result, raised)
+}
+
+fn settle<T>(result: Result<T, Stop>, raised: Option<PyErr>) -> PyResult<Option<T>> {
+    if let Some(raised) = raised {
+        return Err(raised);
+    }
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(Stop::Retired) => Ok(None),
+        Err(Stop::Failed(error)) => Err(of_device(&error)),
+        Err(Stop::Interrupted) => Err(fail(IO, "the wait was interrupted")),
+    }
+}
