@@ -85,10 +85,6 @@ impl Ring {
         Ok(ring)
     }
 
-    pub(crate) fn layout(&self) -> Layout {
-        self.layout
-    }
-
     /// Position of the next chain to take.
     pub(crate) fn next_available(&self) -> u16 {
         self.next_available

@@ -88,8 +88,8 @@ impl Queues {
                 self.start(regions, queue)?;
             }
             Message::SetRingCall { queue, has_fd } => {
+                // It keeps its mode: the front end may wait in a read of it.
                 let fd = one(has_fd)?;
-                fd.as_ref().map(unblock).transpose()?;
                 let call = &self.queue(queue)?.call;
                 call.set(fd);
                 // There may have been something to say before.
@@ -195,7 +195,7 @@ impl Queues {
     }
 }
 
-/// Reads and writes of a descriptor must not block a worker.
+/// Reads of a descriptor must not block a worker.
 fn unblock(fd: &OwnedFd) -> Result<(), String> {
     rustix::io::ioctl_fionbio(fd, true).map_err(|error| error.to_string())
 }
