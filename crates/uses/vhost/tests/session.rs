@@ -244,8 +244,6 @@ impl Guest {
         let ring = queue as u64 * QUEUE + AVAILABLE;
         let slot = u64::from(self.available[queue] % RING);
         self.put(ring + 4 + 2 * slot, &head.to_le_bytes());
-        // The driver wants to know about the next used chain.
-        self.put(ring + 4 + 2 * u64::from(RING), &self.used[queue].to_le_bytes());
         self.available[queue] = self.available[queue].wrapping_add(1);
         self.put(ring + 2, &self.available[queue].to_le_bytes());
         rustix::io::write(&self.kicks[queue], &1_u64.to_ne_bytes()).unwrap();
@@ -255,6 +253,9 @@ impl Guest {
     fn wait(&mut self, queue: usize) -> u16 {
         let ring = queue as u64 * QUEUE + USED;
         let begun = Instant::now();
+        // The driver wants to know about the next used chain, and then looks for it.
+        let wanted = queue as u64 * QUEUE + AVAILABLE + 4 + 2 * u64::from(RING);
+        self.put(wanted, &self.used[queue].to_le_bytes());
         while self.get_u16(ring + 2) == self.used[queue] {
             assert!(begun.elapsed() < PATIENCE, "no answer in queue {queue}");
             let mut fds = [PollFd::new(&self.calls[queue], PollFlags::IN)];
