@@ -33,11 +33,11 @@ impl Disk {
     }
 
     /// Another server, whose disk is ours through libblkio; none without that.
-    fn through_libblkio(&self) -> Option<Server> {
+    fn through_libblkio(&self, name: &str, options: &[&str]) -> Option<Server> {
         let nbdkit = Peer::require("nbdkit")?;
         let path = format!("path={}", word(&self.scratch.socket("vhost")));
-        let args = ["blkio", "virtio-blk-vhost-user", &path];
-        match Server::nbdkit(&nbdkit, &self.scratch.socket("blkio"), &args) {
+        let args = [options, &["blkio", "virtio-blk-vhost-user", &path]].concat();
+        match Server::nbdkit(&nbdkit, &self.scratch.socket(name), &args) {
             Ok(server) => Some(server),
             Err(why) if why.contains("plugin") && why.contains("cannot open") => {
                 tools::skip_or_fail(&Reason::new("nbdkit's plugin blkio is missing"));
@@ -72,7 +72,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     let disk = Disk::serve(&[]);
-    let Some(blkio) = disk.through_libblkio() else { return };
+    let Some(blkio) = disk.through_libblkio("blkio", &[]) else { return };
     let (nbd, machine) = (disk.server.uri(""), blkio.uri(""));
     succeed(&["compare", &nbd, &machine]);
     // What one writes, the other reads.
@@ -83,15 +83,15 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     assert_eq!(disk.bytes(), std::fs::read(&other).unwrap());
     succeed(&["copy", "zero:24M", &machine]);
     wait_until("the disk is empty", || disk.bytes().iter().all(|&byte| byte == 0));
-    // It is a client like others.
+    // It is a client like others. The plugin connects while it has a client.
+    let keeper = disk.scratch.socket("keeper");
+    let keeper = Server::blockhaul(OURS.as_ref(), &keeper, &[&machine]).unwrap();
     let clients = disk.ctl(&["clients"]);
-    assert!(clients.contains("a local client"), "{clients}");
-    let number = clients
-        .lines()
-        .find_map(|line| line.split_whitespace().next()?.parse::<u64>().ok())
-        .unwrap();
-    disk.ctl(&["disconnect", &number.to_string()]);
+    let line = clients.lines().find(|line| line.contains("a local client"));
+    let number = line.and_then(|line| line.split_whitespace().next()).unwrap();
+    disk.ctl(&["disconnect", number]);
     wait_until("it is gone", || !disk.ctl(&["clients"]).contains("a local client"));
+    drop(keeper);
     drop(blkio);
     assert!(disk.server.stop().unwrap().success());
 }
@@ -99,10 +99,14 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
 #[test]
 fn a_read_only_disk_with_a_layer_is_read_only_for_virtual_machines() {
     let disk = Disk::serve(&["--readonly", "--layer", "offset?offset=1M"]);
-    let Some(blkio) = disk.through_libblkio() else { return };
+    let Some(blkio) = disk.through_libblkio("reader", &["--readonly"]) else { return };
     let (nbd, machine) = (disk.server.uri(""), blkio.uri(""));
     succeed(&["compare", &nbd, &machine]);
-    assert!(!blockhaul(&["copy", "zero:23M", &machine]).status.success());
+    // The driver refuses to start for writing.
+    let Some(blkio) = disk.through_libblkio("writer", &[]) else { return };
+    let refused = blockhaul(&["info", &blkio.uri("")]);
+    let text = tools::text(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("read-only"), "{text}");
 }
 
 #[test]
