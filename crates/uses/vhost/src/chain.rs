@@ -108,10 +108,10 @@ pub(crate) fn total(segments: &[Segment]) -> u64 {
 }
 
 /// The segments without their first `len` bytes.
-pub(crate) fn after(segments: &mut Vec<Segment>, mut len: u32) {
+pub(crate) fn after(segments: &mut Vec<Segment>, mut len: usize) {
     segments.retain_mut(|segment| {
-        let skipped = len.min(segment.len);
-        len -= skipped;
+        let skipped = u32::try_from(len).unwrap_or(u32::MAX).min(segment.len);
+        len -= skipped as usize;
         segment.len -= skipped;
         // A segment beyond the end of all addresses is found when it is used.
         segment.at = GuestAddress(segment.at.0.saturating_add(u64::from(skipped)));

@@ -354,7 +354,6 @@ impl Serve {
 
     /// None, as this program is built without them.
     #[cfg(not(feature = "vhost"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
     pub fn vhost_places(&self) -> Vec<(String, PathBuf)> {
         Vec::new()
     }

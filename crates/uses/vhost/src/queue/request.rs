@@ -54,7 +54,7 @@ impl Queue {
                 return 0;
             }
         };
-        chain::after(&mut readable, HEADER as u32);
+        chain::after(&mut readable, HEADER);
         let made = match command {
             Command::Id => {
                 self.identify(asked);
