@@ -597,7 +597,7 @@ fn systemd_understands_the_units() {
     let scratch = Scratch::new().unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd");
     analyze.args(["verify", "--man=no"]);
-    for name in ["blockhaul.service", "blockhaul.socket"] {
+    for name in ["blockhaul.service", "blockhaul.socket", "blockhaul-mount.service"] {
         // The program has to be there.
         let unit = fs::read_to_string(folder.join(name)).unwrap();
         let unit = unit.replace("/usr/bin/blockhaul", text(blockhaul_tests::program()));

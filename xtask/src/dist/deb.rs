@@ -67,7 +67,9 @@ fn control(version: &str, arch: &str, size: &str, depends: &str) -> String {
 /// The file with which dpkg verifies what is installed.
 fn sums(root: &Path) -> Outcome {
     let mut command = Command::new("md5sum");
-    let names = files::below(root)?;
+    let mut names = files::below(root)?;
+    // dpkg verifies files only.
+    names.retain(|name| !root.join(name).is_symlink());
     let text = run::quiet(command.current_dir(root).arg("--").args(&names))?;
     fs::create_dir_all(root.join("DEBIAN"))
         .map_err(|error| format!("cannot make {}: {error}", root.join("DEBIAN").display()))?;

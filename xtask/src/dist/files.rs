@@ -62,7 +62,8 @@ pub fn lay_out(
     manual_pages(dist, program, &prefix.join("share/man"), layout.compressed)?;
     completions(program, root, &prefix, layout)?;
     let units = source.join("examples/systemd");
-    for name in ["blockhaul.service", "blockhaul.socket"] {
+    helper(&prefix)?;
+    for name in ["blockhaul.service", "blockhaul.socket", "blockhaul-mount.service"] {
         install(&units.join(name), &root.join(layout.units).join(name), 0o644)?;
     }
     if flavour == Flavour::Shared {
@@ -76,6 +77,14 @@ pub fn lay_out(
     }
     documents(flavour, root, layout)?;
     same_modes(root)
+}
+
+/// The name under which mount(8) starts the program.
+fn helper(prefix: &Path) -> Outcome {
+    let (dir, name) = (prefix.join("sbin"), "mount.blockhaul");
+    let made = fs::create_dir_all(&dir)
+        .and_then(|()| std::os::unix::fs::symlink("../bin/blockhaul", dir.join(name)));
+    made.map_err(|error| format!("cannot make {}: {error}", dir.join(name).display()))
 }
 
 /// The account that the unit runs as.
@@ -223,6 +232,15 @@ mod tests {
         compress(&plain).unwrap();
         let all = below(scratch.path()).unwrap();
         assert_eq!(all, [Path::new("a/plain.gz"), Path::new("a/program")]);
+    }
+
+    #[test]
+    fn the_mount_helper_is_the_program() {
+        let scratch = tempfile::tempdir().unwrap();
+        write(&scratch.path().join("bin/blockhaul"), "program").unwrap();
+        helper(scratch.path()).unwrap();
+        let helper = scratch.path().join("sbin/mount.blockhaul");
+        assert_eq!(fs::read_to_string(helper).unwrap(), "program");
     }
 
     #[test]

@@ -49,6 +49,7 @@ const COMMON: &[&str] = &[
     "/usr/lib",
     "/usr/lib/systemd",
     "/usr/lib/systemd/system",
+    "/usr/sbin",
     "/usr/share",
     "/usr/share/doc",
     "/usr/share/man",

@@ -107,6 +107,10 @@ fn run() -> ExitCode {
     if let Some(status) = compat::run(&words) {
         return ExitCode::from(status);
     }
+    #[cfg(feature = "fuse")]
+    if let Some(outcome) = mount::helper::run(&words) {
+        return report("", outcome);
+    }
     let (words, groups) = match brackets::take(words) {
         Ok(taken) => taken,
         Err(text) => return report("", Err(Failure::usage(text))),

@@ -1,5 +1,6 @@
 //! Counters: requests per connection, and request times per worker. Only the worker that serves a
-//! connection writes its counters, so that no locks are needed; readers add them up.
+//! connection writes its counters, so that no locks are needed; readers add them up. Connections that
+//! several workers serve have functions of their own.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +63,12 @@ impl Counter {
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// For a counter that several threads change, all of them with this.
+    fn add_among_many(&self, count: u64) {
+        // Wraps around: a negative count is the complement.
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
 }
 
 impl Counters {
@@ -72,6 +79,25 @@ impl Counters {
             Some(bytes) => self.bytes[kind as usize].add(bytes),
             None => self.errors.add(1),
         }
+    }
+
+    /// As [`Counters::answered`], for a connection that several workers serve.
+    pub(crate) fn answered_by_many(&self, kind: OpKind, bytes: Option<u64>) {
+        self.requests[kind as usize].add_among_many(1);
+        match bytes {
+            Some(bytes) => self.bytes[kind as usize].add_among_many(bytes),
+            None => self.errors.add_among_many(1),
+        }
+    }
+
+    /// One more request is in progress, for a connection that several workers serve.
+    pub(crate) fn one_more_in_progress(&self) {
+        self.in_flight.add_among_many(1);
+    }
+
+    /// One of them has ended.
+    pub(crate) fn one_less_in_progress(&self) {
+        self.in_flight.add_among_many(u64::MAX);
     }
 
     /// A request was refused without further processing.

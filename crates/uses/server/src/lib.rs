@@ -7,6 +7,7 @@
 //!
 //! - [`Server`]: exports, connections, and the orderly stop. `clients`: the open connections.
 //! - `session`: a connection in transmission. `handshake`: a connection before that.
+//! - `attached`: clients that use another protocol.
 //! - `export_lookup`: the exports as a client sees them. `limits`: limits of clients. `in_flight`:
 //!   requests in flight at devices. `storages`: which connections share a storage.
 //! - `stop`: the orderly stop. `disconnect`: why a connection ends otherwise.
@@ -16,6 +17,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod attached;
 mod clients;
 mod connection;
 mod control;
@@ -44,6 +46,7 @@ use blockhaul_block::Flushes;
 use blockhaul_catalog::{Export, Exports, Sharing};
 use blockhaul_io::{Listener, Pool, Remote, Stream, Ticket};
 
+pub use attached::Attached;
 use clients::{Clients, unless_disconnected};
 use connection::Connection;
 pub use connection::{Exported, Identity};

@@ -8,6 +8,8 @@ use clap::{Args, Parser};
 
 use super::engine::Engine;
 use super::format::ImageFormat;
+#[cfg(feature = "vhost")]
+use super::value::VhostPlace;
 use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory, port};
 use crate::devices;
 
@@ -44,6 +46,15 @@ pub struct Serve {
     /// ID (CID), listen on that one only.
     #[arg(long, value_name = "[CID:]PORT", value_parser = VsockPlace::from_str)]
     pub vsock: Vec<VsockPlace>,
+
+    /// Serve to virtual machines through this Unix socket, as a virtio-blk disk; may be repeated
+    ///
+    /// QEMU, cloud-hypervisor and other programs connect to the socket with vhost-user, and share the
+    /// memory of the virtual machine with the server. Without EXPORT, the disk is the default export.
+    /// Without --unix, --port or another place to listen, the server has no NBD clients.
+    #[cfg(feature = "vhost")]
+    #[arg(long, value_name = "[EXPORT=]SOCKET", value_parser = VhostPlace::from_str)]
+    pub vhost_user: Vec<VhostPlace>,
 
     /// Serve one client on standard input and output, then exit
     #[arg(short, long, conflicts_with = "run")]
@@ -335,6 +346,18 @@ fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
 }
 
 impl Serve {
+    /// Sockets for virtual machines, and the exports that they get.
+    #[cfg(feature = "vhost")]
+    pub fn vhost_places(&self) -> Vec<(String, PathBuf)> {
+        self.vhost_user.iter().map(|place| (place.export.clone(), place.socket.clone())).collect()
+    }
+
+    /// None, as this program is built without them.
+    #[cfg(not(feature = "vhost"))]
+    pub fn vhost_places(&self) -> Vec<(String, PathBuf)> {
+        Vec::new()
+    }
+
     /// Whether it listens for NBD clients only when the monitor protocol asks for it: nothing is
     /// served, and no place to listen is given.
     pub fn waits_for_monitor(&self) -> bool {

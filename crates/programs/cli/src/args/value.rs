@@ -169,9 +169,47 @@ impl VsockPlace {
     }
 }
 
+/// A socket for virtual machines.
+#[cfg(feature = "vhost")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VhostPlace {
+    /// The name of the export; empty for the default one.
+    pub export: String,
+    /// The socket.
+    pub socket: std::path::PathBuf,
+}
+
+#[cfg(feature = "vhost")]
+impl VhostPlace {
+    /// Parses `SOCKET` or `EXPORT=SOCKET`. A path with `=` in it has a `/` before.
+    pub fn from_str(text: &str) -> Result<VhostPlace, String> {
+        let (export, socket) = match text.split_once('=') {
+            Some((export, socket)) if !export.contains('/') => (export, socket),
+            _ => ("", text),
+        };
+        match socket.is_empty() {
+            true => Err(format!("{text:?} names no socket")),
+            false => Ok(VhostPlace { export: export.to_string(), socket: socket.into() }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "vhost")]
+    #[test]
+    fn sockets_for_virtual_machines_have_an_export() {
+        let place = |export: &str, socket: &str| {
+            Ok(VhostPlace { export: export.into(), socket: socket.into() })
+        };
+        assert_eq!(VhostPlace::from_str("/run/s"), place("", "/run/s"));
+        assert_eq!(VhostPlace::from_str("a=s=t"), place("a", "s=t"));
+        assert_eq!(VhostPlace::from_str("/run/a=b"), place("", "/run/a=b"));
+        assert!(VhostPlace::from_str("").is_err());
+        assert!(VhostPlace::from_str("a=").is_err());
+    }
 
     #[test]
     fn vsock_places_are_numbers() {

@@ -1,9 +1,11 @@
 //! `blockhaul mount`: a device as a local file, through FUSE.
 //!
 //! - `job`: the workers' part, from opening the device to the end. `filesystem`: `--filesystem`.
+//!   `helper`: for mount(8).
 //!   What it shares with `serve` is there: going to the background, `--run`, the service manager.
 
 mod filesystem;
+pub mod helper;
 mod job;
 
 use std::path::PathBuf;

@@ -20,7 +20,7 @@ use super::qmp::{self, Monitor};
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
-use super::{command, figures, status, stdio, system};
+use super::{command, figures, status, stdio, system, vhost};
 use crate::aside::Serving;
 use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{Destinations, Metrics};
@@ -93,6 +93,10 @@ impl Job {
         });
         let export = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
         let uri = match self.offers.http {
+            _ if !listening.addresses.has_nbd && listening.addresses.vhost.is_some() => {
+                let socket = listening.addresses.vhost.as_deref().unwrap_or(Path::new(""));
+                format!("vhost-user socket {}", socket.display())
+            }
             true => listening.http_uri(&export, &self.secured),
             false => listening.uri(&export, &self.secured),
         };
@@ -108,10 +112,13 @@ impl Job {
     /// run before that.
     async fn start(&mut self, opened: Opened) -> Result<Running, Failure> {
         let Opened { server, listening, export, uri } = opened;
-        let Listening { listeners, addresses, cleanup } = listening;
-        let accepting = (listeners.into_iter())
+        let Listening { listeners, vhost, addresses, cleanup } = listening;
+        let mut accepting: Vec<_> = (listeners.into_iter())
             .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
             .collect();
+        accepting.extend(vhost.into_iter().map(|(export, listener)| {
+            blockhaul_io::start(vhost::listen(server.clone(), listener, export))
+        }));
         let operations = Arc::new(self.operations(&server));
         let monitor = self.monitor(&operations).await?;
         self.write_pidfile()?;

@@ -63,6 +63,8 @@ pub struct Where {
     ports: Vec<u16>,
     hosts: Vec<String>,
     vsock: Vec<VsockPlace>,
+    /// Exports for virtual machines, and their sockets.
+    vhost: Vec<(String, PathBuf)>,
     cleanup: Cleanup,
 }
 
@@ -73,6 +75,8 @@ pub type Inherited = Vec<OwnedFd>;
 pub struct Listening {
     /// The sockets.
     pub listeners: Vec<Listener>,
+    /// The sockets for virtual machines, and the exports that they get.
+    pub vhost: Vec<(String, Listener)>,
     /// Their addresses.
     pub addresses: Addresses,
     /// Removes what was created, on drop.
@@ -92,6 +96,10 @@ pub struct Addresses {
     pub vsock: Option<(u32, u32)>,
     /// Ports chosen by the system.
     pub free_ports: Vec<u16>,
+    /// The first socket for virtual machines.
+    pub vhost: Option<PathBuf>,
+    /// There is a place for NBD clients.
+    pub has_nbd: bool,
 }
 
 impl Where {
@@ -105,6 +113,7 @@ impl Where {
         let nothing = unix.is_empty()
             && inherited.is_empty()
             && args.vsock.is_empty()
+            && args.vhost_places().is_empty()
             && !args.single
             && !args.waits_for_monitor();
         let mut ports = args.port.clone();
@@ -112,7 +121,8 @@ impl Where {
             ports.push(PORT);
         }
         let (hosts, vsock) = (args.ip_addr.clone(), args.vsock.clone());
-        Where { inherited, unix, ports, hosts, vsock, cleanup: Cleanup::default() }
+        let vhost = args.vhost_places();
+        Where { inherited, unix, ports, hosts, vsock, vhost, cleanup: Cleanup::default() }
     }
 
     /// To call before this process ends in any other way.
@@ -132,9 +142,7 @@ impl Where {
         for path in &self.unix {
             let path = match path.as_os_str() == "-" {
                 true => self.cleanup.private_dir()?.join("s"),
-                // Absolute, because a background server leaves the current directory.
-                false => std::path::absolute(path)
-                    .map_err(|error| cannot_listen(&path.display().to_string(), &plain(&error)))?,
+                false => absolute(path)?,
             };
             listeners.push(self.bind_unix(&path)?);
             addresses.unix.get_or_insert(path);
@@ -160,7 +168,14 @@ impl Where {
             listeners.push(listener);
             addresses.vsock.get_or_insert((cid.unwrap_or(VSOCK_LOCAL), port));
         }
-        Ok(Listening { listeners, addresses, cleanup })
+        addresses.has_nbd = !listeners.is_empty();
+        let mut vhost = Vec::new();
+        for (export, path) in &self.vhost {
+            let path = absolute(path)?;
+            vhost.push((export.clone(), self.bind_unix(&path)?));
+            addresses.vhost.get_or_insert(path);
+        }
+        Ok(Listening { listeners, vhost, addresses, cleanup })
     }
 
     pub fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
@@ -179,6 +194,12 @@ impl Where {
         self.cleanup.remember_socket(path);
         Ok(listener)
     }
+}
+
+/// The absolute path of a socket: a background server leaves the current directory.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| cannot_listen(&path.display().to_string(), &plain(&error)))
 }
 
 /// Listens on all addresses of a host, or on all there are. Returns the port.
@@ -368,12 +389,14 @@ impl Addresses {
     pub fn variables(&self, export: &str, uri: &str) -> Vec<(&'static str, String)> {
         let socket = self.unix.as_ref().map(|path| path.display().to_string());
         let port = self.tcp.as_ref().map(|(_, port)| port.to_string());
+        let vhost = self.vhost.as_ref().map(|path| path.display().to_string());
         vec![
             ("uri", uri.to_string()),
             ("nbd", uri.to_string()),
             ("exportname", export.to_string()),
             ("port", port.unwrap_or_default()),
             ("unixsocket", socket.unwrap_or_default()),
+            ("vhostsocket", vhost.unwrap_or_default()),
         ]
     }
 }
@@ -512,9 +535,9 @@ mod tests {
     fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> Listening {
         let tcp = tcp.map(|(host, port)| (host.to_string(), port));
         let unix = unix.map(PathBuf::from);
-        let addresses =
-            Addresses { unix, tcp, vsock: None, free_ports: Vec::new(), every_host: false };
-        Listening { listeners: Vec::new(), addresses, cleanup: CleanupOnDrop(Cleanup::default()) }
+        let addresses = Addresses { unix, tcp, ..Addresses::default() };
+        let cleanup = CleanupOnDrop(Cleanup::default());
+        Listening { listeners: Vec::new(), vhost: Vec::new(), addresses, cleanup }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!   `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins. `stop`:
 //!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
 //!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
-//!   `--metrics`. `qmp`: `--qmp`. `status`: `--page`. `notify`: messages to a service manager.
+//!   `--metrics`. `vhost`: `--vhost-user`. `qmp`: `--qmp`. `status`: `--page`. `notify`: messages to a service manager.
 
 pub(crate) mod background;
 mod bitmap_files;
@@ -30,6 +30,15 @@ pub(crate) mod stop;
 mod system;
 mod tls;
 mod trace;
+#[cfg(feature = "vhost")]
+mod vhost;
+#[cfg(not(feature = "vhost"))]
+mod vhost {
+    //! Nothing: no option names a socket.
+
+    /// Never called.
+    pub async fn listen<S>(_: S, _: blockhaul_io::Listener, _: String) {}
+}
 
 use std::ffi::OsString;
 use std::sync::Arc;

@@ -32,4 +32,6 @@ mod service;
 mod slow_sources;
 mod ssh;
 mod targets;
+#[cfg(feature = "vhost")]
+mod virtual_machines;
 mod watching;

@@ -388,6 +388,34 @@ fn in_the_background_it_is_there_until_it_is_unmounted() {
 }
 
 #[test]
+fn the_helper_of_mount_mounts_what_fstab_says() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let helper = scratch.file("mount.blockhaul");
+    std::os::unix::fs::symlink(OURS, &helper).unwrap();
+    let (disk, target) = (scratch.file("disk.raw"), scratch.file("mnt"));
+    fs::write(&disk, vec![5; 8192]).unwrap();
+    fs::create_dir(&target).unwrap();
+    let options = ["-o", "rw,noauto,_netdev,layer=offset?offset=4096"];
+    let mut command = Command::new(&helper);
+    let ran = tools::output(command.args([&disk, &target]).args(options), LIMIT).unwrap();
+    assert!(ran.status.success(), "{}", text(&ran.stderr));
+    assert!(is_mounted(&target), "when it returns");
+    let file = File::options().write(true).open(target.join("disk")).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 4096);
+    file.write_all_at(&[6; 512], 0).unwrap();
+    drop(file);
+    assert!(Command::new("umount").arg(&target).status().unwrap().success());
+    wait_until("it is on the disk", || fs::read(&disk).unwrap()[4096..4608] == [6; 512]);
+    let refused = Command::new(&helper).args([&disk, &target]).args(["-o", "unknown"]).output();
+    let refused = refused.unwrap();
+    assert!(!refused.status.success() && text(&refused.stderr).contains("unknown"));
+    assert!(!is_mounted(&target));
+}
+
+#[test]
 fn a_mount_in_use_goes_when_its_files_are_closed() {
     if !can_mount() {
         return;

@@ -1,0 +1,76 @@
+//! `--vhost-user`: virtual machines as clients of an export.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use blockhaul_block::OpKind;
+use blockhaul_io::{Listener, Remote};
+use blockhaul_server::{Attached, Server};
+use blockhaul_vhost::{Config, Watch};
+
+/// Interval of attempts to accept a connection after one has failed.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// Serves an export to the front ends that connect, until it is cancelled.
+pub async fn listen(server: Arc<Server>, listener: Listener, export: String) {
+    let next = AtomicUsize::new(0);
+    loop {
+        match listener.accept().await {
+            Ok(socket) => {
+                let (server, export) = (server.clone(), export.clone());
+                let worker = Remote::to(next.fetch_add(1, Ordering::Relaxed));
+                drop(worker.spawn(move || attend(server, socket, export)));
+            }
+            Err(error) => {
+                log::warn!(error:% = error; "cannot accept a virtual machine: {error}");
+                blockhaul_io::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Serves one front end. Why it cannot be served is logged where that is found.
+async fn attend(server: Arc<Server>, socket: OwnedFd, export: String) {
+    let Ok(attached) = server.attach(socket, &export).await else { return };
+    let attached = Arc::new(attached);
+    let again = attached.clone();
+    let config = Config {
+        device: attached.device().clone(),
+        flushes: attached.flushes().clone(),
+        pool: attached.pool(),
+        name: match attached.export() {
+            "" => "blockhaul".to_string(),
+            name => name.to_string(),
+        },
+        watch: Arc::new(Counting(attached.clone())),
+        reopen: Some(Box::new(move || {
+            let attached = again.clone();
+            Box::pin(async move { attached.reopen().await })
+        })),
+    };
+    let result = blockhaul_vhost::serve(attached.stream().clone(), config).await;
+    attached.log_end(&result);
+}
+
+/// Counts requests as those of other clients.
+struct Counting(Arc<Attached>);
+
+impl Watch for Counting {
+    fn begun(&self) {
+        self.0.begun();
+    }
+
+    fn ended(&self) {
+        self.0.ended();
+    }
+
+    fn answered(&self, kind: OpKind, bytes: Option<u64>) {
+        self.0.answered(kind, bytes);
+    }
+
+    fn took(&self, kind: OpKind, time: Duration, count: u64) {
+        self.0.took(kind, time, count);
+    }
+}

@@ -1,0 +1,193 @@
+//! The memory of the guest, in regions that the front end passes as files.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, RwLock};
+
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::protocol::Region;
+
+/// The memory of the guest as it is at a moment.
+pub(crate) type Memory = GuestMemoryMmap<()>;
+
+/// Maximum number of regions. QEMU has up to 512 slots of memory.
+pub(crate) const REGIONS_MAX: usize = 512;
+
+/// The memory of the guest as it is now, for all queues.
+#[derive(Default)]
+pub(crate) struct Space(RwLock<Arc<Memory>>);
+
+impl Space {
+    pub(crate) fn now(&self) -> Arc<Memory> {
+        self.0.read().expect("no panic under this lock").clone()
+    }
+
+    fn set(&self, memory: Memory) {
+        *self.0.write().expect("no panic under this lock") = Arc::new(memory);
+    }
+}
+
+/// The regions, which only the session of the front end changes.
+#[derive(Default)]
+pub(crate) struct Regions {
+    mapped: Vec<(Region, Arc<GuestRegionMmap<()>>)>,
+    space: Arc<Space>,
+}
+
+impl Regions {
+    /// What they make up together.
+    pub(crate) fn space(&self) -> &Arc<Space> {
+        &self.space
+    }
+
+    /// Replaces all regions.
+    ///
+    /// # Errors
+    /// If one cannot be mapped, or two overlap; then nothing changes.
+    pub(crate) fn replace(&mut self, regions: &[Region], fds: Vec<OwnedFd>) -> Result<(), String> {
+        if regions.len() != fds.len() {
+            return Err(format!("{} descriptors for {} regions", fds.len(), regions.len()));
+        }
+        let mapped = regions.iter().zip(fds).map(|(region, fd)| map(*region, fd));
+        let mapped = mapped.collect::<Result<Vec<_>, _>>()?;
+        self.change(mapped)
+    }
+
+    /// Adds a region.
+    ///
+    /// # Errors
+    /// As for [`Regions::replace`], and if there are too many.
+    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), String> {
+        if self.mapped.len() >= REGIONS_MAX {
+            return Err(format!("more than {REGIONS_MAX} memory regions"));
+        }
+        let mut mapped = self.mapped.clone();
+        mapped.push(map(region, fd)?);
+        self.change(mapped)
+    }
+
+    /// Removes a region. Requests in flight keep it until they end.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub(crate) fn remove(&mut self, region: Region) -> Result<(), String> {
+        let same = |other: &Region| {
+            (other.guest, other.len, other.user) == (region.guest, region.len, region.user)
+        };
+        let Some(index) = self.mapped.iter().position(|(other, _)| same(other)) else {
+            return Err("a memory region that is not there".into());
+        };
+        let mut mapped = self.mapped.clone();
+        mapped.remove(index);
+        self.change(mapped)
+    }
+
+    fn change(
+        &mut self,
+        mut mapped: Vec<(Region, Arc<GuestRegionMmap<()>>)>,
+    ) -> Result<(), String> {
+        mapped.sort_by_key(|(region, _)| region.guest);
+        let memory = match mapped.is_empty() {
+            true => Memory::new(),
+            false => {
+                let regions = mapped.iter().map(|(_, mapped)| mapped.clone()).collect();
+                Memory::from_arc_regions(regions).map_err(|error| error.to_string())?
+            }
+        };
+        self.mapped = mapped;
+        self.space.set(memory);
+        Ok(())
+    }
+
+    /// The guest's address of an address in the front end.
+    pub(crate) fn to_guest(&self, user: u64) -> Option<GuestAddress> {
+        self.mapped.iter().find_map(|(region, _)| {
+            let at = user.checked_sub(region.user).filter(|&at| at < region.len)?;
+            region.guest.checked_add(at).map(GuestAddress)
+        })
+    }
+}
+
+/// Maps a part of a file, which must have it: the kernel would end this process at an access beyond the
+/// end.
+pub(crate) fn map_file(fd: OwnedFd, offset: u64, size: usize) -> Result<MmapRegion<()>, String> {
+    let held = rustix::fs::fstat(&fd).map_err(|error| error.to_string())?.st_size;
+    let end = offset.checked_add(size as u64);
+    if end.is_none_or(|end| u64::try_from(held).map_or(true, |held| end > held)) {
+        return Err(format!("the file has {held} bytes"));
+    }
+    let file = FileOffset::new(File::from(fd), offset);
+    MmapRegion::from_file(file, size).map_err(|error| error.to_string())
+}
+
+/// Maps a region.
+fn map(region: Region, fd: OwnedFd) -> Result<(Region, Arc<GuestRegionMmap<()>>), String> {
+    let Region { guest, len, user, offset } = region;
+    let size = usize::try_from(len).map_err(|_| format!("a memory region of {len} bytes"))?;
+    let fits = |start: u64| start.checked_add(len).is_some();
+    if size == 0 || !fits(guest) || !fits(user) || !fits(offset) {
+        return Err(format!("a memory region of {len} bytes at {guest:#x}"));
+    }
+    let mapping = map_file(fd, offset, size)
+        .map_err(|error| format!("cannot map {len} bytes of the guest's memory: {error}"))?;
+    let mapped = GuestRegionMmap::new(mapping, GuestAddress(guest))
+        .ok_or_else(|| format!("a memory region of {len} bytes at {guest:#x}"))?;
+    Ok((region, Arc::new(mapped)))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use vm_memory::Bytes as _;
+
+    use super::*;
+
+    pub(crate) fn file(len: u64) -> OwnedFd {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, len).unwrap();
+        file
+    }
+
+    fn region(guest: u64, len: u64) -> Region {
+        Region { guest, len, user: guest + 0x7000_0000, offset: 0 }
+    }
+
+    #[test]
+    fn regions_are_found_by_both_addresses() {
+        let mut regions = Regions::default();
+        let both = [region(0x10_0000, 0x2000), region(0, 0x1000)];
+        regions.replace(&both, vec![file(0x2000), file(0x1000)]).unwrap();
+        assert_eq!(regions.to_guest(0x7010_1fff), Some(GuestAddress(0x10_1fff)));
+        assert_eq!(regions.to_guest(0x7010_2000), None);
+        assert_eq!(regions.to_guest(0), None);
+        let before = regions.space().now();
+        before.write_obj(7_u32, GuestAddress(0x10_0000)).unwrap();
+        regions.remove(region(0x10_0000, 0x2000)).unwrap();
+        assert!(regions.space().now().read_obj::<u32>(GuestAddress(0x10_0000)).is_err());
+        assert_eq!(before.read_obj::<u32>(GuestAddress(0x10_0000)).unwrap(), 7, "it is kept");
+        regions.remove(region(0x10_0000, 0x2000)).unwrap_err();
+    }
+
+    #[test]
+    fn impossible_regions_are_refused_and_change_nothing() {
+        let mut regions = Regions::default();
+        regions.replace(&[region(0, 0x1000)], vec![file(0x1000)]).unwrap();
+        for (bad, size) in [
+            (region(0x800, 0x1000), 0x1000),
+            (region(0x1000, 0), 0x1000),
+            (Region { guest: u64::MAX, ..region(0, 0x1000) }, 0x1000),
+            (Region { user: u64::MAX, ..region(0x1000, 0x1000) }, 0x1000),
+            (Region { offset: u64::MAX, ..region(0x1000, 0x1000) }, 0x1000),
+            (region(0x1000, u64::MAX - 0x1000), 0x1000),
+            (region(0x1000, 0x1001), 0x1000),
+            (Region { offset: 0x1000, ..region(0x1000, 0x1000) }, 0x1000),
+        ] {
+            assert!(regions.add(bad, file(size)).is_err(), "{bad:?}");
+        }
+        regions.replace(&[region(0, 0x1000)], Vec::new()).unwrap_err();
+        assert_eq!(regions.to_guest(0x7000_0000), Some(GuestAddress(0)));
+        regions.add(region(0x1000, 0x1000), file(0x1000)).unwrap();
+    }
+}
