@@ -13,7 +13,7 @@ use blockhaul_testkit::rng::Rng;
 /// Bytes whose state is reported as one.
 const UNIT: usize = 4096;
 /// This and lower numbers are ways to wait.
-pub const TURNS: u64 = 16;
+pub const TURNS: u64 = 40;
 /// Copies of another disk that are kept, one for each flush.
 const MOMENTS: usize = 8;
 

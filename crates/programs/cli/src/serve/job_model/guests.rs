@@ -100,7 +100,7 @@ impl Guest {
     async fn run(mut self, control: Rc<Control>) -> (usize, Vec<u8>) {
         while !control.over.get() {
             if control.quiet.get() {
-                blockhaul_io::sleep(Duration::from_micros(200)).await;
+                blockhaul_io::sleep(Duration::from_millis(1)).await;
                 continue;
             }
             control.busy.set(control.busy.get() + 1);
@@ -108,7 +108,7 @@ impl Guest {
             control.busy.set(control.busy.get() - 1);
             wait(self.rng.below(TURNS)).await;
             if self.rng.chance(50) {
-                blockhaul_io::sleep(Duration::from_micros(200)).await;
+                blockhaul_io::sleep(Duration::from_millis(1)).await;
             }
         }
         (self.start, self.bytes)

@@ -16,12 +16,12 @@ use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::{rng, tools};
 
 /// Schedules that run at the same time: most of their time is waiting.
-const AT_ONCE: u64 = 8;
+const AT_ONCE: u64 = 16;
 
 #[test]
 fn jobs_are_exact_whatever_happens_meanwhile() {
     let first = rng::seed();
-    let all = if tools::long() { 3000 } else { 200 };
+    let all = if tools::long() { 3000 } else { 160 };
     println!("BLOCKHAUL_SEED={first:#x}");
     let next = AtomicU64::new(0);
     thread::scope(|scope| {

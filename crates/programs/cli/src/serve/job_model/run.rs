@@ -280,7 +280,7 @@ impl World {
                     completing = true;
                 }
                 4 => drop(job.pause(true)),
-                5 => drop(job.limit(self.rng.between(64 << 10, 8 << 20))),
+                5 => drop(job.limit(self.rng.between(1 << 20, 16 << 20))),
                 6 if cancels && self.rng.chance(25) => {
                     cancelled = true;
                     job.cancel();
@@ -385,7 +385,7 @@ impl World {
             dismissed_by_hand: self.rng.chance(20),
             on_source_error: trouble.source,
             on_target_error: trouble.target,
-            speed: if self.rng.chance(30) { self.rng.between(64 << 10, 4 << 20) } else { 0 },
+            speed: if self.rng.chance(30) { self.rng.between(1 << 20, 8 << 20) } else { 0 },
             ..Settings::default()
         }
     }
@@ -433,7 +433,7 @@ fn differences(one: &[u8], other: &[u8]) -> (Option<usize>, Option<usize>, usize
 
 fn fault(rng: &mut Rng, on: OpKind) -> Fault {
     let kind = *rng.pick(&[Kind::Io, Kind::NoSpace]);
-    Fault { on, kind, percent: rng.between(5, 60), left: rng.between(1, 3) }
+    Fault { on, kind, percent: rng.between(5, 60), left: rng.between(1, 2) }
 }
 
 fn to(target: &Arc<Disk>) -> To {
