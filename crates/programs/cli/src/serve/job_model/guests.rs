@@ -63,12 +63,14 @@ impl Guests {
         Guests { control, tasks }
     }
 
-    /// Waits until no request is in flight; none begins until `resume`.
-    pub async fn pause(&self) {
+    /// None of them begins a request until `resume`.
+    pub fn pause(&self) {
         self.control.quiet.set(true);
-        while self.control.busy.get() > 0 {
-            blockhaul_io::sleep(Duration::from_micros(100)).await;
-        }
+    }
+
+    /// Whether one of them has a request in flight.
+    pub fn are_busy(&self) -> bool {
+        self.control.busy.get() > 0
     }
 
     /// They go on.

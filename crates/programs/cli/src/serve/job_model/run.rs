@@ -189,7 +189,10 @@ impl World {
 
     async fn mirror_of_nothing(&mut self) {
         let target = self.target();
-        self.guests.pause().await;
+        self.guests.pause();
+        while self.guests.are_busy() {
+            blockhaul_io::sleep(Duration::from_micros(100)).await;
+        }
         target.take(self.disk.bytes());
         self.mirror(&target, First::Nothing).await;
     }
@@ -273,7 +276,7 @@ impl World {
                 2 if job.status() == Status::Pending => job.finalize(),
                 2 | 3 if matches!(job.status(), Status::Ready | Status::Standby) && !completing => {
                     if quiet {
-                        self.guests.pause().await;
+                        self.quieten(job).await;
                     }
                     let within = Duration::from_secs(10);
                     job.complete(Ending { within, switch: switch == Some(true) });
@@ -291,6 +294,16 @@ impl World {
         }
         let (error, _) = job.outcome().unwrap();
         Ended { completed: error.is_none(), cancelled, quiet: quiet && completing, error }
+    }
+
+    /// Clients become quiet. Their writes may wait for a job that is paused.
+    async fn quieten(&self, job: &Job) {
+        self.guests.pause();
+        while self.guests.are_busy() && !job.is_over() {
+            job.pause(false);
+            job.limit(0);
+            blockhaul_io::sleep(Duration::from_micros(100)).await;
+        }
     }
 
     fn switch_mode(&mut self, job: &Job) {
