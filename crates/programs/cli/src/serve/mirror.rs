@@ -60,6 +60,8 @@ struct State {
     flush: Duration,
     flushed: Option<Instant>,
     rounds: u64,
+    /// Bytes that the engine has written again.
+    rewritten: u64,
     ready: bool,
     wanted: Option<Ending>,
     copy_mode: CopyMode,
@@ -276,7 +278,18 @@ impl Mirror {
         plan.close();
         let copied = engine.run(&plan).await?;
         self.learn(&copied);
+        self.note_rewrites(engine);
         Ok(())
+    }
+
+    /// After an error the engine writes again what no flush has covered, without locks: that may
+    /// have overwritten what clients have written to both meanwhile.
+    fn note_rewrites(&self, engine: &Engine) {
+        let rewritten = engine.summary().retried.rewritten;
+        let before = std::mem::replace(&mut self.lock().rewritten, rewritten);
+        if rewritten > before && self.changes.writes_also() {
+            self.changes.give_back(&[(0, u64::MAX)]);
+        }
     }
 
     /// Flushes the target: the first time, and when the latest flush was a while ago.
@@ -285,6 +298,7 @@ impl Mirror {
         if due {
             let started = blockhaul_io::now();
             flush_all(engine, also).await?;
+            self.note_rewrites(engine);
             let mut state = self.lock();
             state.flush = blockhaul_io::elapsed(started);
             state.flushed = Some(blockhaul_io::now());

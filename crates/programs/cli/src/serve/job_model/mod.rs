@@ -21,7 +21,7 @@ const AT_ONCE: u64 = 16;
 #[test]
 fn jobs_are_exact_whatever_happens_meanwhile() {
     let first = rng::seed();
-    let all = if tools::long() { 3000 } else { 160 };
+    let all = if tools::long() { 3000 } else { 120 };
     println!("BLOCKHAUL_SEED={first:#x}");
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
