@@ -20,9 +20,19 @@ struct Inner {
     /// A range was marked.
     marked: Notify,
     /// Where clients' writes go as well.
-    also: Mutex<Option<Arc<dyn Device>>>,
+    also: Mutex<Also>,
+    /// No write goes to another device any more.
+    settled: Notify,
     /// Writes that go there, and ranges that are being copied.
     locks: Arc<RangeLocks>,
+}
+
+/// Another device for writes.
+#[derive(Default)]
+struct Also {
+    device: Option<Arc<dyn Device>>,
+    /// Number of writes that go there, or to one from before.
+    in_flight: usize,
 }
 
 impl Changes {
@@ -32,8 +42,9 @@ impl Changes {
     /// If the granularity is not that of a bitmap.
     pub fn new(size: u64, granularity: u64) -> Result<Changes> {
         let bitmap = Bitmap::new("changes", size, granularity)?;
-        let (marked, also, locks) = (Notify::default(), Mutex::default(), Arc::default());
-        Ok(Changes(Arc::new(Inner { bitmap, marked, also, locks })))
+        let (marked, settled) = (Notify::default(), Notify::default());
+        let (also, locks) = (Mutex::default(), Arc::default());
+        Ok(Changes(Arc::new(Inner { bitmap, marked, also, settled, locks })))
     }
 
     /// The layer that marks. All handles that write to the disk must be under it.
@@ -43,14 +54,29 @@ impl Changes {
 
     /// From now on, writes go to this device too before they complete, and mark nothing unless that
     /// fails; `None`: they only mark. What is copied from the disk to the same device meanwhile must
-    /// be [locked](Changes::lock).
+    /// be [locked](Changes::lock). Writes in flight are finished as they began:
+    /// [settle](Changes::settle) waits for them.
     pub fn write_also(&self, device: Option<Arc<dyn Device>>) {
-        *self.0.also() = device;
+        self.0.also().device = device;
     }
 
     /// Whether writes go to another device, too.
     pub fn writes_also(&self) -> bool {
-        self.0.also().is_some()
+        self.0.also().device.is_some()
+    }
+
+    /// Once writes go to no other device: waits for those in flight that still do. Before that, a
+    /// copy without [locks](Changes::lock) could overwrite them with older contents, and they could
+    /// overwrite what somebody else writes to that device later.
+    pub async fn settle(&self) {
+        loop {
+            let settled = self.0.settled.listen();
+            if self.0.also().in_flight == 0 {
+                return;
+            }
+            // This side keeps the sender.
+            let _ = settled.await;
+        }
     }
 
     /// Waits for the writes in a range that go to the other device, too; those that begin later wait
@@ -117,8 +143,8 @@ impl Device for Marked {
             return self.inner.submit(request);
         }
         if let Some((also, copy)) = self.changes.copy_of(&request) {
-            let (changes, inner) = (self.changes.clone(), self.inner.clone());
-            return Pending::start(changes.write_both(request, inner, copy, also));
+            let inner = self.inner.clone();
+            return Pending::start(also.write_both(request, inner, copy));
         }
         let mark = self.changes.mark(&request);
         // Dropped when the write has completed, or at once if it has already.
@@ -128,34 +154,17 @@ impl Device for Marked {
 
 impl Inner {
     /// The other device, and what to write there; none if the write only marks.
-    fn copy_of(&self, request: &Request) -> Option<(Arc<dyn Device>, Copied)> {
-        let also = self.also().clone()?;
-        match &request.op {
-            Op::Write(data) => Some((also, Copied::Data(data.clone()))),
-            Op::Zero => Some((also, Copied::Zeroes)),
+    fn copy_of(self: &Arc<Self>, request: &Request) -> Option<(Other, Copied)> {
+        let copied = match &request.op {
+            Op::Write(data) => Copied::Data(data.clone()),
+            Op::Zero => Copied::Zeroes,
             // The contents of what is trimmed are undefined: they are copied from the disk.
-            _ => None,
-        }
-    }
-
-    /// Writes to both. Overlapping writes go one after another, so that both have the same result.
-    async fn write_both(
-        self: Arc<Self>,
-        request: Request,
-        inner: Arc<dyn Device>,
-        copied: Copied,
-        also: Arc<dyn Device>,
-    ) -> Outcome {
-        let (at, len) = (request.at, request.len);
-        let mut mark = self.mark(&request);
-        let lock = self.locks.lock(at, at.saturating_add(len)).await;
-        let written = inner.submit(request);
-        let copied = copied.write(&also, at, len).await;
-        let outcome = written.await;
-        mark.equal = outcome.is_ok() && copied.is_ok();
-        drop(mark);
-        drop(lock);
-        outcome
+            _ => return None,
+        };
+        let mut also = self.also();
+        let device = also.device.clone()?;
+        also.in_flight += 1;
+        Some((Other { changes: self.clone(), device }, copied))
     }
 
     fn mark(self: &Arc<Self>, request: &Request) -> Mark {
@@ -163,8 +172,40 @@ impl Inner {
         Mark { changes: self.clone(), at, end, equal: false }
     }
 
-    fn also(&self) -> MutexGuard<'_, Option<Arc<dyn Device>>> {
+    fn also(&self) -> MutexGuard<'_, Also> {
         self.also.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The other device, for one write that goes there.
+struct Other {
+    changes: Arc<Inner>,
+    device: Arc<dyn Device>,
+}
+
+impl Other {
+    /// Writes to both. Overlapping writes go one after another, so that both have the same result.
+    async fn write_both(self, request: Request, inner: Arc<dyn Device>, copied: Copied) -> Outcome {
+        let (at, len) = (request.at, request.len);
+        let mut mark = self.changes.mark(&request);
+        let lock = self.changes.locks.lock(at, at.saturating_add(len)).await;
+        let written = inner.submit(request);
+        let copied = copied.write(&self.device, at, len).await;
+        let outcome = written.await;
+        mark.equal = outcome.is_ok() && copied.is_ok();
+        drop(mark);
+        drop(lock);
+        outcome
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let mut also = self.changes.also();
+        also.in_flight -= 1;
+        if also.in_flight == 0 {
+            self.changes.settled.notify();
+        }
     }
 }
 

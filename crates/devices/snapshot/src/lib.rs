@@ -142,6 +142,11 @@ impl Snapshot {
         self.0.stats()
     }
 
+    /// Whether it is lost, or has ended: its view fails from then on.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_broken()
+    }
+
     /// What is not as it was any more, in whole blocks: offset and length in bytes, in order.
     pub fn changed(&self) -> Vec<(u64, u64)> {
         self.0.changed()

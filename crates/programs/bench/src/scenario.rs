@@ -23,11 +23,13 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("direct", include_str!("../../../../bench/scenarios/direct.toml")),
     ("direct-read", include_str!("../../../../bench/scenarios/direct-read.toml")),
     ("extents", include_str!("../../../../bench/scenarios/extents.toml")),
+    ("guest-latency", include_str!("../../../../bench/scenarios/guest-latency.toml")),
     ("latency", include_str!("../../../../bench/scenarios/latency.toml")),
     ("load", include_str!("../../../../bench/scenarios/load.toml")),
     ("local", include_str!("../../../../bench/scenarios/local.toml")),
     ("million", include_str!("../../../../bench/scenarios/million.toml")),
     ("mirror", include_str!("../../../../bench/scenarios/mirror.toml")),
+    ("near-empty", include_str!("../../../../bench/scenarios/near-empty.toml")),
     ("pipes", include_str!("../../../../bench/scenarios/pipes.toml")),
     ("requests", include_str!("../../../../bench/scenarios/requests.toml")),
     ("rtt", include_str!("../../../../bench/scenarios/rtt.toml")),
@@ -234,7 +236,7 @@ pub struct Environment {
     pub label: String,
     /// What is timed.
     pub command: Command,
-    /// Names of servers to be started before those of the case.
+    /// Names of servers to be started after those of the case, whose clients they may be.
     #[serde(default)]
     pub servers: Vec<String>,
     /// Variables; those of a case go before them.

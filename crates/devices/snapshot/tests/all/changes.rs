@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use blockhaul_block::{Device, DeviceExt as _, Kind, OpKind};
 use blockhaul_catalog::Stack;
@@ -123,7 +124,7 @@ fn what_has_changed_becomes_less_while_writes_go_to_both() {
             let live = live.clone();
             blockhaul_io::start(async move { write(&live, 500, &[3; 100]).await })
         };
-        blockhaul_io::sleep(std::time::Duration::from_millis(5)).await;
+        blockhaul_io::sleep(Duration::from_millis(5)).await;
         assert_eq!(read(&disk, 500, 100).await, [0; 100]);
         drop(lock);
         waiting.await;
@@ -134,5 +135,34 @@ fn what_has_changed_becomes_less_while_writes_go_to_both() {
         changes.write_also(None);
         write(&live, 400_000, &[4; 10]).await;
         assert_eq!(read(&copy, 400_000, 10).await, [0; 10]);
+    });
+}
+
+/// A round without locks may begin only then: it could copy what was there before the write.
+#[test]
+fn writes_that_still_go_to_both_are_waited_for() {
+    on_worker(|| async {
+        let [disk, copy] = [0, 1].map(|_| blockhaul_backends::memory(SIZE));
+        let hanging = FaultDevice::over(copy.clone(), 1);
+        hanging.add(Rule::new(Then::Hang).kind(OpKind::Write).times(1));
+        let changes = Changes::new(SIZE, 4096).unwrap();
+        let live = Stack::over(disk).with_layer(changes.layer()).await.unwrap();
+        let live = live.device().clone();
+        changes.settle().await;
+        changes.write_also(Some(hanging.clone()));
+        let writing = {
+            let live = live.clone();
+            blockhaul_io::start(async move { write(&live, 500, &[3; 100]).await })
+        };
+        blockhaul_io::yield_now().await;
+        changes.write_also(None);
+        let short = Duration::from_millis(20);
+        let settled = blockhaul_io::timeout(short, changes.settle()).await;
+        assert!(settled.is_err(), "a write is in flight");
+        hanging.release();
+        changes.settle().await;
+        assert_eq!(read(&copy, 500, 100).await, [3; 100]);
+        writing.await;
+        assert_eq!(changes.bytes(), 0);
     });
 }

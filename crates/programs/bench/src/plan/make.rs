@@ -344,7 +344,8 @@ fn cell(
         return Ok(Err(reason));
     }
     let mut servers = Vec::new();
-    for name in environment.servers.iter().chain(&case.servers) {
+    // A server of the column may be a client of one of the row.
+    for name in case.servers.iter().chain(&environment.servers) {
         servers.push(server(scenario, &scope.text(name)?, scope)?);
     }
     let prepare = scenario.prepare.iter().chain(&case.prepare).chain(&environment.prepare);

@@ -158,7 +158,7 @@ impl Errors {
 
     /// Waits until the request is to be repeated. False: the job ends.
     async fn wait(&self, action: Action, attempt: u32) -> bool {
-        let ends = || self.job().is_none_or(|job| job.is_ending());
+        let ends = || self.job().is_none_or(|job| job.is_ending() || job.is_over());
         match action {
             Action::Report => false,
             Action::Ignore => {
@@ -222,7 +222,8 @@ impl Watched {
             OpKind::Trim | OpKind::Flush | OpKind::Cache | OpKind::Extents => false,
         };
         let refused = matches!(error.kind(), Kind::Unsupported | Kind::TooLarge);
-        match is_repeatable && !refused {
+        let lost = self.is_source && self.errors.job().is_some_and(|job| job.has_lost_its_source());
+        match is_repeatable && !refused && !lost {
             true => self.on_error.action(error.kind()),
             false => Action::Report,
         }

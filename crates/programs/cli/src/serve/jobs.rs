@@ -608,6 +608,8 @@ impl Job {
         }
         let after = blockhaul_io::elapsed(self.started);
         let is_complete = result.is_ok();
+        // A request to cancel may come too late.
+        let cancelled = cancelled && !is_complete;
         let _ = self.ended.set(End { after, result, cancelled });
         if is_complete {
             self.enter(Status::Waiting);
@@ -704,6 +706,11 @@ impl Job {
         if action == Action::Stop {
             self.pause(true);
         }
+    }
+
+    /// Whether what it reads is lost for good: to repeat a request makes no sense.
+    pub fn has_lost_its_source(&self) -> bool {
+        matches!(&self.work, Work::Backup(Some(snapshot)) if snapshot.is_lost())
     }
 
     /// A mirror could complete.

@@ -60,6 +60,8 @@ struct State {
     flush: Duration,
     flushed: Option<Instant>,
     rounds: u64,
+    /// Bytes that the engine has written again.
+    rewritten: u64,
     ready: bool,
     wanted: Option<Ending>,
     copy_mode: CopyMode,
@@ -197,43 +199,51 @@ impl Mirror {
                 self.learn(&first);
             }
         }
-        let also = self.client_target(&target).await?;
+        let clients = self.client_target(&target).await?;
+        let also = clients.device().clone();
         loop {
             self.catch_up(&mut engine, &also).await?;
             self.flush(&mut engine, &also).await?;
             self.lock().ready = true;
             self.changed.notify();
             if let Some(ending) = self.wait(&control).await? {
-                if self.cut_over(&mut engine, &control, (&target, &also), ending).await? {
-                    return engine.finish().await;
+                if self.cut_over(&mut engine, &control, &clients, ending).await? {
+                    // All is copied and flushed, and clients may have moved: a request to cancel
+                    // comes too late.
+                    let summary = engine.summary();
+                    return Ok(engine.finish().await.unwrap_or(summary));
                 }
                 blockhaul_io::sleep(PACE).await;
             }
         }
     }
 
-    /// The target for writes of clients: its errors must not make them wait.
-    async fn client_target(&self, target: &Stack) -> Result<Arc<dyn Device>> {
-        if !self.errors_wait {
-            return Ok(target.device().clone());
+    /// The target for clients: its errors must not make them wait, neither now nor when they have
+    /// moved there.
+    async fn client_target(&self, target: &Stack) -> Result<Stack> {
+        match self.errors_wait {
+            true => target.without_layer(target.layer_count() - 1).await,
+            false => Ok(target.clone()),
         }
-        let below = target.without_layer(target.layer_count() - 1).await?;
-        Ok(below.device().clone())
     }
 
     /// Lets clients' writes go to the target, too, or not.
-    fn apply_copy_mode(&self, target: &Arc<dyn Device>) {
+    async fn apply_copy_mode(&self, target: &Arc<dyn Device>) {
         let also = match self.lock().copy_mode {
             CopyMode::Background => None,
             CopyMode::WriteBlocking => Some(target.clone()),
         };
+        let is_background = also.is_none();
         self.changes.write_also(also);
+        if is_background {
+            self.changes.settle().await;
+        }
     }
 
     /// Rounds, until the rest can be copied in time.
     async fn catch_up(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
         loop {
-            self.apply_copy_mode(also);
+            self.apply_copy_mode(also).await;
             let dirty = self.changes.take();
             if dirty.is_empty() {
                 return Ok(());
@@ -268,7 +278,18 @@ impl Mirror {
         plan.close();
         let copied = engine.run(&plan).await?;
         self.learn(&copied);
+        self.note_rewrites(engine);
         Ok(())
+    }
+
+    /// After an error the engine writes again what no flush has covered, without locks: that may
+    /// have overwritten what clients have written to both meanwhile.
+    fn note_rewrites(&self, engine: &Engine) {
+        let rewritten = engine.summary().retried.rewritten;
+        let before = std::mem::replace(&mut self.lock().rewritten, rewritten);
+        if rewritten > before && self.changes.writes_also() {
+            self.changes.give_back(&[(0, u64::MAX)]);
+        }
     }
 
     /// Flushes the target: the first time, and when the latest flush was a while ago.
@@ -277,6 +298,7 @@ impl Mirror {
         if due {
             let started = blockhaul_io::now();
             flush_all(engine, also).await?;
+            self.note_rewrites(engine);
             let mut state = self.lock();
             state.flush = blockhaul_io::elapsed(started);
             state.flushed = Some(blockhaul_io::now());
@@ -318,7 +340,7 @@ impl Mirror {
         &self,
         engine: &mut Engine,
         control: &Control,
-        (target, also): (&Stack, &Arc<dyn Device>),
+        clients: &Stack,
         ending: Ending,
     ) -> Result<bool> {
         if self.predicted() > ending.within {
@@ -327,7 +349,7 @@ impl Mirror {
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
         let (shared, stack) = self.table.changeable(&self.export).map_err(refused)?;
-        let next = if ending.switch { target.clone() } else { stack };
+        let next = if ending.switch { clients.clone() } else { stack };
         *self.export.mirrored() = None;
         let new = match self.table.top(&self.export, &next).await {
             Ok(new) => new,
@@ -337,6 +359,7 @@ impl Mirror {
             }
         };
         let started = blockhaul_io::now();
+        let also = clients.device();
         let last = async || self.last_round(engine, also, control, ending).await;
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
         let mut state = self.lock();
@@ -408,6 +431,7 @@ impl Mirror {
     /// Ends the notes of a mirror that has not completed.
     pub async fn give_up(&self, is_complete: bool) {
         self.changes.write_also(None);
+        self.changes.settle().await;
         let _change = self.table.change().await;
         if !is_complete && let Some(taken) = &self.taken {
             taken.give_back();

@@ -16,6 +16,9 @@ mod figures;
 mod fresh;
 pub(crate) mod job;
 mod job_errors;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod job_model;
 mod job_state;
 mod jobs;
 mod listen;

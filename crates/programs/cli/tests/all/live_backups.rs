@@ -142,6 +142,12 @@ fn a_lost_snapshot_fails_the_job_and_not_the_client() {
     let words = ["the snapshot is lost", "1048576 bytes that may be saved"];
     disk.ctl_fails(&["job-wait", "1"], 4, &words);
     assert_eq!(disk.job(1)["state"], "failed");
+    // It does not come back, so that no policy waits for it.
+    for (number, policy) in [("2", "stop"), ("3", "ignore")] {
+        disk.ctl_succeeds(&[&args[..], &["--on-source-error", policy]].concat());
+        disk.overwrite(3);
+        disk.ctl_fails(&["job-wait", number], 4, &words);
+    }
 }
 
 #[test]
