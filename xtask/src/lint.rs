@@ -43,6 +43,10 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
         "crates/devices/client/src/command.rs",
         "waits for the end of a process, on a thread for that",
     ),
+    (
+        "crates/devices/client/src/blocking/replies.rs",
+        "threads outside of workers wait for each other before a connection changes hands",
+    ),
     ("crates/devices/client/src/guard.rs", "a name for a temporary directory"),
     ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
     ("crates/devices/python/src/process.rs", "waits for processes when the program ends"),
