@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
+use blockhaul_testkit::tools::{self, Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
 
 /// nbdkit, and blockhaul in its place. Gone when dropped.
@@ -200,7 +200,7 @@ with_nbdkit!(scripts_on_standard_input_are_plugins_in_the_background, |both| {
     let output = bounded(among_peers("bash").unwrap().args(["-c", &start]), LIMIT);
     let said = lossy(&output.stdout);
     let number = said.strip_prefix("xxx").unwrap_or_else(|| panic!("{output:?}")).trim();
-    let alive = || Command::new("kill").args(["-0", number]).output().unwrap().status.success();
+    let alive = || tools::is_running(number);
     assert!(alive(), "it is in the background");
     assert!(Command::new("kill").arg(number).status().unwrap().success());
     let deadline = Instant::now() + LIMIT;

@@ -63,6 +63,7 @@ const SIZE: &str = "4M";
 const DISKS: &[&str] = &[
     "disk.raw",
     "disk2.raw",
+    "vm1.raw",
     "vm.raw",
     "disk.raw.1",
     "disk.raw.2",

@@ -28,7 +28,7 @@ impl Flavour {
         match self {
             Flavour::Shared => &[],
             Flavour::Static => {
-                &["--no-default-features", "--features", "formats,fuse,luks,vendored-openssl,vhost"]
+                &["--no-default-features", "--features", "formats,fuse,luks,vhost,vendored-openssl"]
             }
         }
     }

@@ -29,7 +29,7 @@ mod server;
 mod skip;
 
 pub use self::peer::{Peer, Version, among_peers};
-pub use self::run::{output, text, wait_within};
+pub use self::run::{is_running, output, text, wait_within};
 pub use self::scratch::Scratch;
 pub use self::server::Server;
 pub use self::skip::{LIST, Reason, long, runs_long, skip, skip_or_fail};

@@ -107,6 +107,13 @@ pub(super) fn shell(line: &str) -> Command {
     command
 }
 
+/// Whether the process with this number has not ended. One that has ended and whose status nobody has
+/// collected, as in a container without an init process, is not running.
+pub fn is_running(process: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -383,14 +383,7 @@ fn in_the_background_it_is_there_until_it_is_unmounted() {
     let busy = ours(&args);
     assert!(text(&busy.stderr).contains("something is mounted there already"));
     assert!(Command::new("umount").arg(&folder).status().unwrap().success());
-    wait_until("the process ends", || !is_running(pid.trim()));
-}
-
-/// Whether a process has not ended. In a container without an init process nobody collects the status of
-/// those that have.
-fn is_running(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    stat.is_ok_and(|stat| !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+    wait_until("the process ends", || !tools::is_running(pid.trim()));
 }
 
 #[test]
