@@ -25,7 +25,7 @@ struct NbdDevice {
     export: Arc<Export>,
 }
 
-/// What a handshake has told about an export: the facts of its device, and what its requests depend on.
+/// What a handshake has found out about an export: the facts of its device, and what its requests depend on.
 pub(crate) struct Export {
     pub(crate) facts: Arc<Facts>,
     pub(crate) headers: Headers,
@@ -88,7 +88,7 @@ fn start(
 }
 
 impl Export {
-    /// What the handshake has told; `name` is for messages.
+    /// The result of the handshake; `name` is for messages.
     pub(crate) fn of(name: &str, negotiated: &Negotiated) -> Export {
         let info = &negotiated.info;
         let mut facts = Facts::new(name, info.size);

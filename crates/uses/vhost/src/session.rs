@@ -68,7 +68,7 @@ struct Session {
     protocol: protocol::Features,
     regions: Regions,
     queues: Queues,
-    /// Where the front end is told that the configuration has changed.
+    /// Where the front end gets the message that the configuration has changed.
     changes: Option<OwnedFd>,
 }
 
