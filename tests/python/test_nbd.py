@@ -1,6 +1,7 @@
 """The interface of libnbd's module."""
 
 import errno
+import select
 import tempfile
 import unittest
 from pathlib import Path
@@ -75,6 +76,18 @@ class Compatible(unittest.TestCase):
         for number, buffer in enumerate(buffers):
             self.assertEqual(buffer.to_bytearray(), bytes([number]) * 4096)
         self.assertEqual(handle.aio_in_flight(), 0)
+
+    def test_only_poll_takes_answers(self):
+        handle = self.handle()
+        cookie = handle.aio_pwrite(nbd.Buffer(512), 0)
+        readable, _, _ = select.select([handle.aio_get_fd()], [], [], 60)
+        self.assertEqual(readable, [handle.aio_get_fd()])
+        # What a question took, a later poll(-1) would wait for.
+        self.assertEqual(handle.aio_peek_command_completed(), 0)
+        self.assertFalse(handle.aio_command_completed(cookie))
+        self.assertEqual(handle.poll(-1), 1)
+        self.assertEqual(handle.aio_peek_command_completed(), cookie)
+        self.assertTrue(handle.aio_command_completed(cookie))
 
     def test_errors(self):
         handle = nbd.NBD()

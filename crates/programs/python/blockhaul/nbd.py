@@ -1081,9 +1081,11 @@ class NBD:
         """Does nothing: requests are sent by threads."""
 
     def aio_command_completed(self, cookie: int) -> bool:
-        """Whether a request has been answered; then its cookie is not valid any more."""
-        if not self._queue_is_idle():
-            self.aio_notify_read()
+        """Whether an answer was taken; the cookie is then not valid any more.
+
+        Takes no answer itself, like libnbd: a script that asks for several cookies and then calls ``poll`` would
+        wait for ever for an answer that came in between.
+        """
         command = self._commands.get(cookie)
         if command is None:
             raise Error("no such command is in flight", _errno.EINVAL)
@@ -1094,12 +1096,8 @@ class NBD:
             raise command.error
         return True
 
-    def _queue_is_idle(self) -> bool:
-        return self._completions is None
-
     def aio_peek_command_completed(self) -> int:
-        """The cookie of a request that has been answered; 0 if there is none."""
-        self.aio_notify_read()
+        """The cookie of a request whose answer was taken; 0 if there is none."""
         if not self._commands:
             raise Error("no command is in flight", _errno.EINVAL)
         done = (cookie for cookie, command in self._commands.items() if command.finished)
