@@ -210,7 +210,16 @@ impl PointInTime {
             then[at + hole..at + len].fill(0x5a);
             data.write_all_at(&then[at + hole..at + len], (at + hole) as u64).unwrap();
             let range = format!("{at}:{len}");
-            blockhaul(&["copy", "--range", &range, written.to_str().unwrap(), &uri("early")]);
+            let begun = Instant::now();
+            loop {
+                blockhaul(&["copy", "--range", &range, written.to_str().unwrap(), &uri("early")]);
+                // QEMU 10 remembers for ever that a range was data if it is asked about it while it is zeroed.
+                let map = blockhaul(&["map", "--range", &range, &uri("early")]);
+                if (hole > 0) == map.contains("zero") {
+                    break;
+                }
+                assert!(begun.elapsed() < LIMIT, "{map}");
+            }
         }
         for line in [
             r#"{"execute": "block-export-del", "arguments": {"id": "early"}}"#,
@@ -313,24 +322,12 @@ fn without_extended_headers(listen: &Path, server: PathBuf) {
 
 #[test]
 fn what_a_bitmap_of_qemu_calls_clean_is_not_asked_about() {
-    // The hole is found without reading it. On a busy machine, a copy does not always wait for an answer
-    // about holes: it is repeated until the machine had time, with another server after some runs.
-    let wanted = format!("{} zeroed", 4 << 20);
-    let begun = Instant::now();
-    let (scratch, point, target) = loop {
-        let scratch = Scratch::new().unwrap();
-        let Some(point) = PointInTime::begin(&scratch) else { return };
-        let target = scratch.file("target");
-        let mut said = String::new();
-        let found = (0..5).any(|_| {
-            said = point.copy(&point.socket, &target, &[]);
-            said.contains(&wanted)
-        });
-        if found {
-            break (scratch, point, target);
-        }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{said}");
-    };
+    let scratch = Scratch::new().unwrap();
+    let Some(point) = PointInTime::begin(&scratch) else { return };
+    let target = scratch.file("target");
+    // The hole is found without reading it.
+    let said = point.copy(&point.socket, &target, &[]);
+    assert!(said.contains(&format!("{} zeroed", 4 << 20)), "{said}");
     let journal = scratch.file("journal").display().to_string();
     point.copy(&point.socket, &target, &["--journal", &journal]);
     point.copy(&point.socket, &target, &["--verify"]);
