@@ -235,9 +235,11 @@ pub(super) fn same(at: u64, found: &[u8], expected: &[u8]) -> Result<(), String>
     if found.len() != expected.len() {
         return Err(format!("{} bytes instead of {}", found.len(), expected.len()));
     }
-    let Some(first) = found.iter().zip(expected).position(|(a, b)| a != b) else {
+    // Most ranges are equal, and are compared at once.
+    if found == expected {
         return Ok(());
-    };
+    }
+    let first = found.iter().zip(expected).take_while(|(a, b)| a == b).count();
     let count = found.iter().zip(expected).filter(|(a, b)| a != b).count();
     let (offset, found, expected) = (at + first as u64, found[first], expected[first]);
     Err(format!("byte {offset} is {found:#04x} instead of {expected:#04x} ({count} bytes differ)"))

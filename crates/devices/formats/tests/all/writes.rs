@@ -84,8 +84,8 @@ pub async fn play(
 /// Panics unless bytes are those of the model.
 fn same(found: &[u8], wanted: &[u8], label: &str) {
     assert_eq!(found.len(), wanted.len(), "{label}");
-    let differs = found.iter().zip(wanted).position(|(one, other)| one != other);
-    if let Some(at) = differs {
+    if found != wanted {
+        let at = found.iter().zip(wanted).position(|(one, other)| one != other).unwrap();
         let count = found.iter().zip(wanted).filter(|(one, other)| one != other).count();
         let (one, other) = (&found[at..], &wanted[at..]);
         let (one, other) = (&one[..one.len().min(16)], &other[..other.len().min(16)]);
