@@ -5,6 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, ThreadModel};
 use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
 
+use crate::group::{Group, GroupExports};
 use crate::host::Host;
 use crate::keeper::Keeper;
 use crate::settings::Settings;
@@ -26,7 +27,8 @@ impl Backend for Python {
         "a plugin in Python, with nbdkit's interface for Python or with coroutines (async def), in a process \
          of its own; parameters go to its config(key, value); @python=CMD: the interpreter, Python 3.9 or \
          later [default: python3]; @threads=N: maximum parallel callbacks, if the plugin allows parallel \
-         requests [default: 16]; @timeout=TIME: fail a request after this time, and kill a plugin that does \
+         requests [default: 16]; @processes=N: run the plugin in N processes, for callbacks that compute \
+         [default: 1]; @timeout=TIME: fail a request after this time, and kill a plugin that does \
          not return in twice that time [default: never]"
     }
 
@@ -49,7 +51,12 @@ blockhaul copy python:zeroes.py disk.raw
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
             let shutdown = target.context.registry().shutdown.clone();
-            let host = Host::start(&Settings::of(&target)?, None, shutdown).await?;
+            let settings = Settings::of(&target)?;
+            if settings.host.processes > 1 {
+                let group = Group::start(settings, shutdown).await?;
+                return group.open(!target.intent.write).await;
+            }
+            let host = Host::start(&settings, None, shutdown).await?;
             // If there may be only one connection at a time, a second would wait for ever.
             let several = host.model != ThreadModel::SerializeConnections;
             let more = Handles { host, readonly: !target.intent.write };
@@ -63,9 +70,13 @@ blockhaul copy python:zeroes.py disk.raw
         let target = target.clone();
         Some(Box::pin(async move {
             let shutdown = target.context.registry().shutdown.clone();
-            let keeper = Keeper::start(Settings::of(&target)?, shutdown).await?;
-            Ok(Arc::new(PythonExports { keeper, readonly: !target.intent.write })
-                as Arc<dyn Exports>)
+            let (settings, readonly) = (Settings::of(&target)?, !target.intent.write);
+            if settings.host.processes > 1 {
+                let group = Group::start(settings, shutdown).await?;
+                return Ok(Arc::new(GroupExports { group, readonly }) as Arc<dyn Exports>);
+            }
+            let keeper = Keeper::start(settings, shutdown).await?;
+            Ok(Arc::new(PythonExports { keeper, readonly }) as Arc<dyn Exports>)
         }))
     }
 }

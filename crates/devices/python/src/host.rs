@@ -36,6 +36,9 @@ const UNLOAD: Duration = Duration::from_secs(30);
 struct Ready {
     model: u8,
     api: u8,
+    /// It has coroutines.
+    #[serde(default, rename = "async")]
+    coroutines: bool,
     #[serde(default)]
     text: String,
     /// The version of the interpreter.
@@ -47,8 +50,43 @@ struct Ready {
 pub(crate) struct Host {
     pub(crate) inner: Arc<Inner>,
     pub(crate) model: ThreadModel,
+    /// Its callbacks are coroutines, which overlap in every thread model.
+    pub(crate) coroutines: bool,
+    /// Number of requests in progress, where several processes share them.
+    pub(crate) busy: AtomicUsize,
+    /// Writes that only this process may know of, where a flush covers all clients.
+    pub(crate) writes: Writes,
     /// The lock for plugins with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
+}
+
+/// Counts writes without FUA, to know whether the end of a process may lose any.
+#[derive(Default)]
+pub(crate) struct Writes {
+    acknowledged: AtomicU64,
+    flushed: AtomicU64,
+}
+
+impl Writes {
+    /// A write was acknowledged.
+    pub(crate) fn add(&self) {
+        self.acknowledged.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The number of writes that a flush covers if it starts now.
+    pub(crate) fn count(&self) -> u64 {
+        self.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// A flush that covers this many writes was acknowledged.
+    pub(crate) fn flushed(&self, count: u64) {
+        self.flushed.fetch_max(count, Ordering::AcqRel);
+    }
+
+    /// Whether a write was not flushed.
+    pub(crate) fn any(&self) -> bool {
+        self.count() != self.flushed.load(Ordering::Acquire)
+    }
 }
 
 /// What the requests and the readers of answers share.
@@ -58,6 +96,8 @@ pub(crate) struct Inner {
     pub(crate) process: Arc<Process>,
     pub(crate) memory: SharedMemory,
     pub(crate) timeout: Option<Duration>,
+    /// Number of processes that run the plugin.
+    processes: usize,
     requests: UnixStream,
     links: usize,
     outgoing: Mutex<Outgoing>,
@@ -137,6 +177,7 @@ impl Host {
             process,
             memory,
             timeout: settings.host.timeout,
+            processes: settings.host.processes,
             requests,
             links: links.len(),
             outgoing: Mutex::default(),
@@ -159,7 +200,7 @@ impl Host {
             Kind::Disconnected => error,
             _ => Error::new(Kind::Usage, error.text()),
         };
-        let Ready { model, api, .. } = match ready {
+        let Ready { model, api, coroutines, .. } = match ready {
             Ok(ready) => ready,
             Err(error) => {
                 inner.end();
@@ -170,7 +211,8 @@ impl Host {
         inner.needed.store(true, Ordering::Release);
         let (name, process) = (&inner.shown, inner.process.id());
         log::debug!("{name} is ready in process {process}, API {api}, {}", model.name());
-        Ok(Arc::new(Host { inner, model, one_by_one: Arc::default() }))
+        let (busy, writes, one_by_one) = (AtomicUsize::new(0), Writes::default(), Arc::default());
+        Ok(Arc::new(Host { inner, model, coroutines, busy, writes, one_by_one }))
     }
 
     /// Whether its process has ended.
@@ -292,7 +334,7 @@ impl Inner {
         });
         let cookie = {
             let mut table = self.table();
-            if table.lost.is_some() {
+            if self.gone.load(Ordering::Acquire) || table.lost.is_some() {
                 return;
             }
             table.enter(Waiting { memory: None, finish })
@@ -479,7 +521,10 @@ impl Inner {
         let status = self.process.ended(patience).await;
         let error = ended_with(&self.shown, status);
         if self.needed.load(Ordering::Acquire) {
-            log::error!("{error}; the next client gets a new one");
+            match self.processes {
+                1 => log::error!("{error}; the next client gets a new one"),
+                _ => log::error!("{error} (process {}); a new one is started", self.process.id()),
+            }
         }
         let waiting = {
             let mut table = self.table();
@@ -601,7 +646,7 @@ pub fn dump(settings: &Settings) -> Result<String> {
     }
     let ready: Ready = serde_json::from_slice(&payload)
         .map_err(|error| Error::new(Kind::Io, format!("{shown}: no answer")).because(error))?;
-    let Ready { model, api, text, python } = ready;
+    let Ready { model, api, text, python, .. } = ready;
     let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel).name();
     let about = dump_without_script();
     Ok(format!("{about}api_version={api}\nthread_model={model}\npython_version={python}\n{text}"))

@@ -78,7 +78,12 @@ impl Keeper {
                 state.host = Some(host.clone());
                 drop(state);
                 let (name, process) = (&host.inner.shown, host.inner.process.id());
-                log::warn!("{name}: restarted as process {process}; its data in memory is lost");
+                let text = format!("{name}: restarted as process {process}");
+                // With several, the line about the end announces it.
+                match kept.settings.host.processes {
+                    1 => log::warn!("{text}; its data in memory is lost"),
+                    _ => log::info!("{text}"),
+                }
                 Ok(host)
             }
             Err(error) => {

@@ -7,6 +7,7 @@
 //!
 //! - `backend`: the scheme `python:`. `settings`: what is typed behind it.
 //! - `process`: starts and ends the interpreter, which runs `host/host.py`. `keeper`: starts it again.
+//! - `group`: a plugin in several processes (`@processes`). `group_device`: a client's handle in all of them.
 //! - `wire`: the messages between both. `host`: requests and answers over them.
 //! - `visit`: a client. `facts`: what a handle says of itself. `device`: an open handle and its requests.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
@@ -14,6 +15,8 @@
 mod backend;
 mod device;
 mod facts;
+mod group;
+mod group_device;
 mod host;
 mod keeper;
 mod process;

@@ -10,6 +10,8 @@ use blockhaul_catalog::{Target, parse_duration, percent_decode};
 const THREADS: usize = 16;
 /// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
+/// Maximum number of processes of one plugin.
+const PROCESSES_MAX: usize = 64;
 /// The interpreter, on PATH.
 const PYTHON: &str = "python3";
 
@@ -31,13 +33,15 @@ pub struct HostSettings {
     pub python: String,
     /// Maximum number of callbacks at a time, if the plugin accepts parallel requests.
     pub threads: usize,
+    /// Number of processes that run the plugin, from 1 to 64.
+    pub processes: usize,
     /// Time after which a request fails; none: never.
     pub timeout: Option<Duration>,
 }
 
 impl Default for HostSettings {
     fn default() -> HostSettings {
-        HostSettings { python: PYTHON.into(), threads: THREADS, timeout: None }
+        HostSettings { python: PYTHON.into(), threads: THREADS, processes: 1, timeout: None }
     }
 }
 
@@ -83,22 +87,31 @@ impl Settings {
 
 impl HostSettings {
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        let wrong = |why: String| Err(usage(format!("@{name}: {why}")));
+        let error = |why: String| usage(format!("@{name}: {why}"));
         match name {
             "python" if !value.is_empty() => self.python = value.into(),
-            "threads" => match value.parse() {
-                Ok(threads) if (1..=THREADS_MAX).contains(&threads) => self.threads = threads,
-                _ => return wrong(format!("{value:?} is not a number from 1 to {THREADS_MAX}")),
-            },
+            "threads" => self.threads = count(value, THREADS_MAX).map_err(error)?,
+            "processes" => self.processes = count(value, PROCESSES_MAX).map_err(error)?,
             "timeout" => match parse_duration(value) {
                 Ok(Duration::ZERO) => self.timeout = None,
                 Ok(time) => self.timeout = Some(time),
-                Err(error) => return wrong(error.text()),
+                Err(why) => return Err(error(why.text())),
             },
-            "python" => return wrong("name an interpreter".into()),
-            _ => return wrong("unknown; known are @python, @threads and @timeout".into()),
+            "python" => return Err(error("name an interpreter".into())),
+            _ => {
+                let known = "unknown; known are @processes, @python, @threads and @timeout";
+                return Err(error(known.into()));
+            }
         }
         Ok(())
+    }
+}
+
+/// A number from 1 to `most`, or what is wrong with it.
+fn count(value: &str, most: usize) -> Result<usize, String> {
+    match value.parse() {
+        Ok(number) if (1..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{value:?} is not a number from 1 to {most}")),
     }
 }
 
@@ -113,14 +126,15 @@ mod tests {
 
     #[test]
     fn parameters_go_to_the_plugin_and_settings_do_not() {
-        let text = "a%20b.py?x=1&y=%26&x=2&@threads=3&@timeout=2s&@python=/opt/py/bin/python3";
+        let text = "a%20b.py?x=1&y=%26&x=2&@threads=3&@processes=4&@timeout=2s&@python=/opt/py/bin/python3";
         let parsed = Settings::parse(text).unwrap();
         let config: Vec<_> =
             parsed.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(config, [("x", "1"), ("y", "&"), ("x", "2")]);
         assert_eq!(parsed.script, Path::new("a b.py"));
         let timeout = Some(Duration::from_secs(2));
-        let host = HostSettings { python: "/opt/py/bin/python3".into(), threads: 3, timeout };
+        let python = "/opt/py/bin/python3".into();
+        let host = HostSettings { python, threads: 3, processes: 4, timeout };
         assert_eq!(parsed.host, host);
     }
 
@@ -131,6 +145,8 @@ mod tests {
             "?a=1",
             "x?a",
             "x?@threads=0",
+            "x?@processes=0",
+            "x?@processes=65",
             "x?@timeout=soon",
             "x?@python=",
             "x?@a=1",

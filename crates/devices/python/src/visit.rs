@@ -58,7 +58,8 @@ impl Drop for Visitor {
     }
 }
 
-/// A visit, to be shared with the handles that it opens.
+/// A visit, to be shared with the handles that it opens. Cloning shares it.
+#[derive(Clone)]
 pub(crate) struct PythonVisit(Arc<Visitor>);
 
 impl PythonVisit {
@@ -81,6 +82,11 @@ impl PythonVisit {
         let about = about(&visitor.client, readonly);
         visitor.host.inner.control(Op::Enter, 0, number, &message(&about)).await?;
         Ok(PythonVisit(Arc::new(visitor)))
+    }
+
+    /// The process that it visits.
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.0.host
     }
 
     /// Opens a handle.

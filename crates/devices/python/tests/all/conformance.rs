@@ -45,7 +45,29 @@ async def flush(h, flags): await asyncio.sleep(0)
 def block_size(h): return 512, 4096, 1 << 20
 ";
 
+/// A disk that all processes of a plugin share.
+const IN_A_FILE: &str = "
+API_VERSION = 2
+import os
+path = __file__ + '.raw'
+def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL
+def open(readonly):
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 1 << 20)
+    return fd
+def close(fd): os.close(fd)
+def pread(fd, buf, offset, flags): os.preadv(fd, [buf], offset)
+def pwrite(fd, buf, offset, flags): os.pwrite(fd, buf, offset)
+def flush(fd, flags): os.fdatasync(fd)
+def can_multi_conn(fd): return True
+";
+
 fn check(name: &str, callbacks: &str, options: Options) {
+    check_with(name, callbacks, "", options);
+}
+
+/// `settings` follow the script's name.
+fn check_with(name: &str, callbacks: &str, settings: &'static str, options: Options) {
     let script = format!(
         "import errno\nimport nbdkit\ndisk = bytearray(1 << 20)\n\
          def open(readonly): return 1\ndef get_size(h): return len(disk)\n{callbacks}"
@@ -56,7 +78,7 @@ fn check(name: &str, callbacks: &str, options: Options) {
             let scratch = Scratch::new().unwrap();
             let path = scratch.file("disk.py");
             std::fs::write(&path, script).unwrap();
-            let spec = Spec::parse(OsStr::new(&format!("python:{}", path.display())))?;
+            let spec = Spec::parse(OsStr::new(&format!("python:{}{settings}", path.display())))?;
             let stack = registry().0.open(&spec, Vec::new(), Intent::WRITE).await?;
             Ok::<_, blockhaul_block::Error>(Subject::from(stack).keep(scratch))
         }
@@ -96,4 +118,9 @@ fn the_first_version() {
 #[test]
 fn coroutines() {
     check("python, coroutines", COROUTINES, zeroes());
+}
+
+#[test]
+fn several_processes() {
+    check_with("python, processes", IN_A_FILE, "?@processes=3", zeroes());
 }

@@ -6,6 +6,7 @@ mod conformance;
 mod examples;
 mod faults;
 mod module;
+mod processes;
 
 use std::path::Path;
 use std::sync::Arc;

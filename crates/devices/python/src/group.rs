@@ -1,0 +1,223 @@
+//! A plugin in several processes (`@processes`), for callbacks that compute: Python runs one thread of a
+//! process at a time. Each process loads the plugin, and each client has a handle in every process.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
+use blockhaul_catalog::{
+    Another, Client, Export, Exports, Listed, Opened, Opening, Shutdown, Visit,
+};
+use blockhaul_io::FifoLock;
+
+use crate::group_device::{GroupDevice, GroupHandle};
+use crate::host::Host;
+use crate::keeper::Keeper;
+use crate::settings::Settings;
+use crate::visit::PythonVisit;
+
+/// The processes of a plugin.
+pub(crate) struct Group {
+    keepers: Vec<Keeper>,
+}
+
+impl Group {
+    /// Starts all processes. The first one alone: an error of the script is reported once.
+    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Group>> {
+        let (shown, count) = (settings.shown(), settings.host.processes);
+        let first = Keeper::start(settings.clone(), shutdown.clone()).await?;
+        check_model(&shown, &*first.present().await?)?;
+        let others: Vec<_> = (1..count)
+            .map(|_| blockhaul_io::spawn(Keeper::start(settings.clone(), shutdown.clone())))
+            .collect();
+        let mut keepers = vec![first];
+        for other in others {
+            keepers.push(other.await?);
+        }
+        Ok(Arc::new(Group { keepers }))
+    }
+
+    /// Number of processes.
+    pub(crate) fn len(&self) -> usize {
+        self.keepers.len()
+    }
+
+    /// A device for this program's own use.
+    pub(crate) async fn open(self: Arc<Group>, readonly: bool) -> Result<Opened> {
+        let more = GroupHandles { group: self, readonly };
+        Ok(Opened { device: more.another().await?, more: Some(Arc::new(more)) })
+    }
+}
+
+/// Other thread models promise the plugin that no two callbacks overlap, which processes that know
+/// nothing of each other cannot keep.
+fn check_model(shown: &str, host: &Host) -> Result<()> {
+    match host.model {
+        ThreadModel::Parallel => Ok(()),
+        ThreadModel::SerializeAllRequests | ThreadModel::SerializeRequests if host.coroutines => {
+            Ok(())
+        }
+        model => {
+            let name = model.name();
+            let text = format!(
+                "{shown}: @processes needs a plugin whose thread_model is THREAD_MODEL_PARALLEL, or \
+                 with coroutines; its model is {name}"
+            );
+            Err(Error::new(Kind::Usage, text))
+        }
+    }
+}
+
+/// A plugin's exports, in several processes.
+pub(crate) struct GroupExports {
+    pub(crate) group: Arc<Group>,
+    pub(crate) readonly: bool,
+}
+
+impl Exports for GroupExports {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        let (group, readonly) = (self.group.clone(), self.readonly);
+        Box::pin(async move {
+            let session = Session::enter(group, readonly, Some(client)).await?;
+            Ok(Arc::new(GroupVisit(session)) as Arc<dyn Visit>)
+        })
+    }
+
+    fn state(&self) -> Option<String> {
+        let states: Vec<_> = self.group.keepers.iter().map(Keeper::state_text).collect();
+        Some(states.join("; "))
+    }
+}
+
+/// Handles for this program's own use.
+struct GroupHandles {
+    group: Arc<Group>,
+    readonly: bool,
+}
+
+impl Another for GroupHandles {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let (group, readonly) = (self.group.clone(), self.readonly);
+        Box::pin(async move {
+            let session = Session::enter(group, readonly, None).await?;
+            Ok(session.open_handle("", false).await?.1)
+        })
+    }
+}
+
+/// A client, with a visit in each process.
+pub(crate) struct Session {
+    pub(crate) group: Arc<Group>,
+    readonly: bool,
+    client: Option<Client>,
+    seats: Vec<Seat>,
+}
+
+/// A client's visit in one of the processes.
+#[derive(Default)]
+struct Seat {
+    /// Held while the process is started and entered.
+    entering: Arc<FifoLock>,
+    visit: Mutex<Option<PythonVisit>>,
+}
+
+/// Why a client has no visit in a process.
+pub(crate) enum Absent {
+    /// The process does not run now.
+    Process(Error),
+    /// The plugin refuses the client, or has ended while it was asked.
+    Refused(Error),
+}
+
+impl From<Absent> for Error {
+    fn from(absent: Absent) -> Error {
+        match absent {
+            Absent::Process(error) | Absent::Refused(error) => error,
+        }
+    }
+}
+
+impl Session {
+    /// Admits a client in every process that runs, at least one.
+    async fn enter(
+        group: Arc<Group>,
+        readonly: bool,
+        client: Option<Client>,
+    ) -> Result<Arc<Session>> {
+        let seats = (0..group.len()).map(|_| Seat::default()).collect();
+        let session = Arc::new(Session { group, readonly, client, seats });
+        let mut entered = Err(Error::new(Kind::Io, "no process"));
+        for index in 0..session.seats.len() {
+            match session.visit(index).await {
+                Ok(_) => entered = Ok(()),
+                Err(Absent::Refused(error)) => return Err(error),
+                Err(Absent::Process(error)) => entered = entered.map_err(|_| error),
+            }
+        }
+        entered.map(|()| session)
+    }
+
+    /// The visit in a process. If the process has ended, starts another and enters it.
+    pub(crate) async fn visit(&self, index: usize) -> Result<PythonVisit, Absent> {
+        let seat = &self.seats[index];
+        let _turn = seat.entering.lock().await;
+        if let Some(visit) = seat.entered() {
+            return Ok(visit);
+        }
+        let host = self.group.keepers[index].present().await.map_err(Absent::Process)?;
+        let entering = PythonVisit::enter(host, self.readonly, self.client.clone());
+        let visit = entering.await.map_err(Absent::Refused)?;
+        *seat.visit() = Some(visit.clone());
+        Ok(visit)
+    }
+
+    async fn open_handle(
+        self: Arc<Session>,
+        name: &str,
+        tls: bool,
+    ) -> Result<(String, Arc<dyn Device>)> {
+        let (found, handle) = GroupHandle::open(self, name, tls).await?;
+        Ok((found, Arc::new(GroupDevice(handle))))
+    }
+}
+
+impl Seat {
+    /// The visit, if its process runs.
+    fn entered(&self) -> Option<PythonVisit> {
+        self.visit().clone().filter(|visit| !visit.host().is_gone())
+    }
+
+    fn visit(&self) -> MutexGuard<'_, Option<PythonVisit>> {
+        self.visit.lock().expect("no panic under this lock")
+    }
+}
+
+/// A client of a server.
+struct GroupVisit(Arc<Session>);
+
+impl Visit for GroupVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let session = self.0.clone();
+        Box::pin(async move {
+            let running = session.seats.iter().find_map(Seat::entered);
+            let visit = match running {
+                Some(visit) => visit,
+                None => session.visit(0).await?,
+            };
+            visit.list(tls).await
+        })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+        let (session, name) = (self.0.clone(), name.to_string());
+        Box::pin(async move {
+            let (found, device) = session.open_handle(&name, tls).await?;
+            Ok(Some(Export::own(&found, device)))
+        })
+    }
+
+    fn gone(&self) {
+        for visit in self.0.seats.iter().filter_map(Seat::entered) {
+            visit.gone();
+        }
+    }
+}
