@@ -105,6 +105,11 @@ pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
     Some(format.warning(path, used))
 }
 
+/// The name of the format that the first bytes of a file have; none for a raw disk.
+pub fn name_of(path: &Path) -> Option<&'static str> {
+    of(path).map(|format| format.name)
+}
+
 /// Whether two paths have the same extension: then an image is copied as it is on purpose.
 pub fn same_extension(one: &Spec, other: &Spec) -> bool {
     let (Spec::Path(one), Spec::Path(other)) = (one, other) else { return false };

@@ -19,7 +19,7 @@ use crate::{devices, ends, logger, out};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `work` on a worker.
-fn run<T, F>(work: impl FnOnce(Registry) -> F + Send + 'static) -> Result<T, Failure>
+pub(crate) fn run<T, F>(work: impl FnOnce(Registry) -> F + Send + 'static) -> Result<T, Failure>
 where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
@@ -33,7 +33,7 @@ where
 }
 
 /// The device that holds an image: `qcow2:PATH` means the image, not the disk in it.
-fn holder(spec: Spec) -> Result<Spec, Failure> {
+pub(crate) fn holder(spec: Spec) -> Result<Spec, Failure> {
     match spec {
         Spec::Scheme { scheme, rest } if scheme == "qcow2" => {
             if rest.contains('?') {

@@ -7,8 +7,9 @@
 //! - `mount`: a device as a local file.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
-//! - `image_check`: `check`, of the tables of an image. `image_tools`: `create`, `measure`, `snapshot`,
-//!   `bitmap` and `info --chain`. `image_format`: images that are given by their paths.
+//! - `image_check`: `check`, of the tables of an image. `image_change`: `resize` and changes of
+//!   bitmaps. `image_tools`: `create`, `measure`, `snapshot`, `bitmap list` and `info --chain`.
+//!   `image_format`: images that are given by their paths.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
 //! - `long`: support for long copies: a journal, and a rate that changes.
@@ -39,6 +40,8 @@ mod exit;
 mod figures;
 mod generate;
 mod help;
+#[cfg(feature = "formats")]
+mod image_change;
 #[cfg(feature = "formats")]
 mod image_check;
 mod image_format;
@@ -142,6 +145,8 @@ fn run() -> ExitCode {
         }
         #[cfg(feature = "formats")]
         Command::Create(args) => report("create: ", image_tools::create(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Resize(args) => report("resize: ", image_change::run_resize(&args, &groups)),
         #[cfg(feature = "formats")]
         Command::Measure(args) => report("measure: ", image_tools::run_measure(&args, &groups)),
         #[cfg(feature = "formats")]

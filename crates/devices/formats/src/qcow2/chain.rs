@@ -16,6 +16,8 @@ use crate::storage::{len_of, read};
 
 /// Most images of a chain: more than QEMU's tools can handle, and few enough for the stack.
 const CHAIN_MAX: usize = 200;
+/// Memory in bytes for the tables of each image below one whose tables are changed.
+const BELOW_MEMORY: u64 = 32 << 20;
 
 /// Opens the image that the user described.
 pub(super) async fn open(target: &Target) -> Result<Opened> {
@@ -39,6 +41,50 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
     };
     let levels = opener.levels(description, own).await?;
     Chain { levels }.opened()
+}
+
+/// The file of an image whose tables are to be changed, and what is below the image.
+pub(super) struct Base {
+    pub(super) file: Storage,
+    pub(super) head: Head,
+    /// None if the image has no backing file, or if it was not wanted.
+    pub(super) below: Option<Backing>,
+}
+
+/// Opens the file of an image for `intent`, and what is below the image if `below`. Files that
+/// images name are opened as the policy of `context` says.
+///
+/// # Errors
+/// Those of opening a file, and of a damaged header.
+pub(super) async fn open_base(
+    context: &OpenContext,
+    description: &str,
+    intent: Intent,
+    below: impl FnOnce(&Header) -> bool,
+) -> Result<Base> {
+    let opener = Opener {
+        context: context.clone(),
+        names: context.clone(),
+        top: intent,
+        intent: Intent::READ,
+        memory: BELOW_MEMORY,
+    };
+    let file = Storage::new(context.open(description, intent).await?);
+    let facts = file.device.facts();
+    let head = Head::read(&file.device).await.map_err(|error| error.on(&facts.name))?;
+    if !below(&head.header) {
+        return Ok(Base { file, head, below: None });
+    }
+    let folder = folder_of(description);
+    let from = Namer { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
+    let Some(next) = opener.backing(&head.header, &from, &Own::default()).await? else {
+        return Ok(Base { file, head, below: None });
+    };
+    let seen = vec![facts.files.clone()];
+    let levels = opener.levels_from(next, Own::default(), Intent::READ, seen).await?;
+    let is_image = levels.first().is_some_and(|level| level.image.is_some());
+    let below = Some(Backing::new(Chain { levels }.first()?, is_image));
+    Ok(Base { file, head, below })
 }
 
 /// What the files of the top image are opened for.
@@ -210,8 +256,19 @@ impl Opener {
     async fn levels(&self, description: &str, own: Own<'_>) -> Result<Vec<Level>> {
         let opened = self.context.open(description, self.top).await?;
         let folder = folder_of(description);
-        let mut next = Next { storage: Storage::new(opened), folder, format: Format::Qcow2 };
-        let (mut levels, mut seen, mut own) = (Vec::new(), Vec::new(), own);
+        let next = Next { storage: Storage::new(opened), folder, format: Format::Qcow2 };
+        self.levels_from(next, own, self.top, Vec::new()).await
+    }
+
+    /// All files of a chain from one on, which is opened for `intent`. It must be none of `seen`.
+    async fn levels_from(
+        &self,
+        mut next: Next,
+        mut own: Own<'_>,
+        mut intent: Intent,
+        mut seen: Vec<Vec<FileId>>,
+    ) -> Result<Vec<Level>> {
+        let mut levels = Vec::new();
         loop {
             check_is_new(&next.storage, &mut seen)?;
             if next.format == Format::Raw {
@@ -222,10 +279,9 @@ impl Opener {
                 let text = format!("a chain of more than {CHAIN_MAX} images: commit some of them");
                 return Err(usage(text));
             }
-            let top = levels.is_empty();
-            let (level, below) = self.level(next, own, top).await?;
+            let (level, below) = self.level(next, own, intent).await?;
             levels.push(level);
-            own = Own::default();
+            (own, intent) = (Own::default(), self.intent);
             match below {
                 Some(below) => next = below,
                 None => return Ok(levels),
@@ -234,13 +290,17 @@ impl Opener {
     }
 
     /// An image, and what is below it.
-    async fn level(&self, this: Next, own: Own<'_>, top: bool) -> Result<(Level, Option<Next>)> {
+    async fn level(
+        &self,
+        this: Next,
+        own: Own<'_>,
+        intent: Intent,
+    ) -> Result<(Level, Option<Next>)> {
         let Next { storage: file, folder, .. } = this;
         let name = file.device.facts().name.clone();
         let named = |error: Error| error.on(&name);
         let head = Head::read(&file.device).await.map_err(named)?;
         let from = Namer { format: "qcow2", file: &name, folder: folder.as_deref() };
-        let intent = if top { self.top } else { self.intent };
         let external = self.data_file(&head.header, &from, own.data_file, intent).await?;
         let data_len = external.as_ref().map(|storage| {
             let facts = storage.device.facts();

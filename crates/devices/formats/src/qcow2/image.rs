@@ -12,7 +12,7 @@ use super::entry::{Layout, Place, Run, push};
 use super::error::damaged;
 use super::header::{Compression, Header, L1Place, incompatible};
 use super::snapshot::{self, Snapshot};
-use super::write::Writer;
+use super::write::{self, Writer};
 use crate::bytes::index;
 use crate::kept::Kept;
 use crate::storage::{len_of, read, read_into};
@@ -111,7 +111,10 @@ impl Image {
             Some(_) => Vec::new(),
         };
         let writer = match options.write {
-            true => Some(Writer::open(file, header, layout, &l1).await?),
+            true => {
+                write::refuse_bitmaps(file, header, layout).await?;
+                Some(Writer::open(file, header, layout, &l1).await?)
+            }
             false => None,
         };
         Ok(Image { bitmaps, ..Image::new(header, size, layout, l1, writer, options) })
@@ -311,7 +314,7 @@ pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 /// Reads the entries of an L1 table that a disk of `size` bytes needs.
-async fn l1_table(
+pub(super) async fn l1_table(
     file: &Arc<dyn Device>,
     layout: Layout,
     place: L1Place,

@@ -6,7 +6,8 @@
 //! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
 //! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
-//! image from front to back. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! image from front to back. `edit` changes the tables of an image that nothing else uses, for
+//! [`mod@resize`]. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
 //! would be.
 
 mod bitmap;
@@ -16,6 +17,7 @@ pub mod check;
 mod create;
 pub mod describe;
 mod device;
+mod edit;
 mod entry;
 mod error;
 mod extents;
@@ -24,6 +26,7 @@ mod image;
 pub mod measure;
 mod read;
 mod refcount;
+pub mod resize;
 mod snapshot;
 pub mod stream;
 mod unpack;

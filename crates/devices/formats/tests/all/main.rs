@@ -16,6 +16,7 @@ mod parts;
 mod power;
 mod reader_faults;
 mod readers;
+mod resizes;
 mod streams;
 mod vmdk_streams;
 mod writes;

@@ -23,7 +23,7 @@ const DISK: u64 = 1 << 20;
 const DEVICE: u64 = 6 << 20;
 
 /// `given:`: a device of the test, and its further handles.
-struct Given(Arc<dyn Device>, Option<Arc<dyn Another>>);
+pub struct Given(pub Arc<dyn Device>, pub Option<Arc<dyn Another>>);
 
 impl Backend for Given {
     fn schemes(&self) -> &'static [&'static str] {
@@ -146,12 +146,23 @@ async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rou
 }
 
 /// Cuts the power when a device gets its change or flush of this number.
-struct Cut {
+pub struct Cut {
     inner: Arc<CrashDevice>,
     number: u64,
     seed: u64,
     seen: AtomicU64,
     left: Mutex<Option<Vec<u8>>>,
+}
+
+impl Cut {
+    pub fn new(inner: Arc<CrashDevice>, number: u64, seed: u64) -> Cut {
+        Cut { inner, number, seed, seen: AtomicU64::new(0), left: Mutex::default() }
+    }
+
+    /// What the device has after the cut, if there was one.
+    pub fn left(&self) -> Option<Vec<u8>> {
+        self.left.lock().unwrap().take()
+    }
 }
 
 impl Device for Cut {
@@ -298,11 +309,10 @@ fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
     loop {
         let label = format!("{name}, seed {seed}, cut at {number}");
         let inner = CrashDevice::new(start.model(), Completion::Shuffled(seed));
-        let (seen, left) = (AtomicU64::new(0), Mutex::default());
-        let cut = Arc::new(Cut { inner, number, seed: seed ^ number, seen, left });
+        let cut = Arc::new(Cut::new(inner, number, seed ^ number));
         let history = Arc::new(Mutex::new(History::new(&start.disk)));
         run(cut.clone(), start.options(qemu), &history, seed);
-        let Some(left) = cut.left.lock().unwrap().take() else { break };
+        let Some(left) = cut.left() else { break };
         check(qemu, start, &left, &history, &label);
         cuts += 1;
         // Neighbours differ little.

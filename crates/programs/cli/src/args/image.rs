@@ -1,11 +1,13 @@
-//! Options of the commands about images: `create`, `measure`, `snapshot` and `bitmap`.
+//! Options of the commands about images: `create`, `resize`, `measure`, `snapshot` and `bitmap`.
 
 use std::ffi::OsString;
 
+use blockhaul_formats::qcow2::resize::NewSize;
 use clap::{Args, Subcommand};
 
 use super::format::Backing;
 use super::value::size;
+use crate::image_change::new_size;
 
 /// Options of `blockhaul create`.
 #[derive(Debug, Args)]
@@ -22,6 +24,29 @@ pub struct Create {
     /// Replace a file that is not empty
     #[arg(long)]
     pub overwrite: bool,
+}
+
+/// Options of `blockhaul resize`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Resize {
+    /// Image to resize: qcow2:PATH, or the path of a raw disk; nothing else may use it
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// New size of the disk, for example 20G; +SIZE and -SIZE are relative to its size now
+    #[arg(value_name = "SIZE", value_parser = new_size, allow_hyphen_values = true)]
+    pub size: NewSize,
+
+    /// Allow a smaller size: what is beyond the new end is lost
+    #[arg(long)]
+    pub shrink: bool,
+
+    /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
+    ///
+    /// An image with a backing file must know its size to grow.
+    #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
+    pub backing: Option<Backing>,
 }
 
 /// Options of `blockhaul measure`.

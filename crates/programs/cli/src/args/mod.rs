@@ -32,7 +32,7 @@ pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
 pub use self::format::{Backing, Format, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{
-    Bitmap, BitmapCommand, Create, InfoChain, Listed, Measure, Snapshot, SnapshotCommand,
+    Bitmap, BitmapCommand, Create, InfoChain, Listed, Measure, Resize, Snapshot, SnapshotCommand,
 };
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
@@ -120,6 +120,12 @@ pub enum Command {
     /// qcow2:PATH?backing=FILE.
     #[cfg(feature = "formats")]
     Create(Create),
+    /// Change the size of the disk in an image
+    ///
+    /// Make a raw disk, or the disk in a qcow2 image, larger or smaller. New bytes read as zeroes. Nothing
+    /// else may use the image. After a power cut it has the old size or the new one.
+    #[cfg(feature = "formats")]
+    Resize(Resize),
     /// Measure how long an image of a device would be
     ///
     /// Print the length of a new image with the data of SOURCE, and with data everywhere, without

@@ -75,6 +75,14 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "resize",
+        "\
+  Make a disk larger by 10 GiB, and the disk in an image smaller:
+      blockhaul resize disk.raw +10G
+      blockhaul resize --shrink qcow2:vm.qcow2 5G
+",
+    ),
+    (
         "measure",
         "\
   Print how many bytes a qcow2 image of a disk would need:

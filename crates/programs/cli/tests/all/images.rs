@@ -139,6 +139,53 @@ fn an_image_is_created_checked_and_repaired() {
     assert_eq!(run(&[]).0, 1);
 }
 
+#[test]
+#[cfg(feature = "formats")]
+fn a_disk_is_resized_only_if_it_is_clear_which_one() {
+    let Some(img) = Peer::require("qemu-img") else { return };
+    let scratch = Scratch::new().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(OURS);
+        command.arg("resize").args(args).current_dir(scratch.path());
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        (output.status.code().unwrap(), text(&output.stderr))
+    };
+    let theirs = |args: &[&str]| {
+        let mut command = img.command();
+        command.args(args).current_dir(scratch.path());
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        text(&output.stdout)
+    };
+    let size = || {
+        let found = theirs(&["info", "--output=json", "-f", "qcow2", "vm"]);
+        serde_json::from_str::<serde_json::Value>(&found).unwrap()["virtual-size"].as_u64().unwrap()
+    };
+    theirs(&["create", "-q", "-f", "qcow2", "vm", "3M"]);
+    let before = std::fs::read(scratch.file("vm")).unwrap();
+    // A path is a raw disk: this would ruin an image.
+    let (status, said) = run(&["vm", "+1M"]);
+    assert!(status == 3 && said.contains("begins as a qcow2 image"), "{said}");
+    let (status, said) = run(&["qcow2:vm", "-1M"]);
+    assert!(status == 2 && said.contains("add --shrink"), "{said}");
+    assert_eq!(run(&["qcow2:vm", "-4M", "--shrink"]).0, 2);
+    assert!(std::fs::read(scratch.file("vm")).unwrap() == before, "it has changed");
+    assert_eq!((run(&["qcow2:vm", "+1M"]).0, size()), (0, 4 << 20));
+    assert_eq!((run(&["--shrink", "qcow2:vm", "-3M"]).0, size()), (0, 1 << 20));
+    assert_eq!((run(&["qcow2:vm", "1000000000"]).0, size()), (0, 1_000_000_000));
+    theirs(&["create", "-q", "-f", "qcow2", "-b", "vm", "-F", "qcow2", "top", "1M"]);
+    let (status, said) = run(&["qcow2:top", "2M"]);
+    assert!(status == 3 && said.contains("--backing allow"), "{said}");
+    assert_eq!(run(&["--backing", "allow", "qcow2:top", "2M"]).0, 0);
+    std::fs::write(scratch.file("raw"), [7; 5000]).unwrap();
+    let raw = || std::fs::read(scratch.file("raw")).unwrap();
+    assert_eq!((run(&["raw", "+1000"]).0, raw().len()), (0, 6000));
+    assert_eq!((run(&["raw", "4k"]).0, raw().len()), (2, 6000));
+    assert_eq!((run(&["raw", "4k", "--shrink"]).0, raw()), (0, vec![7; 4096]));
+    assert_eq!(run(&["null:1M", "2M"]).0, 2);
+    assert_eq!(run(&["absent", "2M"]).0, 3);
+}
+
 /// A copy of a part keeps the rest of an image that is there.
 #[test]
 fn options_of_an_inner_uri_are_escaped() {

@@ -36,7 +36,7 @@ pub(super) struct Counter {
 
 impl Parts {
     /// Refcounts in a block, and in a slice of one.
-    fn counters(&self, writer: &Writer) -> (u64, u64) {
+    pub(super) fn counters(&self, writer: &Writer) -> (u64, u64) {
         let per_word = writer.width.per_word();
         (self.image.layout.cluster() / 8 * per_word, self.image.slice / 8 * per_word)
     }
@@ -171,7 +171,7 @@ impl Parts {
 
     /// Makes a longer refcount table, which has an entry for block `needed`, behind all clusters
     /// that have refcounts.
-    async fn grow_table(&self, writer: &Writer, needed: u64) -> Result<()> {
+    pub(super) async fn grow_table(&self, writer: &Writer, needed: u64) -> Result<()> {
         let layout = self.image.layout;
         let (per_block, _) = self.counters(writer);
         let (old_offset, old_clusters, mut entries) = {
@@ -235,7 +235,7 @@ pub(in crate::qcow2) fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
-fn full() -> Error {
+pub(super) fn full() -> Error {
     let text = "the device that holds the image is full: make it larger";
     Error::new(Kind::NoSpace, text)
 }

@@ -129,7 +129,7 @@ impl Parts {
 
     /// Prepares the image for its first change: features that this program does not keep right are
     /// cleared.
-    pub(super) async fn begin(&self) -> Result<()> {
+    pub(in crate::qcow2) async fn begin(&self) -> Result<()> {
         let writer = self.writer()?;
         if writer.has_begun.load(Ordering::Acquire) {
             return Ok(());
@@ -157,6 +157,11 @@ impl Writer {
     /// Whether requests may change the image without [`Parts::begin`].
     pub(in crate::qcow2) fn has_begun(&self) -> bool {
         self.has_begun.load(Ordering::Acquire)
+    }
+
+    /// The last handle writes nothing more when it is closed, because a change has failed.
+    pub(in crate::qcow2) fn give_up(&self) {
+        self.gave_up.store(true, Ordering::SeqCst);
     }
 
     /// A handle was made.

@@ -20,14 +20,17 @@
 //! the L2 table that it needs (`tables`) and the refcounts (`allocating`). Requests that overwrite
 //! clusters in place lock nothing.
 //!
-//! `allocate` finds free clusters, `tables` changes entries, `data` writes and `zero` zeroes,
-//! `flush` carries out the order above, and `free` gives clusters back.
+//! `allocate` finds free clusters, `together` many that lie together, `tables` changes entries, `data` writes and `zero` zeroes,
+//! `flush` carries out the order above, `free` gives clusters back, and `cut` those beyond a new end
+//! of the disk.
 
 mod allocate;
+mod cut;
 pub(super) mod data;
 mod flush;
 mod free;
 mod tables;
+mod together;
 pub(super) mod zero;
 
 use std::collections::{HashSet, VecDeque};
@@ -131,7 +134,7 @@ impl Writer {
         layout: Layout,
         l1: &[u64],
     ) -> Result<Writer> {
-        refuse(file, header, layout).await?;
+        refuse_marks(header)?;
         let table = header.refcounts;
         let len = u64::from(table.clusters) << header.cluster_bits;
         if table.offset.checked_add(len).is_none_or(|end| end > layout.file_len()) || len == 0 {
@@ -230,8 +233,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Refuses images that would not stay right.
-async fn refuse(file: &Arc<dyn Device>, header: &Header, layout: Layout) -> Result<()> {
+/// Refuses images whose tables may be wrong.
+fn refuse_marks(header: &Header) -> Result<()> {
     if header.has(incompatible::CORRUPT) {
         let way = "repair it with \"qemu-img check -r all\", or open it read-only";
         return Err(unsupported("the image is marked as corrupt and is not written", way));
@@ -240,6 +243,18 @@ async fn refuse(file: &Arc<dyn Device>, header: &Header, layout: Layout) -> Resu
         let way = "repair them with \"blockhaul check --repair all\" or \"qemu-img check -r all\"";
         return Err(unsupported("the image is marked as dirty: its refcounts may be wrong", way));
     }
+    Ok(())
+}
+
+/// Refuses images with bitmaps that writes to the disk would make wrong.
+///
+/// # Errors
+/// [`Kind::Unsupported`], or if the directory of bitmaps cannot be read.
+pub(super) async fn refuse_bitmaps(
+    file: &Arc<dyn Device>,
+    header: &Header,
+    layout: Layout,
+) -> Result<()> {
     let bitmaps = bitmap::kept_right(file, layout.file_len(), header).await?;
     if let Some(name) = bitmaps.first() {
         let what =

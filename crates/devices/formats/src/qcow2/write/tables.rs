@@ -70,7 +70,7 @@ impl Parts {
     }
 
     /// Changes an entry of the L1 table.
-    async fn set_l1(&self, number: u64, value: u64, freed: Option<Freed>) -> Result<()> {
+    pub(super) async fn set_l1(&self, number: u64, value: u64, freed: Option<Freed>) -> Result<()> {
         let place = self.image.l1_at + number * 8;
         let slice = place - place % self.image.slice;
         loop {

@@ -53,7 +53,13 @@ impl Parts {
         has_flag && !raw
     }
 
-    async fn erase(&self, (at, end): (u64, u64), erase: Erase, flags: Flags) -> Result<()> {
+    /// Erases a range of the disk, at least one byte.
+    pub(in crate::qcow2) async fn erase(
+        &self,
+        (at, end): (u64, u64),
+        erase: Erase,
+        flags: Flags,
+    ) -> Result<()> {
         let keep_slow = erase == Erase::Keep && !self.image.layout.has_zero();
         if flags.contains(Flags::FAST) && (!self.zeroes_fast() || keep_slow) {
             let text = "zeroing is not faster than writing here";

@@ -1,0 +1,169 @@
+//! Makes the disk in an image larger or smaller.
+//!
+//! At any time the image has the old size or the new one. Entries beyond the end of the disk are
+//! cleared before it grows over them, and after it has shrunk.
+
+use blockhaul_block::{Error, Flags, Kind, Result};
+use blockhaul_catalog::{Intent, OpenContext};
+
+use super::chain::{Base, open_base};
+use super::device::Parts;
+use super::edit::Edit;
+use super::entry::Layout;
+use super::error::{unsupported, usage};
+use super::header::{Header, incompatible};
+use super::image::Head;
+use super::write::zero::Erase;
+use super::{bitmap, snapshot};
+
+/// Offset of the size of the disk in the header.
+const SIZE_AT: u64 = 24;
+/// Longest L1 table in bytes; QEMU reads as much.
+const L1_MAX: u64 = 32 << 20;
+/// Sizes are multiples of this number of bytes.
+const SECTOR: u64 = 512;
+
+/// A new size, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewSize {
+    /// This size.
+    To(u64),
+    /// This many bytes more.
+    By(u64),
+    /// This many bytes fewer.
+    Less(u64),
+}
+
+impl NewSize {
+    /// The new size of a disk of `old` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if it would be negative, or larger than 2^63 - 1.
+    pub fn of(self, old: u64) -> Result<u64> {
+        let new = match self {
+            NewSize::To(size) => Some(size),
+            NewSize::By(more) => old.checked_add(more),
+            NewSize::Less(less) => old.checked_sub(less),
+        };
+        let wrong = || {
+            let text = format!("the disk has {old} bytes: its new size is below 0, or too large");
+            Error::new(Kind::Usage, text)
+        };
+        new.filter(|&size| i64::try_from(size).is_ok()).ok_or_else(wrong)
+    }
+
+    /// The same, refused if it is less and that is not wanted.
+    ///
+    /// # Errors
+    /// Those of [`NewSize::of`], and [`Kind::Usage`] if the disk would get smaller.
+    pub fn checked(self, old: u64, shrink: bool) -> Result<u64> {
+        let new = self.of(old)?;
+        if new < old && !shrink {
+            let text = format!(
+                "the disk would get smaller, {new} instead of {old} bytes, and its end would be lost: add \
+                 --shrink to allow that"
+            );
+            return Err(Error::new(Kind::Usage, text));
+        }
+        Ok(new)
+    }
+}
+
+/// Changes the size of the disk in the image that `description` names, which nothing else may use,
+/// and returns the new size: rounded up to 512 bytes. New bytes read as zeroes. `shrink` allows a
+/// smaller size. An image with a backing file grows only if `context` allows to open it.
+///
+/// # Errors
+/// [`Kind::Usage`] for a size that is not possible, [`Kind::Unsupported`] if the image has an
+/// external data file, bitmaps, or snapshots without a size of their own, and those of the device.
+pub async fn resize(
+    context: &OpenContext,
+    description: &str,
+    wanted: NewSize,
+    shrink: bool,
+) -> Result<u64> {
+    let intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
+    let grows = |header: &Header| wanted.of(header.size).is_ok_and(|size| size > header.size);
+    let Base { file, head, below } = open_base(context, description, intent, grows).await?;
+    let file = file.device;
+    let name = file.facts().name.clone();
+    let named = |error: Error| error.on(&name);
+    let old = head.header.size;
+    let new = wanted.checked(old, shrink)?;
+    let new = new.checked_next_multiple_of(SECTOR).filter(|&new| i64::try_from(new).is_ok());
+    let new = new.ok_or_else(|| usage("the disk is too large"))?;
+    refuse(&file, &head).await.map_err(named)?;
+    let entries = l1_entries(&head, new)?;
+    let head = if entries > head.header.l1.entries {
+        let edit = Edit::open(&file, &head, None).await.map_err(named)?;
+        let grown = edit.run(async |parts, header| parts.grow_l1(header, entries).await);
+        let file_len = grown.await.map_err(named)?;
+        Head { file_len, ..Head::read(&file).await? }
+    } else {
+        head
+    };
+    let edit = Edit::open(&file, &head, below).await.map_err(named)?;
+    let change = async |parts: &Parts, _: &Header| match new < old {
+        true => parts.shrink(new).await,
+        false => parts.grow(old, new).await,
+    };
+    edit.run(change).await.map_err(named)?;
+    Ok(new)
+}
+
+/// Refuses images whose other parts would be wrong for another size.
+async fn refuse(file: &std::sync::Arc<dyn blockhaul_block::Device>, head: &Head) -> Result<()> {
+    let Head { header, file_len } = head;
+    if header.has(incompatible::DATA_FILE) {
+        let way = "use \"qemu-img resize\", which changes both";
+        return Err(unsupported("the image has an external data file", way));
+    }
+    if let Some(one) = bitmap::describe(file, *file_len, header).await?.first() {
+        let what =
+            format!("the image has a bitmap, {:?}, which has the size of the disk", one.name);
+        return Err(unsupported(what, "remove it first, or use \"qemu-img resize\""));
+    }
+    let snapshots = snapshot::list(file, *file_len, header).await?;
+    // QEMU refuses all snapshots of version 2.
+    let has_no_size = |one: &&snapshot::Snapshot| one.size.is_none() || header.version < 3;
+    if let Some(one) = snapshots.iter().find(has_no_size) {
+        let what = format!("snapshot {:?} has no size of its own", one.name);
+        let way =
+            "delete it, or convert the image to version 3 with \"qemu-img amend -o compat=1.1\"";
+        return Err(unsupported(what, way));
+    }
+    Ok(())
+}
+
+/// The number of entries of the L1 table that a disk needs.
+fn l1_entries(head: &Head, size: u64) -> Result<u32> {
+    let layout = Layout::new(&head.header, head.file_len, head.file_len);
+    let entries = size.div_ceil(layout.l2_covers());
+    let fits = u32::try_from(entries).ok().filter(|_| entries <= L1_MAX / 8);
+    fits.ok_or_else(|| {
+        let most = (L1_MAX / 8).saturating_mul(layout.l2_covers());
+        let cluster = head.header.cluster();
+        usage(format!(
+            "with clusters of {cluster} bytes the disk has at most {most}: copy it to an image with larger ones"
+        ))
+    })
+}
+
+impl Parts {
+    async fn shrink(&self, new: u64) -> Result<()> {
+        self.put_header(SIZE_AT, &new.to_be_bytes()).await?;
+        self.cut(new.div_ceil(self.image.layout.cluster())).await
+    }
+
+    async fn grow(&self, old: u64, new: u64) -> Result<()> {
+        let cluster = self.image.layout.cluster();
+        self.cut(old.div_ceil(cluster)).await?;
+        // What was beyond the end of the disk: the rest of its last cluster, and the backing file.
+        let below = self.backing.as_ref().map_or(0, |backing| backing.size);
+        let end = below.max(old).next_multiple_of(cluster).min(new);
+        if old < end {
+            self.erase((old, end), Erase::Zero, Flags::empty()).await?;
+        }
+        self.put_header(SIZE_AT, &new.to_be_bytes()).await
+    }
+}

@@ -1,0 +1,102 @@
+//! `blockhaul resize`: commands that change an image in place.
+
+use std::path::Path;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
+use blockhaul_formats::qcow2::resize::{NewSize, resize};
+
+use crate::args::{self, Backing};
+use crate::brackets::Groups;
+use crate::exit::{self, Failure, Outcome, plain};
+use crate::image_tools::{holder, run};
+use crate::{ends, image_format};
+
+/// Whether files that an image names are opened.
+fn policy(backing: Option<Backing>) -> NamePolicy {
+    match backing {
+        Some(Backing::Allow) => NamePolicy::Allow,
+        Some(Backing::Refuse) | None => NamePolicy::Refuse,
+    }
+}
+
+/// Runs `blockhaul resize`.
+pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
+    let spec = groups.spec(&args.image)?;
+    if !ends::is_image(&spec) {
+        return resize_raw(&spec, args);
+    }
+    let (name, names) = (holder(spec)?.to_string(), policy(args.backing));
+    let (described, size, shrink) = (name.clone(), args.size, args.shrink);
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(names);
+        resize(&context, &described, size, shrink).await
+    })?;
+    result.map_err(|error| failure(&name, &error))?;
+    Ok(0)
+}
+
+/// What went wrong with an image.
+fn failure(name: &str, error: &Error) -> Failure {
+    if error.kind() == Kind::Usage {
+        return Failure::usage(error.to_string());
+    }
+    let failure = Failure::opening("image", name, error);
+    // The advice is that for devices.
+    let refused = error.to_string().contains("which is not opened");
+    if refused { failure.and("; here with --backing allow") } else { failure }
+}
+
+/// Sets the length of a raw disk, which nothing else may use.
+fn resize_raw(spec: &Spec, args: &args::Resize) -> Outcome {
+    let Some(path) = ends::path_of(spec) else {
+        return Err(Failure::usage(format!("{spec} is neither a file nor qcow2:PATH")));
+    };
+    let failed = |error: std::io::Error| {
+        Failure::new(exit::OPEN, format!("cannot resize {spec}: {}", plain(&error)))
+    };
+    let found = std::fs::metadata(&path).map_err(failed)?;
+    if !found.is_file() {
+        return Err(Failure::new(exit::OPEN, format!("{spec} is not a regular file")));
+    }
+    check_format(spec, &path)?;
+    let new = args.size.checked(found.len(), args.shrink)?;
+    let (described, name) = (spec.clone(), spec.to_string());
+    let result = run(move |registry| async move {
+        // Its locks keep other programs away.
+        let stack = registry.open(&described, Vec::new(), Intent::TARGET).await?;
+        Ok((set_len(&path, new), stack))
+    })?;
+    let (done, _open) = result.map_err(|error| Failure::opening("disk", &name, &error))?;
+    done.map_err(failed)?;
+    Ok(0)
+}
+
+/// Refuses a path whose file begins as an image, unless it is named as `file:PATH`.
+fn check_format(spec: &Spec, path: &Path) -> Result<(), Failure> {
+    let Some(format) = image_format::name_of(path).filter(|_| matches!(spec, Spec::Path(_))) else {
+        return Ok(());
+    };
+    let shown = path.as_os_str().to_string_lossy();
+    let text = format!(
+        "{spec} begins as a {format} image: write qcow2:{shown} for the disk in a qcow2 image, or file:{shown} \
+         for a raw disk"
+    );
+    Err(Failure::new(exit::OPEN, text))
+}
+
+fn set_len(path: &Path, size: u64) -> std::io::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).open(path)?;
+    file.set_len(size)?;
+    file.sync_all()
+}
+
+/// Parses SIZE, +SIZE or -SIZE.
+pub fn new_size(text: &str) -> Result<NewSize, String> {
+    let parse = |text: &str| blockhaul_catalog::parse_size(text).map_err(|error| error.text());
+    match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(more), _) => parse(more).map(NewSize::By),
+        (None, Some(less)) => parse(less).map(NewSize::Less),
+        (None, None) => parse(text).map(NewSize::To),
+    }
+}
