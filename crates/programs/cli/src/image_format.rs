@@ -106,6 +106,7 @@ pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
 }
 
 /// The name of the format that the first bytes of a file have; none for a raw disk.
+#[cfg(feature = "formats")]
 pub fn name_of(path: &Path) -> Option<&'static str> {
     of(path).map(|format| format.name)
 }

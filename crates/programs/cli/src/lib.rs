@@ -7,8 +7,8 @@
 //! - `mount`: a device as a local file.
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
-//! - `image_check`: `check`, of the tables of an image. `image_change`: `resize` and changes of
-//!   bitmaps. `image_tools`: `create`, `measure`, `snapshot`, `bitmap list` and `info --chain`.
+//! - `image_check`: `check`, of the tables of an image. `image_change`: `resize`.
+//!   `image_tools`: `create`, `measure`, `snapshot`, `bitmap list` and `info --chain`.
 //!   `image_format`: images that are given by their paths.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
