@@ -163,11 +163,11 @@ impl GroupHandle {
     /// A request in one process.
     fn send(self: Arc<GroupHandle>, opened: Arc<Opened>, request: Request) -> Pending {
         let durable = request.flags.contains(Flags::FUA) || !request.kind().changes();
-        opened.visit.host().busy.fetch_add(1, Ordering::Relaxed);
+        let busy = Busy::begin(opened.clone());
         let pending = opened.device.submit(request);
         Pending::start(async move {
             let outcome = pending.await;
-            opened.visit.host().busy.fetch_sub(1, Ordering::Relaxed);
+            drop(busy);
             if outcome.is_ok() && !durable {
                 self.writes(&opened).add();
                 // The process may have ended, and a new one may have its place.
@@ -279,6 +279,22 @@ impl Place {
 impl Opened {
     fn is_gone(&self) -> bool {
         self.visit.host().is_gone()
+    }
+}
+
+/// A request in progress in a process. Its end counts also if nobody waits for it.
+struct Busy(Arc<Opened>);
+
+impl Busy {
+    fn begin(opened: Arc<Opened>) -> Busy {
+        opened.visit.host().busy.fetch_add(1, Ordering::Relaxed);
+        Busy(opened)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.visit.host().busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
