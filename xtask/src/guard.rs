@@ -78,9 +78,10 @@ pub fn main(args: &[String]) -> Outcome {
             worse.push(format!("{name} {percent:+.1} %"));
         }
     }
-    match worse.is_empty() {
-        true => Ok(()),
-        false => Err(format!("more expensive by more than {threshold} %: {}", worse.join(", "))),
+    if worse.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("more expensive by more than {threshold} %: {}", worse.join(", ")))
     }
 }
 

@@ -129,10 +129,7 @@ fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> Outcome {
             wrong.push(format!("{name}: light and dark look the same"));
         }
     }
-    match wrong.is_empty() {
-        true => Ok(()),
-        false => Err(wrong.join("\n  ")),
-    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n  ")) }
 }
 
 /// All directories with a result, this one and those below.

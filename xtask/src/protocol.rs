@@ -90,9 +90,10 @@ fn both(root: &Path) -> Result<(Vec<Requirement>, Citations), String> {
     let requirements = parse(&text)?;
     let citations = citations(root)?;
     let faults = faults(&requirements, &citations);
-    match faults.is_empty() {
-        true => Ok((requirements, citations)),
-        false => Err(format!("requirements of the protocol:\n  {}", faults.join("\n  "))),
+    if faults.is_empty() {
+        Ok((requirements, citations))
+    } else {
+        Err(format!("requirements of the protocol:\n  {}", faults.join("\n  ")))
     }
 }
 

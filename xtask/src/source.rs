@@ -93,10 +93,13 @@ fn fetch(
     let mut command = Command::new("apt-get");
     command.args(["source", "-qq", "--download-only", package]).current_dir(&download);
     command.env("APT_CONFIG", dir.join("apt.conf")).env("LC_ALL", "C");
-    run::quiet(&mut command).map_err(|why| match run::ci() {
-        // Apt's messages name the host.
-        true => format!("apt-get source {package} failed"),
-        false => why,
+    run::quiet(&mut command).map_err(|why| {
+        if run::ci() {
+            // Apt's messages name the host.
+            format!("apt-get source {package} failed")
+        } else {
+            why
+        }
     })?;
     let entries = fs::read_dir(&download).map_err(|error| at("read", &download, &error))?;
     let tarball = entries.flatten().map(|entry| entry.path()).find(|path| {

@@ -174,9 +174,10 @@ impl Copying {
         } else {
             allowed.to_vec()
         };
-        match !calm && allowed.contains(&error.kind()) {
-            true => Ok(()),
-            false => Err(format!("the copy fails: {error} ({:?})", error.kind())),
+        if !calm && allowed.contains(&error.kind()) {
+            Ok(())
+        } else {
+            Err(format!("the copy fails: {error} ({:?})", error.kind()))
         }
     }
 

@@ -172,9 +172,10 @@ impl Client {
             0 => device.flush().await,
             1 => {
                 let request = Request::extents(at, len as u64, Contexts::first());
-                match device.facts().contexts.is_empty() {
-                    true => Ok(()),
-                    false => device.submit(request).await.map(drop),
+                if device.facts().contexts.is_empty() {
+                    Ok(())
+                } else {
+                    device.submit(request).await.map(drop)
                 }
             }
             2..6 if self.writes => self.write(&**device, sectors, oracle).await,

@@ -112,9 +112,12 @@ impl Serving {
         facts.zeroed = false;
         facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
         let path = dir.join("server");
-        let temporary = |layer: &String| match layer.starts_with('c') {
-            true => format!("{layer}&dir={}", dir.display()),
-            false => layer.clone(),
+        let temporary = |layer: &String| {
+            if layer.starts_with('c') {
+                format!("{layer}&dir={}", dir.display())
+            } else {
+                layer.clone()
+            }
         };
         let layout = Layout {
             client: layout.client.iter().map(temporary).collect(),
@@ -498,9 +501,10 @@ impl Client {
     fn allowed(&self, error: &Error, kinds: &[Kind]) -> Result<(), String> {
         let text = error.to_string();
         self.note(&text);
-        match kinds.contains(&error.kind()) && !text.contains("broke the protocol") {
-            true => Ok(()),
-            false => Err(format!("client {}: {text} ({:?})", self.number, error.kind())),
+        if kinds.contains(&error.kind()) && !text.contains("broke the protocol") {
+            Ok(())
+        } else {
+            Err(format!("client {}: {text} ({:?})", self.number, error.kind()))
         }
     }
 }

@@ -35,12 +35,11 @@ pub fn mutated(rng: &mut Rng, input: &[u8]) -> Vec<u8> {
 /// The same near the start or the end, where most formats have their headers.
 pub fn mutated_at_edges(rng: &mut Rng, input: &[u8], edge: usize) -> Vec<u8> {
     let edge = edge.min(input.len());
-    match rng.chance(70) {
-        true => [mutated(rng, &input[..edge]), input[edge..].to_vec()].concat(),
-        false => {
-            let (before, end) = input.split_at(input.len() - edge);
-            [before, &mutated(rng, end)].concat()
-        }
+    if rng.chance(70) {
+        [mutated(rng, &input[..edge]), input[edge..].to_vec()].concat()
+    } else {
+        let (before, end) = input.split_at(input.len() - edge);
+        [before, &mutated(rng, end)].concat()
     }
 }
 
@@ -54,9 +53,10 @@ fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {
         3 | 4 => {
             let number = *rng.pick(&NUMBERS);
             let width = *rng.pick(&[2, 4, 8]);
-            let field = match rng.chance(50) {
-                true => number.to_be_bytes()[8 - width..].to_vec(),
-                false => number.to_le_bytes()[..width].to_vec(),
+            let field = if rng.chance(50) {
+                number.to_be_bytes()[8 - width..].to_vec()
+            } else {
+                number.to_le_bytes()[..width].to_vec()
             };
             let end = len.min(at + width);
             bytes.splice(at..end, field);

@@ -112,9 +112,6 @@ fn either_program_shows_the_same_help_and_takes_groups() {
 
 fn find(dir: &Path, name: &str) -> Option<std::path::PathBuf> {
     std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).find_map(|path| {
-        match path.is_dir() {
-            true => find(&path, name),
-            false => (path.file_name()? == name).then_some(path),
-        }
+        if path.is_dir() { find(&path, name) } else { (path.file_name()? == name).then_some(path) }
     })
 }

@@ -49,18 +49,15 @@ fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() 
     let slow = |kind| format!("delay?{kind}={}ms", PACE.as_millis());
     let serve_file =
         |words: &[&str]| serve(&scratch, "slow", &[&["--control", text(&control)], words].concat());
-    let (gate, kind, ends) = match source.starts_with("nbd") {
-        true => {
-            File::create(target).unwrap().set_len(SIZE).unwrap();
-            let gate = serve_file(&["--layer", &slow("write"), target]);
-            let ends = [source.to_owned(), gate.uri("")];
-            (gate, "write", ends)
-        }
-        false => {
-            let gate = serve_file(&["-r", "--layer", &slow("read"), source]);
-            let ends = [gate.uri(""), target.to_owned()];
-            (gate, "read", ends)
-        }
+    let (gate, kind, ends) = if source.starts_with("nbd") {
+        File::create(target).unwrap().set_len(SIZE).unwrap();
+        let gate = serve_file(&["--layer", &slow("write"), target]);
+        let ends = [source.to_owned(), gate.uri("")];
+        (gate, "write", ends)
+    } else {
+        let gate = serve_file(&["-r", "--layer", &slow("read"), source]);
+        let ends = [gate.uri(""), target.to_owned()];
+        (gate, "read", ends)
     };
     let args = [&["copy"], &SMALL[..], options, &["--", &ends[0], &ends[1]]].concat();
     let mut command = blockhaul(&args);
@@ -357,9 +354,10 @@ fn multi_conn_is_a_choice() {
     for (choice, several, examined) in cases {
         let (to, log) = without_promise(&nbdkit, &scratch, choice);
         let copied = copy(&["--multi-conn", choice, "--flush"], text(&image), &to.uri(""));
-        match several {
-            true => copied.used_several(),
-            false => copied.used_one("does not report multi-conn"),
+        if several {
+            copied.used_several();
+        } else {
+            copied.used_one("does not report multi-conn");
         }
         let back = scratch.file("back");
         copy(&["--multi-conn", choice], &to.uri(""), text(&back));

@@ -228,9 +228,10 @@ fn size(nbdinfo: &Peer, server: &Server, export: &str) -> Result<String, String>
     let mut command = nbdinfo.command();
     command.args(["--size", &server.uri(export)]);
     let output = bounded(&mut command, LIMIT);
-    match output.status.success() {
-        true => Ok(lossy(&output.stdout).trim().to_string()),
-        false => Err(lossy(&output.stderr)),
+    if output.status.success() {
+        Ok(lossy(&output.stdout).trim().to_string())
+    } else {
+        Err(lossy(&output.stderr))
     }
 }
 

@@ -44,9 +44,10 @@ fn places(text: &mut String, what: &str, places: &BTreeSet<Place>) {
     }
     let one = |place: &Place| {
         let file = place.file.strip_prefix("crates/").unwrap_or(&place.file);
-        match place.function.is_empty() {
-            true => format!("`{file}`"),
-            false => format!("`{file}`: `{}`", place.function),
+        if place.function.is_empty() {
+            format!("`{file}`")
+        } else {
+            format!("`{file}`: `{}`", place.function)
         }
     };
     let all: Vec<_> = places.iter().map(one).collect();

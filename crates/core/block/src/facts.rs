@@ -205,11 +205,10 @@ impl BlockSizes {
     #[must_use]
     pub fn enforced(self, served: bool) -> BlockSizes {
         let usual = BlockSizes::default();
-        match served {
-            true => BlockSizes { preferred: self.preferred, ..usual },
-            false => {
-                BlockSizes { maximum: self.maximum.min(usual.maximum).max(self.preferred), ..self }
-            }
+        if served {
+            BlockSizes { preferred: self.preferred, ..usual }
+        } else {
+            BlockSizes { maximum: self.maximum.min(usual.maximum).max(self.preferred), ..self }
         }
     }
 }

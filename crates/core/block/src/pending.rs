@@ -123,10 +123,8 @@ impl Pending {
 
     fn checked(&self, outcome: Outcome) -> Outcome {
         let Some(check) = &self.check else { return outcome };
-        let outcome = match fits(&outcome, check.kind, check.len) {
-            true => outcome,
-            false => Err(Error::misfit()),
-        };
+        let outcome =
+            if fits(&outcome, check.kind, check.len) { outcome } else { Err(Error::misfit()) };
         outcome.map_err(|error| error.during(check.kind, check.at, check.len).on(&check.device))
     }
 }

@@ -73,12 +73,13 @@ impl Adjustable {
         let own = self.name();
         let changeable = self.kind.changeable();
         if !changeable.contains(&name) {
-            let known = match changeable.is_empty() {
-                true => format!("nothing of the layer {own} can be changed while it runs"),
-                false => format!(
+            let known = if changeable.is_empty() {
+                format!("nothing of the layer {own} can be changed while it runs")
+            } else {
+                format!(
                     "{own}: {name:?} cannot be changed while it runs; known are {}",
                     changeable.join(", ")
-                ),
+                )
             };
             return Err(Error::new(Kind::Usage, known));
         }

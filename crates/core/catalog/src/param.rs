@@ -163,9 +163,10 @@ impl Args {
 
 fn unknown(owner: &str, params: &[Param], key: &str) -> Error {
     let known: Vec<_> = params.iter().map(|param| param.name).collect();
-    let known = match known.is_empty() {
-        true => format!("{owner} takes none"),
-        false => format!("known are {}", known.join(", ")),
+    let known = if known.is_empty() {
+        format!("{owner} takes none")
+    } else {
+        format!("known are {}", known.join(", "))
     };
     Error::new(Kind::Usage, format!("{owner}: unknown option {key:?}; {known}"))
 }

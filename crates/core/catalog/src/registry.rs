@@ -170,16 +170,16 @@ impl Registry {
             }
             Spec::Scheme { scheme, rest } => {
                 let backend = self.answering(scheme, rest)?;
-                let (rest, options) = match backend.raw() {
-                    true => (rest.clone(), Vec::new()),
-                    false => {
-                        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
-                        (percent_decode(rest)?, parse_options(options)?)
-                    }
+                let (rest, options) = if backend.raw() {
+                    (rest.clone(), Vec::new())
+                } else {
+                    let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+                    (percent_decode(rest)?, parse_options(options)?)
                 };
-                let args = match backend.takes_others() {
-                    true => Args::check_known(scheme, backend.params(), &options),
-                    false => Args::check(scheme, backend.params(), &options),
+                let args = if backend.takes_others() {
+                    Args::check_known(scheme, backend.params(), &options)
+                } else {
+                    Args::check(scheme, backend.params(), &options)
                 };
                 let args = args.map_err(|error| of_outer(&rest, error))?;
                 let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());

@@ -100,9 +100,12 @@ impl Inside {
             return (!self.storages.is_empty()).then_some((0, ""));
         }
         let behind = self.storages.iter().enumerate().filter(|(_, one)| !one.single);
-        let behind = behind.filter_map(|(index, one)| match one.name.is_empty() {
-            true => Some((index, name)),
-            false => Some((index, name.strip_prefix(&one.name)?.strip_prefix('/')?)),
+        let behind = behind.filter_map(|(index, one)| {
+            if one.name.is_empty() {
+                Some((index, name))
+            } else {
+                Some((index, name.strip_prefix(&one.name)?.strip_prefix('/')?))
+            }
         });
         // The longest own name: the empty name matches everything.
         behind.min_by_key(|(_, below)| below.len())

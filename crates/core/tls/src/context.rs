@@ -429,9 +429,10 @@ fn server_certificates(
 fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
     authority(context, dir)?;
     let has = |name: &str| dir.join(name).exists();
-    match has("client-cert.pem") || has("client-key.pem") {
-        true => identity(context, dir, "client"),
-        false => Ok(()),
+    if has("client-cert.pem") || has("client-key.pem") {
+        identity(context, dir, "client")
+    } else {
+        Ok(())
     }
 }
 

@@ -196,9 +196,10 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
     let seen = seen.lock().expect("no panic under this lock");
     let refused = |text: String| Error::new(Kind::Refused, text);
     if let Some(user) = &seen.user {
-        return refused(match seen.unknown {
-            true => format!("TLS: user \"{user}\" has no key here"),
-            false => format!("TLS: user \"{user}\" has another key ({})", reason(error)),
+        return refused(if seen.unknown {
+            format!("TLS: user \"{user}\" has no key here")
+        } else {
+            format!("TLS: user \"{user}\" has another key ({})", reason(error))
         });
     }
     let verified = ssl.verify_result();

@@ -59,12 +59,10 @@ impl Users {
                 _ => return Err(wrong("has a name that is empty or too long")),
             }
         }
-        match users.is_empty() {
-            true => {
-                Err("there is no key in this file: make one with blockhaul tls init --psk"
-                    .to_string())
-            }
-            false => Ok(Users(users)),
+        if users.is_empty() {
+            Err("there is no key in this file: make one with blockhaul tls init --psk".to_string())
+        } else {
+            Ok(Users(users))
         }
     }
 

@@ -399,12 +399,11 @@ impl RecordOpener {
     }
 
     fn check_empty(&self) -> io::Result<()> {
-        match self.empty > EMPTY_MAX {
-            true => {
-                let what = "TLS records without data for ever";
-                Err(self.breach(alert::UNEXPECTED_MESSAGE, what))
-            }
-            false => Ok(()),
+        if self.empty > EMPTY_MAX {
+            let what = "TLS records without data for ever";
+            Err(self.breach(alert::UNEXPECTED_MESSAGE, what))
+        } else {
+            Ok(())
         }
     }
 

@@ -84,9 +84,10 @@ impl Opener for WrappedOpener {
         session.get_mut().incoming.extend_from_slice(record);
         let (mut len, mut end) = (0, false);
         loop {
-            let into = match len < plain.len() {
-                true => &mut plain[len..],
-                false => &mut beyond[len - plain.len()..],
+            let into = if len < plain.len() {
+                &mut plain[len..]
+            } else {
+                &mut beyond[len - plain.len()..]
             };
             match session.ssl_read(into) {
                 Ok(0) => break,

@@ -320,10 +320,7 @@ impl Pages {
         while at < end {
             let left = usize::try_from(end - at).unwrap_or(usize::MAX);
             let (start, len) = part(at, left);
-            let place = match keep {
-                true => Place::Page(self.find_or_make(at)),
-                false => self.find(at),
-            };
+            let place = if keep { Place::Page(self.find_or_make(at)) } else { self.find(at) };
             match place {
                 Place::Page(lock) => {
                     // The last page of a device may be whole with fewer bytes.

@@ -99,9 +99,10 @@ impl Layout {
             return (u64::MAX, false);
         }
         let place = at % (self.data + self.hole);
-        match place < self.data {
-            true => (self.data - place, false),
-            false => (self.data + self.hole - place, true),
+        if place < self.data {
+            (self.data - place, false)
+        } else {
+            (self.data + self.hole - place, true)
         }
     }
 
@@ -124,9 +125,10 @@ impl Layout {
             let (len, hole) = self.run(at);
             let len = usize::try_from(len).unwrap_or(usize::MAX).min(out.len());
             let (part, rest) = out.split_at_mut(len);
-            match hole {
-                true => part.fill(0),
-                false => pattern(at, part),
+            if hole {
+                part.fill(0);
+            } else {
+                pattern(at, part);
             }
             out = rest;
             at += len as u64;

@@ -144,10 +144,8 @@ impl Connection {
         });
         self.settled(result, "list_exports", &left)?;
         // Without a name the default export is not listed.
-        let default = match exports.default_at.is_empty() {
-            true => None,
-            false => self.default_export(tls).ok(),
-        };
+        let default =
+            if exports.default_at.is_empty() { None } else { self.default_export(tls).ok() };
         exports.resolve(default.as_deref());
         let listed = exports.into_list().into_iter().map(|export| Listed {
             name: export.name,
@@ -187,10 +185,7 @@ impl Connection {
         if asked.len() > NAME_MAX {
             return Err(Error::new(Kind::NotFound, "the export's name is too long"));
         }
-        let name = match asked.is_empty() {
-            true => self.default_export(tls)?,
-            false => asked.to_string(),
-        };
+        let name = if asked.is_empty() { self.default_export(tls)? } else { asked.to_string() };
         let zero = |_| Error::new(Kind::NotFound, "the export's name holds a zero byte");
         CString::new(name).map_err(zero)
     }

@@ -46,9 +46,10 @@ impl Extents {
         let (from, to) = (at.max(self.start), end.min(self.end));
         if from >= to {
             // Before the range, or after it.
-            return match self.list.is_empty() && at > self.start {
-                true => Err("the first extent must cover the start of the range"),
-                false => Ok(()),
+            return if self.list.is_empty() && at > self.start {
+                Err("the first extent must cover the start of the range")
+            } else {
+                Ok(())
             };
         }
         if self.list.is_empty() && from > self.start {

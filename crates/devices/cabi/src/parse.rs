@@ -10,9 +10,10 @@ pub(crate) fn size(text: &str) -> Result<i64, String> {
     let end = plain.find(|c: char| !c.is_ascii_digit()).unwrap_or(plain.len());
     let (digits, suffix) = plain.split_at(end);
     if digits.is_empty() {
-        return Err(match trimmed.starts_with('-') {
-            true => format!("size cannot be negative: '{text}'"),
-            false => format!("could not parse size string '{text}'"),
+        return Err(if trimmed.starts_with('-') {
+            format!("size cannot be negative: '{text}'")
+        } else {
+            format!("could not parse size string '{text}'")
         });
     }
     let large = || format!("size is too large: '{text}'");

@@ -128,11 +128,11 @@ impl Plugin {
         };
         let kind = kind_of(number);
         let cause = std::io::Error::from_raw_os_error(number);
-        match left.text.is_empty() {
+        if left.text.is_empty() {
+            Error::new(kind, format!("{callback} of plugin {} failed", self.name)).because(cause)
+        } else {
             // Only the plugin's own text.
-            false => Error::new(kind, left.text.clone()),
-            true => Error::new(kind, format!("{callback} of plugin {} failed", self.name))
-                .because(cause),
+            Error::new(kind, left.text.clone())
         }
     }
 
@@ -179,9 +179,10 @@ impl Plugin {
     }
 
     fn failed(&self, what: &str, left: &Left) -> Error {
-        let text = match left.text.is_empty() {
-            true => format!("plugin {}: {what} failed without a reason", self.name),
-            false => format!("plugin {}: {what}: {}", self.name, left.text),
+        let text = if left.text.is_empty() {
+            format!("plugin {}: {what} failed without a reason", self.name)
+        } else {
+            format!("plugin {}: {what}: {}", self.name, left.text)
         };
         Error::new(Kind::Usage, text)
     }

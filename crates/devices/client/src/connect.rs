@@ -319,9 +319,10 @@ const GREETING: &str = "greeting";
 
 /// Adds the name and address to an error.
 pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
-    let what = match error.text().starts_with("the server refused") {
-        true => "cannot open an export at",
-        false => "cannot connect to",
+    let what = if error.text().starts_with("the server refused") {
+        "cannot open an export at"
+    } else {
+        "cannot connect to"
     };
     let text = format!("{what} {address}: {}", error.text());
     Error::new(error.kind(), text).on(&name.into())

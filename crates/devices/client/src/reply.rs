@@ -157,12 +157,11 @@ pub(crate) fn covers(covered: &mut [(u64, u64)], len: u64) -> Result<(), Error> 
         follows
     });
     // nbd: read.incomplete-refused
-    match in_order && reached == len {
-        true => Ok(()),
-        false => {
-            let text = "the server left out bytes of a read, or sent some twice";
-            Err(Error::new(Kind::Io, text))
-        }
+    if in_order && reached == len {
+        Ok(())
+    } else {
+        let text = "the server left out bytes of a read, or sent some twice";
+        Err(Error::new(Kind::Io, text))
     }
 }
 
@@ -199,10 +198,8 @@ pub(crate) fn small_chunk(
     // Ignore a context that was negotiated, but not requested here.
     if let Some((_, list)) = wanted {
         // nbd: base.unknown-flags
-        let known = match *allocation == Some(status.context()) {
-            true => STATE_HOLE | STATE_ZERO,
-            false => u64::MAX,
-        };
+        let known =
+            if *allocation == Some(status.context()) { STATE_HOLE | STATE_ZERO } else { u64::MAX };
         let runs = status.extents().map(|run| Extent { len: run.len, state: run.flags & known });
         let mut extents: Extents = runs.collect();
         // The last extent may exceed the requested range.
@@ -218,9 +215,10 @@ pub(crate) fn small_chunk(
 // nbd: errors.unknown
 pub(crate) fn server_error(errno: blockhaul_wire::Errno, text: &str) -> Error {
     let kind = Kind::from_number(errno.known().to_wire());
-    let text = match text.is_empty() {
-        true => format!("the server answers {errno}"),
-        false => format!("the server answers {errno} ({text})"),
+    let text = if text.is_empty() {
+        format!("the server answers {errno}")
+    } else {
+        format!("the server answers {errno} ({text})")
     };
     Error::new(kind, text)
 }

@@ -73,10 +73,8 @@ async fn refusal(link: &mut Link, answer: &Answer) -> Error {
         body.clear();
         body.extend_from_slice(&seen[..seen.len().min(most)]);
         let left = due.saturating_duration_since(blockhaul_io::now());
-        let filled = match body.len() < most {
-            true => blockhaul_io::timeout(left, more(link)).await,
-            false => break,
-        };
+        let filled =
+            if body.len() < most { blockhaul_io::timeout(left, more(link)).await } else { break };
         // Without all of it the status says enough.
         if !matches!(filled, Ok(Ok(true))) {
             break;

@@ -35,10 +35,7 @@ pub(crate) async fn write(device: &Arc<dyn Device>, at: u64, bytes: &[u8]) -> Re
 
 /// Makes completed writes to a device durable.
 pub(crate) async fn flush(device: &Arc<dyn Device>) -> Result<()> {
-    match device.facts().can.contains(Can::FLUSH) {
-        true => device.flush().await,
-        false => Ok(()),
-    }
+    if device.facts().can.contains(Can::FLUSH) { device.flush().await } else { Ok(()) }
 }
 
 /// Fills `out` from a device, in as many requests as it needs; false if all of it is zero. Memory

@@ -90,10 +90,8 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let bytes = read(&file.device, footer.header, HEADER).await?;
     let header = Header::parse(&bytes, footer.size, file_len)?;
     let is_differencing = footer.kind == DIFFERENCING;
-    let backing = match is_differencing {
-        true => Some(parent(&opener, &file, &bytes, file_len).await?),
-        false => None,
-    };
+    let backing =
+        if is_differencing { Some(parent(&opener, &file, &bytes, file_len).await?) } else { None };
     let (size, unit) = (footer.size, header.block);
     let map = Box::new(Blocks { header, size, file_len, is_differencing });
     Ok((Found { size, unit, map, unpack: None }, Files::one(file, backing)))

@@ -12,9 +12,10 @@ pub(crate) fn utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> String {
 pub(crate) fn path(text: &str) -> String {
     let path = text.replace('\\', "/");
     let has_drive = path.starts_with('/') || path.get(1..2) == Some(":");
-    match has_drive {
-        true => last(&path).unwrap_or_default().to_string(),
-        false => path.strip_prefix("./").unwrap_or(&path).to_string(),
+    if has_drive {
+        last(&path).unwrap_or_default().to_string()
+    } else {
+        path.strip_prefix("./").unwrap_or(&path).to_string()
     }
 }
 

@@ -237,9 +237,10 @@ impl Device for Split {
             Op::Read(room) => Pending::start(async move {
                 let mut buf = room.into_buf();
                 // Pieces of the scratch memory are no longer than `maxdata`.
-                match scratch.fill(&inner, at, &mut buf).await? {
-                    true => Ok(Reply::Data(buf.into())),
-                    false => Ok(Reply::Hole),
+                if scratch.fill(&inner, at, &mut buf).await? {
+                    Ok(Reply::Data(buf.into()))
+                } else {
+                    Ok(Reply::Hole)
                 }
             }),
             op => Pending::start(async move {

@@ -60,9 +60,10 @@ impl Layer for PauseLayer {
     }
 
     fn change(&self, args: &Args) -> Result<()> {
-        match args.switch("paused") {
-            true => self.valve.pause(),
-            false => self.valve.resume(),
+        if args.switch("paused") {
+            self.valve.pause();
+        } else {
+            self.valve.resume();
         }
         Ok(())
     }

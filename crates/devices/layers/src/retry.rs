@@ -329,12 +329,13 @@ impl Shared {
             && new.contexts == old.contexts
             && new.block.minimum <= old.block.minimum
             && new.block.maximum >= old.block.maximum;
-        match same {
-            true => Ok(device),
-            false => Err(Error::new(
+        if same {
+            Ok(device)
+        } else {
+            Err(Error::new(
                 Kind::Io,
                 "the reopened device is another one: its size or abilities differ",
-            )),
+            ))
         }
     }
 }

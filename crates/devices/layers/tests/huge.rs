@@ -48,9 +48,10 @@ async fn change_everything(device: &Arc<dyn Device>, size: u64, keeps: bool) {
     let middle = 1 << 30;
     write(device, middle, &[1; 4096]).await;
     let found = runs(device, 0, size).await;
-    match keeps {
-        true => assert_eq!((found.len(), found[0]), (3, (middle, hole))),
-        false => assert_eq!(found, [(size, hole)]),
+    if keeps {
+        assert_eq!((found.len(), found[0]), (3, (middle, hole)));
+    } else {
+        assert_eq!(found, [(size, hole)]);
     }
     device.submit(Request::cache(0, size)).await.unwrap();
     device.trim(0, size).await.unwrap();

@@ -129,10 +129,7 @@ pub(crate) fn extents(answer: &[u8], at: u64, end: u64) -> Result<Extents, &'sta
             found.push(to - from, state);
         }
     }
-    match found.is_empty() {
-        true => Err("no extent covers the request"),
-        false => Ok(found),
-    }
+    if found.is_empty() { Err("no extent covers the request") } else { Ok(found) }
 }
 
 #[cfg(test)]

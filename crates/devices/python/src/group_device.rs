@@ -154,9 +154,10 @@ impl GroupHandle {
 
     /// The count of writes that a flush of this handle covers.
     fn writes<'a>(&self, opened: &'a Opened) -> &'a Writes {
-        match self.facts.can.contains(Can::MULTI_CONN) {
-            true => &opened.visit.host().writes,
-            false => &opened.writes,
+        if self.facts.can.contains(Can::MULTI_CONN) {
+            &opened.visit.host().writes
+        } else {
+            &opened.writes
         }
     }
 

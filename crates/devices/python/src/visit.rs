@@ -107,9 +107,10 @@ impl PythonVisit {
         let number = inner.new_handle();
         let answer = inner.control(Op::Open, number, visitor.number, &message(&opening)).await?;
         let answers: Answers = inner.parsed("open", &answer)?;
-        let shown = match answers.export.is_empty() {
-            true => inner.shown.clone(),
-            false => format!("{}/{}", inner.shown, answers.export),
+        let shown = if answers.export.is_empty() {
+            inner.shown.clone()
+        } else {
+            format!("{}/{}", inner.shown, answers.export)
         };
         let single = visitor.host.model == ThreadModel::SerializeConnections;
         let facts = answers.facts(&shown, visitor.served, single);

@@ -108,9 +108,10 @@ impl Runner {
         let mut attempts = 0;
         loop {
             let shell = self.shell_first.load(Ordering::Relaxed);
-            let started = match shell {
-                true => self.start(OsStr::new(SHELL), Some(script), args),
-                false => self.start(script.as_os_str(), None, args),
+            let started = if shell {
+                self.start(OsStr::new(SHELL), Some(script), args)
+            } else {
+                self.start(script.as_os_str(), None, args)
             };
             match started.as_ref().map_err(io::Error::raw_os_error) {
                 Err(Some(NO_EXEC)) if !shell => self.shell_first.store(true, Ordering::Relaxed),

@@ -65,10 +65,8 @@ impl Handle {
     /// Opens a handle and queries its facts once.
     pub(crate) fn open(connection: Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
         let plugin = &connection.plugin;
-        let shown = match name.is_empty() {
-            true => plugin.shown(),
-            false => format!("{}/{name}", plugin.shown()),
-        };
+        let shown =
+            if name.is_empty() { plugin.shown() } else { format!("{}/{name}", plugin.shown()) };
         let args = [word(connection.readonly), name.into(), word(tls)];
         let token = match plugin.words("open", &args, Some(&connection.client))? {
             (Ended::Done, printed) => OsStr::from_bytes(parse::line(&printed)).to_os_string(),

@@ -104,10 +104,7 @@ pub(crate) fn extents(text: &str, at: u64, end: u64) -> Result<Extents, String> 
             found.push(to - from, state);
         }
     }
-    match found.is_empty() {
-        true => Err("answered no extents".into()),
-        false => Ok(found),
-    }
+    if found.is_empty() { Err("answered no extents".into()) } else { Ok(found) }
 }
 
 /// A number, or words.

@@ -346,10 +346,8 @@ pub fn dump(settings: &Settings) -> Result<String> {
 fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
     let name = settings.language.name();
     let bare = settings.language == Language::Sh && settings.config.is_empty();
-    let plugin = match bare {
-        true => None,
-        false => Some(Plugin::begin(settings, control, Shutdown::default())?),
-    };
+    let plugin =
+        if bare { None } else { Some(Plugin::begin(settings, control, Shutdown::default())?) };
     let model = match plugin {
         // Without a script there is nothing that would mind.
         None => (ThreadModel::Parallel, None),

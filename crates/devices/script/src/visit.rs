@@ -89,9 +89,6 @@ impl Visit for ScriptVisit {
 
 /// A handle on what the name is for.
 fn open(connection: &Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
-    let name = match name.is_empty() {
-        true => connection.default_export(tls)?,
-        false => name.to_string(),
-    };
+    let name = if name.is_empty() { connection.default_export(tls)? } else { name.to_string() };
     Handle::open(connection.clone(), &name, tls)
 }

@@ -103,9 +103,10 @@ impl View {
         }
         // What was released meanwhile may have been read as zeroes.
         let now = self.point.runs(at, end, usize::MAX);
-        match now.iter().any(|(_, _, state)| *state == State::Released) {
-            true => Err(released()),
-            false => Ok(()),
+        if now.iter().any(|(_, _, state)| *state == State::Released) {
+            Err(released())
+        } else {
+            Ok(())
         }
     }
 

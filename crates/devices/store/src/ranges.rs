@@ -83,9 +83,10 @@ impl Ranges {
             found.push((line.offset, line.length));
         }
         let ranges = Ranges::new(found, size).map_err(|error| wrong(&error.text()))?;
-        match ranges.digest() == digest {
-            true => Ok(ranges),
-            false => Err(wrong("its digest is wrong: it was changed or damaged")),
+        if ranges.digest() == digest {
+            Ok(ranges)
+        } else {
+            Err(wrong("its digest is wrong: it was changed or damaged"))
         }
     }
 }

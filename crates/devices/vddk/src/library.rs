@@ -668,9 +668,10 @@ impl Library {
         unsafe {
             let known = (&raw const (*list).count).read();
             let first = (&raw const (*list).blocks).cast::<Block>();
-            let blocks = match known <= BLOCKS_MAX {
-                true => Ok(std::slice::from_raw_parts(first, known as usize).to_vec()),
-                false => Err(INVALID),
+            let blocks = if known <= BLOCKS_MAX {
+                Ok(std::slice::from_raw_parts(first, known as usize).to_vec())
+            } else {
+                Err(INVALID)
             };
             free(list);
             blocks

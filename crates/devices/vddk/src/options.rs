@@ -219,9 +219,10 @@ impl Options {
             return Err(usage("save= is for disks that are opened read-only"));
         }
         let fixed = self.access.snapshot.is_some() || self.change_id.is_some();
-        match self.access.server.is_some() && !fixed {
-            true => Err(usage("save= needs snapshot= or change-id=: without, the disk may change")),
-            false => Ok(()),
+        if self.access.server.is_some() && !fixed {
+            Err(usage("save= needs snapshot= or change-id=: without, the disk may change"))
+        } else {
+            Ok(())
         }
     }
 

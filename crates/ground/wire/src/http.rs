@@ -135,9 +135,10 @@ impl<'a> Head<'a> {
     fn parse(bytes: &'a [u8], what: &str) -> Result<Option<Head<'a>>, Error> {
         let seen = &bytes[..bytes.len().min(HEAD_MAX)];
         let Some(end) = seen.windows(4).position(|four| four == b"\r\n\r\n") else {
-            return match bytes.len() < HEAD_MAX {
-                true => Ok(None),
-                false => Err(Error(format!("the {what} has more than {HEAD_MAX} bytes of header"))),
+            return if bytes.len() < HEAD_MAX {
+                Ok(None)
+            } else {
+                Err(Error(format!("the {what} has more than {HEAD_MAX} bytes of header")))
             };
         };
         let head = &bytes[..end + 2];

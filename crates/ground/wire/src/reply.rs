@@ -507,9 +507,7 @@ fn chunk(reader: &mut Reader<'_>, extended: bool) -> Option<Chunk> {
     let flags = ReplyFlags::from_bits(reader.u16()?);
     let kind = ChunkKind::from_wire(reader.u16()?);
     let cookie = reader.u64()?;
-    let (offset, length) = match extended {
-        true => (Some(reader.u64()?), reader.u64()?),
-        false => (None, reader.u32()?.into()),
-    };
+    let (offset, length) =
+        if extended { (Some(reader.u64()?), reader.u64()?) } else { (None, reader.u32()?.into()) };
     Some(Chunk { flags, kind, cookie, offset, length })
 }

@@ -17,18 +17,10 @@ fn be(parts: &[(u64, usize)]) -> Vec<u8> {
 
 fn chunk(flags: u16, kind: u16, length: u64, extended: bool) -> Vec<u8> {
     let (flags, kind) = (u64::from(flags), u64::from(kind));
-    match extended {
-        false => {
-            be(&[(magic::STRUCTURED_REPLY.into(), 4), (flags, 2), (kind, 2), (7, 8), (length, 4)])
-        }
-        true => be(&[
-            (magic::EXTENDED_REPLY.into(), 4),
-            (flags, 2),
-            (kind, 2),
-            (7, 8),
-            (0, 8),
-            (length, 8),
-        ]),
+    if extended {
+        be(&[(magic::EXTENDED_REPLY.into(), 4), (flags, 2), (kind, 2), (7, 8), (0, 8), (length, 8)])
+    } else {
+        be(&[(magic::STRUCTURED_REPLY.into(), 4), (flags, 2), (kind, 2), (7, 8), (length, 4)])
     }
 }
 

@@ -253,9 +253,10 @@ fn percent(text: &str) -> Result<f64, String> {
 /// It becomes a part of a folder's name.
 fn label(text: &str) -> Result<String, String> {
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match !text.is_empty() && text.chars().all(good) && !text.starts_with('.') {
-        true => Ok(text.to_owned()),
-        false => Err("write letters, digits, - _ and . only".to_owned()),
+    if !text.is_empty() && text.chars().all(good) && !text.starts_with('.') {
+        Ok(text.to_owned())
+    } else {
+        Err("write letters, digits, - _ and . only".to_owned())
     }
 }
 

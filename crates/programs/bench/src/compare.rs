@@ -158,13 +158,14 @@ fn pairs(old: &Path, new: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
             Some((old, new.clone()))
         })
         .collect();
-    match pairs.is_empty() {
-        false => Ok(pairs),
-        true => Err(Error::usage(format!(
+    if pairs.is_empty() {
+        Err(Error::usage(format!(
             "{} and {} have no result in common; name two folders with a result.json",
             old.display(),
             new.display()
-        ))),
+        )))
+    } else {
+        Ok(pairs)
     }
 }
 

@@ -52,9 +52,10 @@ impl Axis {
     }
 
     fn at(&self, place: f64) -> f64 {
-        match self.logarithmic {
-            true => (place / self.first).ln() / (self.last / self.first).ln(),
-            false => (place - self.first) / (self.last - self.first),
+        if self.logarithmic {
+            (place / self.first).ln() / (self.last / self.first).ln()
+        } else {
+            (place - self.first) / (self.last - self.first)
         }
     }
 }

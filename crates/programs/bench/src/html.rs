@@ -48,9 +48,10 @@ pub fn page(report: &Report) -> String {
         body.push_str(&table(report, &metric.title(report), |cells, at| {
             let more = differences(cells, at, metric);
             let text = escape(&cell_text(&cells[at], metric));
-            match more.is_empty() {
-                true => text,
-                false => format!("{text}<br><small>{}</small>", escape(&more)),
+            if more.is_empty() {
+                text
+            } else {
+                format!("{text}<br><small>{}</small>", escape(&more))
             }
         }));
     }
@@ -223,10 +224,8 @@ fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> S
             return format!("{name}<span></span><span class=\"value none\">{text}</span></div>\n");
         }
     };
-    let percent = |value: f64| match largest > 0.0 {
-        true => (100.0 * value / largest).clamp(0.0, 100.0),
-        false => 0.0,
-    };
+    let percent =
+        |value: f64| if largest > 0.0 { (100.0 * value / largest).clamp(0.0, 100.0) } else { 0.0 };
     let mut marks = String::new();
     if let Some((low, high, _)) = summary.interval() {
         let (low, high) = (percent(low), percent(high));

@@ -99,10 +99,11 @@ impl Progress {
         if self.quiet {
             return;
         }
-        match self.terminal {
+        if self.terminal {
             // Longer lines would wrap, and the next one not replace them.
-            true => show(&format!("\r\x1b[K{}", text.chars().take(100).collect::<String>())),
-            false => show(&format!("{text}\n")),
+            show(&format!("\r\x1b[K{}", text.chars().take(100).collect::<String>()));
+        } else {
+            show(&format!("{text}\n"));
         }
     }
 }

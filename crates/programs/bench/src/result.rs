@@ -330,10 +330,8 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
         cell.total_peak_bytes = of(&|run| run.total_peak_bytes() as f64);
         for metric in &plan.show {
             let warm = mine.iter().filter(|run| run.warmup && run.failure.is_none());
-            let runs: Vec<&Run> = match metric.is_of_warmup() {
-                true => warm.copied().collect(),
-                false => good.clone(),
-            };
+            let runs: Vec<&Run> =
+                if metric.is_of_warmup() { warm.copied().collect() } else { good.clone() };
             let values = runs.iter().filter_map(|run| metric.value(run, plan.rows[row].amount));
             if let Some(summary) = Summary::of(&values.collect::<Vec<f64>>()) {
                 cell.more.insert(*metric, summary);

@@ -213,9 +213,10 @@ fn stages(
     for server in &body.servers {
         servers.push(ground.serve(server).map_err(|failure| at("servers", failure))?);
     }
-    let counts: Vec<Option<Calls>> = match counting {
-        true => servers.iter().map(|server| ground.count_calls(server)).collect(),
-        false => Vec::new(),
+    let counts: Vec<Option<Calls>> = if counting {
+        servers.iter().map(|server| ground.count_calls(server)).collect()
+    } else {
+        Vec::new()
     };
     let busy_before = usage::machine_busy();
     let timed = ground.run_with(&body.command, plan.timeout, &mut servers);

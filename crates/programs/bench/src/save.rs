@@ -151,9 +151,10 @@ pub fn load(dir: &Path) -> Result<Report> {
     let mut report: Report =
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     report.name = crate::scenario::today(&report.name).to_owned();
-    match report.is_whole() {
-        true => Ok(report),
-        false => Err(wrong("its cells do not fit its rows and columns".to_owned())),
+    if report.is_whole() {
+        Ok(report)
+    } else {
+        Err(wrong("its cells do not fit its rows and columns".to_owned()))
     }
 }
 

@@ -340,12 +340,15 @@ impl Scenario {
                 "two cases are labelled '{twice}'; give one of them another label"
             ));
         }
-        let known_label = |what: &str, label: &str| match labels.contains(&label) {
-            true => Ok(()),
-            false => wrong(format!(
-                "{what} names the environment '{label}', which is not there; there are: {}",
-                labels.join(", ")
-            )),
+        let known_label = |what: &str, label: &str| {
+            if labels.contains(&label) {
+                Ok(())
+            } else {
+                wrong(format!(
+                    "{what} names the environment '{label}', which is not there; there are: {}",
+                    labels.join(", ")
+                ))
+            }
         };
         if let Some(reference) = &self.reference {
             known_label("'reference'", reference)?;
@@ -359,16 +362,17 @@ impl Scenario {
             }
             let checked = !case.check.as_ref().unwrap_or(&self.check).is_empty();
             if checked == case.unchecked.is_some() {
-                return wrong(match checked {
-                    true => format!(
+                return wrong(if checked {
+                    format!(
                         "case '{}' has both 'unchecked' and a check; keep one, or set 'check = []'",
                         case.label
-                    ),
-                    false => format!(
+                    )
+                } else {
+                    format!(
                         "case '{}' has no check of its result, so a fast wrong run would count; \
                          add 'check', or say why there is none with 'unchecked = \"…\"'",
                         case.label
-                    ),
+                    )
                 });
             }
         }

@@ -79,9 +79,10 @@ impl<'de> Deserialize<'de> for Command {
                 while let Some(word) = words.next_element::<String>()? {
                     all.push(word);
                 }
-                match all.is_empty() {
-                    true => Err(de::Error::custom("the command is empty")),
-                    false => Ok(Command::Words(all)),
+                if all.is_empty() {
+                    Err(de::Error::custom("the command is empty"))
+                } else {
+                    Ok(Command::Words(all))
                 }
             }
         }

@@ -123,9 +123,10 @@ pub fn csv(report: &Report) -> String {
 
 /// A field of a CSV line.
 fn quoted(text: &str) -> String {
-    match text.contains([',', '"', '\n']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
+    if text.contains([',', '"', '\n']) {
+        format!("\"{}\"", text.replace('"', "\"\""))
+    } else {
+        text.to_owned()
     }
 }
 
@@ -213,9 +214,10 @@ impl Grid {
         let mut out = String::from("| |");
         for (at, column) in self.columns.iter().enumerate() {
             // Letters are what differences name.
-            match self.lines.iter().any(|line| !line.differences.is_empty()) {
-                true => out.push_str(&format!(" {}: {} |", letter(at), plain(column))),
-                false => out.push_str(&format!(" {} |", plain(column))),
+            if self.lines.iter().any(|line| !line.differences.is_empty()) {
+                out.push_str(&format!(" {}: {} |", letter(at), plain(column)));
+            } else {
+                out.push_str(&format!(" {} |", plain(column)));
             }
         }
         out.push_str(&format!("\n|---|{}\n", "---|".repeat(self.columns.len())));

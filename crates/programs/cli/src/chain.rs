@@ -291,10 +291,7 @@ impl Work {
         let (runtime, with_digests) = (start(&self.config)?, self.with_digests && is_last);
         let made = runtime.block_on(move || async move {
             copy(fold).await.map_err(|error| stored(error).with_status(exit::TARGET))?;
-            match with_digests {
-                true => digests(to).await.map(Some),
-                false => Ok(None),
-            }
+            if with_digests { digests(to).await.map(Some) } else { Ok(None) }
         })?;
         let made = made.as_ref().map(|(text, digest)| (text.as_str(), digest.as_str()));
         self.writer.end_fold(made).map_err(stored)?;

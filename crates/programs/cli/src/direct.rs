@@ -54,10 +54,7 @@ pub fn target(wanted: Wanted, source: &Spec, size: u64) -> Direct {
         // From elsewhere: the data does not come from this page cache.
         None => size < SMALL,
     };
-    match !cached || size > memory() / 4 {
-        true => Direct::Auto,
-        false => Direct::Off,
-    }
+    if !cached || size > memory() / 4 { Direct::Auto } else { Direct::Off }
 }
 
 /// Whether the path is a large file or a disk.

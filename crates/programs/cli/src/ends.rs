@@ -73,9 +73,10 @@ pub(crate) fn has_no_data(fd: impl AsFd) -> bool {
 /// A description for the user who wrote it: without the parameters of disks that have passwords
 /// among them, because messages are logged.
 pub(crate) fn shown(described: &str) -> Cow<'_, str> {
-    match described.starts_with("vddk:") {
-        true => without_secrets(described).into(),
-        false => described.into(),
+    if described.starts_with("vddk:") {
+        without_secrets(described).into()
+    } else {
+        described.into()
     }
 }
 

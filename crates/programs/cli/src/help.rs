@@ -8,9 +8,10 @@ use crate::{args, devices, out};
 /// Runs `blockhaul help`.
 pub fn run(args: &args::Help) -> Outcome {
     if let Some(help) = args::help_of(&args.topic) {
-        let text = match std::io::stdout().is_terminal() {
-            true => help.ansi().to_string(),
-            false => help.to_string(),
+        let text = if std::io::stdout().is_terminal() {
+            help.ansi().to_string()
+        } else {
+            help.to_string()
         };
         out::print(args::laid_out(&text).as_bytes())?;
         return Ok(0);

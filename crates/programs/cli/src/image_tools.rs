@@ -77,18 +77,20 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
         };
         let device = stack.device().clone();
         let size = device.facts().size;
-        let result = match is_raw {
-            true => Ok((size, size)),
-            false => measure(&device, cluster).await.map(|found| (found.required, found.full)),
+        let result = if is_raw {
+            Ok((size, size))
+        } else {
+            measure(&device, cluster).await.map(|found| (found.required, found.full))
         };
         (result, Some(stack))
     })?;
     // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(open);
     let (required, full) = result.map_err(|error| Failure::opening("source", &name, &error))?;
-    let text = match args.json {
-        true => format!("{:#}\n", json!({ "required": required, "fully-allocated": full })),
-        false => format!("required size: {required}\nfully allocated size: {full}\n"),
+    let text = if args.json {
+        format!("{:#}\n", json!({ "required": required, "fully-allocated": full }))
+    } else {
+        format!("required size: {required}\nfully allocated size: {full}\n")
     };
     out::print(text.as_bytes())?;
     Ok(0)
@@ -114,9 +116,10 @@ fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
 pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
     let args::SnapshotCommand::List(args) = &args.command;
     let found = description(args, groups)?;
-    let text = match args.json {
-        true => format!("{:#}\n", json!({ "snapshots": snapshots(&found) })),
-        false => found.snapshots.iter().fold(String::new(), |mut text, one| {
+    let text = if args.json {
+        format!("{:#}\n", json!({ "snapshots": snapshots(&found) }))
+    } else {
+        found.snapshots.iter().fold(String::new(), |mut text, one| {
             let _ = writeln!(
                 text,
                 "{}\t{}\t{}",
@@ -125,7 +128,7 @@ pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
                 out::one_line(&one.name)
             );
             text
-        }),
+        })
     };
     out::print(text.as_bytes())?;
     Ok(0)
@@ -135,9 +138,10 @@ pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
 pub fn bitmap(args: &args::Bitmap, groups: &Groups) -> Outcome {
     let args::BitmapCommand::List(args) = &args.command;
     let found = description(args, groups)?;
-    let text = match args.json {
-        true => format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) })),
-        false => found.bitmaps.iter().fold(String::new(), |mut text, one| {
+    let text = if args.json {
+        format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) }))
+    } else {
+        found.bitmaps.iter().fold(String::new(), |mut text, one| {
             let state = match (one.in_use, one.enabled) {
                 (true, _) => "in use",
                 (false, true) => "enabled",
@@ -145,7 +149,7 @@ pub fn bitmap(args: &args::Bitmap, groups: &Groups) -> Outcome {
             };
             let _ = writeln!(text, "{state}\t{}\t{}", one.granularity, out::one_line(&one.name));
             text
-        }),
+        })
     };
     out::print(text.as_bytes())?;
     Ok(0)
@@ -164,9 +168,10 @@ pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
         describe_chain(&OpenContext::new(&registry).with_names(policy), &described).await
     })?;
     let links = result.map_err(|error| Failure::opening("image", &name, &error))?;
-    let text = match args.json {
-        true => format!("{:#}\n", Value::Array(links.iter().map(link_json).collect())),
-        false => links.iter().map(link_text).collect::<Vec<_>>().join("\n"),
+    let text = if args.json {
+        format!("{:#}\n", Value::Array(links.iter().map(link_json).collect()))
+    } else {
+        links.iter().map(link_text).collect::<Vec<_>>().join("\n")
     };
     out::print(text.as_bytes())?;
     Ok(0)

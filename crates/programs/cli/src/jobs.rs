@@ -321,9 +321,10 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
     };
     let complete = disks.len() - failed.len();
     let counts = format!("{complete} of {} disks are complete", disks.len());
-    let next = match disks.iter().all(|disk| disk.journal.is_some()) {
-        true => "run it again to resume",
-        false => "run it again; disks with a journal resume",
+    let next = if disks.iter().all(|disk| disk.journal.is_some()) {
+        "run it again to resume"
+    } else {
+        "run it again; disks with a journal resume"
     };
     if signal != 0 {
         let text = format!("stopped by a signal: {counts}: {next}");
@@ -337,9 +338,10 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
         .filter(|other| other.name != disk.name && other.result.is_some())
         .map(|other| other.name.as_str())
         .collect();
-    let others = match others.is_empty() {
-        true => String::new(),
-        false => format!("; also failed: {}", others.join(", ")),
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; also failed: {}", others.join(", "))
     };
     let begun = disks.iter().any(|disk| disk.watched.progress.snapshot().done() > 0);
     let counts = if begun { counts } else { "nothing was copied".to_string() };

@@ -77,9 +77,10 @@ fn to_syslog(record: &Record<'_>) {
         Level::Info => Severity::Info,
         Level::Debug | Level::Trace => Severity::Debug,
     };
-    let text = match JSON.load(Ordering::Relaxed) {
-        true => Value::Object(object(record)).to_string(),
-        false => one_line(&record.args().to_string()),
+    let text = if JSON.load(Ordering::Relaxed) {
+        Value::Object(object(record)).to_string()
+    } else {
+        one_line(&record.args().to_string())
     };
     syslog::send("blockhaul", severity, &text);
 }
@@ -115,17 +116,19 @@ pub fn set_format(format: Format) {
 
 /// Logs why a command failed.
 pub fn failure(command: &str, text: &str) {
-    match JSON.load(Ordering::Relaxed) {
-        true => out_json(beginning(Level::Error, text)),
-        false => crate::out::error(&format!("blockhaul: {command}{}\n", one_line(text))),
+    if JSON.load(Ordering::Relaxed) {
+        out_json(beginning(Level::Error, text));
+    } else {
+        crate::out::error(&format!("blockhaul: {command}{}\n", one_line(text)));
     }
 }
 
 /// Prints a message that is not a warning and does not depend on `--verbose`.
 pub fn announce(text: &str) {
-    match JSON.load(Ordering::Relaxed) {
-        true => out_json(beginning(Level::Info, text)),
-        false => crate::out::error(&format!("blockhaul: {}\n", one_line(text))),
+    if JSON.load(Ordering::Relaxed) {
+        out_json(beginning(Level::Info, text));
+    } else {
+        crate::out::error(&format!("blockhaul: {}\n", one_line(text)));
     }
 }
 

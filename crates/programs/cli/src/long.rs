@@ -141,9 +141,10 @@ fn default_name(target: &Spec) -> String {
 /// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%@+".contains(c);
-    match !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

@@ -150,10 +150,7 @@ fn entry(text: &str, column: usize) -> Option<(&str, &str)> {
 /// A line in roff that appears literally, whatever it begins with.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
-    match text.starts_with('.') {
-        true => format!("\\&{text}"),
-        false => text,
-    }
+    if text.starts_with('.') { format!("\\&{text}") } else { text }
 }
 
 #[cfg(test)]

@@ -87,9 +87,10 @@ pub fn lines(text: &str) -> String {
 fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     let mut line = String::with_capacity(text.len());
     for character in text.chars() {
-        match blockhaul_wire::unprintable(character) && !stays(character) {
-            true => line.extend(character.escape_default()),
-            false => line.push(character),
+        if blockhaul_wire::unprintable(character) && !stays(character) {
+            line.extend(character.escape_default());
+        } else {
+            line.push(character);
         }
     }
     line

@@ -21,10 +21,7 @@ fn init(args: &args::TlsInit) -> Outcome {
         out::print(format!("{}\n", args.place.display()).as_bytes())?;
         return Ok(0);
     }
-    let hosts = match args.host.is_empty() {
-        true => own_names(),
-        false => args.host.clone(),
-    };
+    let hosts = if args.host.is_empty() { own_names() } else { args.host.clone() };
     let wanted =
         blockhaul_tls::make::Certificates { hosts, client: args.client.clone(), days: args.days };
     let files = blockhaul_tls::make::certificates(&args.place, &wanted).map_err(failed)?;

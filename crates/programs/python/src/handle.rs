@@ -54,10 +54,11 @@ impl Inner {
     fn close(&mut self) {
         // The command of a socket ends after its connection.
         let open = (self.device.take(), self.direct.take(), self.open.take());
-        match self.generation.is_current() {
-            true => drop(open),
+        if self.generation.is_current() {
+            drop(open);
+        } else {
             // Its connections belong to the parent process.
-            false => std::mem::forget(open),
+            std::mem::forget(open);
         }
     }
 }
@@ -183,9 +184,10 @@ impl Handle {
             };
             contexts = contexts.with(index);
         }
-        match contexts.is_empty() {
-            true => Err(PyValueError::new_err("name at least one context")),
-            false => Ok(contexts),
+        if contexts.is_empty() {
+            Err(PyValueError::new_err("name at least one context"))
+        } else {
+            Ok(contexts)
         }
     }
 }
@@ -304,10 +306,7 @@ impl Handle {
     /// Closes the device, after the requests in flight. What was written through ``open`` is flushed first.
     /// Does nothing if it is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let flushed = match self.must_flush() {
-            true => self.ask(py, Asked::Flush).map(drop),
-            false => Ok(()),
-        };
+        let flushed = if self.must_flush() { self.ask(py, Asked::Flush).map(drop) } else { Ok(()) };
         let inner = self.inner.lock().expect("no panic under this lock").take();
         // If a request still uses it, it is closed after that.
         if let Some(mut inner) = inner.and_then(Arc::into_inner) {

@@ -76,9 +76,10 @@ impl Memory {
 
     /// Fills a part of it, which begins at `at`.
     pub(crate) fn fill_at(&self, py: Python<'_>, at: usize, bytes: &[u8]) -> PyResult<()> {
-        match at == 0 && bytes.len() == self.len() {
-            true => self.buffer.copy_from_slice(py, bytes),
-            false => self.part(py, at, bytes.len())?.copy_from_slice(py, bytes),
+        if at == 0 && bytes.len() == self.len() {
+            self.buffer.copy_from_slice(py, bytes)
+        } else {
+            self.part(py, at, bytes.len())?.copy_from_slice(py, bytes)
         }
     }
 

@@ -297,9 +297,10 @@ fn gap() -> Error {
 /// The error for an exception, whose traceback goes to `sys.unraisablehook`.
 fn raised(object: &Bound<'_, PyAny>, error: &PyErr) -> Error {
     let py = object.py();
-    let number = match error.is_instance_of::<PyOSError>(py) {
-        true => error.value(py).getattr("errno").and_then(|number| number.extract::<u32>()).ok(),
-        false => None,
+    let number = if error.is_instance_of::<PyOSError>(py) {
+        error.value(py).getattr("errno").and_then(|number| number.extract::<u32>()).ok()
+    } else {
+        None
     };
     let text = error.to_string();
     error.clone_ref(py).write_unraisable(py, Some(object));

@@ -159,12 +159,13 @@ async fn extents(
     flags: Flags,
 ) -> Result<Vec<Found>> {
     let facts = device.facts();
-    let lists = match flags.is_empty() {
-        true => device.extents(at, len, contexts).await?,
-        false => match device.submit(Request::extents(at, len, contexts).with(flags)).await? {
+    let lists = if flags.is_empty() {
+        device.extents(at, len, contexts).await?
+    } else {
+        match device.submit(Request::extents(at, len, contexts).with(flags)).await? {
             Reply::Extents(lists) if lists.len() == contexts.count() => lists,
             _ => return Err(Error::misfit()),
-        },
+        }
     };
     Ok(named(&facts, contexts, &lists))
 }

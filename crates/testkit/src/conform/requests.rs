@@ -119,9 +119,10 @@ async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String>
     let mut out = Vec::new();
     for place in places {
         let len = place.end - place.start;
-        let request = match case.keeps() {
-            true => Request::write(place.start, Data::copy_of(&case.noise(len))),
-            false => Request::read(place.start, Reservation::unpooled(len as usize)),
+        let request = if case.keeps() {
+            Request::write(place.start, Data::copy_of(&case.noise(len)))
+        } else {
+            Request::read(place.start, Reservation::unpooled(len as usize))
         };
         out.push(case.device.submit(request));
     }
@@ -380,9 +381,10 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
     skip_if!(places.is_empty(), "the device is too small");
     let keeps = case.keeps();
     for (index, place) in places.into_iter().enumerate() {
-        let before = match keeps {
-            true => case.noise(place.end - place.start),
-            false => case.read(place.clone()).await?,
+        let before = if keeps {
+            case.noise(place.end - place.start)
+        } else {
+            case.read(place.clone()).await?
         };
         if keeps {
             case.write(place.start, &before).await?;
@@ -418,9 +420,10 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
     let keeps = case.keeps();
     let mut expected = Vec::new();
     for place in &places {
-        expected.push(match keeps {
-            true => case.noise(place.end - place.start),
-            false => case.read(place.clone()).await?,
+        expected.push(if keeps {
+            case.noise(place.end - place.start)
+        } else {
+            case.read(place.clone()).await?
         });
     }
     let mut workers = Vec::new();
@@ -432,9 +435,10 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
         workers.push(Remote::to(worker).spawn(move || async move {
             let mut out = Vec::new();
             for (at, bytes) in &mine {
-                let request = match keeps {
-                    true => Request::write(*at, Data::copy_of(bytes)),
-                    false => Request::read(*at, Reservation::unpooled(bytes.len())),
+                let request = if keeps {
+                    Request::write(*at, Data::copy_of(bytes))
+                } else {
+                    Request::read(*at, Reservation::unpooled(bytes.len()))
                 };
                 out.push(device.submit(request));
             }

@@ -312,16 +312,15 @@ impl Session<'_> {
             ])),
             Command::BlockStatus if !self.selected.is_empty() => {
                 let one = flags(&[(CommandFlags::REQ_ONE, Flags::ONE_EXTENT)]);
-                let (len, contexts) = match payload.is_empty() {
-                    true => (len, self.selected),
-                    false => {
-                        let selected = self.selected;
-                        let known = |id| selected.contains(id as usize);
-                        let filter = Filter::parse(&payload, known).map_err(|_| 22_u32)?;
-                        let ids = filter.contexts.iter();
-                        let set = ids.fold(Contexts::empty(), |set, &id| set.with(id as usize));
-                        (filter.length, set)
-                    }
+                let (len, contexts) = if payload.is_empty() {
+                    (len, self.selected)
+                } else {
+                    let selected = self.selected;
+                    let known = |id| selected.contains(id as usize);
+                    let filter = Filter::parse(&payload, known).map_err(|_| 22_u32)?;
+                    let ids = filter.contexts.iter();
+                    let set = ids.fold(Contexts::empty(), |set, &id| set.with(id as usize));
+                    (filter.length, set)
                 };
                 Request::extents(at, len, contexts).with(one)
             }

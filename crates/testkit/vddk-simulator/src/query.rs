@@ -87,10 +87,7 @@ impl State {
             self.misuse(&format!("{FUNCTION}: {query:?} of {sectors} sectors"));
             return Err(INVALID);
         }
-        let queries = match scan {
-            true => self.handle(FUNCTION, number)?.queries_of_scan(query),
-            false => 1,
-        };
+        let queries = if scan { self.handle(FUNCTION, number)?.queries_of_scan(query) } else { 1 };
         let time = once.saturating_mul(queries) + extra.delay;
         let now = Instant::now();
         if !exclusive {
@@ -110,12 +107,11 @@ impl Handle {
         if query.count == query.chunk {
             return u32::from(!self.scanned);
         }
-        match std::mem::replace(&mut self.scanned, true) {
-            true => 0,
-            false => {
-                let longest = query.chunk.saturating_mul(CHUNKS_MAX);
-                u32::try_from(self.sectors.div_ceil(longest)).unwrap_or(u32::MAX)
-            }
+        if std::mem::replace(&mut self.scanned, true) {
+            0
+        } else {
+            let longest = query.chunk.saturating_mul(CHUNKS_MAX);
+            u32::try_from(self.sectors.div_ceil(longest)).unwrap_or(u32::MAX)
         }
     }
 }

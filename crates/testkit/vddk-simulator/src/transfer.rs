@@ -244,9 +244,10 @@ impl State {
 
 fn carry_out(disk: &Disk, transfer: &mut Transfer) -> VixError {
     let at = transfer.sector * SECTOR;
-    let result = match transfer.write {
-        true => disk.write(at, transfer.memory.bytes()),
-        false => disk.read(at, transfer.memory.bytes_mut()),
+    let result = if transfer.write {
+        disk.write(at, transfer.memory.bytes())
+    } else {
+        disk.read(at, transfer.memory.bytes_mut())
     };
     if result.is_ok() { OK } else { FILE_ERROR }
 }

@@ -23,9 +23,10 @@ pub(crate) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Opti
             let (one, other) = (one.bytes(), other.bytes());
             let both = one.len().min(other.len());
             let rest = if one.len() > both { &one[both..] } else { &other[both..] };
-            match one[..both] == other[..both] {
-                true => filled(rest).map(|at| at + both),
-                false => one.iter().zip(other).position(|(a, b)| a != b),
+            if one[..both] == other[..both] {
+                filled(rest).map(|at| at + both)
+            } else {
+                one.iter().zip(other).position(|(a, b)| a != b)
             }
         }
     };

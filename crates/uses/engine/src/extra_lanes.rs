@@ -78,9 +78,10 @@ async fn make(
     if first_of(wanted, queue.exhausted()).await.is_none() || shared.stopped() {
         return Extra::NotMade;
     }
-    let prepared = match shared.reads_only {
-        true => Ok(prepare_to_read(sides, queue).await),
-        false => prepare(shared, sides, queue).await,
+    let prepared = if shared.reads_only {
+        Ok(prepare_to_read(sides, queue).await)
+    } else {
+        prepare(shared, sides, queue).await
     };
     match prepared {
         Ok(Some((from, to))) => Extra::Made(sides.lane(shared, from, to, false)),

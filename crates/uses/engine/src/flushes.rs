@@ -96,10 +96,7 @@ impl Flushes {
             return Err(Unproven::Failed { error, last });
         }
         self.overlapping().await;
-        match self.failures() == failures {
-            true => Ok(()),
-            false => Err(Unproven::Overlapped),
-        }
+        if self.failures() == failures { Ok(()) } else { Err(Unproven::Overlapped) }
     }
 
     /// A lane ends with writes that no flush covers. False if a flush has failed, so that they may

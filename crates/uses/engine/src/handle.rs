@@ -290,10 +290,7 @@ impl Handle {
             Remedy::RepeatSoon => self.retries.pause_briefly(*attempts).await,
             _ => self.retries.pause(*attempts).await,
         }
-        match self.retries.stopped() {
-            true => Err(error),
-            false => Ok(()),
-        }
+        if self.retries.stopped() { Err(error) } else { Ok(()) }
     }
 
     /// Replaces the handle unless another task has done so since `generation`.

@@ -82,10 +82,13 @@ impl CopyRange {
     pub(crate) fn turn(&self, lane: u32) -> Mover {
         match &mut *self.state.lock().expect("no panic under this lock") {
             State::Taken => Mover::Kernel,
-            State::Open(owner, trial) => match *owner.get_or_insert(lane) == lane {
-                true => trial.turn(),
-                false => Mover::Requests,
-            },
+            State::Open(owner, trial) => {
+                if *owner.get_or_insert(lane) == lane {
+                    trial.turn()
+                } else {
+                    Mover::Requests
+                }
+            }
             State::Left => Mover::Requests,
         }
     }

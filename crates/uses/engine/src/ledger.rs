@@ -369,9 +369,10 @@ mod tests {
             ledger.complete(Home::at(0));
             ledger.begin((10, 20));
             ledger.request(Home::at(10));
-            match failed_flush {
-                true => ledger.flushes_failed(1),
-                false => ledger.connected(1, false),
+            if failed_flush {
+                ledger.flushes_failed(1);
+            } else {
+                ledger.connected(1, false);
             }
             ledger.complete(Home::at(10));
             ledger.completed(Home::at(10));

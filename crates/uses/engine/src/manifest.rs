@@ -82,10 +82,8 @@ impl Manifest {
     pub fn differences(&self, other: &Manifest) -> Vec<(u64, u64)> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         // What only one of them has differs, zero or not.
-        let (short, long) = match self.size < other.size {
-            true => (self.size, other.size),
-            false => (other.size, self.size),
-        };
+        let (short, long) =
+            if self.size < other.size { (self.size, other.size) } else { (other.size, self.size) };
         let mut add = |at: u64, end: u64| match ranges.last_mut() {
             Some(last) if last.0 + last.1 >= at => last.1 = last.1.max(end - last.0),
             _ => ranges.push((at, end - at)),

@@ -334,9 +334,6 @@ impl fmt::Display for Summary {
             write!(f, ", {} could not be", self.not_discarded)?;
         }
         write!(f, "; routes: {}", self.routes)?;
-        match self.retried == Retried::default() {
-            true => Ok(()),
-            false => write!(f, "; {}", self.retried),
-        }
+        if self.retried == Retried::default() { Ok(()) } else { write!(f, "; {}", self.retried) }
     }
 }

@@ -163,9 +163,8 @@ impl Schedule {
 /// Minute of the day of `HH:MM`.
 fn minute(text: &str) -> Option<u16> {
     let (hours, minutes) = text.trim().split_once(':')?;
-    let number = |text: &str| match text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => text.parse::<u16>().ok(),
-        false => None,
+    let number = |text: &str| {
+        if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse::<u16>().ok() } else { None }
     };
     let (hours, minutes) = (number(hours)?, number(minutes)?);
     let total = hours.checked_mul(60)?.checked_add(minutes)?;

@@ -51,10 +51,7 @@ impl Reading {
             differs_at: AtomicU64::new(u64::MAX),
             units: Mutex::default(),
             // A pool for small requests has no room for a block.
-            source_pool: match half <= pool.limit() {
-                true => pool.share(half),
-                false => Pool::new(half),
-            },
+            source_pool: if half <= pool.limit() { pool.share(half) } else { Pool::new(half) },
             target_pool: Pool::new(half),
         }
     }

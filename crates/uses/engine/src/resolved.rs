@@ -26,9 +26,10 @@ pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
         );
         return Err(Error::new(Kind::NoSpace, text).on(&target.name));
     }
-    match size > reached(target) {
-        true => Err(beyond(target, "written", "make it one block larger")),
-        false => Ok(()),
+    if size > reached(target) {
+        Err(beyond(target, "written", "make it one block larger"))
+    } else {
+        Ok(())
     }
 }
 
@@ -38,12 +39,11 @@ pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
 /// # Errors
 /// If they cannot be read; names the `--range` that can.
 pub fn check_source(size: u64, source: &Facts) -> Result<()> {
-    match size > reached(source) {
-        true => {
-            let advice = format!("copy what can be with --range 0:{}", reached(source));
-            Err(beyond(source, "read", &advice))
-        }
-        false => Ok(()),
+    if size > reached(source) {
+        let advice = format!("copy what can be with --range 0:{}", reached(source));
+        Err(beyond(source, "read", &advice))
+    } else {
+        Ok(())
     }
 }
 

@@ -268,9 +268,10 @@ impl Maker<'_> {
             return Ok((len, Some(if new { What::New } else { What::Data }), extents_known));
         }
         let (len, clean) = self.is_clean(at, len, cell).await?;
-        let (what, whole) = match clean {
-            true => (What::Clean, self.making.whole.1),
-            false => (What::Zero, self.making.whole.0),
+        let (what, whole) = if clean {
+            (What::Clean, self.making.whole.1)
+        } else {
+            (What::Zero, self.making.whole.0)
         };
         Ok((if whole { len } else { len.min(some) }, Some(what), extents_known))
     }

@@ -130,9 +130,10 @@ impl Segmenter {
                 What::Zero => self.whole.0,
                 What::Clean => self.whole.1,
             };
-            let part = match whole && to_end == self.segment_size {
-                true => run.len - run.len % self.segment_size,
-                false => to_end,
+            let part = if whole && to_end == self.segment_size {
+                run.len - run.len % self.segment_size
+            } else {
+                to_end
             };
             self.emit(part, run.what);
             let len = run.len - part;

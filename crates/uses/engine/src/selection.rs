@@ -74,9 +74,10 @@ impl Selection {
         if let Some(bitmap) = &options.bitmap {
             selection.whole = false;
             if source.context(&bitmap.context).is_none() {
-                let known = match source.contexts.is_empty() {
-                    true => "it has none".to_string(),
-                    false => format!("it has {}", source.contexts.join(", ")),
+                let known = if source.contexts.is_empty() {
+                    "it has none".to_string()
+                } else {
+                    format!("it has {}", source.contexts.join(", "))
                 };
                 let text = format!("no metadata context {:?}: {known}", bitmap.context);
                 return Err(Error::new(Kind::NotFound, text).on(&source.name));

@@ -219,9 +219,10 @@ mod tests {
 
     /// What a lane does with a piece of a disk.
     fn values(streaming: &StreamingDigest, at: u64, bytes: &[u8]) -> Values {
-        match is_zero(bytes) {
-            true => streaming.zeroes(at, bytes.len() as u64),
-            false => streaming.values(at, bytes),
+        if is_zero(bytes) {
+            streaming.zeroes(at, bytes.len() as u64)
+        } else {
+            streaming.values(at, bytes)
         }
     }
 

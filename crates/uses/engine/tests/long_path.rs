@@ -103,12 +103,11 @@ fn more_than_the_memory_is_under_way_where_answers_claim_it_and_never_more_is_us
             let size = SIZE / 4;
             let (source, most) = far_that(claims, size);
             let target: Arc<dyn Device> = ModelDevice::new(Model::new(size), Completion::Immediate);
-            let target = match slow_target {
-                true => {
-                    let (now, most) = (Arc::default(), Arc::default());
-                    Arc::new(Far { disk: target, claims: false, now, most })
-                }
-                false => target,
+            let target = if slow_target {
+                let (now, most) = (Arc::default(), Arc::default());
+                Arc::new(Far { disk: target, claims: false, now, most })
+            } else {
+                target
             };
             let target = Stack::over(target);
             let pool = Pool::new(4 << 20);

@@ -184,10 +184,7 @@ impl Mounted {
     /// # Errors
     /// If the kernel or `fusermount3` refuses.
     pub fn unmount(&self) -> Result<(), Error> {
-        match self.is_unmounted(false)? {
-            true => Ok(()),
-            false => self.unmount_lazily(),
-        }
+        if self.is_unmounted(false)? { Ok(()) } else { self.unmount_lazily() }
     }
 
     /// Unmounts it without waiting for anything.

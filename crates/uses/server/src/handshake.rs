@@ -158,9 +158,10 @@ impl Greeting<'_, '_> {
         match event {
             Event::NeedMore { bytes } => return talk.need_more(bytes).await,
             Event::Export { name, go, .. } => {
-                let found = match go {
-                    true => self.lookup.choose(&name).await,
-                    false => self.lookup.find(&name).await,
+                let found = if go {
+                    self.lookup.choose(&name).await
+                } else {
+                    self.lookup.find(&name).await
                 };
                 let config = &self.server.config;
                 let answer = found.map(|export| describe(config, &export, &name));
@@ -176,9 +177,10 @@ impl Greeting<'_, '_> {
                 answered.map_err(|error| error.to_string())?;
             }
             Event::MetaContext { export, queries, set } => {
-                let found = match set {
-                    true => self.lookup.find_for_contexts(&export).await,
-                    false => self.lookup.find(&export).await,
+                let found = if set {
+                    self.lookup.find_for_contexts(&export).await
+                } else {
+                    self.lookup.find(&export).await
                 };
                 let answer = found.map(|found| contexts(&found.device.facts(), &queries, set));
                 let answered = talk.handshake.answer_contexts(answer, &mut talk.out);
@@ -439,9 +441,10 @@ fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
     let all = facts.contexts.iter().take(blockhaul_wire::limits::CONTEXTS).zip(0_u32..);
     // nbd: base.set-ignores-wildcard, base.list-wildcard, base.unknown-leaf
     // nbd: meta.unknown-namespace, meta.list-matching
-    let wanted = |name: &str| match set {
-        true => queries.iter().any(|query| query == name),
-        false => {
+    let wanted = |name: &str| {
+        if set {
+            queries.iter().any(|query| query == name)
+        } else {
             // nbd: meta.list-all
             queries.is_empty()
                 || queries.iter().any(|query| {

@@ -92,9 +92,10 @@ impl LogLimit {
     pub(crate) fn unopened(&self, connection: &Connection, export: &str, why: &Error) {
         let (client, error) = (&connection.peer, why.text());
         let shown = blockhaul_wire::printable(export.as_bytes(), 256);
-        let (level, more) = match self.may_speak(ENDED) {
-            true => (log::Level::Warn, self.unsaid.take()),
-            false => (log::Level::Info, 0),
+        let (level, more) = if self.may_speak(ENDED) {
+            (log::Level::Warn, self.unsaid.take())
+        } else {
+            (log::Level::Info, 0)
         };
         let rest = if more == 0 { String::new() } else { format!("; {more} more before") };
         log::log!(
@@ -117,9 +118,10 @@ impl LogLimit {
             self.said.set(0);
         }
         let speaks = self.said.get() < most;
-        match speaks {
-            true => self.said.set(self.said.get() + 1),
-            false => self.unsaid.set(self.unsaid.get().saturating_add(1)),
+        if speaks {
+            self.said.set(self.said.get() + 1);
+        } else {
+            self.unsaid.set(self.unsaid.get().saturating_add(1));
         }
         speaks
     }

@@ -110,15 +110,13 @@ fn extents(
         let last = index + 1 == lists.len();
         // nbd: reply-flags.done
         let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
-        let beyond = match list.total() == asked.len {
-            true => list.beyond().min(rest),
-            false => 0,
-        };
+        let beyond = if list.total() == asked.len { list.beyond().min(rest) } else { 0 };
         let count = list.len();
         let runs = list.runs().iter().enumerate().map(|(index, run)| Extent {
-            len: match index + 1 == count {
-                true => run.len.max((run.len + beyond).min(asked.longest)),
-                false => run.len,
+            len: if index + 1 == count {
+                run.len.max((run.len + beyond).min(asked.longest))
+            } else {
+                run.len
             },
             // nbd: extended.status-high-bits
             flags: run.state,

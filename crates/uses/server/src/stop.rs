@@ -43,10 +43,11 @@ impl Server {
             self.cut_all(patience).await;
         }
         let given_up = self.given_up.load(Ordering::Relaxed);
-        match turned || self.open() == 0 {
-            true => given_up,
+        if turned || self.open() == 0 {
+            given_up
+        } else {
             // Requests that the device carries out on the worker itself are not listed.
-            false => (given_up + self.all_in_flight.count()).max(1),
+            (given_up + self.all_in_flight.count()).max(1)
         }
     }
 

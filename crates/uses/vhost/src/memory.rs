@@ -88,12 +88,11 @@ impl Regions {
         mut mapped: Vec<(Region, Arc<GuestRegionMmap<()>>)>,
     ) -> Result<(), String> {
         mapped.sort_by_key(|(region, _)| region.guest);
-        let memory = match mapped.is_empty() {
-            true => Memory::new(),
-            false => {
-                let regions = mapped.iter().map(|(_, mapped)| mapped.clone()).collect();
-                Memory::from_arc_regions(regions).map_err(|error| error.to_string())?
-            }
+        let memory = if mapped.is_empty() {
+            Memory::new()
+        } else {
+            let regions = mapped.iter().map(|(_, mapped)| mapped.clone()).collect();
+            Memory::from_arc_regions(regions).map_err(|error| error.to_string())?
         };
         self.mapped = mapped;
         self.space.set(memory);

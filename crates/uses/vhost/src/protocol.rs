@@ -185,10 +185,7 @@ impl Message {
     pub fn parse(header: Header, payload: &[u8]) -> Result<Message, Malformed> {
         let mut rest = Payload(payload);
         let message = rest.message(header).ok_or(Malformed::Payload(header.request))??;
-        match rest.0.is_empty() {
-            true => Ok(message),
-            false => Err(Malformed::Payload(header.request)),
-        }
+        if rest.0.is_empty() { Ok(message) } else { Err(Malformed::Payload(header.request)) }
     }
 
     /// Whether the message has a reply of its own; all others are acknowledged if asked for.
@@ -354,10 +351,7 @@ pub fn reply_base(to: Header, queue: u32, base: u16) -> Vec<u8> {
 pub fn reply_config(to: Header, offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let len = u32::try_from(bytes.len()).expect("the configuration is short");
     let words = [offset, len, flags].map(u32::to_ne_bytes);
-    match bytes.is_empty() {
-        true => reply(to, &[]),
-        false => reply(to, &[&words.concat(), bytes].concat()),
-    }
+    if bytes.is_empty() { reply(to, &[]) } else { reply(to, &[&words.concat(), bytes].concat()) }
 }
 
 /// The reply to [`Message::GetInFlight`].

@@ -167,9 +167,10 @@ impl Ring {
     /// Asks the driver for a notification about the next chain. Returns whether there is one already.
     pub(crate) fn want_kick(&self, memory: &Memory) -> Result<bool, Broken> {
         let Layout { size, available, used, event_idx, .. } = self.layout;
-        match event_idx {
-            true => store(memory, used, 4 + 8 * u64::from(size), self.next_available)?,
-            false => store(memory, used, 0, 0)?,
+        if event_idx {
+            store(memory, used, 4 + 8 * u64::from(size), self.next_available)?;
+        } else {
+            store(memory, used, 0, 0)?;
         }
         // The driver makes a chain available, and then reads what we want.
         fence(Ordering::SeqCst);
@@ -178,10 +179,11 @@ impl Ring {
 
     /// Tells the driver that no notification is needed for now.
     pub(crate) fn want_no_kick(&self, memory: &Memory) -> Result<(), Broken> {
-        match self.layout.event_idx {
+        if self.layout.event_idx {
             // The position that was asked for is passed already.
-            true => Ok(()),
-            false => store(memory, self.layout.used, 0, NO_KICK),
+            Ok(())
+        } else {
+            store(memory, self.layout.used, 0, NO_KICK)
         }
     }
 }

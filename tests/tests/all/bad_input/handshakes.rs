@@ -192,9 +192,10 @@ fn block_sizes_that_make_no_sense_cost_no_byte() {
         let fault = HandshakeFault::BlockSizes(least, best, most);
         let server = Scripted::offer(Offer::new(model).handshake(fault));
         let output = bounded(&mut blockhaul(&["copy", &server.uri(), text(&target)]), SOON);
-        match output.status.success() {
-            true => assert_same(&image, &target, &what),
-            false => _ = refused_by(&output, &what, OPEN, &["source", text(server.path())]),
+        if output.status.success() {
+            assert_same(&image, &target, &what);
+        } else {
+            _ = refused_by(&output, &what, OPEN, &["source", text(server.path())]);
         }
     }
 }

@@ -317,9 +317,12 @@ impl Session<'_> {
         match asked {
             Asked::Flush => Ok(()),
             Asked::Change { stripe, version, trim } => {
-                self.model.with(stripe, |stripe| match reply.error == 0 && !trim {
-                    true => stripe.answered(version),
-                    false => stripe.mixed = true,
+                self.model.with(stripe, |stripe| {
+                    if reply.error == 0 && !trim {
+                        stripe.answered(version)
+                    } else {
+                        stripe.mixed = true;
+                    }
                 });
                 Ok(())
             }

@@ -204,10 +204,7 @@ fn crowd(seed: u64) -> Result<(), String> {
             })
             .collect();
         std::thread::sleep(BUSY);
-        let server = match stop_under_load {
-            true => server.stop().map(Err),
-            false => Ok(Ok(server)),
-        };
+        let server = if stop_under_load { server.stop().map(Err) } else { Ok(Ok(server)) };
         over.store(true, Ordering::Relaxed);
         for client in busy {
             client.join().unwrap()?;

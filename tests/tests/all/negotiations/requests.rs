@@ -71,9 +71,10 @@ impl Request {
         bytes.extend(self.command.to_be_bytes());
         bytes.extend(self.cookie.to_be_bytes());
         bytes.extend(self.offset.to_be_bytes());
-        match extended {
-            true => bytes.extend(self.length.to_be_bytes()),
-            false => bytes.extend((self.length as u32).to_be_bytes()),
+        if extended {
+            bytes.extend(self.length.to_be_bytes());
+        } else {
+            bytes.extend((self.length as u32).to_be_bytes());
         }
         bytes.extend(&self.payload);
         bytes
@@ -129,9 +130,10 @@ impl Request {
         contexts.iter().for_each(|id| self.payload.extend(id.to_be_bytes()));
         let broken = rng.chance(15);
         if broken {
-            match rng.chance(50) {
-                true => self.payload.push(0),
-                false => self.payload.truncate(rng.between(1, 7) as usize),
+            if rng.chance(50) {
+                self.payload.push(0);
+            } else {
+                self.payload.truncate(rng.between(1, 7) as usize);
             }
         }
         self.filter = Some(Filter { length: self.length, contexts, broken });

@@ -324,10 +324,13 @@ impl Convert {
                 (Some(path), _) => Some(format!("+{}", Path.apply(path)?)),
                 (None, _) => Some(value.to_string()),
             },
-            Switch => match blockhaul_catalog::parse_switch(value).ok()? {
-                true => Some("on".into()),
-                false => Some("off".into()),
-            },
+            Switch => {
+                if blockhaul_catalog::parse_switch(value).ok()? {
+                    Some("on".into())
+                } else {
+                    Some("off".into())
+                }
+            }
         }
     }
 }

@@ -136,10 +136,8 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))
         && words.iter().any(is_user)
         && !line.parameters.iter().any(is_fd);
-    let native = match hosted.is_empty() && !flags && !as_other {
-        true => plugins::native(&line),
-        false => None,
-    };
+    let native =
+        if hosted.is_empty() && !flags && !as_other { plugins::native(&line) } else { None };
     if let (Some(threads), Some(_)) = (line.threads, &native) {
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }
@@ -154,9 +152,8 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     }
     words.push("--".into());
     let is_missing = line.plugin.as_deref().is_some_and(|name| !host.has_plugin(name));
-    let native = native.or_else(|| match hosted.is_empty() && is_missing {
-        true => plugins::substitute(&line),
-        false => None,
+    let native = native.or_else(|| {
+        if hosted.is_empty() && is_missing { plugins::substitute(&line) } else { None }
     });
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
     words

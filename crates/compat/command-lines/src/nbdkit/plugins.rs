@@ -92,9 +92,10 @@ fn nbd(parameters: &[Parameter]) -> Option<OsString> {
         }
         (None, None, Some(host), port) if !host.is_empty() => {
             let port = port.map_or("10809", |port| port);
-            match host.contains(':') {
-                true => Some(format!("nbd://[{host}]:{port}/{export}").into()),
-                false => Some(format!("nbd://{host}:{port}/{export}").into()),
+            if host.contains(':') {
+                Some(format!("nbd://[{host}]:{port}/{export}").into())
+            } else {
+                Some(format!("nbd://{host}:{port}/{export}").into())
             }
         }
         _ => None,

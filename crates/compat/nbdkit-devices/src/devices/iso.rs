@@ -109,9 +109,10 @@ fn make(target: &Target) -> Result<Folder> {
     let mut command = Command::new("/bin/sh");
     let params = target.args.text("params").unwrap_or_default();
     // Makes xorriso parse its command line as the others do.
-    let kind = match Path::new(program).file_name().is_some_and(|name| name == "xorriso") {
-        true => "-as mkisofs",
-        false => "",
+    let kind = if Path::new(program).file_name().is_some_and(|name| name == "xorriso") {
+        "-as mkisofs"
+    } else {
+        ""
     };
     command.arg("-c").arg(format!("exec \"$0\" {kind} -quiet {params} \"$@\"")).arg(program);
     for name in folders {

@@ -130,10 +130,7 @@ fn estimate(folder: &Path, kind: &str) -> Result<u64> {
     let mut left: Vec<PathBuf> = vec![folder.into()];
     while let Some(path) = left.pop() {
         // The directory itself may be a link.
-        let metadata = match path == folder {
-            true => path.metadata(),
-            false => path.symlink_metadata(),
-        };
+        let metadata = if path == folder { path.metadata() } else { path.symlink_metadata() };
         let metadata = metadata.map_err(|error| cannot(&path, error))?;
         if metadata.nlink() < 2
             || metadata.is_dir()

@@ -135,12 +135,11 @@ pub(crate) fn run(command: &mut Command, what: &str) -> Result<()> {
     let status = status.map_err(|error| {
         Error::system(format!("cannot create a disk: cannot run {what}"), error)
     })?;
-    match status.success() {
-        true => Ok(()),
-        false => {
-            let text = format!("cannot create a disk: {what} failed: {status}");
-            Err(Error::new(Kind::Io, text))
-        }
+    if status.success() {
+        Ok(())
+    } else {
+        let text = format!("cannot create a disk: {what} failed: {status}");
+        Err(Error::new(Kind::Io, text))
     }
 }
 

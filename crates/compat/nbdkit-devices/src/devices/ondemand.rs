@@ -137,18 +137,16 @@ impl Disks {
         let (disk, maker) = (path.clone(), self.maker.clone());
         let file = offload(move || open_or_make(&disk, &maker)).await?;
         drop(turn);
-        let lock = match self.share {
-            true => None,
-            false => Some(self.lock(file).await?),
-        };
+        let lock = if self.share { None } else { Some(self.lock(file).await?) };
         made::device(&path, self.write, false, lock).await
     }
 
     /// Locks a disk for as long as the file is open; waits if necessary.
     async fn lock(&self, file: File) -> Result<File> {
-        let operation = match self.write {
-            true => FlockOperation::NonBlockingLockExclusive,
-            false => FlockOperation::NonBlockingLockShared,
+        let operation = if self.write {
+            FlockOperation::NonBlockingLockExclusive
+        } else {
+            FlockOperation::NonBlockingLockShared
         };
         loop {
             match flock(&file, operation) {

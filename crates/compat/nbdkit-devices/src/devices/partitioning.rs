@@ -190,9 +190,10 @@ impl<T: Copy> List<T> {
 
 fn alignment(text: &str) -> Result<u64> {
     let bytes = parse_size(text).map_err(|error| wrong(format!("alignment: {}", error.text())))?;
-    match (SECTOR..=ALIGNMENT).contains(&bytes) && bytes % SECTOR == 0 {
-        true => Ok(bytes),
-        false => Err(wrong(format!("alignment {text} is not a multiple of 512 from 512 to 1M"))),
+    if (SECTOR..=ALIGNMENT).contains(&bytes) && bytes % SECTOR == 0 {
+        Ok(bytes)
+    } else {
+        Err(wrong(format!("alignment {text} is not a multiple of 512 from 512 to 1M")))
     }
 }
 
@@ -291,9 +292,10 @@ fn with_mbr(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
             disk.push(later())?;
         }
         let place = disk.partition(file)?;
-        match index < logical {
-            true => table::mbr_entry(&mut mbr, index, file.id, index == 0, sectors(place))?,
-            false => records.push((record.0, record.1, place)),
+        if index < logical {
+            table::mbr_entry(&mut mbr, index, file.id, index == 0, sectors(place))?;
+        } else {
+            records.push((record.0, record.1, place));
         }
     }
     if let Some(&(_, extended, _)) = records.first() {

@@ -217,9 +217,12 @@ impl Device for SparseRandomDevice {
 
     fn submit(&self, request: Request) -> Pending {
         let Request { op, at, len, flags } = request;
-        let done = |fits: bool| match fits {
-            true => Pending::ready(Ok(Reply::Done)),
-            false => Error::new(Kind::Io, "writes cannot change the content").into(),
+        let done = |fits: bool| {
+            if fits {
+                Pending::ready(Ok(Reply::Done))
+            } else {
+                Error::new(Kind::Io, "writes cannot change the content").into()
+            }
         };
         match op {
             Op::Read(room) if self.disk.runs(at, at + len).all(|(data, _)| !data) => {

@@ -53,9 +53,10 @@ impl Rule for Fallback {
 
 impl Guest for Fallback {
     fn open(&self, name: &str, tls: bool) -> Result<Choice> {
-        Ok(match tls {
-            true => Choice::Name(name.to_string()),
-            false => Choice::Export(Export { name: name.to_string(), ..self.0.clone() }),
+        Ok(if tls {
+            Choice::Name(name.to_string())
+        } else {
+            Choice::Export(Export { name: name.to_string(), ..self.0.clone() })
         })
     }
 

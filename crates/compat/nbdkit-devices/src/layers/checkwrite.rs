@@ -73,9 +73,10 @@ impl Device for CheckDevice {
         };
         let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
         Pending::start(async move {
-            match scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
-                true => Ok(Reply::Done),
-                false => Err(Error::new(Kind::Io, "the data differs from the device")),
+            if scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
+                Ok(Reply::Done)
+            } else {
+                Err(Error::new(Kind::Io, "the data differs from the device"))
             }
         })
     }

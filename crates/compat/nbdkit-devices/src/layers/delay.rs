@@ -178,9 +178,10 @@ impl Gate {
         let mut admitted = Vec::new();
         {
             let mut inside = gate.lock();
-            match alone {
-                true => inside.alone = false,
-                false => inside.many -= 1,
+            if alone {
+                inside.alone = false;
+            } else {
+                inside.many -= 1;
             }
             while let Some(&(alone, _)) = inside.waiting.front()
                 && inside.admit(alone)

@@ -58,9 +58,10 @@ impl Device for FileDevice {
                         inner.syncs.check()?;
                     }
                     let _turn = inner.turn(Route::Cache, at, len).await;
-                    let changed = match trim {
-                        true => inner.trim(at, len).await,
-                        false => inner.zero(at, len, flags).await,
+                    let changed = if trim {
+                        inner.trim(at, len).await
+                    } else {
+                        inner.zero(at, len, flags).await
                     };
                     changed.map_err(Error::before_flush)?;
                     if durable {

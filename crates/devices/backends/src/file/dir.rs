@@ -210,9 +210,10 @@ fn check(name: &str) -> Result<()> {
         || name == "."
         || name == ".."
         || name.contains(['/', '\0']);
-    match wrong {
-        false => Ok(()),
-        true => Err(Error::new(Kind::NotFound, "is not the name of a file in this directory")),
+    if wrong {
+        Err(Error::new(Kind::NotFound, "is not the name of a file in this directory"))
+    } else {
+        Ok(())
     }
 }
 

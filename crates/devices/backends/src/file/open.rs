@@ -149,9 +149,10 @@ impl Drop for Created {
 
 /// Bytes that the file system or the disk allocates or writes at a time.
 fn allocation_unit(stat: &Stat, is_disk: bool) -> u32 {
-    let known = match is_disk {
-        true => limits::queue_number(stat.st_rdev, "physical_block_size"),
-        false => u64::try_from(stat.st_blksize).ok(),
+    let known = if is_disk {
+        limits::queue_number(stat.st_rdev, "physical_block_size")
+    } else {
+        u64::try_from(stat.st_blksize).ok()
     };
     limits::block_size(known).unwrap_or(4096)
 }
@@ -186,9 +187,10 @@ impl Open<'_> {
             // It may have been replaced since the check.
             only_regular(&stat)?;
         }
-        let lock = match intent.write && self.target.args.switch("lock") {
-            true => Lock::take(&file, &stat, intent.target_size.is_some())?,
-            false => None,
+        let lock = if intent.write && self.target.args.switch("lock") {
+            Lock::take(&file, &stat, intent.target_size.is_some())?
+        } else {
+            None
         };
         // Direct partial writes need the rest of the block, which does not exist while the file
         // grows.
@@ -209,14 +211,13 @@ impl Open<'_> {
             }
         };
         let disk = is_disk.then_some(stat.st_rdev);
-        let (align, buffered) = match direct {
-            true => self.for_direct(&file, disk, size)?,
-            false => (1, None),
-        };
-        let nearness = match is_disk {
+        let (align, buffered) =
+            if direct { self.for_direct(&file, disk, size)? } else { (1, None) };
+        let nearness = if is_disk {
             // A device node is on a file system that says nothing about the device.
-            true => Nearness::Local,
-            false => limits::nearness(&file),
+            Nearness::Local
+        } else {
+            limits::nearness(&file)
         };
         let past = match wanted {
             Direct::Auto if nearness != Nearness::Memory => self.past(disk),
@@ -253,10 +254,9 @@ impl Open<'_> {
                 only_regular(&stat)?;
                 Ok(There::File)
             }
-            Ok(stat) => Ok(match check_type(&stat)? {
-                true => There::Disk(stat.st_rdev),
-                false => There::File,
-            }),
+            Ok(stat) => {
+                Ok(if check_type(&stat)? { There::Disk(stat.st_rdev) } else { There::File })
+            }
             Err(Errno::NOENT) if self.target.intent.target_size.is_some() => Ok(There::Nothing),
             Err(errno) => Err(self.refused(errno)),
         }
@@ -404,15 +404,16 @@ impl Open<'_> {
         // A pipe in place of the file would block.
         let flags = flags | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let fd = match self.links {
-            true => openat(folder, self.path, flags, Mode::empty())?,
-            false => match openat2(folder, self.path, flags, Mode::empty(), resolve) {
+        let fd = if self.links {
+            openat(folder, self.path, flags, Mode::empty())?
+        } else {
+            match openat2(folder, self.path, flags, Mode::empty(), resolve) {
                 // Linux before 5.6, or a sandbox. For a name without a slash this is equivalent.
                 Err(Errno::NOSYS | Errno::PERM) => {
                     openat(folder, self.path, flags | OFlags::NOFOLLOW, Mode::empty())?
                 }
                 opened => opened?,
-            },
+            }
         };
         // io_uring would fail instead of waiting.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;

@@ -153,15 +153,14 @@ impl Inner {
         durable: bool,
     ) -> Pending {
         let (inner, file) = (self.clone(), self.storage.file.clone());
-        let moved = match inline {
-            true => {
-                let moved = parked.drain_to_file(&file, at);
-                if !durable || moved.is_err() {
-                    return Pending::ready(moved.map(|()| Reply::Done).map_err(write_failed));
-                }
-                None
+        let moved = if inline {
+            let moved = parked.drain_to_file(&file, at);
+            if !durable || moved.is_err() {
+                return Pending::ready(moved.map(|()| Reply::Done).map_err(write_failed));
             }
-            false => Some(blockhaul_io::offload(move || parked.drain_to_file(&file, at))),
+            None
+        } else {
+            Some(blockhaul_io::offload(move || parked.drain_to_file(&file, at)))
         };
         Pending::start(async move {
             if let Some(moving) = moved {

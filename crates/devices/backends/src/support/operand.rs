@@ -10,9 +10,10 @@ const NAME_MAX: usize = 100;
 /// The device as typed, shortened.
 pub fn name(target: &Target) -> String {
     let rest = target.rest.to_string_lossy();
-    let full = match target.scheme.is_empty() {
-        true => rest.into_owned(),
-        false => format!("{}:{rest}", target.scheme),
+    let full = if target.scheme.is_empty() {
+        rest.into_owned()
+    } else {
+        format!("{}:{rest}", target.scheme)
     };
     match full.char_indices().nth(NAME_MAX) {
         None => full,

@@ -88,9 +88,10 @@ fn wrong(name: &str, why: &str) -> Error {
 
 /// The file of a filter, by name or path.
 pub(crate) fn find(name: &str) -> Result<PathBuf> {
-    let path = match name.contains(['/', '.']) {
-        true => PathBuf::from(name),
-        false => load::filter_folder().join(format!("nbdkit-{name}-filter.so")),
+    let path = if name.contains(['/', '.']) {
+        PathBuf::from(name)
+    } else {
+        load::filter_folder().join(format!("nbdkit-{name}-filter.so"))
     };
     if !name.contains(['/', '.']) && !load::is_name(name) {
         let why = format!("{name:?} is not the name of a filter; a path must contain a / or a .");

@@ -152,9 +152,10 @@ impl Handle {
         let asynchronous = self.plugin().asynchronous.is_some();
         // Filters also handle requests that do not comply.
         let free = self.plugin().filtered || self.connection.served && !asynchronous;
-        let kept = match free {
-            true => BlockSizes { preferred, ..usual },
-            false => BlockSizes { maximum: maximum.min(TRANSFER_MAX).max(preferred), ..told },
+        let kept = if free {
+            BlockSizes { preferred, ..usual }
+        } else {
+            BlockSizes { maximum: maximum.min(TRANSFER_MAX).max(preferred), ..told }
         };
         Ok((kept, Some(told)))
     }

@@ -57,9 +57,10 @@ impl Handle {
         tls: bool,
     ) -> Result<Arc<Handle>> {
         let plugin = &connection.plugin;
-        let shown = match name.is_empty() {
-            true => format!("nbdkit:{}", plugin.name),
-            false => format!("nbdkit:{}/{}", plugin.name, name.to_string_lossy()),
+        let shown = if name.is_empty() {
+            format!("nbdkit:{}", plugin.name)
+        } else {
+            format!("nbdkit:{}/{}", plugin.name, name.to_string_lossy())
         };
         let context = Arc::new(connection.context(Some(name), tls));
         let open = plugin.abi.open.expect("checked when it was loaded");
@@ -67,13 +68,11 @@ impl Handle {
         // SAFETY: the callback takes a number, on the connection's lane.
         let (pointer, left) = context::call(&context, c"open", || unsafe { open(readonly) });
         if pointer.is_null() {
-            return Err(match left.text.is_empty() {
-                true => {
-                    let text =
-                        format!("plugin {}: open answered NULL and gave no reason", plugin.name);
-                    Error::new(Kind::Io, text)
-                }
-                false => plugin.error("open", &left),
+            return Err(if left.text.is_empty() {
+                let text = format!("plugin {}: open answered NULL and gave no reason", plugin.name);
+                Error::new(Kind::Io, text)
+            } else {
+                plugin.error("open", &left)
             });
         }
         let mut handle = Handle {

@@ -41,9 +41,10 @@ impl Blocking {
                 if let Stop::Failed(error) = &stop {
                     self.break_off(error);
                 }
-                match begun {
-                    true => self.abandon(std::iter::once(cookie)),
-                    false => self.withdraw(cookie),
+                if begun {
+                    self.abandon(std::iter::once(cookie));
+                } else {
+                    self.withdraw(cookie);
                 }
                 Err(stop)
             }
@@ -116,9 +117,10 @@ impl Blocking {
             if sent > 0 {
                 return Ok(sent);
             }
-            match self.receive_meanwhile(go_on)? {
-                true => patience = Patience::new(self.socket.timeout),
-                false => patience.check()?,
+            if self.receive_meanwhile(go_on)? {
+                patience = Patience::new(self.socket.timeout);
+            } else {
+                patience.check()?;
             }
             if !go_on() {
                 return Err(Stop::Interrupted);

@@ -45,10 +45,7 @@ impl Session {
                     let more = window.fill(&self.stream).await;
                     self.lock().active = blockhaul_io::now();
                     if !more.map_err(|error| lost("cannot receive", error))? {
-                        return match window.bytes().is_empty() {
-                            true => Ok(false),
-                            false => Err(cut_off()),
-                        };
+                        return if window.bytes().is_empty() { Ok(false) } else { Err(cut_off()) };
                     }
                 }
             }
@@ -91,9 +88,10 @@ impl Session {
     async fn chunk(&self, window: &mut RecvWindow, chunk: Chunk) -> Result<(), Error> {
         let mut request = self.take(chunk.cookie)?;
         request.expected.chunks += 1;
-        let result = match request.expected.chunks > CHUNKS_MAX {
-            true => Err(violation("a reply in too many chunks")),
-            false => self.chunk_payload(window, &chunk, &mut request.expected).await,
+        let result = if request.expected.chunks > CHUNKS_MAX {
+            Err(violation("a reply in too many chunks"))
+        } else {
+            self.chunk_payload(window, &chunk, &mut request.expected).await
         };
         if result.is_err() || !chunk.is_done() {
             self.put_back(request);

@@ -270,10 +270,7 @@ impl Bitmap {
             self.push_bits(&bits, byte, (next, until), &mut all);
             next = until;
         }
-        match all.is_empty() {
-            true => Err(Error::misfit()),
-            false => Ok(all),
-        }
+        if all.is_empty() { Err(Error::misfit()) } else { Ok(all) }
     }
 
     /// Appends the states of a range by its bits, the first of which is that of byte `first` of the

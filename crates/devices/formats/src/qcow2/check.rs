@@ -366,12 +366,11 @@ impl Check<'_> {
 
     fn flag_fault(&mut self, repair: bool, what: impl FnOnce() -> String) {
         let text = || format!("{} has a flag that contradicts its refcount", what());
-        match repair {
-            true => {
-                self.report.corruptions_fixed += 1;
-                self.report.note(text);
-            }
-            false => self.report.corrupt(text),
+        if repair {
+            self.report.corruptions_fixed += 1;
+            self.report.note(text);
+        } else {
+            self.report.corrupt(text);
         }
     }
 

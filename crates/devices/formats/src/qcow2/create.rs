@@ -93,9 +93,10 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
 /// Refuses an image that would replace a file that it needs.
 fn check_apart(file: &Storage, other: &Storage) -> Result<()> {
     let (facts, others) = (file.device.facts(), other.device.facts());
-    match facts.files.iter().any(|id| others.files.contains(id)) {
-        true => Err(usage(format!("the new image {} would replace {}", facts.name, others.name))),
-        false => Ok(()),
+    if facts.files.iter().any(|id| others.files.contains(id)) {
+        Err(usage(format!("the new image {} would replace {}", facts.name, others.name)))
+    } else {
+        Ok(())
     }
 }
 

@@ -227,10 +227,7 @@ impl Layout {
     /// An entry for a cluster of zeroes, with or without space for it.
     pub(super) fn zero_entry(&self, host: Option<u64>) -> [u64; 2] {
         let place = host.map_or(0, |host| host | COPIED);
-        match self.extended {
-            true => [place, ALL_UNITS << SUBCLUSTERS],
-            false => [place | ZERO, 0],
-        }
+        if self.extended { [place, ALL_UNITS << SUBCLUSTERS] } else { [place | ZERO, 0] }
     }
 
     pub(super) fn is_compressed(entry: u64) -> bool {

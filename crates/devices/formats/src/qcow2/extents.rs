@@ -181,9 +181,10 @@ async fn may_have_holes(parts: &Parts) -> bool {
     }
     let facts = parts.data.facts();
     let is_known = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
-    let found = match is_known && facts.size > 0 {
-        true => below(&parts.data, 0, facts.size, base_of(&facts)).await.ok(),
-        false => None,
+    let found = if is_known && facts.size > 0 {
+        below(&parts.data, 0, facts.size, base_of(&facts)).await.ok()
+    } else {
+        None
     };
     let zero = |list: &Extents| {
         let runs = list.runs().iter().filter(|run| run.state & ZERO != 0);

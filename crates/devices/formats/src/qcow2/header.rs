@@ -294,12 +294,15 @@ impl Fixed {
     }
 
     fn check_tables(&self) -> Result<()> {
-        let aligned = |what: &str, offset: u64| match offset.is_multiple_of(self.cluster()) {
-            true => Ok(()),
-            false => Err(damaged(format!(
-                "the {what} begins at offset {offset}, which is not a multiple of the cluster size {}",
-                self.cluster()
-            ))),
+        let aligned = |what: &str, offset: u64| {
+            if offset.is_multiple_of(self.cluster()) {
+                Ok(())
+            } else {
+                Err(damaged(format!(
+                    "the {what} begins at offset {offset}, which is not a multiple of the cluster size {}",
+                    self.cluster()
+                )))
+            }
         };
         aligned("L1 table", self.l1.offset)?;
         aligned("refcount table", self.refcounts.offset)?;

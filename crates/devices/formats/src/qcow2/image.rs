@@ -66,9 +66,10 @@ impl Head {
         let file_len = len_of(&file.facts());
         let head = read(file, 0, HEAD.min(file_len)).await?;
         let cluster = 1 << Header::cluster_bits(&head)?;
-        let header = match cluster <= head.len() as u64 {
-            true => Header::parse(&head[..index(cluster)])?,
-            false => Header::parse(&read(file, 0, cluster.min(file_len)).await?)?,
+        let header = if cluster <= head.len() as u64 {
+            Header::parse(&head[..index(cluster)])?
+        } else {
+            Header::parse(&read(file, 0, cluster.min(file_len)).await?)?
         };
         let name = file.facts().name.clone();
         if header.has(incompatible::CORRUPT) {
@@ -91,9 +92,10 @@ impl Image {
         let Head { header, file_len } = head;
         let data_len = options.data_len;
         // The last cluster of a file that grows may get the rest of it at any time.
-        let file_len = &match options.write {
-            true => file_len.next_multiple_of(header.cluster()).min(file.facts().size),
-            false => *file_len,
+        let file_len = &if options.write {
+            file_len.next_multiple_of(header.cluster()).min(file.facts().size)
+        } else {
+            *file_len
         };
         let layout = Layout::new(header, *file_len, data_len.unwrap_or(*file_len));
         let (l1, size) = match options.snapshot {
@@ -110,12 +112,11 @@ impl Image {
             // They describe the disk as it is now.
             Some(_) => Vec::new(),
         };
-        let writer = match options.write {
-            true => {
-                write::refuse_bitmaps(file, header, layout).await?;
-                Some(Writer::open(file, header, layout, &l1).await?)
-            }
-            false => None,
+        let writer = if options.write {
+            write::refuse_bitmaps(file, header, layout).await?;
+            Some(Writer::open(file, header, layout, &l1).await?)
+        } else {
+            None
         };
         Ok(Image { bitmaps, ..Image::new(header, size, layout, l1, writer, options) })
     }

@@ -103,9 +103,8 @@ pub async fn resize(
         head
     };
     let edit = Edit::open(&file, &head, below).await.map_err(named)?;
-    let change = async |parts: &Parts, _: &Header| match new < old {
-        true => parts.shrink(new).await,
-        false => parts.grow(old, new).await,
+    let change = async |parts: &Parts, _: &Header| {
+        if new < old { parts.shrink(new).await } else { parts.grow(old, new).await }
     };
     edit.run(change).await.map_err(named)?;
     Ok(new)

@@ -224,9 +224,10 @@ fn metadata_entries(bytes: &[u8], region: Region) -> Result<Vec<(Guid, Region)>>
         let known =
             [FILE_PARAMETERS, DISK_SIZE, DISK_ID, LOGICAL_SECTOR, PHYSICAL_SECTOR, PARENT_LOCATOR];
         if is_user || !known.contains(&id) {
-            match is_required {
-                true => return Err(unknown("metadata item", &id)),
-                false => continue,
+            if is_required {
+                return Err(unknown("metadata item", &id));
+            } else {
+                continue;
             }
         }
         let (offset, len) = (u64::from(offset), u64::from(len));

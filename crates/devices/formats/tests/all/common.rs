@@ -181,9 +181,10 @@ impl Qemu {
         command.args(args).current_dir(self.scratch.path());
         let output = tools::output(&mut command, Duration::from_secs(60)).unwrap();
         let text = tools::text(&output.stdout);
-        match output.status.success() {
-            true => (true, text),
-            false => (false, text + &tools::text(&output.stderr)),
+        if output.status.success() {
+            (true, text)
+        } else {
+            (false, text + &tools::text(&output.stderr))
         }
     }
 }

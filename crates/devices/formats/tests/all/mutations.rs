@@ -127,9 +127,10 @@ fn run(name: &str, original: &[u8], tables: &[usize], options: &str, count: u64)
         let spec = format!("qcow2:{}?{options}", path.display());
         let (writes, name_of_file) = (options == "write", path.display().to_string());
         let ended = runtime.block_on(move || async move {
-            let visited = match writes {
-                true => blockhaul_io::timeout(LIMIT, change_disk(&name_of_file, seed)).await,
-                false => blockhaul_io::timeout(LIMIT, visit(&spec, seed)).await,
+            let visited = if writes {
+                blockhaul_io::timeout(LIMIT, change_disk(&name_of_file, seed)).await
+            } else {
+                blockhaul_io::timeout(LIMIT, visit(&spec, seed)).await
             };
             visited.is_ok()
         });

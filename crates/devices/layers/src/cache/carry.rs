@@ -43,9 +43,10 @@ impl Handle {
     }
 
     async fn flush_below(&self) -> Outcome {
-        match self.inner.facts().can.contains(Can::FLUSH) {
-            true => self.inner.submit(Request::flush()).await,
-            false => Ok(Reply::Done),
+        if self.inner.facts().can.contains(Can::FLUSH) {
+            self.inner.submit(Request::flush()).await
+        } else {
+            Ok(Reply::Done)
         }
     }
 

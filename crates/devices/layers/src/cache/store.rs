@@ -69,9 +69,10 @@ impl Store {
         let granularity = u64::try_from(stat.f_bsize).unwrap_or(0);
         let block = options.block.max(u64::from(facts.block.minimum));
         // Some file systems report their read size; they free smaller units.
-        let block = match granularity.is_power_of_two() && granularity <= 16 << 20 {
-            true => block.max(granularity),
-            false => block,
+        let block = if granularity.is_power_of_two() && granularity <= 16 << 20 {
+            block.max(granularity)
+        } else {
+            block
         };
         ftruncate(&file, facts.size).map_err(|errno| failed("free space in", errno))?;
         if facts.size > 0 {
@@ -136,10 +137,8 @@ impl Store {
     pub(super) fn view(&self, at: u64, end: u64) -> View {
         let (first, last) = self.touched(at, end);
         let mut blocks = self.blocks();
-        let (state, to) = match first + 1 == last {
-            true => (blocks.get(first), last),
-            false => blocks.run(first, last),
-        };
+        let (state, to) =
+            if first + 1 == last { (blocks.get(first), last) } else { blocks.run(first, last) };
         match state {
             State::Zero if to == last => View::Zero,
             State::Absent if to == last => View::Absent,
@@ -202,9 +201,10 @@ impl Store {
 
     /// Writes to the file.
     pub(super) async fn write(&self, at: u64, data: Data) -> Result<()> {
-        let written = match data.len() <= INLINE_WRITE {
-            true => self.write_now(at, data.bytes()),
-            false => self.file.write_all_at(data, at).await,
+        let written = if data.len() <= INLINE_WRITE {
+            self.write_now(at, data.bytes())
+        } else {
+            self.file.write_all_at(data, at).await
         };
         written.map_err(|error| Error::system("cannot write to the cache", error))
     }

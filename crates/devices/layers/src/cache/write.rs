@@ -195,10 +195,7 @@ impl Handle {
             store.drop_blocks(first, last).await;
             return zeroed;
         }
-        let (start, stop) = match first < last {
-            true => store.bytes(first, last),
-            false => (end, end),
-        };
+        let (start, stop) = if first < last { store.bytes(first, last) } else { (end, end) };
         // First of all: a refused request (FAST) must not have changed anything.
         if first < last {
             let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;

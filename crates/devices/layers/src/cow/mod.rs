@@ -311,10 +311,11 @@ impl Cow {
     async fn zero(&self, at: u64, len: u64, keep: bool) -> Outcome {
         let overlay = &self.overlay;
         let end = at + len;
-        let (whole, behind) = match keep {
+        let (whole, behind) = if keep {
             // As if it were written.
-            true => (at.div_ceil(overlay.block), at.div_ceil(overlay.block)),
-            false => overlay.whole(at, end),
+            (at.div_ceil(overlay.block), at.div_ceil(overlay.block))
+        } else {
+            overlay.whole(at, end)
         };
         let (start, stop) = (whole * overlay.block, (behind * overlay.block).min(end));
         if whole >= behind {

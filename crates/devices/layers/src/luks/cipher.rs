@@ -219,9 +219,10 @@ impl Sectors {
         let (cipher, key) = (Some(self.cipher), Some(&self.key[..]));
         let iv = [0; 16];
         let iv = (!matches!(self.iv, Iv::None)).then_some(&iv[..]);
-        match encrypts {
-            true => data.encrypt_init(cipher, key, iv)?,
-            false => data.decrypt_init(cipher, key, iv)?,
+        if encrypts {
+            data.encrypt_init(cipher, key, iv)?;
+        } else {
+            data.decrypt_init(cipher, key, iv)?;
         }
         data.set_padding(false);
         let essiv = match &self.essiv {

@@ -69,9 +69,10 @@ impl Epoll {
         let borrowed = sys::borrow(fd);
         // A descriptor may have been closed and its number reused: the kernel has then forgotten
         // it.
-        let mut result = match watched.registered {
-            true => epoll::modify(&self.epoll, borrowed, data, flags),
-            false => epoll::add(&self.epoll, borrowed, data, flags),
+        let mut result = if watched.registered {
+            epoll::modify(&self.epoll, borrowed, data, flags)
+        } else {
+            epoll::add(&self.epoll, borrowed, data, flags)
         };
         match result {
             Err(rustix::io::Errno::NOENT) => {

@@ -67,10 +67,8 @@ impl Spin {
             alone = now - looked < TAKEN;
             looked = now;
         };
-        self.score = match seen {
-            true => (self.score + 1).min(MOST),
-            false => self.score.saturating_sub(IN_VAIN),
-        };
+        self.score =
+            if seen { (self.score + 1).min(MOST) } else { self.score.saturating_sub(IN_VAIN) };
         seen
     }
 

@@ -41,10 +41,11 @@ impl Block {
     /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
     pub(crate) fn new(size: usize) -> Block {
         let layout = Self::layout(size);
-        let ptr = match size >= MAPPED {
-            true => map(size),
+        let ptr = if size >= MAPPED {
+            map(size)
+        } else {
             // SAFETY: the layout has a non-zero size (asserted in `layout`).
-            false => unsafe { alloc_zeroed(layout) },
+            unsafe { alloc_zeroed(layout) }
         };
         match NonNull::new(ptr) {
             Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
@@ -108,13 +109,14 @@ impl Drop for Block {
             // The part gives itself back.
             return;
         }
-        match self.size >= MAPPED {
+        if self.size >= MAPPED {
             // SAFETY: mapped in `new` with this size, not unmapped before, and without references.
             // It fails only if a mapping would be split in two beyond the limit of mappings: then
             // the memory leaks.
-            true => _ = unsafe { libc::munmap(ptr.cast(), self.size) },
+            _ = unsafe { libc::munmap(ptr.cast(), self.size) };
+        } else {
             // SAFETY: allocated in `new` with the same layout, and not freed before.
-            false => unsafe { dealloc(ptr, Self::layout(self.size)) },
+            unsafe { dealloc(ptr, Self::layout(self.size)) };
         }
     }
 }

@@ -27,9 +27,10 @@ impl Charge {
 
     pub(crate) fn give_back(&mut self, block: Block) {
         if let Some(pool) = self.pool.take() {
-            match block.is_shared() {
-                true => drop(block),
-                false => pool.keep(block),
+            if block.is_shared() {
+                drop(block);
+            } else {
+                pool.keep(block);
             }
             match self.kept.take() {
                 Some(kept) => drop(kept),

@@ -141,11 +141,10 @@ impl Parameters {
 /// The value of the field `Host`; the port is left out if it is the usual one.
 fn host_field(name: &str, port: u16, usual: u16) -> String {
     let mut field = String::new();
-    match name.contains(':') {
-        true => {
-            let _ = write!(field, "[{name}]");
-        }
-        false => escape(name, &mut field),
+    if name.contains(':') {
+        let _ = write!(field, "[{name}]");
+    } else {
+        escape(name, &mut field);
     }
     if port != usual {
         let _ = write!(field, ":{port}");

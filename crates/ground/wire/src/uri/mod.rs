@@ -139,9 +139,10 @@ impl fmt::Display for Uri {
                 if let Some(user) = user {
                     write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
                 }
-                match host.contains(':') {
-                    true => write!(f, "[{}]", Escaped(host.as_bytes(), ":"))?,
-                    false => write!(f, "{}", Escaped(host.as_bytes(), UNRESERVED))?,
+                if host.contains(':') {
+                    write!(f, "[{}]", Escaped(host.as_bytes(), ":"))?;
+                } else {
+                    write!(f, "{}", Escaped(host.as_bytes(), UNRESERVED))?;
                 }
                 if let Some(port) = port {
                     write!(f, ":{port}")?;

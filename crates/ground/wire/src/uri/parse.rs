@@ -173,9 +173,10 @@ fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, Error> {
 
 /// Refuses what the command `ssh` would take for an option.
 fn no_option(what: &str, text: &str) -> Result<(), Error> {
-    match text.starts_with('-') {
-        true => Err(Error(format!("a {what} cannot start with \"-\""))),
-        false => Ok(()),
+    if text.starts_with('-') {
+        Err(Error(format!("a {what} cannot start with \"-\"")))
+    } else {
+        Ok(())
     }
 }
 

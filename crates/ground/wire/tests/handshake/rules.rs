@@ -152,9 +152,10 @@ fn go_repeats_what_info_has_said() {
     for (extended, contexts) in [(false, false), (false, true), (true, false), (true, true)] {
         for wants in [Infos::default(), Infos::BLOCK_SIZE, Infos::ALL] {
             let mut talk = Talk::new(Config::default());
-            match extended {
-                true => talk.ask(|c, out| c.extended_headers(out)),
-                false => talk.ask(|c, out| c.structured_replies(out)),
+            if extended {
+                talk.ask(|c, out| c.extended_headers(out))
+            } else {
+                talk.ask(|c, out| c.structured_replies(out))
             };
             if contexts {
                 let queries = ["base:allocation".to_owned()];

@@ -95,9 +95,10 @@ pub(super) fn advise(
 }
 
 fn command(settings: &Point, own_connections: bool) -> String {
-    let connections = match own_connections {
-        true => format!("--connections={} ", settings.connections),
-        false => String::new(),
+    let connections = if own_connections {
+        format!("--connections={} ", settings.connections)
+    } else {
+        String::new()
     };
     // A copy accepts powers of two from 4 KiB.
     let size = (1 << settings.request_size.max(4096).ilog2()).min(32 << 20);

@@ -69,9 +69,10 @@ const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 fn time(text: &str) -> std::result::Result<Duration, String> {
     let time = crate::scenario::parse_duration(text)?;
-    match (TIME_MIN..=TIME_MAX).contains(&time) {
-        true => Ok(time),
-        false => Err("write a time from 1s to 24h".to_owned()),
+    if (TIME_MIN..=TIME_MAX).contains(&time) {
+        Ok(time)
+    } else {
+        Err("write a time from 1s to 24h".to_owned())
     }
 }
 
@@ -101,10 +102,7 @@ impl DeviceArgs {
         // Not on a worker: the server of `[ CMD ]` is awaited here.
         drop(open);
         let findings = Findings { device: name, ..found? };
-        match self.json {
-            true => report::json(&findings),
-            false => Ok(report::text(&findings)),
-        }
+        if self.json { report::json(&findings) } else { Ok(report::text(&findings)) }
     }
 }
 

@@ -73,12 +73,11 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     if limits.write && !writable {
         return Err(Error::new(Kind::ReadOnly, "the device cannot be written"));
     }
-    let work = match writable {
-        true => {
-            let reading = read_area(stack.device().as_ref(), facts.size, share(0.1));
-            Some(schedule.wait("a read", reading).await?)
-        }
-        false => None,
+    let work = if writable {
+        let reading = read_area(stack.device().as_ref(), facts.size, share(0.1));
+        Some(schedule.wait("a read", reading).await?)
+    } else {
+        None
     };
     let mut written = WriteLatencies::default();
     if let Some(area) = &work {

@@ -9,9 +9,10 @@ use crate::plan::shell_line;
 
 fn filled(findings: &Findings) -> Findings {
     let mut findings = findings.clone();
-    let device = match findings.device.starts_with('[') {
-        true => findings.device.clone(),
-        false => shell_line(std::slice::from_ref(&findings.device)),
+    let device = if findings.device.starts_with('[') {
+        findings.device.clone()
+    } else {
+        shell_line(std::slice::from_ref(&findings.device))
     };
     if let Some(advice) = &mut findings.reading_advice {
         advice.command.push_str(&format!(" {device} TARGET"));
@@ -48,15 +49,14 @@ pub(super) fn text(findings: &Findings) -> String {
             ""
         }
     );
-    out.push_str(&match findings.only_zeroes {
-        true => {
-            "it says that it holds only zeroes: data may be read more slowly than these were\n\n"
-                .to_owned()
-        }
-        false => format!(
+    out.push_str(&if findings.only_zeroes {
+        "it says that it holds only zeroes: data may be read more slowly than these were\n\n"
+            .to_owned()
+    } else {
+        format!(
             "{} bytes of data were read again and again: a cache that holds them answers\n\n",
             findings.data_bytes
-        ),
+        )
     });
     let latency = |what: &str, latency: &Latency| {
         format!(

@@ -143,9 +143,10 @@ fn times(report: &Report) -> String {
                         0 => String::new(),
                         failed => format!(" ({failed} failed)"),
                     };
-                    match fastest.is_some_and(|first| wall.low <= first.high) {
-                        true => format!("**{text}**{failed}"),
-                        false => text + &failed,
+                    if fastest.is_some_and(|first| wall.low <= first.high) {
+                        format!("**{text}**{failed}")
+                    } else {
+                        text + &failed
                     }
                 }
                 _ => cell_text(cell, Metric::Wall),
@@ -256,14 +257,9 @@ fn behind(report: &Report, reasons: &Reasons) -> String {
             continue;
         }
         let tie = a.low <= b.high;
-        let near = match tie {
-            true => "; the confidence intervals overlap",
-            false => "",
-        };
-        let unknown = match tie {
-            true => "These runs do not show which is faster.",
-            false => "The reason is unknown.",
-        };
+        let near = if tie { "; the confidence intervals overlap" } else { "" };
+        let unknown =
+            if tie { "These runs do not show which is faster." } else { "The reason is unknown." };
         let reason = reasons.of(&report.name, &heading.label);
         lines.push_str(&format!(
             "- {}: {} takes {} s, {} {} s ({:+.0} %){near}. {}\n",
@@ -276,9 +272,10 @@ fn behind(report: &Report, reasons: &Reasons) -> String {
             reason.unwrap_or(unknown)
         ));
     }
-    match lines.is_empty() {
-        true => String::new(),
-        false => format!("\nRows in which another program is faster:\n\n{lines}"),
+    if lines.is_empty() {
+        String::new()
+    } else {
+        format!("\nRows in which another program is faster:\n\n{lines}")
     }
 }
 

@@ -70,10 +70,7 @@ fn client(stream: TcpStream, dir: &Path) -> std::io::Result<()> {
         // One directory only: no name leads out of it.
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let good = !name.is_empty() && !name.starts_with('.') && name.chars().all(plain);
-        let file = match good {
-            true => File::open(dir.join(name)).ok(),
-            false => None,
-        };
+        let file = if good { File::open(dir.join(name)).ok() } else { None };
         match (method, file) {
             ("GET" | "HEAD", Some(file)) => {
                 answer(&mut out, file, range.as_deref(), method == "GET")?;

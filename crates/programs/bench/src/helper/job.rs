@@ -142,10 +142,7 @@ impl Qmp {
     /// The next event of a kind; others are dropped.
     fn event(&mut self, kind: &str) -> Result<Value> {
         loop {
-            let event = match self.events.is_empty() {
-                true => self.next()?,
-                false => self.events.remove(0),
-            };
+            let event = if self.events.is_empty() { self.next()? } else { self.events.remove(0) };
             if event["event"] == kind {
                 return Ok(event);
             }

@@ -137,9 +137,10 @@ impl Socket {
     async fn send_rest(self: Rc<Self>) {
         loop {
             let mark = self.to_send.mark();
-            let sent = match self.broken.borrow().is_some() {
-                true => Ok(true),
-                false => self.queue.borrow_mut().send(&self.stream),
+            let sent = if self.broken.borrow().is_some() {
+                Ok(true)
+            } else {
+                self.queue.borrow_mut().send(&self.stream)
             };
             match sent {
                 Ok(true) if self.closing.get() => return,

@@ -125,9 +125,10 @@ fn request_size(text: &str) -> std::result::Result<u64, String> {
 
 fn time(text: &str) -> std::result::Result<Duration, String> {
     let time = crate::scenario::parse_duration(text)?;
-    match (Duration::from_millis(1)..=TIME_MAX).contains(&time) {
-        true => Ok(time),
-        false => Err("write a time from 1ms to 24h".to_owned()),
+    if (Duration::from_millis(1)..=TIME_MAX).contains(&time) {
+        Ok(time)
+    } else {
+        Err("write a time from 1ms to 24h".to_owned())
     }
 }
 

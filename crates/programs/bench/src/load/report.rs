@@ -131,9 +131,10 @@ impl Outcome {
         line("own CPU", text);
         let kinds: Vec<String> =
             self.error_kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        match kinds.is_empty() {
-            true => line("errors", "0".to_owned()),
-            false => line("errors", format!("{}: {}", self.errors, kinds.join(", "))),
+        if kinds.is_empty() {
+            line("errors", "0".to_owned());
+        } else {
+            line("errors", format!("{}: {}", self.errors, kinds.join(", ")));
         }
         out
     }

@@ -303,9 +303,10 @@ fn argv(command: &Command, scope: &Scope<'_>) -> Result<Vec<String>> {
         Command::Shell(line) => Ok(vec!["/bin/sh".into(), "-c".into(), scope.text(line)?]),
         Command::Words(words) => {
             let words = scope.words(words)?;
-            match words.first().is_some_and(|program| !program.is_empty()) {
-                true => Ok(words),
-                false => Err(Error::usage("a command is empty when its variables are replaced")),
+            if words.first().is_some_and(|program| !program.is_empty()) {
+                Ok(words)
+            } else {
+                Err(Error::usage("a command is empty when its variables are replaced"))
             }
         }
     }

@@ -250,9 +250,12 @@ pub fn shell_line(words: &[String]) -> String {
         return line.clone();
     }
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%?{}".contains(c);
-    let quoted = |word: &String| match !word.is_empty() && word.chars().all(plain) {
-        true => word.clone(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    let quoted = |word: &String| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
     };
     words.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }

@@ -356,9 +356,10 @@ pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
         let id = option.get_id().as_str();
         let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
         let Some(name) = option.get_long().filter(|_| typed) else { continue };
-        let values = match option.get_action().takes_values() {
-            true => matches.get_raw(id).into_iter().flatten().map(OsString::from).collect(),
-            false => Vec::new(),
+        let values = if option.get_action().takes_values() {
+            matches.get_raw(id).into_iter().flatten().map(OsString::from).collect()
+        } else {
+            Vec::new()
         };
         found.push(Given { name: name.to_string(), values });
     }
@@ -373,9 +374,10 @@ pub fn show_error(error: &clap::Error) -> u8 {
     let colors = |terminal| {
         let rendered = error.render();
         let text = if terminal { rendered.ansi().to_string() } else { rendered.to_string() };
-        match error.use_stderr() {
-            true => brackets::readable(&text),
-            false => layout::laid_out(&brackets::readable(&text)),
+        if error.use_stderr() {
+            brackets::readable(&text)
+        } else {
+            layout::laid_out(&brackets::readable(&text))
         }
     };
     use std::io::IsTerminal as _;

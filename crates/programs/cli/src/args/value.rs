@@ -187,9 +187,10 @@ impl VhostPlace {
             Some((export, socket)) if !export.contains('/') => (export, socket),
             _ => ("", text),
         };
-        match socket.is_empty() {
-            true => Err(format!("{text:?} names no socket")),
-            false => Ok(VhostPlace { export: export.to_string(), socket: socket.into() }),
+        if socket.is_empty() {
+            Err(format!("{text:?} names no socket"))
+        } else {
+            Ok(VhostPlace { export: export.to_string(), socket: socket.into() })
         }
     }
 }

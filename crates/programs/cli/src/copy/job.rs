@@ -533,9 +533,10 @@ impl Job {
         }
         let size = source.device().facts().size;
         let kept = self.target_is_kept();
-        let intent = match kept {
-            true => Intent::TARGET,
-            false => Intent::target(size).overwriting(self.may_overwrite(&source).await),
+        let intent = if kept {
+            Intent::TARGET
+        } else {
+            Intent::target(size).overwriting(self.may_overwrite(&source).await)
         };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let target = self.open_target(intent).await?;
@@ -658,10 +659,8 @@ impl Job {
         }
         let plan = engine.plan();
         let copied = engine.complete(&plan).await;
-        let verified = match self.verify && copied.is_ok() {
-            true => Some(engine.verify().await),
-            false => None,
-        };
+        let verified =
+            if self.verify && copied.is_ok() { Some(engine.verify().await) } else { None };
         engine.close().await;
         (copied, verified)
     }
@@ -705,10 +704,7 @@ impl Job {
         let told: Vec<_> = told
             .filter_map(|(what, latency)| Some(format!("{what} took {:.3} ms", mean(latency)?)))
             .collect();
-        match told.is_empty() {
-            true => String::new(),
-            false => format!("; on average {}", told.join(", ")),
-        }
+        if told.is_empty() { String::new() } else { format!("; on average {}", told.join(", ")) }
     }
 
     /// Digest and name, like b3sum and others.

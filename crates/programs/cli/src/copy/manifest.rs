@@ -46,9 +46,10 @@ impl ManifestFile {
         let file = File::open(&self.path).map_err(|error| self.failed(error))?;
         let read = file.take(BEGINNING.len() as u64).read_to_end(&mut begins);
         read.map_err(|error| self.failed(error))?;
-        match begins == BEGINNING {
-            true => Ok(()),
-            false => Err(self.refused("it exists and is not a manifest")),
+        if begins == BEGINNING {
+            Ok(())
+        } else {
+            Err(self.refused("it exists and is not a manifest"))
         }
     }
 

@@ -41,9 +41,10 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let (result, job) = session.block_on(move || job.run(pool));
     let stopped = job.stopped();
     let gone = job.gone();
-    let hint = match job.journal.is_none() && job.has_left_a_part() && gone.is_none() {
-        true => long::hint(job.ends()).unwrap_or_default(),
-        false => String::new(),
+    let hint = if job.journal.is_none() && job.has_left_a_part() && gone.is_none() {
+        long::hint(job.ends()).unwrap_or_default()
+    } else {
+        String::new()
     };
     let gone = gone.unwrap_or_default();
     // Not on a worker: this waits for the servers of `[ CMD ]`, which end when workers have closed

@@ -414,9 +414,12 @@ fn general(number: f64) -> String {
     if number == 0.0 || !number.is_finite() {
         return "0".to_string();
     }
-    let trim = |digits: &str| match digits.contains('.') {
-        true => digits.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => digits.to_string(),
+    let trim = |digits: &str| {
+        if digits.contains('.') {
+            digits.trim_end_matches('0').trim_end_matches('.').to_string()
+        } else {
+            digits.to_string()
+        }
     };
     let scientific = format!("{number:.5e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

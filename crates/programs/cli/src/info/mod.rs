@@ -171,9 +171,10 @@ async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Fa
             })?;
         }
         Question::Can(ability, wanted) => {
-            let report = match ability.is_of_the_server() {
-                true => subject.head().await?,
-                false => subject.report(false).await?,
+            let report = if ability.is_of_the_server() {
+                subject.head().await?
+            } else {
+                subject.report(false).await?
             };
             let able = ability.of(&report);
             return Ok((output, Ok(if able == wanted { 0 } else { NO })));

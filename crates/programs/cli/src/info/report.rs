@@ -91,8 +91,8 @@ pub struct Palette {
 impl Palette {
     /// Colours, or none.
     pub fn new(color: bool) -> Palette {
-        match color {
-            true => Palette {
+        if color {
+            Palette {
                 head: "\x1b[1;35m",
                 good: "\x1b[22;32m",
                 bad: "\x1b[22;31m",
@@ -100,10 +100,9 @@ impl Palette {
                 local: "\x1b[1;37m\x1b[40m",
                 backing: "\x1b[47m",
                 reset: "\x1b[0m",
-            },
-            false => {
-                Palette { head: "", good: "", bad: "", data: "", local: "", backing: "", reset: "" }
             }
+        } else {
+            Palette { head: "", good: "", bad: "", data: "", local: "", backing: "", reset: "" }
         }
     }
 }

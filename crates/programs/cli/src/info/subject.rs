@@ -82,10 +82,8 @@ impl Subject {
             Subject::Device { registry, spec } => {
                 let stack = open(registry, spec).await?;
                 let facts = stack.device().facts();
-                let content = match content {
-                    true => content::guess(stack.device().clone()).await,
-                    false => None,
-                };
+                let content =
+                    if content { content::guess(stack.device().clone()).await } else { None };
                 let export = Export { content, ..export_of(&facts) };
                 Ok(Report { of: Of::Device(facts.name.to_string()), exports: vec![export] })
             }

@@ -136,12 +136,11 @@ impl Wanted {
             }
             Err(why) => {
                 mounted.detach();
-                let hint = match write {
-                    true => "",
-                    false => {
-                        "; if the file system was not unmounted cleanly, add --writable --layer cow, so \
+                let hint = if write {
+                    ""
+                } else {
+                    "; if the file system was not unmounted cleanly, add --writable --layer cow, so \
                          that it can be repaired without a change to the device"
-                    }
                 };
                 let text = format!("cannot mount the file system: {why}{hint}");
                 Err(Failure::new(FAILED, text))

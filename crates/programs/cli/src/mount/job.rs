@@ -131,9 +131,10 @@ impl Job {
                 _ => failure,
             }
         })?;
-        let device = match self.write {
-            true => stack.device().clone(),
-            false => devices::readonly(&self.registry, stack.device())?,
+        let device = if self.write {
+            stack.device().clone()
+        } else {
+            devices::readonly(&self.registry, stack.device())?
         };
         self.stack = Some(stack);
         if self.write && !device.facts().can.contains(Can::WRITE) {

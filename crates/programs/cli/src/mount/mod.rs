@@ -178,8 +178,5 @@ fn variables(disk: &std::path::Path, target: &std::path::Path) -> [(&'static str
 
 /// The file of the disk.
 fn disk_of(mounted: &Mounted, is_folder: bool) -> PathBuf {
-    match is_folder {
-        true => mounted.path().join(blockhaul_fuse::DISK),
-        false => mounted.path().to_path_buf(),
-    }
+    if is_folder { mounted.path().join(blockhaul_fuse::DISK) } else { mounted.path().to_path_buf() }
 }

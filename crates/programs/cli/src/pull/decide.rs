@@ -56,12 +56,13 @@ pub(super) fn decide(
     let checkpoint = question.checkpoint.clone().unwrap_or_else(|| name.clone());
     let decided = |kind| Ok(Decision { name: name.clone(), checkpoint: checkpoint.clone(), kind });
     if let Some(there) = store.points().iter().find(|point| point.name == name) {
-        return match is_done(there, question, store, &checkpoint, size) {
-            true => decided(Kind::Already),
-            false => Err(Failure::usage(format!(
+        return if is_done(there, question, store, &checkpoint, size) {
+            decided(Kind::Already)
+        } else {
+            Err(Failure::usage(format!(
                 "{} has a point {name:?} already: choose another name with --point",
                 store.dir().display()
-            ))),
+            )))
         };
     }
     let full = |why: String| match question.mode {

@@ -123,9 +123,10 @@ pub(super) fn filled(rows: Vec<Row>, results: Vec<Option<Result<(), String>>>) -
 
 /// Prints the result.
 pub(super) fn print(rows: &[Row], as_json: bool) -> Result<(), Failure> {
-    let text = match as_json {
-        true => format!("{}\n", json!({ "disks": rows.iter().map(Row::json).collect::<Vec<_>>() })),
-        false => rows.iter().filter_map(Row::text).map(|line| line + "\n").collect(),
+    let text = if as_json {
+        format!("{}\n", json!({ "disks": rows.iter().map(Row::json).collect::<Vec<_>>() }))
+    } else {
+        rows.iter().filter_map(Row::text).map(|line| line + "\n").collect()
     };
     out::print(text.as_bytes()).map(drop)
 }

@@ -86,10 +86,8 @@ impl Wanted {
         }
         let digests = disk.keys.get("digests").is_none_or(|on| on == "true");
         let bitmap = bitmap.map(|bitmap| {
-            let context = match bitmap.contains(':') {
-                true => bitmap,
-                false => format!("{BITMAP_CONTEXT}{bitmap}"),
-            };
+            let context =
+                if bitmap.contains(':') { bitmap } else { format!("{BITMAP_CONTEXT}{bitmap}") };
             let own = context.strip_prefix(BITMAP_CONTEXT).unwrap_or(&context).to_string();
             (context, parent.unwrap_or(own))
         });

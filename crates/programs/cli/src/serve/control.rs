@@ -665,11 +665,12 @@ impl Operations {
                 true
             }
         };
-        match copies {
-            true => Ok(job.described()),
-            false => Err(Refusal::failed(
+        if copies {
+            Ok(job.described())
+        } else {
+            Err(Refusal::failed(
                 "the job is not copying: it has ended, or clients wait for its end",
-            )),
+            ))
         }
     }
 
@@ -686,9 +687,10 @@ impl Operations {
     fn no_export(&self, export: &str) -> Refusal {
         let running = self.table.running();
         let known: Vec<_> = running.iter().map(|one| format!("{:?}", one.name)).collect();
-        let known = match known.is_empty() {
-            true => "none is served".to_string(),
-            false => format!("known are {}", known.join(", ")),
+        let known = if known.is_empty() {
+            "none is served".to_string()
+        } else {
+            format!("known are {}", known.join(", "))
         };
         Refusal::absent(format!("there is no export {export:?}; {known}"))
     }
@@ -712,9 +714,10 @@ impl Operations {
             (all, Some(place)) if (1..=all.len()).contains(&place) => Ok((layers, all[place - 1])),
             ([], _) => {
                 let known: Vec<_> = layers.iter().map(|one| one.name()).collect();
-                let known = match known.is_empty() {
-                    true => "it has none".to_string(),
-                    false => format!("known are {}", known.join(", ")),
+                let known = if known.is_empty() {
+                    "it has none".to_string()
+                } else {
+                    format!("known are {}", known.join(", "))
                 };
                 let text = format!("export {export:?} has no layer {name:?}; {known}");
                 Err(Refusal::absent(text))

@@ -203,9 +203,10 @@ impl Wanted {
     /// Opens an export, with its layers and gates.
     async fn open_one(&self, one: &One) -> Result<(Named, Running), Failure> {
         let configured = self.layers_of(one)?;
-        let layers: Vec<_> = match self.trace {
-            true => trace::woven(&configured, device_name(&one.spec)),
-            false => configured.iter().filter_map(|layer| layer.layer().cloned()).collect(),
+        let layers: Vec<_> = if self.trace {
+            trace::woven(&configured, device_name(&one.spec))
+        } else {
+            configured.iter().filter_map(|layer| layer.layer().cloned()).collect()
         };
         let gates = gates(&configured);
         let mut running = Running {
@@ -296,10 +297,11 @@ impl Wanted {
 
     /// The device of a stack in the form for clients.
     pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, Failure> {
-        Ok(match write {
-            true => stack.device().clone(),
+        Ok(if write {
+            stack.device().clone()
+        } else {
             // Some backends accept writes however they were opened.
-            false => devices::readonly(&self.registry, stack.device())?,
+            devices::readonly(&self.registry, stack.device())?
         })
     }
 
@@ -312,16 +314,15 @@ impl Wanted {
     ) -> (Arc<dyn Exports>, Option<Arc<Shared>>) {
         let (name, description) = (one.name.clone(), one.description.clone());
         if !self.per_client {
-            let shared = match self.any_name {
-                true => Shared::under_any_name(&name, &description, device),
-                false => Shared::new(&name, &description, device),
+            let shared = if self.any_name {
+                Shared::under_any_name(&name, &description, device)
+            } else {
+                Shared::new(&name, &description, device)
             };
             return (shared.clone(), Some(shared));
         }
-        let description = match description.is_empty() {
-            true => device.facts().description.clone(),
-            false => description,
-        };
+        let description =
+            if description.is_empty() { device.facts().description.clone() } else { description };
         let fresh = Fresh {
             registry: self.registry.clone(),
             spec: one.spec.clone(),

@@ -223,9 +223,10 @@ impl Watched {
         };
         let refused = matches!(error.kind(), Kind::Unsupported | Kind::TooLarge);
         let lost = self.is_source && self.errors.job().is_some_and(|job| job.has_lost_its_source());
-        match is_repeatable && !refused && !lost {
-            true => self.on_error.action(error.kind()),
-            false => Action::Report,
+        if is_repeatable && !refused && !lost {
+            self.on_error.action(error.kind())
+        } else {
+            Action::Report
         }
     }
 }

@@ -427,9 +427,10 @@ pub struct WantedMirror {
 
 /// A source under the error policy.
 async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, Failure> {
-    match errors.watches_source() {
-        true => Ok(source.with_layer(errors.over_source()).await?),
-        false => Ok(source),
+    if errors.watches_source() {
+        Ok(source.with_layer(errors.over_source()).await?)
+    } else {
+        Ok(source)
     }
 }
 

@@ -140,16 +140,18 @@ impl Where {
             listeners.push(listener.map_err(|error| cannot_listen("the socket", &plain(&error)))?);
         }
         for path in &self.unix {
-            let path = match path.as_os_str() == "-" {
-                true => self.cleanup.private_dir()?.join("s"),
-                false => absolute(path)?,
+            let path = if path.as_os_str() == "-" {
+                self.cleanup.private_dir()?.join("s")
+            } else {
+                absolute(path)?
             };
             listeners.push(self.bind_unix(&path)?);
             addresses.unix.get_or_insert(path);
         }
-        let hosts: Vec<_> = match self.hosts.is_empty() {
-            true => vec![None],
-            false => self.hosts.drain(..).map(Some).collect(),
+        let hosts: Vec<_> = if self.hosts.is_empty() {
+            vec![None]
+        } else {
+            self.hosts.drain(..).map(Some).collect()
         };
         for port in self.ports.drain(..) {
             addresses.every_host |= hosts.contains(&None);
@@ -320,9 +322,10 @@ impl Listening {
             (None, Some((host, port)), _) => {
                 uri += &format!("{scheme}://");
                 // An address of IPv6 has colons.
-                match host.contains(':') {
-                    true => uri += &format!("[{host}]"),
-                    false => uri += host,
+                if host.contains(':') {
+                    uri += &format!("[{host}]");
+                } else {
+                    uri += host;
                 }
                 if *port != PORT {
                     uri += &format!(":{port}");

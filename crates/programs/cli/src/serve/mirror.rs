@@ -221,9 +221,10 @@ impl Mirror {
     /// The target for clients: its errors must not make them wait, neither now nor when they have
     /// moved there.
     async fn client_target(&self, target: &Stack) -> Result<Stack> {
-        match self.errors_wait {
-            true => target.without_layer(target.layer_count() - 1).await,
-            false => Ok(target.clone()),
+        if self.errors_wait {
+            target.without_layer(target.layer_count() - 1).await
+        } else {
+            Ok(target.clone())
         }
     }
 
@@ -565,10 +566,7 @@ impl Follower for Mirror {
 /// Flushes what the engine has written, and what clients have.
 async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
     engine.flush().await?;
-    match also.facts().can.contains(Can::FLUSH) {
-        true => also.flush().await,
-        false => Ok(()),
-    }
+    if also.facts().can.contains(Can::FLUSH) { also.flush().await } else { Ok(()) }
 }
 
 /// Ranges in pieces of at most [`PIECE`] bytes.

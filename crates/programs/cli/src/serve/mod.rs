@@ -84,10 +84,11 @@ pub fn is_activated() -> bool {
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let verbose = args.verbose || args.trace;
-    match args.names_nbdinfo {
+    if args.names_nbdinfo {
         // nbdkit logs no changes.
-        true => logger::start(verbose),
-        false => logger::start_server(verbose),
+        logger::start(verbose);
+    } else {
+        logger::start_server(verbose);
     }
     logger::set_format(args.log_format);
     logger::set_quiet_clients(args.quiet_clients && !args.verbose);
@@ -206,9 +207,10 @@ fn serve(
         limits: asked.limits,
         offers: offers(args),
         uri_export: args.uri_export.clone(),
-        print_uri: args.print_uri.then_some(match args.names_nbdinfo {
-            true => "nbdinfo",
-            false => "blockhaul info",
+        print_uri: args.print_uri.then_some(if args.names_nbdinfo {
+            "nbdinfo"
+        } else {
+            "blockhaul info"
         }),
         selinux_label: args.selinux_label.clone(),
         secured: asked.secured,

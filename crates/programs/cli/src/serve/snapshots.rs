@@ -426,9 +426,10 @@ impl Running {
         let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
         found.ok_or_else(|| {
             let known: Vec<_> = all.iter().map(|bitmap| format!("{:?}", bitmap.name())).collect();
-            let known = match known.is_empty() {
-                true => "it has none".to_string(),
-                false => format!("known are {}", known.join(", ")),
+            let known = if known.is_empty() {
+                "it has none".to_string()
+            } else {
+                format!("known are {}", known.join(", "))
             };
             Failure::usage(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
         })

@@ -90,10 +90,7 @@ fn what_a_target_holds_is_written_over_or_freed() {
             let done = assert_copies(&["--verbose", &paths[0], &paths[1]]);
             let said = text(&done.stderr);
             // What the target had not before is a hole already.
-            let expected = match zeroed {
-                true => (size - held.min(size)) / 2,
-                false => size / 2,
-            };
+            let expected = if zeroed { (size - held.min(size)) / 2 } else { size / 2 };
             let told = format!("{} zeroed, {expected} skipped", size / 2 - expected);
             assert!(said.contains(&told), "{told}: {said}");
             assert_same();

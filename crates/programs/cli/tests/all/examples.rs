@@ -88,9 +88,10 @@ fn run(name: &str, example: &str) -> Result<(), String> {
     let script = format!("PATH={}:$PATH\nset -e\n{example}", bin(&scratch).display());
     shell.args(["-c", &script]).current_dir(scratch.path()).env("PATH", &search);
     let output = tools::output(shell.stdin(Stdio::null()), LIMIT)?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{:?}: {}", output.status, text(&output.stderr))),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("{:?}: {}", output.status, text(&output.stderr)))
     }
 }
 

@@ -32,10 +32,7 @@ impl Tools {
     /// What our program prints, or its error.
     fn ours(&self, args: &[&str]) -> Result<String, String> {
         let output = self.output(Command::new(OURS), args);
-        match output.status.success() {
-            true => Ok(text(&output.stdout)),
-            false => Err(text(&output.stderr)),
-        }
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 
     fn json(&self, args: &[&str]) -> Value {

@@ -47,9 +47,10 @@ impl Disk {
         let Disk { scratch, server, control, path } = self;
         // The kernel may close the sockets of a killed server later.
         let socket = scratch.socket(&format!("nbd-{}", server.pid()));
-        match orderly {
-            true => assert!(server.stop().unwrap().success()),
-            false => drop(server),
+        if orderly {
+            assert!(server.stop().unwrap().success());
+        } else {
+            drop(server);
         }
         let export = format!("a={}", path.display());
         let mut args = vec!["--control", &control, "--export", &export];

@@ -116,10 +116,11 @@ impl Engine {
                 let partial = options.bitmap.is_some() || options.ranges.is_some();
                 let only = partial.then(|| selection.ranges());
                 let source = sides.handle(Side::Source, &retries);
-                let sample = match options.discard_source {
+                let sample = if options.discard_source {
                     // Earlier runs have changed it.
-                    true => [0; 32],
-                    false => crate::sample::digest(source, only).await?,
+                    [0; 32]
+                } else {
+                    crate::sample::digest(source, only).await?
                 };
                 let identity = Identity {
                     discards: options.discard_source,

@@ -229,9 +229,10 @@ fn check_source_is_there(old: &File, path: &Path) -> Result<()> {
     let mut header = [0; HEADER];
     // A shorter file is damaged, and records nothing.
     let whole = old.read_exact_at(&mut header, 0).is_ok();
-    match whole && Identity::decode(&header).is_ok_and(|(_, found)| found.discards) {
-        true => Err(refused(path, DISCARDED)),
-        false => Ok(()),
+    if whole && Identity::decode(&header).is_ok_and(|(_, found)| found.discards) {
+        Err(refused(path, DISCARDED))
+    } else {
+        Ok(())
     }
 }
 

@@ -258,14 +258,13 @@ impl Lane {
                 done.skipped += len;
                 continue;
             }
-            let request = match zero {
-                true => Request::zero(here, len),
-                false => {
-                    let data = data.slice(start, part);
-                    done.zeroes += self.zeroes_within(data.bytes());
-                    let op = Op::Write(data);
-                    Request { op, at: here, len, flags: Flags::empty() }
-                }
+            let request = if zero {
+                Request::zero(here, len)
+            } else {
+                let data = data.slice(start, part);
+                done.zeroes += self.zeroes_within(data.bytes());
+                let op = Op::Write(data);
+                Request { op, at: here, len, flags: Flags::empty() }
             };
             parts.push((len, zero, self.submit_change(home, request)));
         }
@@ -353,10 +352,7 @@ impl Lane {
 
     /// Bytes in blocks of zeroes that are too short to be zeroed.
     fn zeroes_within(&self, bytes: &[u8]) -> u64 {
-        match self.shared.resolved.sparse > zeroes::BLOCK as u32 {
-            true => zeroes::count(bytes),
-            false => 0,
-        }
+        if self.shared.resolved.sparse > zeroes::BLOCK as u32 { zeroes::count(bytes) } else { 0 }
     }
 
     fn is_proof_due(&self) -> bool {

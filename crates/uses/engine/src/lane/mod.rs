@@ -355,13 +355,12 @@ impl Lane {
         }
         let reading = self.work.reading.borrow().clone();
         if let Some(reading) = reading {
-            match reading.differs_before(segment.at) {
+            if reading.differs_before(segment.at) {
                 // All others are behind this one.
-                true => queue.stop(),
-                false => {
-                    let segment = OpenSegment::new(segment, queue, &self.shared, Some(reading));
-                    self.work.open.borrow_mut().push(Rc::new(segment));
-                }
+                queue.stop();
+            } else {
+                let segment = OpenSegment::new(segment, queue, &self.shared, Some(reading));
+                self.work.open.borrow_mut().push(Rc::new(segment));
             }
             return;
         }

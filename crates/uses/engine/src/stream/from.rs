@@ -163,22 +163,20 @@ impl Target {
         };
         let request = |start: usize, len: usize, zero: bool| {
             let (here, bytes) = (at + start as u64, len as u64);
-            match zero {
-                true => Request::zero(here, bytes),
-                false => {
-                    let op = Op::Write(data.slice(start, len));
-                    Request { op, at: here, len: bytes, flags: Flags::empty() }
-                }
+            if zero {
+                Request::zero(here, bytes)
+            } else {
+                let op = Op::Write(data.slice(start, len));
+                Request { op, at: here, len: bytes, flags: Flags::empty() }
             }
         };
         let mut parts = Vec::new();
         for (start, len, zero) in runs {
-            match zero && self.resolved.target_is_zero {
-                true => self.progress.add_skipped(at + start as u64, len as u64),
-                false => {
-                    let pending = self.device.submit(request(start, len, zero));
-                    parts.push((start, len, zero, pending));
-                }
+            if zero && self.resolved.target_is_zero {
+                self.progress.add_skipped(at + start as u64, len as u64);
+            } else {
+                let pending = self.device.submit(request(start, len, zero));
+                parts.push((start, len, zero, pending));
             }
         }
         let asked = blockhaul_io::now();
@@ -235,9 +233,10 @@ async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Bu
         while filled < buf.len() {
             // What cannot be polled is read all the same.
             if event::poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&LOOK)) == Ok(0) {
-                match progress.is_cancelled() {
-                    true => break,
-                    false => continue,
+                if progress.is_cancelled() {
+                    break;
+                } else {
+                    continue;
                 }
             }
             match rustix::io::read(&pipe, &mut buf[filled..]) {

@@ -227,10 +227,7 @@ impl Pieces {
         let run = self.runs.last_mut()?;
         let at = self.at;
         let zero = !run.what.is_data();
-        let len = match zero {
-            true => run.len,
-            false => run.len.min(self.size - at % self.size),
-        };
+        let len = if zero { run.len } else { run.len.min(self.size - at % self.size) };
         run.len -= len;
         if run.len == 0 {
             self.runs.pop();

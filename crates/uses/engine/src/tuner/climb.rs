@@ -226,12 +226,11 @@ impl Climb {
         if !self.begun && !long && now.at < REST {
             // The first moments are slower than the rest: the measurement decides.
             let rate = now.moved as f64 / now.at.as_secs_f64();
-            match now.requests > 0 && !self.leapt && self.leap(rate, now).is_some() {
-                true => {
-                    self.leapt = true;
-                    self.measure(Phase::Base, now);
-                }
-                false => self.await_begin(now),
+            if now.requests > 0 && !self.leapt && self.leap(rate, now).is_some() {
+                self.leapt = true;
+                self.measure(Phase::Base, now);
+            } else {
+                self.await_begin(now);
             }
             return;
         }

@@ -63,17 +63,17 @@ impl Tuner {
         let minimum = from.block.minimum.max(to.block.minimum);
         let preferred = from.block.preferred.max(to.block.preferred);
         let maximum = from.block.maximum.min(to.block.maximum).min(MAX_REQUEST);
-        let size = match resolved.adaptive_size && begin.size.is_power_of_two() {
-            true => {
-                let least = SIZE_MIN.max(minimum.max(preferred).into());
-                let most = SIZE_MAX.min(maximum.into()).min(resolved.queue_size);
-                (least.min(begin.size), most.max(begin.size))
-            }
-            false => (begin.size, begin.size),
+        let size = if resolved.adaptive_size && begin.size.is_power_of_two() {
+            let least = SIZE_MIN.max(minimum.max(preferred).into());
+            let most = SIZE_MAX.min(maximum.into()).min(resolved.queue_size);
+            (least.min(begin.size), most.max(begin.size))
+        } else {
+            (begin.size, begin.size)
         };
-        let lanes = match resolved.connections_max > resolved.connections {
-            true => (1, resolved.connections_max),
-            false => (begin.lanes, begin.lanes),
+        let lanes = if resolved.connections_max > resolved.connections {
+            (1, resolved.connections_max)
+        } else {
+            (begin.lanes, begin.lanes)
         };
         let bounds = Bounds { lanes, usual: resolved.connections, size, memory: pool.limit() };
         let climb = Climb::new(begin, bounds);

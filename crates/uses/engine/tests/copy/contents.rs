@@ -22,12 +22,11 @@ fn every_option_gives_the_same_bytes() {
                 let bytes = content(&mut rng, size);
                 let zeroed = rng.chance(30);
                 let extra = if rng.chance(30) { rng.between(1, 9000) as usize } else { 0 };
-                let target = match zeroed {
-                    true => {
-                        let model = Model::new((size + extra) as u64);
-                        ModelDevice::new(model, Completion::Shuffled(rng.number()))
-                    }
-                    false => dirty(size + extra),
+                let target = if zeroed {
+                    let model = Model::new((size + extra) as u64);
+                    ModelDevice::new(model, Completion::Shuffled(rng.number()))
+                } else {
+                    dirty(size + extra)
                 };
                 let options = Options {
                     connections: rng.between(1, 5) as usize,

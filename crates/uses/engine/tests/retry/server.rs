@@ -122,9 +122,10 @@ impl Another for Listener {
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
             .is_ok();
         Box::pin(async move {
-            match refused {
-                true => Err(Error::new(Kind::Disconnected, "connection refused")),
-                false => Ok(server.connect()),
+            if refused {
+                Err(Error::new(Kind::Disconnected, "connection refused"))
+            } else {
+                Ok(server.connect())
             }
         })
     }

@@ -140,9 +140,10 @@ impl Lane {
     fn submit(self: &Rc<Self>, unique: u64, expected: Expected, request: Request) {
         let kind = request.kind();
         let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
-        let submitted = match durable {
-            true => self.session.submit_durable(request),
-            false => self.session.device.submit(request).now(),
+        let submitted = if durable {
+            self.session.submit_durable(request)
+        } else {
+            self.session.device.submit(request).now()
         };
         match submitted {
             Ok(outcome) => self.complete(unique, expected, outcome),

@@ -83,9 +83,10 @@ impl Disk {
         device: &Arc<dyn Device>,
         request: Request,
     ) -> Result<Outcome, Pending> {
-        match request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
-            true => self.submit_durable(device, request),
-            false => device.submit(request).now(),
+        if request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
+            self.submit_durable(device, request)
+        } else {
+            device.submit(request).now()
         }
     }
 

@@ -99,9 +99,10 @@ impl Queues {
             Message::SetRingError { queue, has_fd } => drop((self.queue(queue)?, one(has_fd)?)),
             Message::EnableRing { queue, enabled } => {
                 self.queue(queue)?.enabled = enabled;
-                match enabled {
-                    true => self.start(regions, queue)?,
-                    false => self.stop(queue).await?,
+                if enabled {
+                    self.start(regions, queue)?;
+                } else {
+                    self.stop(queue).await?;
                 }
             }
             message => return Err(format!("{message:?} is not expected")),

@@ -232,9 +232,10 @@ impl Writer<'_> {
     fn bytes(&self, mut bytes: &[u8], mut at: u64) -> Result<()> {
         while !bytes.is_empty() {
             let (here, rest) = bytes.split_at((CHUNK - at as usize % CHUNK).min(bytes.len()));
-            match here.len() == CHUNK && here.iter().all(|&byte| byte == 0) {
-                true => self.device.zero_now(at, CHUNK as u64)?,
-                false => self.device.write_now(at, here)?,
+            if here.len() == CHUNK && here.iter().all(|&byte| byte == 0) {
+                self.device.zero_now(at, CHUNK as u64)?;
+            } else {
+                self.device.write_now(at, here)?;
             }
             at += here.len() as u64;
             bytes = rest;

@@ -285,9 +285,10 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
             return Err(self.wrong("a name begins with \\"));
         }
         let name = self.bytes_while(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
-        match name.is_empty() {
-            true => Err(self.wrong("\\ is followed by letters, digits, _ and -")),
-            false => Ok(name),
+        if name.is_empty() {
+            Err(self.wrong("\\ is followed by letters, digits, _ and -"))
+        } else {
+            Ok(name)
         }
     }
 
@@ -341,9 +342,10 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
         let Some(number) = number else {
             return Err(self.wrong(&format!("{word:?} is not a number of {bits} bits")));
         };
-        let bytes = match big {
-            true => number.to_be_bytes()[8 - len..].to_vec(),
-            false => number.to_le_bytes()[..len].to_vec(),
+        let bytes = if big {
+            number.to_be_bytes()[8 - len..].to_vec()
+        } else {
+            number.to_le_bytes()[..len].to_vec()
         };
         Ok(Item::bytes(bytes))
     }
@@ -480,9 +482,10 @@ impl<'a, 'c, 'v> Parser<'a, 'c, 'v> {
     fn wrong(&self, what: &str) -> Error {
         let rest = String::from_utf8_lossy(&self.text[self.at.min(self.text.len())..]);
         let shown: String = rest.chars().take(20).collect();
-        let place = match shown.is_empty() {
-            true => "at the end".to_string(),
-            false => format!("at character {}, before {shown:?}", self.at + 1),
+        let place = if shown.is_empty() {
+            "at the end".to_string()
+        } else {
+            format!("at character {}, before {shown:?}", self.at + 1)
         };
         let variable = self.variable.map(|name| format!(" of ${name}")).unwrap_or_default();
         Error::new(Kind::Usage, format!("data: {place}{variable}: {what}"))

@@ -228,9 +228,10 @@ impl Tables {
 
     /// An entry of the refcount table.
     fn refcount_block(&self, number: u64) -> u64 {
-        match number < self.parts.refcount_blocks_len {
-            true => self.offset(self.parts.refcount_blocks + number),
-            false => 0,
+        if number < self.parts.refcount_blocks_len {
+            self.offset(self.parts.refcount_blocks + number)
+        } else {
+            0
         }
     }
 

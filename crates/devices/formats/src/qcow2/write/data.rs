@@ -246,12 +246,11 @@ impl Parts {
         let bits = layout.cluster_bits;
         let clusters = self.clusters_for(at, count).await?;
         let number = at >> bits;
-        let (until, last) = match clusters.count == count {
-            true => (end, found.1),
-            false => {
-                let until = (number + clusters.count) << bits;
-                (until, self.found(table, until - 1).await?)
-            }
+        let (until, last) = if clusters.count == count {
+            (end, found.1)
+        } else {
+            let until = (number + clusters.count) << bits;
+            (until, self.found(table, until - 1).await?)
         };
         let start = self.widened(at, until.min((number + 1) << bits), found.0).0;
         let last_start = ((until - 1) >> bits << bits).max(at);

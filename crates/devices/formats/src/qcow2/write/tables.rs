@@ -97,9 +97,10 @@ impl Parts {
         let words = self.image.load(&self.file, slice).await?;
         let place = index(byte % self.image.slice / 8);
         let first = words.get(place).copied().ok_or_else(Error::misfit)?;
-        let second = match self.image.layout.extended {
-            true => words.get(place + 1).copied().ok_or_else(Error::misfit)?,
-            false => 0,
+        let second = if self.image.layout.extended {
+            words.get(place + 1).copied().ok_or_else(Error::misfit)?
+        } else {
+            0
         };
         Ok([first, second])
     }

@@ -63,9 +63,12 @@ impl Parts {
     async fn find_run(&self, writer: &Writer, count: u64) -> Result<Run> {
         let (per_block, _) = self.counters(writer);
         let grows = self.file.facts().grows_from.is_some();
-        let start = |parts: &Parts| match grows {
-            true => parts.image.layout_now().file_len().div_ceil(parts.image.layout.cluster()),
-            false => 1,
+        let start = |parts: &Parts| {
+            if grows {
+                parts.image.layout_now().file_len().div_ceil(parts.image.layout.cluster())
+            } else {
+                1
+            }
         };
         let mut first = start(self);
         loop {

@@ -184,8 +184,9 @@ fn plain_flags(flags: ExportFlags) -> ExportFlags {
     let negotiated =
         ExportFlags::SEND_DF | ExportFlags::BLOCK_STATUS_PAYLOAD | ExportFlags::SEND_RESIZE;
     let flags = flags.without(negotiated);
-    match flags.contains(ExportFlags::SEND_WRITE_ZEROES) {
-        true => flags,
-        false => flags.without(ExportFlags::SEND_FAST_ZERO),
+    if flags.contains(ExportFlags::SEND_WRITE_ZEROES) {
+        flags
+    } else {
+        flags.without(ExportFlags::SEND_FAST_ZERO)
     }
 }

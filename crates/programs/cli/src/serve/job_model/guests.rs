@@ -129,9 +129,12 @@ impl Guest {
             2 | 3 => {
                 let trims = action == 2;
                 self.bytes[range.clone()].fill(0);
-                self.insist(async |device| match trims {
-                    true => device.trim(at, len as u64).await,
-                    false => device.zero(at, len as u64).await,
+                self.insist(async |device| {
+                    if trims {
+                        device.trim(at, len as u64).await
+                    } else {
+                        device.zero(at, len as u64).await
+                    }
                 })
                 .await;
             }

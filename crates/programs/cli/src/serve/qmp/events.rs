@@ -92,10 +92,7 @@ impl Outbox {
         let mut waiting = self.lock();
         let text: String = waiting.lines.drain(..).collect();
         waiting.bytes = 0;
-        match text.is_empty() && (waiting.closed || waiting.lost) {
-            true => Err(()),
-            false => Ok(text),
-        }
+        if text.is_empty() && (waiting.closed || waiting.lost) { Err(()) } else { Ok(text) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {

@@ -140,9 +140,12 @@ impl Monitor {
         let bitmaps = bitmaps.map(Vec::as_slice).unwrap_or_default();
         self.check_export_name(name)?;
         let found = self.find(node).await;
-        let found = found.map_err(|error| match self.node(node).is_none() {
-            true => Error::generic(format!("Cannot find device='' nor node-name='{node}'")),
-            false => error,
+        let found = found.map_err(|error| {
+            if self.node(node).is_none() {
+                Error::generic(format!("Cannot find device='' nor node-name='{node}'"))
+            } else {
+                error
+            }
         })?;
         let shared = match &found {
             Found::Live(running) => {
@@ -179,9 +182,10 @@ impl Monitor {
     fn check_export_name(&self, name: &str) -> Result<()> {
         let taken = self.state().exports.iter().any(|export| export.name == name)
             || self.table.running().iter().any(|one| one.served && one.name == name);
-        match taken {
-            false => Ok(()),
-            true => Err(Error::generic(format!("NBD server already has export named '{name}'"))),
+        if taken {
+            Err(Error::generic(format!("NBD server already has export named '{name}'")))
+        } else {
+            Ok(())
         }
     }
 
@@ -231,9 +235,10 @@ impl Monitor {
     pub(super) async fn remove_export(&self, id: &str, hard: bool) -> Result<()> {
         let found = self.state().exports.iter().find(|export| export.id == id).cloned();
         let Some(export) = found else {
-            let text = match self.export_ids().iter().any(|other| other == id) {
-                true => format!("export '{id}' is one of the command line"),
-                false => format!("Export '{id}' is not found"),
+            let text = if self.export_ids().iter().any(|other| other == id) {
+                format!("export '{id}' is one of the command line")
+            } else {
+                format!("Export '{id}' is not found")
             };
             return Err(Error::generic(text));
         };

@@ -92,9 +92,10 @@ impl Monitor {
         let live = match bitmap {
             BitmapUse::None => None,
             _ => Some(self.free_bitmap(&source.name, name).await.map_err(|error| {
-                match error.text().ends_with("not found") {
-                    true => Error::generic(format!("Bitmap '{name}' could not be found")),
-                    false => error,
+                if error.text().ends_with("not found") {
+                    Error::generic(format!("Bitmap '{name}' could not be found"))
+                } else {
+                    error
                 }
             })?),
         };
@@ -304,9 +305,8 @@ impl Monitor {
     /// The job of this name, if it accepts the request.
     fn job(&self, name: &str, verb: Verb, is_block_job: bool) -> Result<Arc<Job>> {
         let found = self.jobs.named(name);
-        let job = found.ok_or_else(|| match is_block_job {
-            true => Error::no_block_job(name),
-            false => Error::generic("Job not found"),
+        let job = found.ok_or_else(|| {
+            if is_block_job { Error::no_block_job(name) } else { Error::generic("Job not found") }
         })?;
         if !job.status().accepts(verb) {
             return Err(Error::generic(format!(
@@ -495,9 +495,10 @@ fn pause(job: &Arc<Job>) -> Result<()> {
     if matches!(job.status(), Paused | Standby) {
         return Err(Error::generic("Job is already paused"));
     }
-    match job.pause(true) {
-        true => Ok(()),
-        false => Err(Error::generic("clients wait for the end of the job just now")),
+    if job.pause(true) {
+        Ok(())
+    } else {
+        Err(Error::generic("clients wait for the end of the job just now"))
     }
 }
 

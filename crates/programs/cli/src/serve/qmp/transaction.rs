@@ -76,9 +76,10 @@ impl Monitor {
             }
         }
         check_jobs(&uses)?;
-        match disks.is_empty() {
-            true => at_once.iter().for_each(|change| change()),
-            false => self.begin(Wanted { disks, grouped, at_once }, uses).await?,
+        if disks.is_empty() {
+            at_once.iter().for_each(|change| change());
+        } else {
+            self.begin(Wanted { disks, grouped, at_once }, uses).await?;
         }
         for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;
