@@ -66,7 +66,8 @@ impl LossyDisk {
     pub fn with_bad_places(size: u64, bad: &[u64]) -> Option<LossyDisk> {
         let disk = LossyDisk::over(2 * size, |file| {
             file.set_len(size)?;
-            let (starts, ends) = (bad.iter().map(|at| at + PAGE), bad.iter().copied());
+            let starts = bad.iter().map(|at| at + PAGE);
+            let ends = bad.iter().copied();
             for (start, end) in [0].into_iter().chain(starts).zip(ends.chain([size])) {
                 file.write_all_at(&vec![0; (end - start) as usize], start)?;
             }

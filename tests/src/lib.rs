@@ -96,7 +96,8 @@ fn build_unless_fresh(files: &[PathBuf]) {
 fn newest_source(folder: &Path) -> SystemTime {
     let mut newest = SystemTime::UNIX_EPOCH;
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name());
+        let path = entry.path();
+        let name = entry.file_name();
         let found = match entry.file_type() {
             Ok(kind) if kind.is_dir() && name != "testkit" && name != "tests" => {
                 newest_source(&path)
@@ -322,7 +323,8 @@ pub fn nonzero(path: &Path, grain: u64) -> io::Result<u64> {
     let size = file.metadata()?.len();
     let zeroes = vec![0; grain as usize];
     let mut bytes = zeroes.clone();
-    let (mut sum, mut done) = (0, 0);
+    let mut sum = 0;
+    let mut done = 0;
     for range in image::data_ranges(path)? {
         let mut at = done.max(range.start / grain * grain);
         while at < range.end {
@@ -344,7 +346,8 @@ pub fn nonzero(path: &Path, grain: u64) -> io::Result<u64> {
 /// # Errors
 /// When it cannot be read.
 pub fn allocated(path: &Path, grain: u64) -> io::Result<u64> {
-    let (mut sum, mut done) = (0, 0);
+    let mut sum = 0;
+    let mut done = 0;
     for range in image::data_ranges(path)? {
         let start = done.max(range.start / grain * grain);
         let end = range.end.next_multiple_of(grain);

@@ -39,7 +39,8 @@ fn install() -> Option<Installed> {
     let build = workspace().join("crates/programs/python/build/blockhaul_build.py");
     let compiled = fresh_module();
     let make = |words: &[&OsStr]| run(Command::new("python3").arg(&build).args(words));
-    let (from, wheels) = (compiled.as_os_str(), folder.path().as_os_str());
+    let from = compiled.as_os_str();
+    let wheels = folder.path().as_os_str();
     let name = make(&["wheel".as_ref(), wheels, "--from".as_ref(), from]);
     let wheel = folder.file(name.trim());
     make(&["install".as_ref(), wheel.as_os_str(), environment.as_os_str()]);
@@ -53,7 +54,8 @@ fn workspace() -> &'static Path {
 /// Runs a command that succeeds; returns its standard output.
 fn run(command: &mut Command) -> String {
     let output = tools::output(command, LIMIT).unwrap();
-    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    let out = text(&output.stdout);
+    let error = text(&output.stderr);
     assert!(output.status.success(), "{command:?}: {}\n{out}{error}", output.status);
     out
 }

@@ -21,7 +21,8 @@ const WORKLOADS: &[(&str, u32, u32, &str)] = &[
 const THRESHOLD: f64 = 3.0;
 
 pub fn main(args: &[String]) -> Outcome {
-    let (mut base, mut threshold) = (None, THRESHOLD);
+    let mut base = None;
+    let mut threshold = THRESHOLD;
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or(format!("{arg} needs a value"));
@@ -120,7 +121,8 @@ fn instructions(program: &Path, name: &str, few: u32, many: u32) -> Result<f64, 
         let found = counted(&text).filter(|_| output.status.success());
         found.ok_or_else(|| format!("workload {name}: {}", text.lines().last().unwrap_or_default()))
     };
-    let (first, second) = (count(few)?, count(many)?);
+    let first = count(few)?;
+    let second = count(many)?;
     Ok(second.saturating_sub(first) as f64 / f64::from(many - few))
 }
 

@@ -63,7 +63,8 @@ pub fn main(args: &[String]) -> Outcome {
     let mut rows = Vec::new();
     println!("{:47} {:9} blockhaul", "test", "original");
     for test in tests {
-        let (with_original, with_ours) = (original.run(&test)?, ours.run(&test)?);
+        let with_original = original.run(&test)?;
+        let with_ours = ours.run(&test)?;
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
         rows.push(Row { test, original: with_original, ours: with_ours });
     }

@@ -53,7 +53,8 @@ fn collect(root: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Outcome {
     let entries =
         fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
     for entry in entries.flatten() {
-        let (name, path) = (entry.file_name(), below.join(entry.file_name()));
+        let name = entry.file_name();
+        let path = below.join(entry.file_name());
         let name = name.to_string_lossy();
         let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_dir && !name.starts_with('.') && !SKIPPED.contains(&&*name) {

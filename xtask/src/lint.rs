@@ -181,7 +181,8 @@ pub(crate) fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) ->
 /// the word in those is reported, which is noticed at once.
 fn code_of(line: &str) -> String {
     let mut code = String::new();
-    let (mut quoted, mut ticked) = (false, false);
+    let mut quoted = false;
+    let mut ticked = false;
     let mut chars = line.chars().peekable();
     while let Some(c) = chars.next() {
         match c {

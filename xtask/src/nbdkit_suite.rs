@@ -46,7 +46,9 @@ const OLD_PREFIX: &str = "test-old-plugins-";
 pub fn main(args: &[String]) -> Outcome {
     let (options, names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
-    let (mut again, mut release, mut install) = (false, false, Install::Linked);
+    let mut again = false;
+    let mut release = false;
+    let mut install = Install::Linked;
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
@@ -65,7 +67,8 @@ pub fn main(args: &[String]) -> Outcome {
     build.args(["-p", "blockhaul"]).args(release.then_some("--release"));
     run::show(&mut build)?;
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
-    let (from, at) = (source.join("source"), peers.dir());
+    let from = source.join("source");
+    let at = peers.dir();
     let original = Bench::prepare(&dir, "original", at, &from, None)?;
     let ours = match install {
         Install::Linked => Bench::prepare(&dir, "blockhaul", at, &from, Some(&program))?,

@@ -73,7 +73,9 @@ bench/results].
 ";
 
 pub fn main(args: &[String]) -> Outcome {
-    let (mut dirs, mut check, mut shots) = (Vec::new(), false, None);
+    let mut dirs = Vec::new();
+    let mut check = false;
+    let mut shots = None;
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         match arg.as_str() {

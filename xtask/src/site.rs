@@ -113,7 +113,8 @@ struct Summary {
 /// The contents with paths from the root, and with the pages of folders.
 fn summary(root: &Path) -> Result<Summary, String> {
     let place = Path::new("docs/SUMMARY.md");
-    let (mut text, mut pages) = (String::new(), Vec::new());
+    let mut text = String::new();
+    let mut pages = Vec::new();
     for line in read(root, place)?.lines() {
         let Some((title, target)) = entry(line) else {
             text += &format!("{line}\n");

@@ -84,7 +84,8 @@ impl Copying {
             structured: rng.chance(90),
             ..ClientOptions::default()
         };
-        let (calamities, workers) = (rng.below(6), rng.between(1, 2) as usize);
+        let calamities = rng.below(6);
+        let workers = rng.between(1, 2) as usize;
         Copying {
             source,
             target,
@@ -102,8 +103,10 @@ impl Copying {
     /// One attempt: while there are calamities left, they happen meanwhile.
     async fn attempt(&mut self) -> Result<Attempt, String> {
         let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
-        let (source, target) = (self.source.uri(), self.target.uri());
-        let (options, client) = (self.options.clone(), self.client.clone());
+        let source = self.source.uri();
+        let target = self.target.uri();
+        let options = self.options.clone();
+        let client = self.client.clone();
         let mut ticket = machine.workers()[0].spawn(move || go(source, target, options, client));
         while self.calamities > 0 {
             let most = 1 << self.rng.between(8, 20);

@@ -166,7 +166,8 @@ impl Client {
         oracle: &mut Oracle,
     ) -> Result<Result<(), Error>, String> {
         let sectors = self.some();
-        let (at, len) = ((sectors.start * SECTOR) as u64, sectors.len() * SECTOR);
+        let at = (sectors.start * SECTOR) as u64;
+        let len = sectors.len() * SECTOR;
         let device = stack.device();
         Ok(match self.rng.below(10) {
             0 => device.flush().await,

@@ -150,7 +150,9 @@ fn many(wanted: &Wanted) -> ExitCode {
     let runs = wanted.runs.unwrap_or(if wanted.time.is_some() { u64::MAX } else { 1000 });
     println!("from seed {first}");
     let begun = Instant::now();
-    let (next, made, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let next = AtomicU64::new(0);
+    let made = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
     let found: Mutex<Vec<Run>> = Mutex::default();
     let faults: Mutex<BTreeMap<&str, u64>> = Mutex::default();
     std::thread::scope(|scope| {
@@ -179,7 +181,8 @@ fn many(wanted: &Wanted) -> ExitCode {
             });
         }
     });
-    let (made, time) = (made.into_inner(), begun.elapsed().as_secs_f64());
+    let made = made.into_inner();
+    let time = begun.elapsed().as_secs_f64();
     println!("{made} runs in {time:.1} s: {:.0} runs a second", made as f64 / time.max(0.001));
     for (what, count) in faults.into_inner().unwrap_or_default() {
         println!("{count:>9}  {what}");

@@ -240,7 +240,8 @@ impl Oracle {
         bytes: &[u8],
         losses: u64,
     ) -> Result<(), String> {
-        let (now, same) = (now(), losses == self.losses);
+        let now = now();
+        let same = losses == self.losses;
         let start = range.start;
         for (index, (sector, bytes)) in
             self.at(range).iter_mut().zip(bytes.chunks_exact(SECTOR)).enumerate()

@@ -52,8 +52,8 @@ impl Layout {
         let trusts = rng.chance(20);
         let unflushed = if trusts { "trust" } else { "fail" };
         let retry = format!("retry?retries={}&unflushed={unflushed}", rng.pick(&[1, 5]));
-        let (extents, cache) =
-            ("extents-cache".to_string(), "cache?cache-min-block-size=4k".to_string());
+        let extents = "extents-cache".to_string();
+        let cache = "cache?cache-min-block-size=4k".to_string();
         let client = match rng.below(7) {
             0 => vec![retry],
             1 => vec![extents.clone()],
@@ -137,7 +137,8 @@ impl Serving {
             extended: rng.chance(70),
             ..Options::default()
         };
-        let (calamities, requests) = (rng.below(6), rng.between(5, 60));
+        let calamities = rng.below(6);
+        let requests = rng.between(5, 60);
         let starts = 0;
         Ok(Serving { site, layout, faults, options, clients, calamities, requests, starts, rng })
     }
@@ -156,9 +157,11 @@ impl Serving {
         let machine = Machine::start(1).map_err(|error| error.to_string())?;
         let mut working = Vec::new();
         for (number, oracle) in self.clients.iter().enumerate() {
-            let (oracle, uri, layers) =
-                (oracle.clone(), self.site.uri(), self.layout.client.clone());
-            let (options, requests) = (self.options.clone(), self.requests);
+            let oracle = oracle.clone();
+            let uri = self.site.uri();
+            let layers = self.layout.client.clone();
+            let options = self.options.clone();
+            let requests = self.requests;
             let rng = Rng::new(self.rng.number());
             working.push(machine.workers()[0].spawn(move || {
                 let client = Client::new(number, oracle, uri, layers, options);
@@ -276,7 +279,8 @@ impl Serving {
         let failed = |error: Error| format!("the disk cannot be read at the end: {error}");
         for oracle in &self.clients {
             let all = lock(oracle).all();
-            let (at, len) = ((all.start * SECTOR) as u64, all.len() * SECTOR);
+            let at = (all.start * SECTOR) as u64;
+            let len = all.len() * SECTOR;
             let data = device.device().read(at, len).await.map_err(failed)?;
             let mut oracle = lock(oracle);
             let losses = oracle.losses();
@@ -411,7 +415,8 @@ async fn work(client: Rc<Client>, requests: u64, mut rng: Rng) -> Result<Option<
     let mut tasks = Vec::new();
     for part in 0..parts {
         let start = all.start + part * share;
-        let (client, rng) = (client.clone(), Rng::new(rng.number()));
+        let client = client.clone();
+        let rng = Rng::new(rng.number());
         tasks.push(blockhaul_io::spawn(async move {
             Hand { client, range: start..start + share, rng }.work(requests).await
         }));
@@ -433,7 +438,8 @@ impl Client {
         layers: Vec<String>,
         options: Options,
     ) -> Rc<Client> {
-        let (stack, generation) = (RefCell::default(), Cell::default());
+        let stack = RefCell::default();
+        let generation = Cell::default();
         Rc::new(Client { number, oracle, uri, layers, options, stack, generation })
     }
 
@@ -568,7 +574,8 @@ impl Hand {
     }
 
     async fn read(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
-        let (at, len) = ((sectors.start * SECTOR) as u64, sectors.len() * SECTOR);
+        let at = (sectors.start * SECTOR) as u64;
+        let len = sectors.len() * SECTOR;
         let losses = lock(&self.client.oracle).losses();
         match stack.device().read(at, len).await {
             Ok(data) => {
@@ -612,7 +619,8 @@ impl Hand {
         stack: &Stack,
         sectors: Range<usize>,
     ) -> Result<Option<Error>, String> {
-        let (at, len) = ((sectors.start * SECTOR) as u64, (sectors.len() * SECTOR) as u64);
+        let at = (sectors.start * SECTOR) as u64;
+        let len = (sectors.len() * SECTOR) as u64;
         let mut value = ZEROES;
         let kind = self.rng.below(10);
         let request = match kind {

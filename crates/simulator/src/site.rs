@@ -102,7 +102,9 @@ impl Site {
         let faults = FaultDevice::over(disk.clone(), random(u64::MAX));
         prepare(&faults);
         let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
-        let (path, device, layers) = (self.path.clone(), faults.clone(), self.layers.clone());
+        let path = self.path.clone();
+        let device = faults.clone();
+        let layers = self.layers.clone();
         let keys = self.keys.clone();
         let started = machine.workers()[0].spawn(move || serve(path, device, layers, keys));
         let served = started.await.map_err(|_| "a server did not start")??;
@@ -135,7 +137,8 @@ impl Site {
     /// Adds a layer under the clients of the server, or removes the one that was added.
     pub(crate) async fn change_layers(&mut self) -> Result<(), String> {
         let Some(up) = &mut self.up else { return Ok(()) };
-        let (served, has_more) = (up.served.clone(), up.has_more);
+        let served = up.served.clone();
+        let has_more = up.has_more;
         let extra = has_more.then_some(self.layers.len());
         let exchanged = up.machine.workers()[0].spawn(move || exchange(served, extra));
         let stack = exchanged.await.map_err(|_| "a layer was not exchanged")??;
@@ -190,7 +193,9 @@ impl Site {
     pub(crate) fn is_tidy(&self) -> Result<(), String> {
         let Some(up) = &self.up else { return Ok(()) };
         let Served { server, pool, .. } = &up.served;
-        let (open, reserved, peak) = (server.open(), pool.reserved(), pool.peak());
+        let open = server.open();
+        let reserved = pool.reserved();
+        let peak = pool.peak();
         let in_flight = up.faults.in_flight();
         match (open, reserved, in_flight) {
             (0, 0, 0) if peak <= pool.limit() => Ok(()),
@@ -212,7 +217,9 @@ async fn serve(
     let shared = Shared::new("", "", stack.device().clone());
     let pool = Pool::new(MEMORY);
     let limits = Limits { client_bytes: MEMORY / 2, ..Limits::default() };
-    let (exports, offers, tls) = (shared.clone(), Offers::default(), tls(keys.as_deref())?);
+    let exports = shared.clone();
+    let offers = Offers::default();
+    let tls = tls(keys.as_deref())?;
     let server = Server::new(Config { exports, limits, offers, pool: pool.clone(), tls });
     // Left by the process before, or not there.
     let _ = std::fs::remove_file(&path);

@@ -61,7 +61,8 @@ fn the_same_seed_gives_the_same_events() {
     for scenario in SCENARIOS {
         for seed in 0..60 {
             let run = Run::of(scenario, seed);
-            let (one, two) = (simulate(&run), simulate(&run));
+            let one = simulate(&run);
+            let two = simulate(&run);
             assert_eq!(one.failure, two.failure, "{run}");
             assert_eq!(one.report.trace, two.report.trace, "{run}");
             assert_eq!(one.report.chosen, two.report.chosen, "{run}");

@@ -29,7 +29,9 @@ fn steps(limits: Limits, pool: u64) -> Report {
         let device = FaultDevice::over(model, 1);
         device.add(Rule::new(Then::Delay(SLOW)));
         let exports = Shared::new("", "", blockhaul_block::fence(device));
-        let (offers, tls, pool) = (Offers::default(), Tls::Off, Pool::new(pool));
+        let offers = Offers::default();
+        let tls = Tls::Off;
+        let pool = Pool::new(pool);
         let server = Server::new(Config { exports, limits, offers, pool, tls });
         drop(blockhaul_io::spawn(server.listen(Listener::bind_unix(&socket).unwrap())));
         let options = Options { timeout: Duration::ZERO, ..Options::default() };

@@ -53,7 +53,8 @@ impl Fill {
                 let mut rng = Rng::new(seed);
                 bytes.fill(0);
                 for page in bytes.chunks_mut(4096) {
-                    let (head, tail) = (rng.below(9) as usize, rng.below(9) as usize);
+                    let head = rng.below(9) as usize;
+                    let tail = rng.below(9) as usize;
                     let len = page.len();
                     rng.fill(&mut page[..head.min(len)]);
                     rng.fill(&mut page[len - tail.min(len)..]);
@@ -261,7 +262,8 @@ impl Generator {
             drawn -= u64::from(weight);
         }
         let (at, len) = if kind == OpKind::Flush { (0, 0) } else { self.range() };
-        let (flags, fill) = (self.flags(kind), self.fill());
+        let flags = self.flags(kind);
+        let fill = self.fill();
         Step { kind, at, len, flags, fill, together: false }
     }
 
@@ -398,7 +400,8 @@ mod tests {
     #[test]
     fn shrinking_finds_the_two_steps_that_matter() {
         let steps = Generator::new(&Model::all_facts(1 << 20), 7).steps(200);
-        let (one, two) = (steps[31].at, steps[144].at);
+        let one = steps[31].at;
+        let two = steps[144].at;
         let both = |steps: &[Step]| {
             steps.iter().any(|step| step.at == one) && steps.iter().any(|step| step.at == two)
         };

@@ -64,7 +64,8 @@ impl CrashDevice {
             cut: false,
         };
         let store = Arc::new(Mutex::new(store));
-        let (ignores_flush, ignores_fua) = (false, false);
+        let ignores_flush = false;
+        let ignores_fua = false;
         Arc::new(CrashDevice { facts, store, handle: 0, ignores_flush, ignores_fua })
     }
 
@@ -73,22 +74,28 @@ impl CrashDevice {
         let mut store = lock(&self.store);
         let handle = store.handles;
         store.handles += 1;
-        let (facts, store) = (self.facts.clone(), self.store.clone());
-        let (ignores_flush, ignores_fua) = (self.ignores_flush, self.ignores_fua);
+        let facts = self.facts.clone();
+        let store = self.store.clone();
+        let ignores_flush = self.ignores_flush;
+        let ignores_fua = self.ignores_fua;
         Arc::new(CrashDevice { facts, store, handle, ignores_flush, ignores_fua })
     }
 
     /// The same handle with a flush that has no effect, to see whether tests detect it.
     pub fn ignoring_flush(&self) -> Arc<CrashDevice> {
         let handle = self.handle();
-        let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
+        let facts = handle.facts.clone();
+        let store = handle.store.clone();
+        let handle = handle.handle;
         Arc::new(CrashDevice { facts, store, handle, ignores_flush: true, ignores_fua: false })
     }
 
     /// The same handle with FUA that has no effect, to see whether tests detect it.
     pub fn ignoring_fua(&self) -> Arc<CrashDevice> {
         let handle = self.handle();
-        let (facts, store, handle) = (handle.facts.clone(), handle.store.clone(), handle.handle);
+        let facts = handle.facts.clone();
+        let store = handle.store.clone();
+        let handle = handle.handle;
         Arc::new(CrashDevice { facts, store, handle, ignores_flush: false, ignores_fua: true })
     }
 
@@ -125,7 +132,8 @@ impl Store {
     fn after_cut(&self, mut lucky: impl FnMut(Range<usize>) -> bool) -> Vec<u8> {
         let mut bytes = self.base.clone();
         for change in &self.log {
-            let (mut from, end) = (change.at, change.at + change.bytes.len());
+            let mut from = change.at;
+            let end = change.at + change.bytes.len();
             while from < end {
                 let to = end.min((from / SECTOR + 1) * SECTOR);
                 if change.durable || lucky(from..to) {
@@ -143,7 +151,8 @@ impl Store {
             return Err(Error::new(Kind::Disconnected, "the power is off"));
         }
         let changes = request.kind().changes();
-        let (at, end) = (request.at, request.end());
+        let at = request.at;
+        let end = request.end();
         let reply = self.model.apply(request)?;
         if let Some(end) = end.filter(|_| changes) {
             let at = at as usize;
@@ -196,10 +205,12 @@ impl Device for CrashDevice {
 
     fn submit(&self, request: Request) -> Pending {
         let mut guard = lock(&self.store);
-        let (mark, turns) = (guard.mark(), guard.turns());
+        let mark = guard.mark();
+        let turns = guard.turns();
         drop(guard);
         let store = self.store.clone();
-        let (handle, all) = (self.handle, self.facts.can.contains(Can::MULTI_CONN));
+        let handle = self.handle;
+        let all = self.facts.can.contains(Can::MULTI_CONN);
         let durable = request.flags.contains(Flags::FUA) && !self.ignores_fua;
         let ignores_flush = self.ignores_flush;
         let work = move || {

@@ -63,7 +63,8 @@ pub struct Rule {
 impl Rule {
     /// For every request; the other methods narrow it down.
     pub fn new(then: Then) -> Rule {
-        let (matched, applied) = (0, 0);
+        let matched = 0;
+        let applied = 0;
         Rule {
             then,
             kind: None,
@@ -274,7 +275,8 @@ impl Device for FaultDevice {
         if then == Some(Then::Lose) {
             return Pending::completer().1;
         }
-        let (inner, shared) = (self.inner.clone(), self.shared.clone());
+        let inner = self.inner.clone();
+        let shared = self.shared.clone();
         let injected = move |kind| {
             let mut plan = lock(&shared.plan);
             let seen = plan.seen.len();

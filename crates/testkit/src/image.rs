@@ -93,7 +93,8 @@ fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result
     let mut entries: Vec<_> = fs::read_dir(from)?.filter_map(Result::ok).collect();
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
-        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        let target = to.join(entry.file_name());
         if kind.is_dir() && depth < DEPTH_MAX {
             match copy_tree(&entry.path(), &target, left, depth + 1) {
                 Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
@@ -149,7 +150,8 @@ impl fmt::Display for Difference {
 /// # Errors
 /// The first difference.
 pub fn compare(one: &Path, two: &Path) -> Result<(), Difference> {
-    let (first, second) = (open(one)?, open(two)?);
+    let first = open(one)?;
+    let second = open(two)?;
     let sizes = (size(&first, one)?, size(&second, two)?);
     if sizes.0 != sizes.1 {
         return Err(Difference::Size(sizes.0, sizes.1));
@@ -167,12 +169,15 @@ pub fn compare_ranges(
     len: u64,
 ) -> Result<(), Difference> {
     const CHUNK: u64 = 1 << 20;
-    let (first, second) = (open(one)?, open(two)?);
-    let (mut left, mut right) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);
+    let first = open(one)?;
+    let second = open(two)?;
+    let mut left = vec![0; CHUNK as usize];
+    let mut right = vec![0; CHUNK as usize];
     let mut done = 0;
     while done < len {
         let chunk = CHUNK.min(len - done);
-        let (left, right) = (&mut left[..chunk as usize], &mut right[..chunk as usize]);
+        let left = &mut left[..chunk as usize];
+        let right = &mut right[..chunk as usize];
         let unreadable = |path: &Path, error: io::Error| {
             Difference::Unreadable(format!("cannot read {}: {error}", path.display()))
         };
@@ -270,7 +275,8 @@ pub fn is_zero(path: &Path, range: Range<u64>) -> io::Result<bool> {
 pub fn digest(path: &Path) -> io::Result<u64> {
     let file = File::open(path)?;
     let mut bytes = vec![0; 1 << 20];
-    let (mut at, mut digest) = (0, 0xcbf2_9ce4_8422_2325_u64);
+    let mut at = 0;
+    let mut digest = 0xcbf2_9ce4_8422_2325_u64;
     loop {
         let count = file.read_at(&mut bytes, at)?;
         if count == 0 {
@@ -291,7 +297,9 @@ mod tests {
     #[test]
     fn sparse_images_are_repeatable_and_sparse() {
         let scratch = Scratch::new().unwrap();
-        let (one, two, other) = (scratch.file("one"), scratch.file("two"), scratch.file("other"));
+        let one = scratch.file("one");
+        let two = scratch.file("two");
+        let other = scratch.file("other");
         let size = (20 << 20) + 777;
         let data = sparse(&one, size, 5).unwrap();
         assert_eq!(sparse(&two, size, 5).unwrap(), data);
@@ -323,7 +331,8 @@ mod tests {
     #[test]
     fn the_first_difference_is_told() {
         let scratch = Scratch::new().unwrap();
-        let (one, two) = (scratch.file("one"), scratch.file("two"));
+        let one = scratch.file("one");
+        let two = scratch.file("two");
         fs::write(&one, vec![1; 3 << 20]).unwrap();
         fs::copy(&one, &two).unwrap();
         compare(&one, &two).unwrap();

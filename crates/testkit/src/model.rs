@@ -332,7 +332,8 @@ impl Device for ModelDevice {
         let request = match request.op {
             // A late reservation gets its memory only now, with the reply.
             Op::Read(room) if self.facts.claims_room => {
-                let (model, at) = (self.model.clone(), request.at);
+                let model = self.model.clone();
+                let at = request.at;
                 return Pending::start(async move {
                     let room = room.claim().await;
                     lock(&model).apply(Request::read(at, room))

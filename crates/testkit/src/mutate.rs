@@ -85,7 +85,8 @@ mod tests {
             let mut rng = Rng::new(seed);
             (0..100).map(|_| mutated(&mut rng, &input)).collect::<Vec<_>>()
         };
-        let (one, two) = (copies(1), copies(1));
+        let one = copies(1);
+        let two = copies(1);
         assert_eq!(one, two);
         assert!(one.iter().filter(|copy| **copy != input).count() > 80);
         assert!(mutated(&mut Rng::new(3), &[]).len() <= 5 * PIECE as usize);

@@ -92,7 +92,9 @@ mod tests {
 
     #[test]
     fn the_same_seed_gives_the_same_numbers() {
-        let (mut one, mut two, mut other) = (Rng::new(1), Rng::new(1), Rng::new(2));
+        let mut one = Rng::new(1);
+        let mut two = Rng::new(1);
+        let mut other = Rng::new(2);
         let numbers: Vec<_> = (0..100).map(|_| one.number()).collect();
         assert_eq!(numbers, (0..100).map(|_| two.number()).collect::<Vec<_>>());
         assert_ne!(numbers, (0..100).map(|_| other.number()).collect::<Vec<_>>());

@@ -100,7 +100,10 @@ impl Device for Device1 {
 
     fn submit(&self, mut request: Request) -> Pending {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
-        let (kind, at, len, flags) = (request.kind(), request.at, request.len, request.flags);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
+        let flags = request.flags;
         let inner = self.inner.clone();
         let later = Duration::from_millis(2);
         match self.how {
@@ -462,7 +465,8 @@ impl Device for Layer1 {
         if forgets {
             return Pending::ready(Ok(Reply::Done));
         }
-        let (how, below) = (self.how, self.below.clone());
+        let how = self.how;
+        let below = self.below.clone();
         Pending::start(async move {
             let outcome = below.submit(Request::flush()).await;
             match how {

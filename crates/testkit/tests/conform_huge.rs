@@ -69,7 +69,8 @@ impl Sparse {
                         pages.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
                     });
                 }
-                let (first, last) = (at / PAGE, (at + len - 1) / PAGE);
+                let first = at / PAGE;
+                let last = (at + len - 1) / PAGE;
                 for (page, bytes) in pages.range_mut(first..=last) {
                     let from = at.saturating_sub(page * PAGE).min(PAGE) as usize;
                     let to = (at + len - page * PAGE).min(PAGE) as usize;

@@ -144,8 +144,10 @@ fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
             slow.reorder(6);
             let device = fence(blockhaul_block::emulate::emulate(slow));
             for round in 0..8_u8 {
-                let (whole, part) = (2 * round + 1, 2 * round + 2);
-                let (at, len) = (512 + random.below(500), 1 + random.below(12));
+                let whole = 2 * round + 1;
+                let part = 2 * round + 2;
+                let at = 512 + random.below(500);
+                let len = 1 + random.below(12);
                 let mut requests = vec![
                     Request::write(0, Data::copy_of(&[whole; 1536])),
                     Request::write(at, Data::copy_of(&vec![part; len as usize])),

@@ -55,7 +55,8 @@ fn a_handle_keeps_the_contract() {
 #[test]
 fn without_a_barrier_requests_end_where_they_began() {
     run(|| async {
-        let (old, new) = (model(Completion::Immediate), model(Completion::Immediate));
+        let old = model(Completion::Immediate);
+        let new = model(Completion::Immediate);
         let slow = FaultDevice::over(old.clone(), 1);
         slow.add(Rule::new(Then::Hang).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
@@ -73,15 +74,19 @@ fn without_a_barrier_requests_end_where_they_began() {
 #[test]
 fn a_barrier_waits_for_requests_in_flight_and_lets_none_start() {
     run(|| async {
-        let (old, new) = (model(Completion::Immediate), model(Completion::Immediate));
+        let old = model(Completion::Immediate);
+        let new = model(Completion::Immediate);
         let slow = FaultDevice::over(old.clone(), 1);
         slow.add(Rule::new(Then::HangAfter).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
-        let (handle, other) = (switch.handle(), switch.handle());
+        let handle = switch.handle();
+        let other = switch.handle();
         let hanging = write(&handle, 0, 1);
         let ran = Rc::new(Cell::new(false));
         let swap: Task<_> = spawn({
-            let (switch, new, ran) = (switch.clone(), new.clone(), ran.clone());
+            let switch = switch.clone();
+            let new = new.clone();
+            let ran = ran.clone();
             async move {
                 switch
                     .swap(new, LONG, async || {

@@ -201,7 +201,8 @@ impl Shared {
 
     /// Visits the memory of a range, which lies inside the device: the fence ensures that.
     fn visit(&self, at: u64, len: usize, mut visit: impl FnMut(&mut [u8])) {
-        let (mut at, mut left) = (usize::try_from(at).expect("memory is addressable"), len);
+        let mut at = usize::try_from(at).expect("memory is addressable");
+        let mut left = len;
         while left > 0 {
             let start = at % PIECE;
             let now = left.min(PIECE - start);

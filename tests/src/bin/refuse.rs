@@ -56,7 +56,8 @@ fn rule(call: &str) -> Result<(i64, Vec<SeccompRule>), Box<dyn Error>> {
         "mincore" => (libc::SYS_mincore, always),
         "copy_file_range" => (libc::SYS_copy_file_range, always),
         "copy_file_range_short" => {
-            let (fifth, word) = (4, SeccompCmpArgLen::Qword);
+            let fifth = 4;
+            let word = SeccompCmpArgLen::Qword;
             let short = SeccompCondition::new(fifth, word, SeccompCmpOp::Lt, 4 << 20)?;
             (libc::SYS_copy_file_range, vec![SeccompRule::new(vec![short])?])
         }
@@ -64,7 +65,8 @@ fn rule(call: &str) -> Result<(i64, Vec<SeccompRule>), Box<dyn Error>> {
         "preadv2" => (libc::SYS_preadv2, always),
         "io_uring_register" => (libc::SYS_io_uring_register, always),
         "reflink" => {
-            let (second, word) = (1, SeccompCmpArgLen::Dword);
+            let second = 1;
+            let word = SeccompCmpArgLen::Dword;
             let request = libc::FICLONERANGE;
             let only = SeccompCondition::new(second, word, SeccompCmpOp::Eq, request)?;
             (libc::SYS_ioctl, vec![SeccompRule::new(vec![only])?])

@@ -338,7 +338,8 @@ impl<'a> Case<'a> {
             }
             _ => GARBAGE,
         };
-        let (before, behind) = (&held[..at], &held[end..]);
+        let before = &held[..at];
+        let behind = &held[end..];
         let stays = before.iter().chain(behind).all(|&byte| byte == rest);
         assert!(stays, "{}", self.told);
     }
@@ -346,7 +347,8 @@ impl<'a> Case<'a> {
 
 #[test]
 fn any_copy_is_the_same_bytes_or_says_why_not() {
-    let (nbdkit, qemu_nbd) = (require_peer!("nbdkit"), require_peer!("qemu-nbd"));
+    let nbdkit = require_peer!("nbdkit");
+    let qemu_nbd = require_peer!("qemu-nbd");
     let peers = Peers { nbdkit, qemu_nbd, qemu_img: require_peer!("qemu-img") };
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");

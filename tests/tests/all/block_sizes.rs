@@ -56,7 +56,8 @@ fn same(scratch: &Scratch, args: &[&str]) -> (String, String) {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
         (asked(program, &args), fs::read_to_string(&notes).unwrap_or_default())
     };
-    let (ours, theirs) = (of("ours", &ours), of("theirs", Path::new("nbdkit")));
+    let ours = of("ours", &ours);
+    let theirs = of("theirs", Path::new("nbdkit"));
     assert_eq!(ours.0, theirs.0, "{args:?}: what clients see");
     assert_eq!(ours.1, theirs.1, "{args:?}: what the plugin gets");
     ours
@@ -119,7 +120,8 @@ fn a_script_gets_what_clients_send() {
 #[test]
 fn a_plugin_in_a_process_of_its_own_gets_the_same() {
     let Some((scratch, plugin)) = sizes() else { return };
-    let (notes, isolated) = (scratch.file("notes"), scratch.file("isolated"));
+    let notes = scratch.file("notes");
+    let isolated = scratch.file("isolated");
     let payload = "--limit=payload=64M";
     let plain = format!("nbdkit:{plugin}?notes={}", text(&notes));
     let apart = format!("nbdkit:{plugin}?notes={}", text(&isolated));
@@ -256,7 +258,8 @@ fn devices_are_described_as_the_plugins_are() {
         for fact in FACTS {
             let known = DIFFERENT.contains(&(line, fact));
             let null = &serde_json::Value::Null;
-            let (ours, theirs) = (ours.get(fact).unwrap_or(null), theirs.get(fact).unwrap_or(null));
+            let ours = ours.get(fact).unwrap_or(null);
+            let theirs = theirs.get(fact).unwrap_or(null);
             if (ours == theirs) == known {
                 wrong.push(format!("{line}: {fact}: {ours} here, {theirs} there"));
             }

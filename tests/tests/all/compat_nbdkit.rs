@@ -36,7 +36,8 @@ impl Both {
     /// What both print, which has to be the same, with the same exit status.
     #[track_caller]
     fn same(&self, args: &[&str]) -> String {
-        let (ours, theirs) = (self.ours(args), self.theirs(args));
+        let ours = self.ours(args);
+        let theirs = self.theirs(args);
         let said = lossy(&ours.stderr);
         assert_eq!(ours.status.code(), theirs.status.code(), "{args:?}: {said}");
         assert_eq!(lossy(&ours.stdout), lossy(&theirs.stdout), "{args:?}: {said}");

@@ -45,7 +45,8 @@ fn copy(options: &[&str], source: &str, target: &str) -> Copied {
 #[track_caller]
 fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() -> bool) -> Copied {
     let scratch = Scratch::new().unwrap();
-    let (control, said) = (scratch.socket("c"), scratch.file("said"));
+    let control = scratch.socket("c");
+    let said = scratch.file("said");
     let slow = |kind| format!("delay?{kind}={}ms", PACE.as_millis());
     let serve_file =
         |words: &[&str]| serve(&scratch, "slow", &[&["--control", text(&control)], words].concat());
@@ -150,7 +151,8 @@ fn tmpdisk(nbdkit: &Peer, scratch: &Scratch, script: &str) -> Server {
 fn a_source_with_a_disk_for_each_connection() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (image(&scratch), scratch.file("target"));
+    let image = image(&scratch);
+    let target = scratch.file("target");
     let script = "if mkdir \"$base/one\"; then cp \"$base/image\" \"$disk\"; \
                   else head -c \"$size\" /dev/urandom > \"$disk\"; fi";
     let from = tmpdisk(&nbdkit, &scratch, script);
@@ -182,7 +184,8 @@ impl NbdServer {
     /// Serves a file; `options` are lines of its export's section.
     fn start(nbd_server: &Peer, file: &Path, options: &str) -> NbdServer {
         let scratch = Scratch::new().unwrap();
-        let (socket, pid) = (scratch.socket("nbd-server"), scratch.file("pid"));
+        let socket = scratch.socket("nbd-server");
+        let pid = scratch.file("pid");
         let config = scratch.file("config");
         // It always listens on TCP, too.
         with_port(|port| {
@@ -220,7 +223,9 @@ impl Drop for NbdServer {
 fn nbd_server_with_one_disk_and_with_copies_on_write() {
     let nbd_server = require_peer!("nbd-server");
     let scratch = Scratch::new().unwrap();
-    let (image, disk, target) = (image(&scratch), empty(&scratch, "disk"), scratch.file("target"));
+    let image = image(&scratch);
+    let disk = empty(&scratch, "disk");
+    let target = scratch.file("target");
     for options in ["copyonwrite = false", "copyonwrite = true"] {
         let from = NbdServer::start(&nbd_server, &image, options);
         // What is only read is the same on all connections.
@@ -241,14 +246,17 @@ fn nbd_server_with_one_disk_and_with_copies_on_write() {
 fn servers_that_refuse_a_second_connection() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (image(&scratch), scratch.file("target"));
-    let (from_dir, to_dir) = (scratch.file("from"), scratch.file("to"));
+    let image = image(&scratch);
+    let target = scratch.file("target");
+    let from_dir = scratch.file("from");
+    let to_dir = scratch.file("to");
     for dir in [&from_dir, &to_dir] {
         fs::create_dir(dir).unwrap();
     }
     fs::copy(&image, from_dir.join("default")).unwrap();
     let ondemand = |name: &str, dir: &Path| {
-        let (dir, size) = (format!("dir={}", text(dir)), format!("size={SIZE}"));
+        let dir = format!("dir={}", text(dir));
+        let size = format!("size={SIZE}");
         let args = ["ondemand", &dir, &size, "command=truncate -s \"$size\" \"$disk\""];
         Server::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
     };
@@ -266,7 +274,8 @@ fn servers_that_refuse_a_second_connection() {
 fn qemu_nbd_for_one_client() {
     let qemu_nbd = require_peer!("qemu-nbd");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (image(&scratch), scratch.file("target"));
+    let image = image(&scratch);
+    let target = scratch.file("target");
     let disk = empty(&scratch, "disk");
     let served = |name: &str, file: &Path| {
         let args = ["-f", "raw", text(file)];
@@ -307,7 +316,8 @@ fn second_has(fault: HandshakeFault, content: Vec<u8>) -> (Scripted, Arc<Offer>)
 #[test]
 fn second_connections_with_a_fault() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (image(&scratch), scratch.file("target"));
+    let image = image(&scratch);
+    let target = scratch.file("target");
     let cases = [
         (HandshakeFault::CloseAtOnce, Some("cannot connect")),
         (HandshakeFault::Refuse(1 << 31 | 2, "one is enough".into()), Some("one is enough")),

@@ -439,7 +439,8 @@ fn layers_that_clients_would_see_stay_as_they_are() {
 #[test]
 fn exports_come_and_go() {
     let scratch = Scratch::new().unwrap();
-    let (first, second) = (scratch.file("first"), scratch.file("second"));
+    let first = scratch.file("first");
+    let second = scratch.file("second");
     fs::write(&first, vec![1; 1 << 20]).unwrap();
     fs::write(&second, vec![2; 2 << 20]).unwrap();
     let served = Served::start(&scratch, &["--export", &format!("a={}", text(&first))]);

@@ -313,7 +313,8 @@ fn a_larger_target_keeps_its_tail() {
 fn servers_for_one_client_are_copied_from_and_to() {
     let Some(peers) = Peers::find() else { return };
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     image::sparse(&image, 200 << 20, seed).unwrap();
@@ -322,7 +323,8 @@ fn servers_for_one_client_are_copied_from_and_to() {
         let args = ["-e", "1", "-f", "raw", text(file)];
         Server::qemu_nbd(&peers.qemu_nbd, &scratch.socket(name), &args).unwrap()
     };
-    let (from, to) = (one("s", &image), one("t", &target));
+    let from = one("s", &image);
+    let to = one("t", &target);
     succeed(&["copy", "-C", "4", &from.uri(""), &to.uri("")]);
     drop((from, to));
     assert_same(&image, &target, "one client at a time");
@@ -333,7 +335,8 @@ fn servers_for_one_client_are_copied_from_and_to() {
 fn servers_started_for_the_copy() {
     let Some(peers) = Peers::find() else { return };
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target.qcow2"));
+    let image = scratch.file("image");
+    let target = scratch.file("target.qcow2");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let size = 64 << 20;

@@ -76,7 +76,9 @@ fn zero(at: u64, len: u64, trim: bool) -> Seen {
 
 /// Segments of 128 MiB, holes in them as long as they are, requests in full.
 fn ends_and_holes(trim: bool) -> Vec<Seen> {
-    let (small, segment, size) = (32 << 10, 128 << 20, 1 << 30);
+    let small = 32 << 10;
+    let segment = 128 << 20;
+    let size = 1 << 30;
     let mut expected = vec![write(0, small), zero(small, segment - small, trim)];
     expected.extend((1..7).map(|n| zero(n * segment, segment, trim)));
     expected.push(zero(7 * segment, segment - small, trim));
@@ -141,12 +143,14 @@ fn flush_is_the_last_request() {
 #[test]
 fn every_option_gives_the_same_bytes() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let size = (12 << 20) + 777;
     image::sparse(&image, size, seed).unwrap();
-    let (data, held) = (nonzero(&image, 4096).unwrap(), allocated(&image, 4096).unwrap());
+    let data = nonzero(&image, 4096).unwrap();
+    let held = allocated(&image, 4096).unwrap();
     let from = serve(&scratch, "s", &["-r", text(&image)]);
     let sets: [&[&str]; 24] = [
         &["-C", "1"],
@@ -200,7 +204,8 @@ fn pipes_are_sources_and_targets() {
     let nbdkit = require_peer!("nbdkit");
     let nbdcopy = require_peer!("nbdcopy");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let size = (40 << 20) + 12_345;
@@ -246,7 +251,8 @@ fn pipes_are_sources_and_targets() {
 #[test]
 fn a_killed_copy_can_be_done_again() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let size = 32 << 20;
@@ -289,7 +295,8 @@ fn refused_before_a_byte(from: &str, to: &str, target: &Path, says: &[&str]) {
 fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (whole, size) = (256 << 10, (256 << 10) + 200);
+    let whole = 256 << 10;
+    let size = (256 << 10) + 200;
     let image = scratch.file("image");
     let mut bytes = vec![0; size];
     rng::Rng::new(rng::seed()).fill(&mut bytes);

@@ -88,9 +88,12 @@ struct Page {
 
 #[test]
 fn the_commands_in_pages_run() {
-    let (qemu_img, _) = (require_peer!("qemu-img"), require_peer!("qemu-nbd"));
+    let qemu_img = require_peer!("qemu-img");
+    let _ = require_peer!("qemu-nbd");
     require_peer!("nbdcopy");
-    let (mut failed, mut used, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
+    let mut failed = BTreeMap::new();
+    let mut used = BTreeSet::new();
+    let mut count = 0;
     for Page { name, mut lines, files } in pages() {
         lines.retain(|line| {
             let reasons: Vec<_> =

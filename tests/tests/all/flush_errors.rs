@@ -61,7 +61,8 @@ fn all_clients_of_a_server_hear_of_a_flush_that_failed() {
             let scratch = Scratch::new().unwrap();
             let args: Vec<&str> = options.iter().copied().chain([disk.device()]).collect();
             let server = serve(&scratch, "s", &args);
-            let (mut a, mut b) = (connect(server.socket()), connect(server.socket()));
+            let mut a = connect(server.socket());
+            let mut b = connect(server.socket());
             write_much(&mut a, 0);
             write_much(&mut b, 16 << 20);
             let what = format!("{options:?}, round {rounds}");

@@ -36,7 +36,8 @@ impl Isolated {
 
     #[track_caller]
     fn of(scratch: &Scratch, isolate: &str, device: &str) -> Isolated {
-        let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+        let socket = scratch.socket("s");
+        let control = scratch.socket("c");
         let temporary = scratch.file("temporary");
         fs::create_dir(&temporary).unwrap();
         let mut command = among_peers(program()).unwrap();
@@ -310,7 +311,8 @@ fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
         let mut command = among_peers(program()).unwrap();
         command.args(["serve", "--isolate", &device, "--export", other, "--run", &script]);
         let output = bounded(&mut command, LIMIT);
-        let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
+        let heard = lossy(&output.stdout);
+        let said = lossy(&output.stderr);
         assert!(output.status.success(), "{heard}{said}");
         assert!(heard.starts_with("65536\n") && heard.ends_with("bytearray(b'11')\n"), "{heard}");
         // The second client had a process of its own, which crashed as the first.

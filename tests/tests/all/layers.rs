@@ -86,7 +86,8 @@ enum Look {
 fn seen(nbdsh: &Peer, server: &Server, look: Look) -> String {
     let mut command = nbdsh.command();
     let truth = |said| if said { "True" } else { "False" };
-    let (blocks, odd) = (truth(look == Look::Blocks), truth(look != Look::Words));
+    let blocks = truth(look == Look::Blocks);
+    let odd = truth(look != Look::Words);
     let preamble = format!("BLOCKS, ODD = {blocks}, {odd}");
     command.args(["--base-allocation", "-u", &server.uri(""), "-c", &preamble, "-c", SCRIPT]);
     done(&mut command)
@@ -97,7 +98,8 @@ fn same(layers: &[&str], filters: &[&str], prepare: fn(&Path), look: Look) {
     let nbdkit = require_peer!("nbdkit");
     let nbdsh = require_peer!("nbdsh");
     let scratch = Scratch::on_disk().unwrap();
-    let (ours, theirs) = (scratch.file("ours.img"), scratch.file("theirs.img"));
+    let ours = scratch.file("ours.img");
+    let theirs = scratch.file("theirs.img");
     prepare(&ours);
     prepare(&theirs);
     let mut args: Vec<&str> = layers.iter().flat_map(|layer| ["--layer", layer]).collect();
@@ -109,8 +111,8 @@ fn same(layers: &[&str], filters: &[&str], prepare: fn(&Path), look: Look) {
     args.extend(["file", &file]);
     args.extend(&filters[split..]);
     let their_server = Server::nbdkit(&nbdkit, &scratch.socket("theirs"), &args).unwrap();
-    let (ours_seen, theirs_seen) =
-        (seen(&nbdsh, &our_server, look), seen(&nbdsh, &their_server, look));
+    let ours_seen = seen(&nbdsh, &our_server, look);
+    let theirs_seen = seen(&nbdsh, &their_server, look);
     assert_eq!(ours_seen, theirs_seen, "{layers:?} (left) and {filters:?} differ");
     assert!(fs::read(ours).unwrap() == fs::read(theirs).unwrap(), "{layers:?}: the files differ");
 }
@@ -217,8 +219,8 @@ fn partitioned(path: &Path) {
 #[test]
 fn partition() {
     for number in ["1", "5"] {
-        let (layer, filter) =
-            (format!("partition?partition={number}"), format!("partition={number}"));
+        let layer = format!("partition?partition={number}");
+        let filter = format!("partition={number}");
         same(&[&layer], &["--filter=partition", &filter], partitioned, Look::All);
     }
 }

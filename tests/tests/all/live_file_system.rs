@@ -55,7 +55,8 @@ struct Writer {
 impl Writer {
     fn start(folder: &Path, mut rng: Rng) -> Writer {
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, folder) = (stop.clone(), folder.to_owned());
+        let stopped = stop.clone();
+        let folder = folder.to_owned();
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 let [one, two, three] = [0; 3].map(|_| rng.below(60));

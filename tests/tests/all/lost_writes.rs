@@ -92,7 +92,8 @@ impl Run {
 
     #[track_caller]
     fn check(&self, output: &Output, what: &str) {
-        let (said, status) = (lossy(&output.stderr), output.status.code());
+        let said = lossy(&output.stderr);
+        let status = output.status.code();
         match status {
             Some(0) => {
                 if let Err(lost) = self.complete() {

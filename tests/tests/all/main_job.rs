@@ -13,7 +13,8 @@ use blockhaul_tests::{
 #[test]
 fn a_sample_is_served_copied_and_verified() {
     let scratch = Scratch::on_disk().unwrap();
-    let (disk, again) = (scratch.file("disk.raw"), scratch.file("again.raw"));
+    let disk = scratch.file("disk.raw");
+    let again = scratch.file("again.raw");
     let source = ["[", "blockhaul", "serve", "sample:256M", "]"];
     let args = [&["copy", "--verify", "-v"], &source[..], &[text(&disk)]].concat();
     let output = bounded(&mut blockhaul(&args), LIMIT);
@@ -22,7 +23,8 @@ fn a_sample_is_served_copied_and_verified() {
     assert!(said.contains("verified 268435456 bytes"), "{said}");
     assert_eq!(image::space(&disk).unwrap().apparent, 256 << 20);
     // 30% is data by default; the rest takes no place.
-    let (stored, data) = (image::space(&disk).unwrap().allocated, nonzero(&disk, 4096).unwrap());
+    let stored = image::space(&disk).unwrap().allocated;
+    let data = nonzero(&disk, 4096).unwrap();
     assert!(stored <= data + (2 << 20), "{stored} bytes are stored for {data} bytes of data");
     assert!((50 << 20..110 << 20).contains(&data), "{data} bytes are data");
 

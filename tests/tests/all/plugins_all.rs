@@ -95,7 +95,8 @@ fn every_plugin_that_is_unpacked_is_in_the_table() {
         };
         // It loads and describes itself; scripts do so in the words of their interpreter.
         let output = bounded(&mut blockhaul(&["plugin", name]), LIMIT);
-        let (said, error) = (lossy(&output.stdout), lossy(&output.stderr));
+        let said = lossy(&output.stdout);
+        let error = lossy(&output.stderr);
         let describes = said.contains("\nhas_get_size=1\n") && said.contains("\nthread_model=");
         if *shared {
             assert!(output.status.success() && describes, "{name}: {said}{error}");

@@ -167,7 +167,8 @@ fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
         let script = format!("{client}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'; {wait}");
         let options = format!("mode={mode}&closed={}&@timeout={PATIENCE}s", text(&closed));
         let output = serve(plugins.of(mode), &options, &script);
-        let (heard, said) = (lossy(&output.stdout), lossy(&output.stderr));
+        let heard = lossy(&output.stdout);
+        let said = lossy(&output.stderr);
         // A plugin in a callback that never returns cannot be unloaded on exit, and is given up.
         let status = if mode == "hang-can" { 0 } else { 9 };
         assert_eq!(output.status.code(), Some(status), "{mode}: {heard}{said}");
@@ -271,7 +272,8 @@ fn the_plugin_in_the_manual_works_and_is_as_short_as_it_says() {
     let bytes = distinct(64 << 20);
     fs::write(&input, bytes).unwrap();
     let out = scratch.file("out");
-    let (from, to) = (text(&input), text(&out));
+    let from = text(&input);
+    let to = text(&out);
     served(&plugin, "", &format!("nbdcopy {from} \"$uri\"; nbdcopy \"$uri\" {to}"));
     assert_same(&input, &out, "through the manual's plugin");
 }
@@ -367,7 +369,8 @@ fn a_plugin_is_told_who_the_client_is() {
     let Some(plugin) = compile(Path::new("tests/tests/who.c"), "WHO", &scratch) else { return };
     let pki = scratch.file("pki");
     done(among_peers(program()).unwrap().args(["tls", "init", "--client", "alice", text(&pki)]));
-    let (program, pki) = (text(program()), text(&pki));
+    let program = text(program());
+    let pki = text(&pki);
     let tls =
         format!("nbds+unix:///?socket=$unixsocket&tls-certificates={pki}&tls-hostname=localhost");
     let read = |uri: &str, name: &str| {

@@ -39,7 +39,8 @@ fn a_disk_behind_a_url_is_read_over_few_connections() {
     let scratch = Scratch::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let bytes = distinct(8 << 20);
-    let (input, out) = (scratch.file("in"), scratch.file("out"));
+    let input = scratch.file("in");
+    let out = scratch.file("out");
     fs::write(&input, &bytes).unwrap();
     let server = crate::http::Server::start(bytes);
     let options = format!("url=http://{}/disk&connections=3", server.address);

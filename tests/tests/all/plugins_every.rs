@@ -31,7 +31,8 @@ fn serve(plugin: &Path, wrong: &str, client: &str) -> (String, Vec<String>) {
 /// The same of a server that may fail.
 fn run(plugin: &Path, wrong: &str, client: &str) -> (Output, Vec<String>) {
     let scratch = Scratch::new().unwrap();
-    let (notes, path) = (scratch.file("notes"), scratch.file("client.py"));
+    let notes = scratch.file("notes");
+    let path = scratch.file("client.py");
     fs::write(&path, client).unwrap();
     let device = format!("nbdkit:{}?wrong={wrong}&notes={}", text(plugin), text(&notes));
     let script =

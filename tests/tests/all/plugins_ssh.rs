@@ -72,7 +72,8 @@ fn the_ssh_plugin_reads_and_writes_over_loopback() {
         let log = fs::File::create(scratch.file("log")).unwrap();
         let mut sshd = Sshd(sshd.stdin(Stdio::null()).stderr(log).spawn().unwrap());
         let said = || fs::read_to_string(scratch.file("log")).unwrap();
-        let (mut ended, mut listens) = (false, false);
+        let mut ended = false;
+        let mut listens = false;
         soon("sshd does not listen", || {
             // Asked first: the words of one that has ended are all there.
             ended = sshd.0.try_wait().unwrap().is_some();
@@ -84,7 +85,8 @@ fn the_ssh_plugin_reads_and_writes_over_loopback() {
     let host = fs::read_to_string(at("host.pub")).unwrap();
     fs::write(at("known"), format!("[127.0.0.1]:{port} {host}")).unwrap();
 
-    let (input, out) = (scratch.file("in"), scratch.file("out"));
+    let input = scratch.file("in");
+    let out = scratch.file("out");
     let bytes = distinct(1_000_448);
     fs::write(&input, bytes).unwrap();
     let device = |known: &str, path: &str| {

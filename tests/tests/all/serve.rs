@@ -144,7 +144,8 @@ fn a_command_gets_the_address_and_gives_the_status() {
     assert!(lines.contains(&"1048576"), "{said}{}", lossy(&output.stderr));
     assert!(lines.last().unwrap().parse::<u16>().unwrap() > 0, "{said}");
     // What is written in between is there for the next client.
-    let (copied, pattern) = (scratch.file("copied"), scratch.file("pattern"));
+    let copied = scratch.file("copied");
+    let pattern = scratch.file("pattern");
     let to = text(&copied);
     let script = format!("{me} copy pattern:1M $uri && {me} copy --verify $uri {to}");
     let output = run(&[], &script);
@@ -156,7 +157,8 @@ fn a_command_gets_the_address_and_gives_the_status() {
 #[test]
 fn it_goes_to_the_background_and_says_its_process_id() {
     let scratch = Scratch::new().unwrap();
-    let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
+    let socket = scratch.socket("s");
+    let pidfile = scratch.file("pid");
     let args = ["serve", "--background", "-U", text(&socket), "-P", text(&pidfile), "memory:1M"];
     let output = bounded(&mut blockhaul(&args), LIMIT);
     let pid = fs::read_to_string(&pidfile).unwrap();
@@ -253,7 +255,8 @@ fn clients_start_it_by_socket_activation() {
     let nbdinfo = require_peer!("nbdinfo");
     let nbdsh = require_peer!("nbdsh");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     image::sparse(&image, 10 << 20, seed).unwrap();
@@ -342,7 +345,8 @@ fn the_name_is_what_clients_ask_for() {
 #[test]
 fn what_is_served_read_only_stays_as_it_is() {
     let scratch = Scratch::new().unwrap();
-    let (file, before) = (scratch.file("file"), scratch.file("before"));
+    let file = scratch.file("file");
+    let before = scratch.file("before");
     garbage(&file, 1 << 20).unwrap();
     fs::copy(&file, &before).unwrap();
     // Files that may only be read, too; root may write them all the same.
@@ -418,7 +422,8 @@ fn many_clients_are_served_at_once() {
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     image::sparse(&image, 24 << 20, seed).unwrap();
-    let (one, two) = (scratch.socket("a"), scratch.socket("b"));
+    let one = scratch.socket("a");
+    let two = scratch.socket("b");
     let server =
         serve(&scratch, "s", &["-U", text(&one), "-U", text(&two), "-t", "2", text(&image)]);
     // Neither one that is silent nor many that are idle keep others waiting.
@@ -429,7 +434,8 @@ fn many_clients_are_served_at_once() {
             let socket = [&one, &two, server.socket()][number % 3];
             let uri = format!("nbd+unix:///?socket={}", text(socket));
             let target = scratch.file(&format!("t{number}"));
-            let (nbdcopy, image) = (&nbdcopy, &image);
+            let nbdcopy = &nbdcopy;
+            let image = &image;
             scope.spawn(move || {
                 if number % 2 == 0 {
                     peer(nbdcopy, &[&uri, text(&target)]);
@@ -443,7 +449,8 @@ fn many_clients_are_served_at_once() {
     // What one client has written and flushed, all others read.
     let writer = Conversation::connect(&one).unwrap();
     drop(writer);
-    let (mut writer, mut reader) = (connected(&one), connected(&two));
+    let mut writer = connected(&one);
+    let mut reader = connected(&two);
     assert_eq!(writer.write(12345, b"seen by all").unwrap(), 0);
     assert_eq!(reader.read(12345, 11).unwrap(), b"seen by all");
 }
@@ -479,7 +486,8 @@ fn exports_of_others_are_served_on() {
     let nbdkit = require_peer!("nbdkit");
     let nbdinfo = require_peer!("nbdinfo");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     image::sparse(&image, 20 << 20, seed).unwrap();

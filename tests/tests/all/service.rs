@@ -38,7 +38,8 @@ impl Running {
         args: &[&str],
         change: impl Fn(&mut Command) -> &mut Command,
     ) -> Running {
-        let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+        let socket = scratch.socket("s");
+        let control = scratch.socket("c");
         let log = scratch.file("log");
         let mut command = blockhaul(&["serve", "--exit-with-parent", "-U", text(&socket)]);
         command.args(["--control", text(&control)]).args(args);
@@ -215,17 +216,20 @@ fn figures_are_what_clients_do() {
 #[test]
 fn keys_are_read_again_and_sessions_stay() {
     let scratch = Scratch::new().unwrap();
-    let (keys, later) = (scratch.file("keys"), scratch.file("later"));
+    let keys = scratch.file("keys");
+    let later = scratch.file("later");
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     succeed(&["tls", "init", "--psk", "bob", text(&later)]);
     let device = ["--layer", "pause", "pattern:64M"];
     let server =
         Running::start(&scratch, &[&["-r", "--tls-psk", text(&keys)], &device[..]].concat());
     let uri = |user: &str, file: &Path| {
-        let (socket, file) = (text(&server.socket), text(file));
+        let socket = text(&server.socket);
+        let file = text(file);
         format!("nbds+unix://{user}@/?socket={socket}&tls-psk-file={file}")
     };
-    let (alice, bob) = (uri("alice", &scratch.file("alice")), uri("bob", &later));
+    let alice = uri("alice", &scratch.file("alice"));
+    let bob = uri("bob", &later);
     fs::copy(&keys, scratch.file("alice")).unwrap();
     succeed(&["info", &alice]);
     assert!(!run(&["info", &bob]).status.success());
@@ -270,7 +274,8 @@ fn keys_are_read_again_and_sessions_stay() {
 fn certificates_are_read_again_and_revoked() {
     let Some(certtool) = Peer::require("certtool") else { return };
     let scratch = Scratch::new().unwrap();
-    let (pki, other) = (scratch.file("pki"), scratch.file("other"));
+    let pki = scratch.file("pki");
+    let other = scratch.file("other");
     succeed(&["tls", "init", text(&pki)]);
     succeed(&["tls", "init", text(&other)]);
     let options = ["--tls-certificates", text(&pki), "--tls-verify-peer", "memory:1M"];
@@ -281,7 +286,8 @@ fn certificates_are_read_again_and_revoked() {
         fs::copy(pki.join(name), client.join(name)).unwrap();
     }
     let uri = |dir: &Path| {
-        let (socket, dir) = (text(&server.socket), text(dir));
+        let socket = text(&server.socket);
+        let dir = text(dir);
         format!("nbds+unix:///?socket={socket}&tls-certificates={dir}&tls-hostname=localhost")
     };
     succeed(&["info", &uri(&client)]);
@@ -538,9 +544,11 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
         let scratch = Scratch::new().unwrap();
         let disk = scratch.file("disk");
         File::create(&disk).unwrap().set_len(8 << 20).unwrap();
-        let (keys, trace) = (scratch.file("keys"), scratch.file("trace"));
+        let keys = scratch.file("keys");
+        let trace = scratch.file("trace");
         succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
-        let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+        let socket = scratch.socket("s");
+        let control = scratch.socket("c");
         let mut command = strace.command();
         command.args(["-f", "-qq", "-o", text(&trace)]).arg(blockhaul_tests::program());
         command.args(["serve", "-f", "--engine", engine, "-U", text(&socket)]);
@@ -624,7 +632,8 @@ fn systemd_starts_it_for_the_first_client() {
         ("each", &["--accept", "--inetd"], &["--single", "memory:1M"]),
     ] {
         let Some(mut activate) = of_systemd("systemd-socket-activate") else { return };
-        let (one, two) = (scratch.socket(name), scratch.socket(&format!("{name}2")));
+        let one = scratch.socket(name);
+        let two = scratch.socket(&format!("{name}2"));
         activate.args(["-l", text(&one), "-l", text(&two)]).args(how);
         activate.arg(blockhaul_tests::program()).arg("serve").args(words);
         let server = Server::start(activate, &two).unwrap();

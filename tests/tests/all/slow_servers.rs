@@ -114,7 +114,8 @@ impl Crowded {
         served.0 += 1;
         self.turn.notify_all();
         drop(served);
-        let (at, len) = (request.offset as usize, request.length as usize);
+        let at = request.offset as usize;
+        let len = request.length as usize;
         [&talk.simple(request.cookie, 0), &self.content[at..at + len]].concat()
     }
 }
@@ -125,7 +126,8 @@ fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
         return;
     }
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (image(&scratch, 128 << 20), scratch.file("target"));
+    let image = image(&scratch, 128 << 20);
+    let target = scratch.file("target");
     let crowded = Crowded {
         content: fs::read(&image).unwrap(),
         came: AtomicU64::new(0),
@@ -149,6 +151,7 @@ fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
         let (_, rest) = line.split_once("\"connections\":")?;
         rest.split([',', '}']).next()?.parse::<u64>().ok()
     });
-    let (most, end) = (used.clone().max(), used.next_back());
+    let most = used.clone().max();
+    let end = used.next_back();
     assert!(most >= Some(4) && end < Some(4), "from {most:?} to {end:?} connections: {said}");
 }

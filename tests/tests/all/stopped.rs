@@ -12,7 +12,8 @@ use blockhaul_tests::{LIMIT, assert_same, blockhaul, done, garbage, lossy, serve
 #[test]
 fn a_copy_that_was_stopped_for_longer_than_its_timeout_goes_on() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (scratch.file("source"), scratch.file("target"));
+    let source = scratch.file("source");
+    let target = scratch.file("target");
     garbage(&source, 32 << 20).unwrap();
     // A request is in flight whenever it is stopped.
     let server = serve(&scratch, "s", &["-r", "--layer", "delay?read=250ms", text(&source)]);

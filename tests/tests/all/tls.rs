@@ -86,7 +86,8 @@ fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str
 fn libnbd_and_we_read_and_write_through_our_server() {
     let kit = kit();
     let scratch = Scratch::new().unwrap();
-    let (nbdcopy, nbdinfo) = (Peer::find("nbdcopy").ok(), Peer::find("nbdinfo").ok());
+    let nbdcopy = Peer::find("nbdcopy").ok();
+    let nbdinfo = Peer::find("nbdinfo").ok();
     for (name, options, uri) in both_ways(&kit, &scratch) {
         let target = scratch.file(&format!("target-{name}"));
         fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
@@ -159,7 +160,8 @@ fn qemu_reads_and_writes_through_our_server() {
 
 #[test]
 fn we_read_and_write_through_nbdkit_and_qemu() {
-    let (nbdkit, qemu_nbd) = (require_peer!("nbdkit"), require_peer!("qemu-nbd"));
+    let nbdkit = require_peer!("nbdkit");
+    let qemu_nbd = require_peer!("qemu-nbd");
     let kit = kit();
     let keys = format!("--tls-psk={}", kit.keys.display());
     let pki = format!("--tls-certificates={}", kit.pki.display());
@@ -177,7 +179,8 @@ fn we_read_and_write_through_nbdkit_and_qemu() {
     }
     for kind in ["psk", "x509"] {
         let scratch = Scratch::new().unwrap();
-        let (socket, disk) = (scratch.socket("q"), scratch.file("disk"));
+        let socket = scratch.socket("q");
+        let disk = scratch.file("disk");
         fs::File::create(&disk).unwrap().set_len(SIZE).unwrap();
         let mut command = qemu_nbd.command();
         command.args(["-t", "-e", "8", "-f", "raw", "--object"]);
@@ -378,7 +381,8 @@ fn strangers_are_refused_and_harm_nobody() {
 fn connections_that_rest_are_cheap() {
     let kit = kit();
     let server = Logged::start(&["--tls-psk", text(&kit.keys)], "memory:1M");
-    let (rest, uri) = (server.descriptors(), with_keys(&server.scratch.socket("s")));
+    let rest = server.descriptors();
+    let uri = with_keys(&server.scratch.socket("s"));
     let args = ["bench", "helper", "idle", &uri, "--connections=260", "--keep-ms=120000"];
     // A few more than are counted: the server may not have closed what came before.
     let mut crowd = blockhaul(&args).spawn().unwrap();
@@ -493,7 +497,8 @@ fn expired_and_revoked_certificates_are_refused() {
     let outfile = text(&expired.join("client-cert.pem")).to_string();
     let sign = |rest: &[&str]| {
         let mut command = certtool.command();
-        let (key, authority) = (at("ca-key.pem"), at("ca-cert.pem"));
+        let key = at("ca-key.pem");
+        let authority = at("ca-cert.pem");
         command.args(["--load-ca-privkey", &key, "--load-ca-certificate", &authority]);
         done(command.arg("--template").arg(&template).args(rest));
     };
@@ -512,7 +517,8 @@ fn expired_and_revoked_certificates_are_refused() {
     // The good one, revoked: by a list that the server has, and one that the client has.
     fs::write(&template, "crl_next_update = 100\ncrl_number = 1\n").unwrap();
     let revoke = |name: &str, into: &Path| {
-        let (certificate, list) = (at(name), text(&into.join("ca-crl.pem")).to_string());
+        let certificate = at(name);
+        let list = text(&into.join("ca-crl.pem")).to_string();
         sign(&["--generate-crl", "--load-certificate", &certificate, "--outfile", &list]);
     };
     let ours = scratch.file("ours");
@@ -533,7 +539,8 @@ fn plaintext_goes_where_it_is_allowed() {
     let scratch = Scratch::new().unwrap();
     let keys = ["--tls", "on", "--tls-psk", text(&kit.keys), "memory:1M"];
     let server = serve(&scratch, "s", &keys);
-    let (plain, secure) = (server.uri(""), with_keys(&scratch.socket("s")));
+    let plain = server.uri("");
+    let secure = with_keys(&scratch.socket("s"));
     assert!(succeed(&["info", &plain]).contains("without TLS"));
     assert!(succeed(&["info", &secure]).contains("with TLS"));
     // Keys in a URI whose scheme is without TLS do not make it secret, and it is said.

@@ -174,7 +174,10 @@ fn told(args: &[&str], words: &[&str]) {
 fn where_tls_cannot_be_had_it_is_told_what_to_do() {
     let scratch = Scratch::new().unwrap();
     let path = |name: &str| text(&scratch.file(name)).to_owned();
-    let (pki, other, keys, empty) = (path("pki"), path("other"), path("keys"), path("empty"));
+    let pki = path("pki");
+    let other = path("other");
+    let keys = path("keys");
+    let empty = path("empty");
     succeed(&["tls", "init", &pki]);
     succeed(&["tls", "init", &other]);
     succeed(&["tls", "init", "--psk", "alice", &keys]);

@@ -56,7 +56,9 @@ fn reached(data: &Value, checksums: &BTreeMap<(String, String), String>) -> Opti
         .filter_map(|node| Some((node["id"].as_str()?, node)))
         .collect();
     let root = by_id.iter().find(|(_, package)| package["name"] == "blockhaul")?.0;
-    let (mut seen, mut next, mut found) = (BTreeSet::from([*root]), vec![*root], Vec::new());
+    let mut seen = BTreeSet::from([*root]);
+    let mut next = vec![*root];
+    let mut found = Vec::new();
     while let Some(id) = next.pop() {
         let inner = linked(nodes.get(id)?, &by_id);
         found.push(described(by_id.get(id)?, &inner, &by_id, checksums)?);
@@ -143,7 +145,8 @@ mod tests {
         let names = |flavour| -> Vec<String> {
             crates(flavour).unwrap().into_iter().map(|found| found.name).collect()
         };
-        let (shared, fixed) = (names(Flavour::Shared), names(Flavour::Static));
+        let shared = names(Flavour::Shared);
+        let fixed = names(Flavour::Static);
         let has = |list: &[String], name: &str| list.iter().any(|found| found == name);
         for list in [&shared, &fixed] {
             assert!(has(list, "blockhaul-wire") && has(list, "openssl-sys"), "{list:?}");

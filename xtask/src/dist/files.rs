@@ -81,7 +81,8 @@ pub fn lay_out(
 
 /// The name under which mount(8) starts the program.
 fn helper(prefix: &Path) -> Outcome {
-    let (dir, name) = (prefix.join("sbin"), "mount.blockhaul");
+    let dir = prefix.join("sbin");
+    let name = "mount.blockhaul";
     let made = fs::create_dir_all(&dir)
         .and_then(|()| std::os::unix::fs::symlink("../bin/blockhaul", dir.join(name)));
     made.map_err(|error| format!("cannot make {}: {error}", dir.join(name).display()))
@@ -128,12 +129,14 @@ fn pkg_config(version: &str, prefix: &str) -> String {
 }
 
 fn documents(flavour: Flavour, root: &Path, layout: &Layout) -> Outcome {
-    let (source, doc) = (run::workspace(), root.join(layout.doc));
+    let source = run::workspace();
+    let doc = root.join(layout.doc);
     let read = |name: &str| {
         fs::read_to_string(source.join(name))
             .map_err(|error| format!("cannot read {name}: {error}"))
     };
-    let (mit, apache) = (read("LICENSE-MIT")?, read("LICENSE-APACHE")?);
+    let mit = read("LICENSE-MIT")?;
+    let apache = read("LICENSE-APACHE")?;
     write(&doc.join(layout.licence), licenses::own(&mit, &apache, layout.licence == "copyright"))?;
     write(&doc.join("third-party"), licenses::third_party(flavour)?)?;
     install(&source.join("README.md"), &doc.join("README.md"), 0o644)?;
@@ -221,7 +224,8 @@ mod tests {
     #[test]
     fn modes_and_compression_do_not_depend_on_the_umask() {
         let scratch = tempfile::tempdir().unwrap();
-        let (plain, program) = (scratch.path().join("a/plain"), scratch.path().join("a/program"));
+        let plain = scratch.path().join("a/plain");
+        let program = scratch.path().join("a/program");
         write(&plain, "text").unwrap();
         write(&program, "").unwrap();
         set_mode(&plain, 0o600).unwrap();

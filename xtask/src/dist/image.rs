@@ -19,7 +19,8 @@ pub const USER: u32 = 65532;
 pub fn make(dist: &Dist) -> Result<Made, String> {
     let program = build::program(Flavour::Static)?;
     let top = dist.empty("image")?;
-    let (root, oci) = (top.join("root"), top.join("oci"));
+    let root = top.join("root");
+    let oci = top.join("oci");
     lay_out(&program.path, &root)?;
     let blobs = oci.join("blobs/sha256");
     fs::create_dir_all(&blobs)

@@ -84,7 +84,8 @@ pub struct Dist {
 }
 
 pub fn main(args: &[String]) -> Outcome {
-    let (mut names, mut check) = (Vec::new(), false);
+    let mut names = Vec::new();
+    let mut check = false;
     for arg in args {
         match arg.as_str() {
             "--check" => check = true,

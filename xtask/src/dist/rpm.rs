@@ -35,7 +35,8 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
     run::quiet(&mut pack)?;
     let arch = std::env::consts::ARCH;
     let name = format!("blockhaul-{}-1.{arch}.rpm", dist.version);
-    let (made, file) = (top.join("out").join(arch).join(&name), dist.out.join(&name));
+    let made = top.join("out").join(arch).join(&name);
+    let file = dist.out.join(&name);
     files::install(&made, &file, 0o644)?;
     Ok(Made::Files(vec![file]))
 }

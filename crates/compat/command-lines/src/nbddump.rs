@@ -61,7 +61,9 @@ pub fn translate(line: &[OsString]) -> Result<Asked<Dump>, String> {
     let (line, groups) = brackets::take(line.to_vec())?;
     let parts =
         getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbddump --help"))?;
-    let (mut color, mut offset, mut length) = (None, 0, u64::MAX);
+    let mut color = None;
+    let mut offset = 0;
+    let mut length = u64::MAX;
     for (means, value) in parts.options {
         if let Some(text) = common(means, "nbddump", HELP, OPTIONS) {
             return Ok(Asked::Text(text));

@@ -141,7 +141,8 @@ impl Daemon {
         if is_on("server") != Some(true) || is_on("wait") == Some(true) {
             return Err("--chardev: only server=on,wait=off is supported".to_string());
         }
-        let (id, path) = (needed("--chardev", given, "id")?, needed("--chardev", given, "path")?);
+        let id = needed("--chardev", given, "id")?;
+        let path = needed("--chardev", given, "path")?;
         self.chardevs.push((id, path));
         Ok(())
     }

@@ -89,7 +89,9 @@ impl Error {
     /// An error of this kind; the text says what failed, lower case, no full stop.
     pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
         let text = text.into();
-        let (during, device, source) = (None, None, None);
+        let during = None;
+        let device = None;
+        let source = None;
         Error(Arc::new(Inner { kind, text, during, device, source, before_flush: false }))
     }
 

@@ -78,7 +78,8 @@ impl Extents {
 
     /// Keeps the first `len` bytes, and records how much longer the last run was.
     pub fn cut_at(&mut self, len: u64) {
-        let (mut end, mut beyond) = (0, 0);
+        let mut end = 0;
+        let mut beyond = 0;
         for run in &self.runs {
             end += run.len;
             if end >= len {
@@ -137,7 +138,8 @@ impl Extents {
     pub fn in_blocks(&self, block: u64, mixed: impl Fn(u64, u64) -> u64) -> Extents {
         let mut blocks = Extents::new();
         // The state of a block that is not full yet.
-        let (mut filled, mut state) = (0, 0);
+        let mut filled = 0;
+        let mut state = 0;
         for run in &self.runs {
             let mut len = run.len;
             if filled > 0 {

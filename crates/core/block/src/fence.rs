@@ -23,7 +23,9 @@ impl Device for Fence {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
         let check = || Check { device: self.facts.name.clone(), kind, at, len };
         match refuse(&self.facts, &request) {
             Some(error) => Pending::from(error.before_flush()).with_check(check()),

@@ -50,7 +50,8 @@ pub fn take(words: Vec<OsString>) -> Result<(Vec<OsString>, Groups), String> {
     let mut before: Option<OsString> = None;
     for word in words {
         let named = name_before(&word, before.as_ref());
-        let (opens, closes) = (word == "[" || named.is_some(), word == "]");
+        let opens = word == "[" || named.is_some();
+        let closes = word == "]";
         before = Some(word.clone());
         match &mut open {
             None if opens => {

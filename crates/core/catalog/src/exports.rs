@@ -287,7 +287,8 @@ mod tests {
     fn one_device_is_the_same_for_all_clients_with_its_flushes() {
         let shared = Shared::new("disk", "", device());
         let open = |name| now(now(shared.admit(Client::default())).open(name, false));
-        let (one, other) = (open("disk").unwrap(), open("").unwrap());
+        let one = open("disk").unwrap();
+        let other = open("").unwrap();
         assert_eq!((one.name.as_str(), other.name.as_str()), ("disk", "disk"));
         assert_eq!(shared.switch().handles(), 2, "each has its own way to the one device");
         let (Sharing::All(one), Sharing::All(other)) = (one.sharing, other.sharing) else {

@@ -182,7 +182,9 @@ impl Registry {
                     Args::check(scheme, backend.params(), &options)
                 };
                 let args = args.map_err(|error| of_outer(&rest, error))?;
-                let (scheme, rest, command) = (scheme.clone(), rest.into(), Vec::new());
+                let scheme = scheme.clone();
+                let rest = rest.into();
+                let command = Vec::new();
                 Ok((backend, Target { scheme, rest, command, args, intent, context }))
             }
         }

@@ -180,7 +180,8 @@ impl Visit for SeveralVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (inside, name) = (self.0.clone(), name.to_string());
+        let inside = self.0.clone();
+        let name = name.to_string();
         Box::pin(async move { inside.open(&name, tls).await })
     }
 

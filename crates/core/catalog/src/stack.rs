@@ -77,7 +77,8 @@ impl Stack {
         let new = pile(levels[kept].clone(), &self.more, &layers, kept, None, self.intent).await?;
         levels.extend(new);
         let top = levels[layers.len()].clone();
-        let (more, intent) = (self.more.clone(), self.intent);
+        let more = self.more.clone();
+        let intent = self.intent;
         Ok(Stack { device: fence(emulate(top)), levels, more, layers, intent })
     }
 
@@ -96,7 +97,8 @@ impl Stack {
         match &self.more {
             None => Ok(self.device.clone()),
             Some(more) => {
-                let (device, intent) = (more.another().await?, self.intent.again());
+                let device = more.another().await?;
+                let intent = self.intent.again();
                 assemble(device, &self.more, &self.layers, None, intent).await
             }
         }
@@ -147,7 +149,8 @@ struct Again {
 
 impl Another for Again {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (more, layers) = (self.more.clone(), self.layers.clone());
+        let more = self.more.clone();
+        let layers = self.layers.clone();
         let intent = self.intent;
         Box::pin(async move {
             let device = more.another().await?;
@@ -167,7 +170,8 @@ pub(crate) struct Layered {
 
 impl Exports for Layered {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (admitted, layers) = (self.inner.admit(client), self.layers.clone());
+        let admitted = self.inner.admit(client);
+        let layers = self.layers.clone();
         let intent = self.intent;
         Box::pin(async move {
             let visit = LayeredVisit { inner: admitted.await?, layers, intent };
@@ -196,8 +200,10 @@ impl Visit for LayeredVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (opening, layers) = (self.inner.open(name, tls), self.layers.clone());
-        let (name, intent) = (name.to_string(), self.intent);
+        let opening = self.inner.open(name, tls);
+        let layers = self.layers.clone();
+        let name = name.to_string();
+        let intent = self.intent;
         Box::pin(async move {
             let Some(mut export) = opening.await? else { return Ok(None) };
             export.device = assemble(export.device, &None, &layers, Some(&name), intent).await?;

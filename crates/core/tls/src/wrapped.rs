@@ -82,7 +82,8 @@ impl Opener for WrappedOpener {
         let Some(record) = sealed.get(..used) else { return Ok(Opened::default()) };
         let mut session = lock(&self.0);
         session.get_mut().incoming.extend_from_slice(record);
-        let (mut len, mut end) = (0, false);
+        let mut len = 0;
+        let mut end = false;
         loop {
             let into = if len < plain.len() {
                 &mut plain[len..]

@@ -236,7 +236,8 @@ impl Pages {
     }
 
     fn find(&self, at: u64) -> Place<'_> {
-        let (mut node, mut level) = (&self.root, self.levels);
+        let mut node = &self.root;
+        let mut level = self.levels;
         loop {
             match node {
                 Node::Leaf(pages) => return Place::Page(&pages[(at / PAGE) as usize % FAN]),
@@ -254,7 +255,8 @@ impl Pages {
     }
 
     fn find_or_make(&self, at: u64) -> &RwLock<Page> {
-        let (mut node, mut level) = (&self.root, self.levels);
+        let mut node = &self.root;
+        let mut level = self.levels;
         loop {
             match node {
                 Node::Leaf(pages) => return &pages[(at / PAGE) as usize % FAN],
@@ -281,7 +283,8 @@ impl Pages {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) {
-        let (mut at, mut out) = (at, out);
+        let mut at = at;
+        let mut out = out;
         while !out.is_empty() {
             let (start, len) = part(at, out.len());
             let (here, rest) = out.split_at_mut(len);
@@ -298,7 +301,8 @@ impl Pages {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        let (mut at, mut bytes) = (at, bytes);
+        let mut at = at;
+        let mut bytes = bytes;
         while !bytes.is_empty() {
             let (start, len) = part(at, bytes.len());
             let (here, rest) = bytes.split_at(len);
@@ -459,7 +463,8 @@ mod tests {
         for number in 0..64 {
             pages.read(number * PAGE, &mut page);
             for (index, &byte) in page.iter().enumerate() {
-                let (thread, offset) = (index / (PAGE as usize / 4), index % (PAGE as usize / 4));
+                let thread = index / (PAGE as usize / 4);
+                let offset = index % (PAGE as usize / 4);
                 assert_eq!(byte, if offset < 100 { 0 } else { thread as u8 + 1 });
             }
         }

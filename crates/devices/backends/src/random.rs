@@ -53,7 +53,8 @@ fn open(target: &Target) -> Result<Opened> {
 
 /// Bytes from `at` on: word N depends only on the seed and N.
 fn fill(seed: u64, at: u64, out: &mut [u8]) {
-    let (mut number, skip) = (at / 8, (at % 8) as usize);
+    let mut number = at / 8;
+    let skip = (at % 8) as usize;
     let (head, rest) = out.split_at_mut(if skip == 0 { 0 } else { (8 - skip).min(out.len()) });
     if !head.is_empty() {
         head.copy_from_slice(&word(seed, number)[skip..skip + head.len()]);

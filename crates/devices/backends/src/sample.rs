@@ -156,7 +156,8 @@ impl Layout {
     /// The part that contains `at`: its contents, and its end.
     fn part(&self, at: u64) -> (Content, u64) {
         let mut start = at - at % self.region;
-        let (mut size, mut share) = (self.region, self.share);
+        let mut size = self.region;
+        let mut share = self.share;
         let mut path = mix(self.seed ^ start);
         while 0 < share && share < ALL && size > BLOCK {
             size /= 2;
@@ -170,11 +171,12 @@ impl Layout {
             path = mix(path ^ u64::from(right));
         }
         let dice = path >> 9 & 0xff;
-        let content = match path >> 32 < share {
-            true if dice < TEXT => Content::Text,
-            true => Content::Noise,
-            false if dice < ALLOCATED => Content::Zeroes,
-            false => Content::Hole,
+        let content = if path >> 32 < share {
+            if dice < TEXT { Content::Text } else { Content::Noise }
+        } else if dice < ALLOCATED {
+            Content::Zeroes
+        } else {
+            Content::Hole
         };
         (content, start.saturating_add(size))
     }
@@ -192,7 +194,8 @@ impl Layout {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) {
-        let (mut at, mut out) = (at, out);
+        let mut at = at;
+        let mut out = out;
         while !out.is_empty() {
             let (content, until) = self.part(at);
             let len = usize::try_from(until - at).unwrap_or(usize::MAX).min(out.len());
@@ -229,7 +232,8 @@ impl Layout {
 
 /// Fills `out` with the bytes from offset `at` on of a disk whose word number `n` is `word(n)`.
 fn words(at: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
-    let (mut number, skip) = (at / 8, (at % 8) as usize);
+    let mut number = at / 8;
+    let skip = (at % 8) as usize;
     let mut out = out;
     if skip > 0 {
         let head = (8 - skip).min(out.len());
@@ -291,7 +295,8 @@ mod tests {
     use super::*;
 
     fn all_runs(layout: &Layout, size: u64) -> Extents {
-        let (mut all, mut at) = (Extents::new(), 0);
+        let mut all = Extents::new();
+        let mut at = 0;
         while at < size {
             let found = layout.extents(at, size - at);
             found.runs().iter().for_each(|run| all.push(run.len, run.state));
@@ -355,7 +360,8 @@ mod tests {
 
     #[test]
     fn seeds_differ_and_the_last_byte_of_the_largest_disk_is_there() {
-        let (one, two) = (Layout::new(1 << 30, 0.3, 1), Layout::new(1 << 30, 0.3, 2));
+        let one = Layout::new(1 << 30, 0.3, 1);
+        let two = Layout::new(1 << 30, 0.3, 2);
         assert_ne!(all_runs(&one, 1 << 30), all_runs(&two, 1 << 30));
         let huge = Layout::new(i64::MAX as u64, 0.3, 1);
         let mut last = [0; 9];
@@ -366,7 +372,8 @@ mod tests {
     #[test]
     fn half_of_the_data_is_text_that_compresses() {
         let layout = Layout::new(64 << 20, 1.0, 3);
-        let (mut printable, mut block) = (0, vec![0; 4096]);
+        let mut printable = 0;
+        let mut block = vec![0; 4096];
         for at in (0..64 << 20).step_by(4096) {
             layout.read(at, &mut block);
             printable += usize::from(block.iter().all(|&b| b == b'\n' || (32..127).contains(&b)));

@@ -142,7 +142,8 @@ impl AsyncDevice {
         flags: Flags,
     ) {
         let plugin = &self.asynchronous;
-        let (conn, handle) = (self.conn(), self.handle.pointer.0);
+        let conn = self.conn();
+        let handle = self.handle.pointer.0;
         let fua = flags.contains(Flags::FUA) && self.handle.has_native_fua();
         let (result, left) = context::call(&self.handle.context, name_of(kind), || {
             // SAFETY: callbacks of the header's types, with an open handle; the memory behind
@@ -210,7 +211,8 @@ impl AsyncDevice {
         len: u64,
     ) -> Pending {
         let Some(limit) = self.plugin().host.timeout else { return pending };
-        let (table, plugin) = (self.table.clone(), self.plugin().clone());
+        let table = self.table.clone();
+        let plugin = self.plugin().clone();
         Pending::start(async move {
             match blockhaul_io::timeout(limit, pending).await {
                 Ok(outcome) => outcome,
@@ -226,7 +228,9 @@ impl AsyncDevice {
     /// A request of any length, in pieces that fit the callbacks; zeroes are written if the plugin
     /// does not support zero.
     async fn pieces(self: Arc<Self>, request: Request) -> Outcome {
-        let (kind, flags, end) = (request.kind(), request.flags, request.at + request.len);
+        let kind = request.kind();
+        let flags = request.flags;
+        let end = request.at + request.len;
         let mut at = request.at;
         while at < end {
             let len = (end - at).min(RANGE_MAX);

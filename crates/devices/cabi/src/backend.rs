@@ -89,7 +89,8 @@ struct Handles {
 
 impl Handles {
     fn open(&self) -> Opening<Arc<dyn Device>> {
-        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        let plugin = self.plugin.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let visit = PluginVisit::enter(plugin, readonly, None).await?;
             visit.open_handle("", false).await

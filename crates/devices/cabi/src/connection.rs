@@ -73,7 +73,8 @@ impl Connection {
         job: impl FnOnce(&Arc<Self>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (completer, ticket) = blockhaul_io::ticket();
-        let (plugin, lane) = (self.plugin.clone(), self.lane.clone());
+        let plugin = self.plugin.clone();
+        let lane = self.lane.clone();
         let overdue = Overdue::of(&plugin);
         let timing = overdue.clone();
         lane.run(move || {

@@ -42,7 +42,8 @@ impl Slot {
         // Never freed: a handler may be reading it.
         let name = name.into_raw();
         let free = NAMES.iter().position(|slot| {
-            let (order, none) = (Ordering::SeqCst, ptr::null_mut());
+            let order = Ordering::SeqCst;
+            let none = ptr::null_mut();
             slot.compare_exchange(none, name, order, order).is_ok()
         });
         Slot(free)

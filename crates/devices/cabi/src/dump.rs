@@ -43,7 +43,8 @@ fn on_control<T: Send + 'static>(
 ) -> Result<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(lane(settings, "plugin"));
-    let (own, settings) = (control.clone(), settings.clone());
+    let own = control.clone();
+    let settings = settings.clone();
     control.run(move || {
         // The caller waits below.
         let _ = sender.send(job(&settings, own));

@@ -43,7 +43,8 @@ impl Extents {
             return Ok(());
         }
         self.next = Some(end);
-        let (from, to) = (at.max(self.start), end.min(self.end));
+        let from = at.max(self.start);
+        let to = end.min(self.end);
         if from >= to {
             // Before the range, or after it.
             return if self.list.is_empty() && at > self.start {

@@ -81,7 +81,8 @@ pub(crate) fn probability(what: &str, text: &str) -> Result<f64, String> {
     let value = if let Some(percent) = text.strip_suffix('%') {
         number(percent)? / 100.0
     } else if let Some((part, whole)) = text.split_once([':', '/']) {
-        let (part, whole) = (number(part)?, number(whole)?);
+        let part = number(part)?;
+        let whole = number(whole)?;
         // 0 in 0 is 0.
         if part == 0.0 { 0.0 } else { part / whole }
     } else {

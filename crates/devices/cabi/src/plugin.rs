@@ -145,7 +145,8 @@ impl Plugin {
         stage: Stage,
         limit: Duration,
     ) -> Error {
-        let (name, limit) = (&self.name, limit.as_secs_f32());
+        let name = &self.name;
+        let limit = limit.as_secs_f32();
         let place = match stage {
             Stage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
             Stage::Queued => ", other callbacks have left it no thread".to_string(),
@@ -161,7 +162,8 @@ impl Plugin {
 
     /// The error of another callback of a connection that has not returned in time.
     pub(crate) fn no_return(&self, stage: Stage, limit: Duration) -> Error {
-        let (name, limit) = (&self.name, limit.as_secs_f32());
+        let name = &self.name;
+        let limit = limit.as_secs_f32();
         let text = match stage {
             Stage::In(callback) => {
                 let callback = callback.to_string_lossy();
@@ -316,7 +318,8 @@ impl Drop for Plugin {
         let Some(library) = self.library.take() else { return };
         let cleanup = self.abi.cleanup.filter(|_| self.ready);
         let unload = self.abi.unload;
-        let (context, name) = (self.life(false), self.name.clone());
+        let context = self.life(false);
+        let name = self.name.clone();
         let hanging = self.hanging.clone();
         let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
         let listening = self.listening.take();
@@ -389,7 +392,8 @@ pub(crate) fn begin(
     flags.set(&library, &name);
     let mut listening = Listening::by(shutdown.clone());
     library.symbol_of_init().into_iter().for_each(|address| listening.from(address));
-    let (filtered, described) = (!settings.filters.is_empty(), abi);
+    let filtered = !settings.filters.is_empty();
+    let described = abi;
     if filtered {
         if asynchronous.is_some() {
             let text = format!("plugin {name}: filters cannot be put over an asynchronous plugin");

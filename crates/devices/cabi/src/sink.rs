@@ -43,7 +43,8 @@ impl Sink {
             return Err(io::Error::last_os_error());
         }
         for at in (0..self.len).step_by(PIECE) {
-            let (access, fixed) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let fixed = libc::MAP_FIXED;
             // SAFETY: inside our own mapping, which is not in use yet.
             let place = unsafe {
                 let place = self.base.byte_add(at);

@@ -19,7 +19,8 @@ pub(crate) struct PluginExports {
 
 impl Exports for PluginExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        let plugin = self.plugin.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let visit = PluginVisit::enter(plugin, readonly, Some(client)).await?;
             Ok(Arc::new(visit) as Arc<dyn Visit>)
@@ -49,7 +50,8 @@ impl PluginVisit {
 
     /// Opens a handle.
     pub(crate) async fn open_handle(&self, name: &str, tls: bool) -> Result<Arc<dyn Device>> {
-        let (name, handles) = (name.to_string(), self.handles.clone());
+        let name = name.to_string();
+        let handles = self.handles.clone();
         let open = move |connection: &Arc<Connection>| {
             let name = connection.export(&name, tls)?;
             let handle = Handle::open(connection.clone(), name, tls)?;
@@ -70,7 +72,8 @@ impl Visit for PluginVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (visit, name) = (self.clone(), name.to_string());
+        let visit = self.clone();
+        let name = name.to_string();
         Box::pin(async move {
             let device = visit.open_handle(&name, tls).await?;
             // The plugin has reported its default export by now.

@@ -104,7 +104,8 @@ fn watch() {
 
 impl Job {
     fn end_the_process(&self) -> ! {
-        let (plugin, limit) = (&self.plugin, self.limit.as_secs_f32());
+        let plugin = &self.plugin;
+        let limit = self.limit.as_secs_f32();
         let callback = self.callback.to_string_lossy();
         let what = match self.what {
             What::Callback => "has not returned",

@@ -84,7 +84,8 @@ async fn is_asked(server: &mut Embedded) -> bool {
 /// Reads a range that makes the storage stop its server, with another server running: only that one
 /// stops.
 async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
-    let (one, other) = (scratch.socket("one"), scratch.socket("other"));
+    let one = scratch.socket("one");
+    let other = scratch.socket("other");
     let ending = serve(device, None, &one).await;
     let mut lasting = serve("pattern:1M", None, &other).await;
 
@@ -142,7 +143,8 @@ fn a_plugin_ends_its_server_on_a_thread_of_its_own() {
 fn of_two_plugins_each_ends_its_own_server() {
     run(|scratch| async move {
         let (Some(a), Some(b)) = (plugin("a", &scratch), plugin("b", &scratch)) else { return };
-        let (at_a, at_b) = (scratch.socket("a"), scratch.socket("b"));
+        let at_a = scratch.socket("a");
+        let at_b = scratch.socket("b");
         let mut first = serve(&format!("nbdkit:{a}"), None, &at_a).await;
         let second = serve(&format!("nbdkit:{b}"), None, &at_b).await;
         client(&at_b, |client| client.read(1024, 16).map(drop).unwrap()).await;
@@ -170,7 +172,8 @@ fn a_script_ends_its_server() {
 #[test]
 fn a_gate_ends_its_server_with_its_last_client() {
     run(|scratch| async move {
-        let (one, other) = (scratch.socket("one"), scratch.socket("other"));
+        let one = scratch.socket("one");
+        let other = scratch.socket("other");
         let ending = serve("pattern:1M", Some("exitlast"), &one).await;
         let lasting = serve("pattern:1M", None, &other).await;
         client(&one, |client| client.read(0, 16).map(drop).unwrap()).await;

@@ -249,7 +249,8 @@ impl Place {
     }
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
-        let (process, name) = (self.process.clone(), &self.name);
+        let process = self.process.clone();
+        let name = &self.name;
         let options = Options { tls: self.tls.clone(), ..(*self.options).clone() };
         let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
         let error = match connected {

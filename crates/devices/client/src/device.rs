@@ -260,7 +260,8 @@ impl NbdDevice {
         let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
         let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
         // Delays the disconnect request until the last piece is sent.
-        let (connection, max) = (self.connection.clone(), self.export.effect_max);
+        let connection = self.connection.clone();
+        let max = self.export.effect_max;
         let mut next = move |flags| {
             let len = left.min(max);
             let flags = command_flags(flags);

@@ -21,7 +21,8 @@ pub(crate) struct Link {
 impl Link {
     /// An unused stream.
     pub(crate) fn new(stream: Stream) -> Link {
-        let (window, queue) = (RecvWindow::new(), SendQueue::default());
+        let window = RecvWindow::new();
+        let queue = SendQueue::default();
         Link { stream, window, queue, unanswered: false }
     }
 

@@ -66,7 +66,8 @@ async fn more(link: &mut Link) -> Result<bool> {
 async fn refusal(link: &mut Link, answer: &Answer) -> Error {
     let most = answer.length.unwrap_or(u64::MAX).min(EXCERPT_MAX as u64);
     let most = if answer.status < 200 { 0 } else { most as usize };
-    let (due, mut body) = (blockhaul_io::now() + BODY_MAX, Vec::new());
+    let due = blockhaul_io::now() + BODY_MAX;
+    let mut body = Vec::new();
     loop {
         // A receive that is given up loses what came before it.
         let seen = link.window.bytes();

@@ -663,7 +663,8 @@ fn a_server_that_shuts_down_is_left_politely() {
         });
         let outcomes = with(&server, options(), |device| async move {
             let at = |at| device.submit(Request::read(at, Reservation::unpooled(512)));
-            let (first, second) = (at(0), at(4096));
+            let first = at(0);
+            let second = at(4096);
             let first = first.await.map(drop);
             let third = at(0).await.map(drop);
             (first, bytes(second.await, 512), third)

@@ -47,7 +47,8 @@ fn secured() -> Secured {
         tls: Tls::Require(Arc::new(acceptor)),
     });
     let runtime = Runtime::start(&IoConfig { workers: 1, ..IoConfig::default() }).unwrap();
-    let (there, path) = (server.clone(), scratch.socket("server"));
+    let there = server.clone();
+    let path = scratch.socket("server");
     runtime.block_on(move || async move {
         drop(blockhaul_io::spawn(there.listen(Listener::bind_unix(&path).unwrap())));
     });
@@ -65,7 +66,8 @@ impl Secured {
     }
 
     fn uri(&self) -> String {
-        let (socket, keys) = (self.scratch.socket("server"), &self.keys);
+        let socket = self.scratch.socket("server");
+        let keys = &self.keys;
         format!("nbds+unix://alice@/?socket={}&tls-psk-file={}", socket.display(), keys.display())
     }
 }
@@ -141,7 +143,8 @@ fn a_failed_tls_handshake_ends_the_session() {
         talk.send_garbage(2, 1000)?;
         talk.expect_close().map(drop)
     });
-    let (keys, socket) = (secured.keys.clone(), server.path().to_path_buf());
+    let keys = secured.keys.clone();
+    let socket = server.path().to_path_buf();
     let uri =
         format!("nbds+unix://alice@/?socket={}&tls-psk-file={}", socket.display(), keys.display());
     let error = on_worker(move || async move { open(&uri, options()).await.map(drop) });

@@ -105,7 +105,8 @@ impl<T, O> Table<T, O> {
     /// Takes out a request, once.
     pub fn take(&self, number: u64) -> Option<T> {
         // The lower and the upper half of the number.
-        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let index = number as u32;
+        let generation = (number >> 32) as u32;
         let mut slots = self.slots.lock().expect("no panic under this lock");
         let slot = slots.slots.get_mut(index as usize)?;
         if slot.generation != generation {
@@ -118,7 +119,8 @@ impl<T, O> Table<T, O> {
 
     /// Calls `look` with a request, if it is still there.
     pub fn with<R>(&self, number: u64, look: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let (index, generation) = (number as u32, (number >> 32) as u32);
+        let index = number as u32;
+        let generation = (number >> 32) as u32;
         let mut slots = self.slots.lock().expect("no panic under this lock");
         let slot = slots.slots.get_mut(index as usize)?;
         if slot.generation != generation {
@@ -149,7 +151,8 @@ mod tests {
     #[test]
     fn late_double_and_foreign_numbers_find_nothing() {
         let tables = Tables::new();
-        let (one, two) = (tables.open(()), tables.open(()));
+        let one = tables.open(());
+        let two = tables.open(());
         let first = one.enter('a');
         let second = one.enter('b');
         assert_eq!(tables.take(two.token(), first), None);
@@ -188,13 +191,15 @@ mod tests {
     fn answers_that_race_take_each_request_exactly_once() {
         let long = std::env::var_os("BLOCKHAUL_LONG").is_some();
         let rounds: usize = if long { 1_000_000 } else { 20_000 };
-        let (heard, freed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let heard = AtomicUsize::new(0);
+        let freed = AtomicUsize::new(0);
         let tables = Tables::new();
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..4).map(|_| std::sync::mpsc::sync_channel::<(u64, u64)>(64)).unzip();
         std::thread::scope(|scope| {
             for (role, receiver) in receivers.into_iter().enumerate() {
-                let (tables, heard) = (&tables, &heard);
+                let tables = &tables;
+                let heard = &heard;
                 scope.spawn(move || {
                     for (token, number) in receiver {
                         // The last one is the timeout: it removes the waiter, and leaves the
@@ -216,7 +221,8 @@ mod tests {
             }
             let mut table = tables.open(());
             for round in 0..rounds {
-                let (waiting, freed) = (Some(&heard), &freed);
+                let waiting = Some(&heard);
+                let freed = &freed;
                 let number = table.enter(Entry { waiting, freed, memory: Box::new(1) });
                 for sender in &senders {
                     sender.send((table.token(), number)).unwrap();

@@ -8,9 +8,11 @@ const TABLES: [[u32; 256]; 8] = tables();
 
 const fn tables() -> [[u32; 256]; 8] {
     let mut tables = [[0; 256]; 8];
-    let (mut byte, mut first) = (0, 0_u32);
+    let mut byte = 0;
+    let mut first = 0_u32;
     while byte < 256 {
-        let (mut rest, mut bit) = (first, 0);
+        let mut rest = first;
+        let mut bit = 0;
         while bit < 8 {
             rest = if rest & 1 == 1 { rest >> 1 ^ POLYNOMIAL } else { rest >> 1 };
             bit += 1;

@@ -54,7 +54,8 @@ where
     F: Fn(Arc<dyn Device>) -> Arc<dyn Device> + Clone + Send + Sync + 'static,
 {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (more, layer) = (self.more.clone(), self.layer.clone());
+        let more = self.more.clone();
+        let layer = self.layer.clone();
         Box::pin(async move { Ok(layer(fence(emulate(more.another().await?)))) })
     }
 }

@@ -133,7 +133,8 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
         packing: Packing,
         numbers: I,
     ) -> Ahead<'a, I> {
-        let (numbers, pool) = (numbers.peekable(), pool.clone());
+        let numbers = numbers.peekable();
+        let pool = pool.clone();
         Ahead { source, cluster, packing, numbers, pool, made: None, flying: VecDeque::new() }
     }
 
@@ -151,8 +152,10 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
                 self.flying.push_back(blockhaul_io::start(std::future::ready(Ok(piece))));
                 continue;
             }
-            let (source, pool) = (self.source.clone(), self.pool.clone());
-            let (cluster, packing) = (self.cluster, self.packing);
+            let source = self.source.clone();
+            let pool = self.pool.clone();
+            let cluster = self.cluster;
+            let packing = self.packing;
             let work = async move { carry_out(&source, &pool, cluster, packing, batch).await };
             self.flying.push_back(blockhaul_io::start(work));
         }

@@ -66,7 +66,8 @@ async fn inspect(_: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let file_len = len_of(&file.device.facts());
     let head = read(&file.device, 0, HEADER.min(file_len)).await?;
     let header = Header::parse(&head, file_len)?;
-    let (size, unit) = (header.size, header.block);
+    let size = header.size;
+    let unit = header.block;
     let map = Box::new(Blocks { header, file_len });
     Ok((Found { size, unit, map, unpack: None }, Files::one(file, None)))
 }
@@ -101,8 +102,12 @@ impl Header {
             return Err(unsupported(FORMAT, text, "convert it with \"VBoxManage clonemedium\""));
         }
         check_kind(word(76)?, head)?;
-        let (map, data, sector, extra) = (word(340)?, word(344)?, word(360)?, word(380)?);
-        let (block, blocks) = (u64::from(word(376)?), u64::from(word(384)?));
+        let map = word(340)?;
+        let data = word(344)?;
+        let sector = word(360)?;
+        let extra = word(380)?;
+        let block = u64::from(word(376)?);
+        let blocks = u64::from(word(384)?);
         let size = checked_size(
             FORMAT,
             le64(head, 368).ok_or_else(|| damaged(FORMAT, "a short header"))?,
@@ -120,7 +125,8 @@ impl Header {
                 format!("a disk of {size} bytes has {needed} blocks; the header says {blocks}");
             return Err(damaged(FORMAT, text));
         }
-        let (map, data) = (u64::from(map), u64::from(data));
+        let map = u64::from(map);
+        let data = u64::from(data);
         if !map.is_multiple_of(512) || !data.is_multiple_of(512) {
             let text =
                 format!("the block map at offset {map} or the data at {data} is not at a sector");
@@ -162,7 +168,8 @@ struct Blocks {
 impl Map for Blocks {
     fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
         let Header { size, block, map, data } = self.header;
-        let (number, start) = (at / block, at % block);
+        let number = at / block;
+        let start = at % block;
         let left = block - start;
         // The map of all blocks is within the file.
         let Some(entry) = look.number(0, map + number * 4)? else { return Ok(None) };

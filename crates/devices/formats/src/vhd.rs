@@ -92,7 +92,8 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let is_differencing = footer.kind == DIFFERENCING;
     let backing =
         if is_differencing { Some(parent(&opener, &file, &bytes, file_len).await?) } else { None };
-    let (size, unit) = (footer.size, header.block);
+    let size = footer.size;
+    let unit = header.block;
     let map = Box::new(Blocks { header, size, file_len, is_differencing });
     Ok((Found { size, unit, map, unpack: None }, Files::one(file, backing)))
 }
@@ -130,7 +131,8 @@ fn checksum(bytes: &[u8], field: usize) -> u32 {
 }
 
 fn check_sum(what: &str, bytes: &[u8], field: usize) -> Result<()> {
-    let (found, wanted) = (be32(bytes, field), checksum(bytes, field));
+    let found = be32(bytes, field);
+    let wanted = checksum(bytes, field);
     if found == Some(wanted) {
         return Ok(());
     }
@@ -307,7 +309,8 @@ struct Blocks {
 impl Map for Blocks {
     fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
         let Header { table, block, bitmap } = self.header;
-        let (number, start) = (at / block, at % block);
+        let number = at / block;
+        let start = at % block;
         let left = block - start;
         let Some(entry) = look.number(0, table + number * 4)? else { return Ok(None) };
         let entry = u32::from_be_bytes(entry);

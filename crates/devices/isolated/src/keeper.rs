@@ -200,7 +200,8 @@ impl Fate {
         let pause = pause(past.young);
         past.not_before = (!pause.is_zero()).then(|| blockhaul_io::now() + pause);
         past.last = how.to_string();
-        let (name, young) = (&self.name, past.young);
+        let name = &self.name;
+        let young = past.young;
         drop(past);
         let next = match self.again {
             Again::Never => "it is not restarted, and its clients get errors".to_string(),
@@ -218,7 +219,8 @@ impl Fate {
     /// Whether another process may be started now.
     fn may_start(&self) -> Result<()> {
         let past = self.past();
-        let (name, last) = (&self.name, &past.last);
+        let name = &self.name;
+        let last = &past.last;
         if self.again == Again::Never {
             return Err(Error::new(Kind::Io, format!("{name}: {last}")));
         }
@@ -282,7 +284,8 @@ impl Apart {
         // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
-        let (fate, begun) = (fate.clone(), blockhaul_io::now());
+        let fate = fate.clone();
+        let begun = blockhaul_io::now();
         let apart =
             Arc::new(Apart { process, fate, report, begun, reported: AtomicBool::new(false) });
         match apart.ask().await {
@@ -328,7 +331,8 @@ impl Apart {
     }
 
     async fn ask(&self) -> Result<OptionSession> {
-        let (name, address) = (self.fate.name.clone(), self.address());
+        let name = self.fate.name.clone();
+        let address = self.address();
         let place = Place { name, address, export: String::new(), tls: None };
         OptionSession::connect(place, &self.how()).await
     }

@@ -112,7 +112,8 @@ struct Connections(Arc<Keeper>, Member);
 
 impl Another for Connections {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (keeper, member) = (self.0.clone(), self.1.clone());
+        let keeper = self.0.clone();
+        let member = self.1.clone();
         Box::pin(async move { device(keeper.present().await?, &member, false).await })
     }
 }
@@ -156,7 +157,8 @@ impl Backend for Isolated {
     }
 
     fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
-        let (target, again) = (target.clone(), self.1);
+        let target = target.clone();
+        let again = self.1;
         Some(Box::pin(async move {
             let keeper = Keeper::start(&target, again, Process::default()).await?;
             Ok(Arc::new(IsolatedExports(keeper, None)) as Arc<dyn Exports>)
@@ -229,7 +231,9 @@ impl Visit for IsolatedVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (keeper, member, name) = (self.0.clone(), self.1.clone(), name.to_string());
+        let keeper = self.0.clone();
+        let member = self.1.clone();
+        let name = name.to_string();
         Box::pin(async move {
             let apart = keeper.present().await?;
             let same = || Member { name: apart.name().to_string(), export: name.clone() };
@@ -276,7 +280,8 @@ impl Device for IsolatedDevice {
             Ok(outcome) => return outcome.into(),
             Err(pending) => pending,
         };
-        let (apart, name) = (self.apart.clone(), self.name.clone());
+        let apart = self.apart.clone();
+        let name = self.name.clone();
         Pending::start(async move {
             match pending.await {
                 Err(error) if error.kind() == Kind::Disconnected => {

@@ -228,7 +228,8 @@ impl Device for Split {
         if len <= most {
             return self.inner.submit(Request { op, at, len, flags });
         }
-        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        let inner = self.inner.clone();
+        let scratch = self.scratch.clone();
         // The pieces: offset in the request, and length.
         let pieces = move || (0..len).step_by(most as usize).map(move |s| (s, most.min(len - s)));
         match op {

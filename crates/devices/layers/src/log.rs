@@ -72,7 +72,8 @@ impl Device for LogDevice {
         let started = blockhaul_io::now();
         let journal = self.journal.clone();
         let report = move |outcome: &Outcome| {
-            let (result, us) = (describe_end(outcome), blockhaul_io::elapsed(started).as_micros());
+            let result = describe_end(outcome);
+            let us = blockhaul_io::elapsed(started).as_micros();
             journal.out.write(&format!("{id} {what} {result} us={us}\n"));
         };
         match self.inner.submit(request).now() {

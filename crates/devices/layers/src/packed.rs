@@ -169,7 +169,9 @@ async fn assemble(
         return Ok(data);
     }
     let mut buf = room.into_buf();
-    let (mut part, mut data, mut next) = (first, data, at);
+    let mut part = first;
+    let mut data = data;
+    let mut next = at;
     loop {
         let start = (next - part.start) as usize;
         let len = (end.min(part.start + part.len) - next) as usize;

@@ -122,7 +122,8 @@ impl Partition {
     /// First sector and number of sectors, in a GPT with this header.
     async fn find_gpt(&self, disk: &Arc<dyn Device>, header: &[u8]) -> Result<Option<(u64, u64)>> {
         let table = le64(header, 72);
-        let (entries, size) = (u64::from(le32(header, 80)), u64::from(le32(header, 84)));
+        let entries = u64::from(le32(header, 80));
+        let size = u64::from(le32(header, 84));
         // Entries have 128 bytes, or a power of two times that: none crosses a sector boundary.
         let fits = size >= 128 && size.is_power_of_two() && size <= self.sector;
         if !fits || entries == 0 || entries > GPT_ENTRIES_MAX {
@@ -140,7 +141,8 @@ impl Partition {
         if entry[..16].iter().all(|&byte| byte == 0) {
             return Ok(None);
         }
-        let (first, last) = (le64(entry, 32), le64(entry, 40));
+        let first = le64(entry, 32);
+        let last = le64(entry, 40);
         // The last sector is included; the caller refuses what exceeds the disk.
         Ok(Some((first, last.checked_sub(first).map_or(0, |sectors| sectors.saturating_add(1)))))
     }

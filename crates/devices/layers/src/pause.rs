@@ -55,7 +55,8 @@ struct PauseLayer {
 
 impl Layer for PauseLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let (valve, socket) = (self.valve.clone(), self.socket.clone());
+        let valve = self.valve.clone();
+        let socket = self.socket.clone();
         Ok(Arc::new(PauseDevice { inner, valve, _socket: socket }))
     }
 
@@ -232,7 +233,8 @@ impl Device for PauseDevice {
             }
             Err(ticket) => ticket,
         };
-        let (inner, valve) = (self.inner.clone(), self.valve.clone());
+        let inner = self.inner.clone();
+        let valve = self.valve.clone();
         Pending::start(async move {
             let mut wait = entered;
             let pass = loop {

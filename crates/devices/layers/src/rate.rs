@@ -91,7 +91,8 @@ impl Device for RateDevice {
         if self.bucket.wait(turn).is_none() {
             return self.inner.submit(request);
         }
-        let (inner, bucket) = (self.inner.clone(), self.bucket.clone());
+        let inner = self.inner.clone();
+        let bucket = self.bucket.clone();
         Pending::start(async move {
             while let Some(wait) = bucket.wait(turn) {
                 blockhaul_io::sleep(wait).await;

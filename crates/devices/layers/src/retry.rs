@@ -116,7 +116,9 @@ impl RetryLayer {
         let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
         let now = Now { device, generation: 0, opening: None, changes: 0, flushed: 0 };
-        let (plan, facts, now) = (self.plan.clone(), Arc::new(facts), Mutex::new(now));
+        let plan = self.plan.clone();
+        let facts = Arc::new(facts);
+        let now = Mutex::new(now);
         Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))
     }
 }
@@ -210,7 +212,8 @@ impl Shared {
             let text = "the device had to be reopened and is now read-only";
             return Err(Error::new(Kind::ReadOnly, text));
         }
-        let (generation, changes) = (now.generation, now.changes);
+        let generation = now.generation;
+        let changes = now.changes;
         Ok(Attempt { device: now.device.clone(), generation, changes })
     }
 
@@ -323,7 +326,8 @@ impl Shared {
     }
 
     fn fits(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let (new, old) = (device.facts(), &self.facts);
+        let new = device.facts();
+        let old = &self.facts;
         let same = new.size == old.size
             && new.can.contains(old.can)
             && new.contexts == old.contexts

@@ -88,7 +88,8 @@ impl Device for RetryDevice {
             Ok(Err(error)) => Pending::ready(Err(error)),
             Err(pending) => pending,
         };
-        let (inner, plan) = (self.inner.clone(), self.plan.clone());
+        let inner = self.inner.clone();
+        let plan = self.plan.clone();
         Pending::start(async move {
             let mut outcome = first.await;
             for _ in 0..plan.retries {

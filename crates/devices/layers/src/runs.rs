@@ -60,7 +60,8 @@ impl<S: Copy + Eq + Default> Runs<S> {
             if at >= end {
                 return None;
             }
-            let (from, found) = (at, state);
+            let from = at;
+            let found = state;
             at = end;
             if let Some(mark) = marks.next().filter(|mark| mark.at < end) {
                 at = mark.at;
@@ -252,7 +253,8 @@ mod tests {
                 let start = rng.below(SIZE);
                 let end = (start + 1 + rng.below(longest)).min(SIZE);
                 let part = &mut model[start as usize..end as usize];
-                let (from, to) = (base + start, base + end);
+                let from = base + start;
+                let to = base + end;
                 match rng.below(5) {
                     0..3 => {
                         let state = rng.below(3) as u8;

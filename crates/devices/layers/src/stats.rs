@@ -146,7 +146,8 @@ impl Device for StatsDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (kind, len) = (request.kind(), request.len);
+        let kind = request.kind();
+        let len = request.len;
         let started = blockhaul_io::now();
         self.table.rows[kind as usize].requests.fetch_add(1, Ordering::Relaxed);
         match self.inner.submit(request).now() {

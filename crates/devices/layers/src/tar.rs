@@ -233,7 +233,8 @@ impl Header {
 /// A number: octal digits, or GNU's binary form for large ones.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
-        let (first, rest) = (u64::from(field[0] & 0x7f), &field[1..]);
+        let first = u64::from(field[0] & 0x7f);
+        let rest = &field[1..];
         return rest.iter().try_fold(first, |value, &byte| {
             value.checked_mul(256).map(|value| value | u64::from(byte))
         });
@@ -260,7 +261,8 @@ impl Ahead {
             let record = &rest[blank + 1..len - 1];
             rest = &rest[len..];
             let Some(equals) = record.iter().position(|&byte| byte == b'=') else { continue };
-            let (key, value) = (&record[..equals], &record[equals + 1..]);
+            let key = &record[..equals];
+            let value = &record[equals + 1..];
             let text = std::str::from_utf8(value).unwrap_or_default();
             match key {
                 b"path" => self.name = Some(value.to_vec()),

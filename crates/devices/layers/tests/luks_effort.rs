@@ -46,7 +46,8 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
     };
     let layer = |more: &str| format!("luks?passphrase=open sesame{more}");
 
-    let (slow, text) = (with_rounds(1 << 30), layer(""));
+    let slow = with_rounds(1 << 30);
+    let text = layer("");
     on_workers(move || async move {
         let error = open(&slow, &[&text], Intent::READ).await.err().unwrap();
         assert_eq!(error.kind(), Kind::Invalid);
@@ -57,19 +58,22 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
     let mut bytes = good.clone();
     bytes[40..61].copy_from_slice(b"x\x1b]0;owned\x07\nxxxxxxxxx");
     fs::write(&path, bytes).unwrap();
-    let (named, text) = (path.clone(), layer(""));
+    let named = path.clone();
+    let text = layer("");
     on_workers(move || async move {
         let error = open(&named, &[&text], Intent::READ).await.err().unwrap();
         assert!(!error.to_string().contains(char::is_control), "{error:?}");
     });
 
     // Four clients of a container that takes minutes; they disconnect after a second.
-    let (slow, text) = (with_rounds(1 << 29), layer("&max-iterations=1000000000"));
+    let slow = with_rounds(1 << 29);
+    let text = layer("&max-iterations=1000000000");
     on_workers(move || async move {
         let opened = common::layer(&text).unwrap();
         let before = used();
         let clients = (0..4).map(|_| {
-            let (slow, layer) = (slow.clone(), opened.clone());
+            let slow = slow.clone();
+            let layer = opened.clone();
             blockhaul_io::start(async move {
                 let opening = open_with(&slow, layer);
                 assert!(blockhaul_io::timeout(Duration::from_secs(1), opening).await.is_err());
@@ -90,7 +94,8 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
 
     // And the good one still opens.
     fs::write(&path, &good).unwrap();
-    let (path, text) = (path.clone(), layer(""));
+    let path = path.clone();
+    let text = layer("");
     on_workers(move || async move {
         open(&path, &[&text], Intent::READ).await.unwrap();
     });

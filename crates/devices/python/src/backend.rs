@@ -70,7 +70,8 @@ blockhaul copy python:zeroes.py disk.raw
         let target = target.clone();
         Some(Box::pin(async move {
             let shutdown = target.context.registry().shutdown.clone();
-            let (settings, readonly) = (Settings::of(&target)?, !target.intent.write);
+            let settings = Settings::of(&target)?;
+            let readonly = !target.intent.write;
             if settings.host.processes > 1 {
                 let group = Group::start(settings, shutdown).await?;
                 return Ok(Arc::new(GroupExports { group, readonly }) as Arc<dyn Exports>);
@@ -89,7 +90,8 @@ struct Handles {
 
 impl Another for Handles {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (host, readonly) = (self.host.clone(), self.readonly);
+        let host = self.host.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let visit = PythonVisit::enter(host, readonly, None).await?;
             Ok(visit.open_handle("", false).await?.1)

@@ -74,7 +74,10 @@ impl Handle {
 
     /// Sends a request, with its memory.
     fn call(self: Arc<Handle>, request: Request, part: Option<SharedPart>) -> Pending {
-        let (kind, at, len, flags) = (request.kind(), request.at, request.len, request.flags);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
+        let flags = request.flags;
         let (completer, pending) = Pending::completer();
         let mut part = part;
         let mut room = None;

@@ -112,7 +112,9 @@ pub(crate) fn extents(answer: &[u8], at: u64, end: u64) -> Result<Extents, &'sta
                 .rev()
                 .fold(0, |sum, byte| sum << 8 | u64::from(*byte))
         };
-        let (offset, len, state) = (number(0), number(1), number(2) & (HOLE | ZERO));
+        let offset = number(0);
+        let len = number(1);
+        let state = number(2) & (HOLE | ZERO);
         if next.is_some_and(|next| next != offset) {
             return Err("the extents have gaps or are not in ascending order");
         }
@@ -124,7 +126,8 @@ pub(crate) fn extents(answer: &[u8], at: u64, end: u64) -> Result<Extents, &'sta
             return Err("the first extent begins behind the start of the request");
         }
         next = Some(stop);
-        let (from, to) = (offset.max(at), stop.min(end));
+        let from = offset.max(at);
+        let to = stop.min(end);
         if from < to {
             found.push(to - from, state);
         }

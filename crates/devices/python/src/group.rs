@@ -23,7 +23,8 @@ pub(crate) struct Group {
 impl Group {
     /// Starts all processes. The first one alone: an error of the script is reported once.
     pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Group>> {
-        let (shown, count) = (settings.shown(), settings.host.processes);
+        let shown = settings.shown();
+        let count = settings.host.processes;
         let first = Keeper::start(settings.clone(), shutdown.clone()).await?;
         check_model(&shown, &*first.present().await?)?;
         let others: Vec<_> = (1..count)
@@ -75,7 +76,8 @@ pub(crate) struct GroupExports {
 
 impl Exports for GroupExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (group, readonly) = (self.group.clone(), self.readonly);
+        let group = self.group.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let session = Session::enter(group, readonly, Some(client)).await?;
             Ok(Arc::new(GroupVisit(session)) as Arc<dyn Visit>)
@@ -96,7 +98,8 @@ struct GroupHandles {
 
 impl Another for GroupHandles {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (group, readonly) = (self.group.clone(), self.readonly);
+        let group = self.group.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let session = Session::enter(group, readonly, None).await?;
             Ok(session.open_handle("", false).await?.1)
@@ -208,7 +211,8 @@ impl Visit for GroupVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (session, name) = (self.0.clone(), name.to_string());
+        let session = self.0.clone();
+        let name = name.to_string();
         Box::pin(async move {
             let (found, device) = session.open_handle(&name, tls).await?;
             Ok(Some(Export::own(&found, device)))

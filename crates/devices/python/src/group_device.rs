@@ -86,12 +86,14 @@ impl GroupHandle {
     ) -> Result<(String, Arc<GroupHandle>)> {
         let opening: Vec<_> = (0..session.group.len())
             .map(|index| {
-                let (session, name) = (session.clone(), name.to_string());
+                let session = session.clone();
+                let name = name.to_string();
                 blockhaul_io::spawn(async move { open_in(&session, index, &name, tls).await })
             })
             .collect();
         let mut first: Option<(String, Arc<Facts>)> = None;
-        let (mut places, mut absent) = (Vec::new(), None);
+        let mut places = Vec::new();
+        let mut absent = None;
         for task in opening {
             let place = Place::default();
             match task.await {
@@ -110,13 +112,16 @@ impl GroupHandle {
         }
         let none = || absent.unwrap_or_else(|| Error::new(Kind::Io, "no process"));
         let (found, facts) = first.ok_or_else(none)?;
-        let (name, turn, lost) = (name.to_string(), AtomicUsize::new(0), AtomicBool::new(false));
+        let name = name.to_string();
+        let turn = AtomicUsize::new(0);
+        let lost = AtomicBool::new(false);
         Ok((found, Arc::new(GroupHandle { session, name, tls, facts, places, turn, lost })))
     }
 
     /// The running process with the fewest requests; the others are started again meanwhile.
     fn pick(self: &Arc<GroupHandle>) -> Option<Arc<Opened>> {
-        let (count, turn) = (self.places.len(), self.turn.fetch_add(1, Ordering::Relaxed));
+        let count = self.places.len();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(usize, Arc<Opened>)> = None;
         for step in 0..count {
             let index = turn.wrapping_add(step) % count;
@@ -314,7 +319,8 @@ async fn open_in(
 
 /// Refuses a handle whose disk is another one than in the other processes.
 fn check_same(one: &Facts, other: &Facts) -> Result<()> {
-    let (sizes, cans) = ((one.size, other.size), (one.can, other.can));
+    let sizes = (one.size, other.size);
+    let cans = (one.can, other.can);
     let same = sizes.0 == sizes.1
         && cans.0 == cans.1
         && one.block == other.block
@@ -322,7 +328,9 @@ fn check_same(one: &Facts, other: &Facts) -> Result<()> {
     if same {
         return Ok(());
     }
-    let (name, one, other) = (&one.name, sizes.0, sizes.1);
+    let name = &one.name;
+    let one = sizes.0;
+    let other = sizes.1;
     let text = format!(
         "{name}: its processes disagree about the disk: {one} and {other} bytes, or abilities or \
          block sizes that differ"

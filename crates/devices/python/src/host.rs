@@ -166,8 +166,9 @@ impl Host {
         let no_memory = |error| Error::system("cannot make memory for a Python process", error);
         let memory = SharedMemory::new("blockhaul-python", MEMORY).map_err(no_memory)?;
         let links = blockhaul_io::worker_count().min(LINKS_MAX);
-        let (own, python, of) =
-            (memory.clone(), settings.host.python.clone(), folder.map(Path::to_path_buf));
+        let own = memory.clone();
+        let python = settings.host.python.clone();
+        let of = folder.map(Path::to_path_buf);
         let started =
             blockhaul_io::offload(move || Process::start(&python, of.as_deref(), &own, links));
         let no_thread = |lost| Error::new(Kind::Io, "cannot start a thread").because(lost);
@@ -209,9 +210,12 @@ impl Host {
         };
         let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel);
         inner.needed.store(true, Ordering::Release);
-        let (name, process) = (&inner.shown, inner.process.id());
+        let name = &inner.shown;
+        let process = inner.process.id();
         log::debug!("{name} is ready in process {process}, API {api}, {}", model.name());
-        let (busy, writes, one_by_one) = (AtomicUsize::new(0), Writes::default(), Arc::default());
+        let busy = AtomicUsize::new(0);
+        let writes = Writes::default();
+        let one_by_one = Arc::default();
         Ok(Arc::new(Host { inner, model, coroutines, busy, writes, one_by_one }))
     }
 
@@ -230,7 +234,8 @@ impl Drop for Host {
 /// The first request.
 fn start_message(settings: &Settings, dump: bool) -> Vec<u8> {
     let script = settings.script.to_string_lossy();
-    let (threads, config) = (settings.host.threads, &settings.config);
+    let threads = settings.host.threads;
+    let config = &settings.config;
     json!({ "script": script, "threads": threads, "config": config, "dump": dump })
         .to_string()
         .into_bytes()
@@ -348,7 +353,8 @@ impl Inner {
 
     /// The error of a request that took too long.
     pub(crate) fn too_late(&self, what: &str, limit: Duration) -> Error {
-        let (name, limit) = (&self.shown, limit.as_secs_f32());
+        let name = &self.shown;
+        let limit = limit.as_secs_f32();
         Error::new(Kind::TimedOut, format!("{name}: {what} has not returned after {limit} s"))
     }
 

@@ -57,7 +57,8 @@ impl Keeper {
             young: 0,
             not_before: None,
         };
-        let (starting, state) = (Arc::default(), Mutex::new(state));
+        let starting = Arc::default();
+        let state = Mutex::new(state);
         Ok(Keeper(Arc::new(Kept { settings, folder, shutdown, starting, state })))
     }
 
@@ -77,7 +78,8 @@ impl Keeper {
                 state.starts += 1;
                 state.host = Some(host.clone());
                 drop(state);
-                let (name, process) = (&host.inner.shown, host.inner.process.id());
+                let name = &host.inner.shown;
+                let process = host.inner.process.id();
                 let text = format!("{name}: restarted as process {process}");
                 // With several, the line about the end announces it.
                 match kept.settings.host.processes {
@@ -107,7 +109,8 @@ impl Keeper {
         let left = state.not_before.map(|time| time.saturating_duration_since(blockhaul_io::now()));
         match left {
             Some(left) if !left.is_zero() => {
-                let (name, left) = (self.0.settings.shown(), left.as_secs_f32());
+                let name = self.0.settings.shown();
+                let left = left.as_secs_f32();
                 let text =
                     format!("{name}: its process ended early; it can be restarted in {left:.1} s");
                 Err(Error::new(Kind::Io, text))

@@ -65,7 +65,8 @@ impl Settings {
             let Some((key, value)) = part.split_once('=') else {
                 return Err(usage(format!("{part:?}: write it as KEY=VALUE")));
             };
-            let (key, value) = (percent_decode(key)?, percent_decode(value)?);
+            let key = percent_decode(key)?;
+            let value = percent_decode(value)?;
             match key.strip_prefix('@') {
                 Some(name) => settings.host.set(name, &value)?,
                 None => settings.config.push((key, value)),

@@ -26,7 +26,8 @@ pub(crate) struct PythonExports {
 
 impl Exports for PythonExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (keeper, readonly) = (self.keeper.clone(), self.readonly);
+        let keeper = self.keeper.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let host = keeper.present().await?;
             let visit = PythonVisit::enter(host, readonly, Some(client)).await?;
@@ -77,7 +78,8 @@ impl PythonVisit {
         let served = client.is_some();
         let client = client.unwrap_or_default();
         let number = host.inner.enter(client.clone());
-        let (handles, _turn) = (Mutex::default(), turn);
+        let handles = Mutex::default();
+        let _turn = turn;
         let visitor = Visitor { host, number, client, served, handles, _turn };
         let about = about(&visitor.client, readonly);
         visitor.host.inner.control(Op::Enter, 0, number, &message(&about)).await?;
@@ -147,7 +149,8 @@ impl Visit for PythonVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (visit, name) = (PythonVisit(self.0.clone()), name.to_string());
+        let visit = PythonVisit(self.0.clone());
+        let name = name.to_string();
         Box::pin(async move {
             let (found, device) = visit.open_handle(&name, tls).await?;
             Ok(Some(Export::own(&found, device)))

@@ -123,7 +123,8 @@ struct Handles {
 
 impl Another for Handles {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        let plugin = self.plugin.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let visit = ScriptVisit::enter(plugin, readonly, None).await?;
             visit.open_handle("", false).await

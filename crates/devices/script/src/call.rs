@@ -187,7 +187,8 @@ impl Running {
         {
             ioctl_fionbio(fd, true)?;
         }
-        let (mut said, mut printed) = (Vec::new(), 0);
+        let mut said = Vec::new();
+        let mut printed = 0;
         while from.is_some() || errors.is_some() {
             let ready = wait([as_fd(&to), as_fd(&from), as_fd(&errors)], deadline)?;
             if let (true, Some(pipe)) = (ready[0], &mut to) {

@@ -340,7 +340,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let (connection, token) = (self.connection.clone(), self.token());
+        let connection = self.connection.clone();
+        let token = self.token();
         self.connection.lane.run(move || {
             let client = Some(&connection.client);
             if let Err(error) = connection.plugin.call("close", &token, &[], client) {

@@ -65,7 +65,9 @@ pub(crate) fn first_export(text: &str) -> &str {
 pub(crate) fn block_size(text: &str) -> Result<Option<BlockSizes>, String> {
     let mut words = text.split_ascii_whitespace().map(|word| size(word)?.try_into().ok());
     let mut next = || words.next().flatten().ok_or("cannot be parsed");
-    let (minimum, preferred, maximum): (u32, u32, u32) = (next()?, next()?, next()?);
+    let minimum: u32 = next()?;
+    let preferred: u32 = next()?;
+    let maximum: u32 = next()?;
     if (minimum, preferred, maximum) == (0, 0, 0) {
         return Ok(None);
     }
@@ -86,7 +88,8 @@ pub(crate) fn extents(text: &str, at: u64, end: u64) -> Result<Extents, String> 
         let mut words = line.split([' ', '\t']).filter(|word| !word.is_empty());
         let wrong = || format!("cannot parse {line:?}");
         let mut number = || words.next().and_then(size).ok_or_else(wrong);
-        let (offset, len) = (number()?, number()?);
+        let offset = number()?;
+        let len = number()?;
         let state = state(words.next().unwrap_or("0"));
         if next.is_some_and(|next| next != offset) {
             return Err("extents must be in ascending order and without gaps".into());
@@ -96,7 +99,8 @@ pub(crate) fn extents(text: &str, at: u64, end: u64) -> Result<Extents, String> 
             continue;
         }
         next = Some(stop);
-        let (from, to) = (offset.max(at), stop.min(end));
+        let from = offset.max(at);
+        let to = stop.min(end);
         if found.is_empty() && offset > at {
             return Err("the first extent must cover the start of the request".into());
         }

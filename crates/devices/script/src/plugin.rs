@@ -334,7 +334,8 @@ pub fn wait_for_end(limit: Duration) -> bool {
 pub fn dump(settings: &Settings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(BlockingPool::single(settings.language.name()));
-    let (own, settings) = (control.clone(), settings.clone());
+    let own = control.clone();
+    let settings = settings.clone();
     control.run(move || {
         // The caller waits below.
         let _ = sender.send(dump_here(&settings, own));

@@ -19,7 +19,8 @@ pub(crate) struct ScriptExports {
 
 impl Exports for ScriptExports {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        let (plugin, readonly) = (self.plugin.clone(), self.readonly);
+        let plugin = self.plugin.clone();
+        let readonly = self.readonly;
         Box::pin(async move {
             let visit = ScriptVisit::enter(plugin, readonly, Some(client)).await?;
             Ok(Arc::new(visit) as Arc<dyn Visit>)
@@ -79,7 +80,8 @@ impl Visit for ScriptVisit {
     }
 
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
-        let (visit, name) = (self.clone(), name.to_string());
+        let visit = self.clone();
+        let name = name.to_string();
         Box::pin(async move {
             let device = visit.open_handle(&name, tls).await?;
             Ok(Some(Export::own(&name, device)))

@@ -58,7 +58,8 @@ impl Bitmap {
     }
 
     fn of(name: String, size: u64, granularity: u64, enabled: bool) -> Bitmap {
-        let (disabled, transient) = (AtomicBool::new(!enabled), AtomicBool::new(false));
+        let disabled = AtomicBool::new(!enabled);
+        let transient = AtomicBool::new(false);
         Bitmap { name, size, granularity, dirty: Mutex::default(), disabled, transient }
     }
 
@@ -165,7 +166,8 @@ impl Bitmap {
         let blocks = dirty.iter(at / self.granularity, end.div_ceil(self.granularity));
         for (from, to, dirty) in blocks.take(most) {
             let (start, len) = self.bytes(from, to);
-            let (from, to) = (start.max(at), (start + len).min(end));
+            let from = start.max(at);
+            let to = (start + len).min(end);
             extents.push(to - from, if dirty { DIRTY } else { 0 });
         }
         extents

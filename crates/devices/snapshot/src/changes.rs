@@ -42,8 +42,10 @@ impl Changes {
     /// If the granularity is not that of a bitmap.
     pub fn new(size: u64, granularity: u64) -> Result<Changes> {
         let bitmap = Bitmap::new("changes", size, granularity)?;
-        let (marked, settled) = (Notify::default(), Notify::default());
-        let (also, locks) = (Mutex::default(), Arc::default());
+        let marked = Notify::default();
+        let settled = Notify::default();
+        let also = Mutex::default();
+        let locks = Arc::default();
         Ok(Changes(Arc::new(Inner { bitmap, marked, also, settled, locks })))
     }
 
@@ -168,7 +170,8 @@ impl Inner {
     }
 
     fn mark(self: &Arc<Self>, request: &Request) -> Mark {
-        let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
+        let at = request.at;
+        let end = request.end().unwrap_or(u64::MAX);
         Mark { changes: self.clone(), at, end, equal: false }
     }
 
@@ -186,7 +189,8 @@ struct Other {
 impl Other {
     /// Writes to both. Overlapping writes go one after another, so that both have the same result.
     async fn write_both(self, request: Request, inner: Arc<dyn Device>, copied: Copied) -> Outcome {
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        let len = request.len;
         let mut mark = self.changes.mark(&request);
         let lock = self.changes.locks.lock(at, at.saturating_add(len)).await;
         let written = inner.submit(request);

@@ -42,7 +42,8 @@ impl Device for LiveDevice {
         if !changes || !self.point.must_save(request.at, end) {
             return self.below.device.submit(request);
         }
-        let (point, below) = (self.point.clone(), self.below.clone());
+        let point = self.point.clone();
+        let below = self.below.clone();
         Pending::start(async move {
             point.before_write(&below, request.at, end).await?;
             below.device.submit(request).await

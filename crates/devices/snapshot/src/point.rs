@@ -230,7 +230,8 @@ impl Point {
     /// Marks whole blocks that the device reports as zero.
     async fn find_zeroes(&self, below: &Below, first: u64, last: u64) -> Result<()> {
         let Some(base) = below.base else { return Ok(()) };
-        let (at, end) = (first * self.block, (last * self.block).min(self.size));
+        let at = first * self.block;
+        let end = (last * self.block).min(self.size);
         let Reply::Extents(lists) =
             below.device.submit(Request::extents(at, end - at, base)).await?
         else {
@@ -252,7 +253,8 @@ impl Point {
 
     /// Copies blocks to the store; their new state.
     async fn save_blocks(&self, below: &Below, first: u64, last: u64) -> Result<State> {
-        let (at, end) = (first * self.block, (last * self.block).min(self.size));
+        let at = first * self.block;
+        let end = (last * self.block).min(self.size);
         let mut charge = None;
         let mut from = at;
         while from < end {
@@ -312,7 +314,8 @@ impl Point {
             let runs: Vec<_> = self.states().iter(next, to).collect();
             self.states().set(next, to, State::Released);
             for (from, to, _) in runs.into_iter().filter(|(_, _, state)| *state == State::Saved) {
-                let (from, to) = (from * self.block, (to * self.block).min(self.size));
+                let from = from * self.block;
+                let to = (to * self.block).min(self.size);
                 self.kept.fetch_sub(to - from, Ordering::Relaxed);
                 // Frees space where the file system can.
                 let _ = self.store.allocate(Allocate::PunchHole, from, to - from).await;

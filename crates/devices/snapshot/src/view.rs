@@ -38,7 +38,8 @@ impl View {
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         facts.contexts.extend(bitmaps.iter().map(|bitmap| bitmap.context()));
         facts.allocation_unit = u32::try_from(point.block).unwrap_or(u32::MAX);
-        let (facts, point) = (Arc::new(facts), point.clone());
+        let facts = Arc::new(facts);
+        let point = point.clone();
         Some(View { facts, point, bitmaps: bitmaps.into() })
     }
 

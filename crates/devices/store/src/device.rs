@@ -144,7 +144,8 @@ impl Shared {
         let mut found_data = false;
         let mut rest = &mut buf[..];
         for (level, from, to) in self.overlay.within(at, end) {
-            let (mut next, device) = (from, &self.levels[level].0);
+            let mut next = from;
+            let device = &self.levels[level].0;
             while next < to {
                 let len = usize::try_from(to - next).map_or(PIECE, |left| left.min(PIECE));
                 let (piece, others) = rest.split_at_mut(len.min(rest.len()));

@@ -170,7 +170,9 @@ pub(crate) fn from_text(path: &Path, text: &str) -> Result<Vec<Point>> {
 
 /// Checks that points can be those of a store.
 fn check(points: &[Point]) -> Result<(), String> {
-    let (mut names, mut numbers, mut taken) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let mut names = HashSet::new();
+    let mut numbers = HashSet::new();
+    let mut taken = HashSet::new();
     let mut before: Option<&Point> = None;
     for point in points {
         let name = &point.name;

@@ -103,7 +103,8 @@ mod tests {
                 }
                 overlay = overlay.with(&ranges, level).unwrap();
             }
-            let (at, end) = (rng.below(size + 1), rng.below(size + 1));
+            let at = rng.below(size + 1);
+            let end = rng.below(size + 1);
             let (at, end) = (at.min(end), at.max(end));
             let mut next = at;
             for (level, from, to) in overlay.within(at, end) {

@@ -198,7 +198,8 @@ impl Writer {
         let Some(point) = self.store.points().first() else { return Ok(None) };
         let Some(folding) = point.folding() else { return Ok(None) };
         let ranges = self.store.ranges(point.number, point.size, &folding.ranges)?;
-        let (from, to) = (self.store.raw(point.number), self.store.raw(point.file()));
+        let from = self.store.raw(point.number);
+        let to = self.store.raw(point.file());
         Ok(Some(Fold { from, to, ranges }))
     }
 
@@ -209,7 +210,8 @@ impl Writer {
     pub fn end_fold(&mut self, digests: Option<(&str, &str)>) -> Result<()> {
         let mut points = self.store.points().to_vec();
         let Some(point) = points.first_mut() else { return Ok(()) };
-        let (number, file) = (point.number, point.file());
+        let number = point.number;
+        let file = point.file();
         files::sync(&self.store.raw(file))?;
         if let Some((text, _)) = digests {
             files::replace(&self.store.digests(file), text.as_bytes())?;

@@ -107,7 +107,8 @@ impl Made {
         let names: Vec<_> = store.points().iter().map(|point| point.name.as_str()).collect();
         assert_eq!(names, self.disks.iter().map(|disk| disk.0.as_str()).collect::<Vec<_>>());
         for (name, disk) in &self.disks {
-            let (dir, name) = (self.dir().to_path_buf(), name.clone());
+            let dir = self.dir().to_path_buf();
+            let name = name.clone();
             let found = on_a_worker(move || async move {
                 let stack = open(&dir, &name).await.unwrap();
                 let room = blockhaul_io::Reservation::unpooled(SIZE as usize);

@@ -25,7 +25,8 @@ pub(crate) enum Bits {
 impl Bits {
     /// Sets `units`; those outside a part are ignored.
     pub(crate) fn set(&mut self, units: std::ops::Range<usize>) {
-        let (start, end) = (units.start, units.end.min(UNITS));
+        let start = units.start;
+        let end = units.end.min(UNITS);
         if start >= end || *self == Bits::Uniform(true) {
             return;
         }
@@ -38,7 +39,8 @@ impl Bits {
         }
         let Bits::Mixed(words) = self else { return };
         for word in start / 64..=(end - 1) / 64 {
-            let (from, to) = (start.max(word * 64) % 64, end.min(word * 64 + 64) - word * 64);
+            let from = start.max(word * 64) % 64;
+            let to = end.min(word * 64 + 64) - word * 64;
             words[word] |= (u64::MAX >> (64 - (to - from))) << from;
         }
     }
@@ -192,10 +194,12 @@ mod tests {
             model[1000] = true;
             assert_eq!(map.find(PART, size, 9), None);
             map.learn(1, bits);
-            let (at, len) = (rng.below(999), 1 + rng.below(3));
+            let at = rng.below(999);
+            let len = 1 + rng.below(3);
             map.wrote(PART + at * UNIT + 5, len * UNIT - 5);
             model[at as usize..(at + len) as usize].fill(true);
-            let (mut at, most) = (PART, 1 + rng.below(9) as usize);
+            let mut at = PART;
+            let most = 1 + rng.below(9) as usize;
             while at < size {
                 let found = map.find(at, size, most).unwrap();
                 assert!(found.len() <= most);

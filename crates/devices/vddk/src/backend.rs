@@ -98,7 +98,8 @@ struct Slot {
 
 /// The process for a disk: that of an earlier disk of the same machine, or a new one.
 async fn host(target: &Target, options: &Options, again: Again) -> Result<Host> {
-    let (write, restarts) = (target.intent.write, again == Again::ForClients);
+    let write = target.intent.write;
+    let restarts = again == Again::ForClients;
     let common =
         (options.folder.clone(), options.config.clone(), options.access.clone(), write, restarts);
     let slot = {
@@ -213,7 +214,8 @@ impl Visit for SeveralVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (disk, name) = (self.disk(name), name.to_string());
+        let disk = self.disk(name);
+        let name = name.to_string();
         Box::pin(async move { Ok(Some(Export::own(&name, disk?.open().await?))) })
     }
 }
@@ -255,7 +257,8 @@ impl Visit for VddkVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (disk, name) = (self.0.clone(), name.to_string());
+        let disk = self.0.clone();
+        let name = name.to_string();
         Box::pin(async move { Ok(Some(Export::own(&name, disk.open().await?))) })
     }
 }

@@ -51,7 +51,8 @@ impl Handle {
         let flying = InFlight::on(&self.disk);
         let handle = self.clone();
         self.thread.run(move || {
-            let (library, raw) = (handle.open.library().clone(), handle.open.raw);
+            let library = handle.open.library().clone();
+            let raw = handle.open.raw;
             let done = move |memory, result| {
                 drop(flying);
                 handle.transferred(at, len, memory, result, completer);
@@ -110,7 +111,8 @@ impl Handle {
         let (completer, ticket) = blockhaul_io::ticket();
         let handle = self.clone();
         self.thread.run(move || {
-            let (library, raw) = (handle.open.library(), handle.open.raw);
+            let library = handle.open.library();
+            let raw = handle.open.raw;
             let waited = library.wait(raw).map_err(|code| ("Wait", code));
             let flushed = waited.and_then(|()| library.flush(raw).map_err(|code| ("Flush", code)));
             let result = flushed.map_err(|(name, code)| handle.error("cannot flush", name, code));
@@ -156,7 +158,8 @@ impl Handle {
     }
 
     fn extents(self: &Arc<Handle>, request: &Request) -> Pending {
-        let (at, end) = (request.at, request.at.saturating_add(request.len));
+        let at = request.at;
+        let end = request.at.saturating_add(request.len);
         let most = runs_for(request);
         if let Some(found) = self.find(at, end, most) {
             return Pending::ready(Ok(Reply::Extents(vec![found])));
@@ -224,7 +227,8 @@ impl Handle {
 
     /// How to ask now; none: a query would hold up what is under way.
     fn way(&self) -> Option<Way> {
-        let (idle, trial) = (self.disk.is_idle(), &self.disk.trial);
+        let idle = self.disk.is_idle();
+        let trial = &self.disk.trial;
         let here = idle.then_some(Way::Here);
         match trial.overlap() {
             _ if self.disk.is_written() => here,
@@ -368,7 +372,8 @@ impl Device for VddkDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        let len = request.len;
         match request.op {
             Op::Read(room) => self.0.transfer(at, len, Memory::Read(room.into_buf())),
             Op::Write(data) => self.0.transfer(at, len, Memory::Write(aligned(data))),

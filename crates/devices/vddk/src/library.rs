@@ -441,7 +441,8 @@ impl Library {
     /// Starts the library.
     pub(crate) fn init(&self, folder: &CStr, config: Option<&CStr>) -> Result<(), Code> {
         let (major, minor) = INTERFACE;
-        let (folder, config) = (folder.as_ptr(), or_null(config));
+        let folder = folder.as_ptr();
+        let config = or_null(config);
         // SAFETY: functions of the types that the library expects, and C strings.
         self.statistics.of(Function::Init, || unsafe {
             checked((self.functions.init)(

@@ -49,7 +49,8 @@ fn once(open: &OpenDisk, part: u64, units: usize) -> Result<Bits, Error> {
         units as u64 * UNIT,
         part * PART
     );
-    let (start, count) = (part * (PART / SECTOR), units as u64 * (UNIT / SECTOR));
+    let start = part * (PART / SECTOR);
+    let count = units as u64 * (UNIT / SECTOR);
     let library = open.library();
     let blocks = library
         .query(open.raw, start, count, UNIT / SECTOR)
@@ -143,7 +144,8 @@ impl Trial {
         if self.overlap() != Overlap::Unknown {
             return query();
         }
-        let (started, busy_before) = (blockhaul_io::now(), busy());
+        let started = blockhaul_io::now();
+        let busy_before = busy();
         let result = query();
         let took = blockhaul_io::elapsed(started);
         let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
@@ -170,7 +172,8 @@ mod tests {
 
     #[test]
     fn transfers_that_end_in_the_middle_of_a_query_overlap() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
         let at = |percent: u32| start + second * percent / 100;
         assert_eq!(verdict(start, second, &[at(50)], true), Overlap::Yes);
         assert_eq!(verdict(start, second, &[at(1), at(99)], true), Overlap::No);

@@ -48,7 +48,8 @@ pub(crate) enum Next {
 impl Scan {
     /// Nothing is known yet.
     pub(crate) fn new(map: Allocation) -> Scan {
-        let (asking, unsure) = (BTreeMap::new(), BTreeSet::new());
+        let asking = BTreeMap::new();
+        let unsure = BTreeSet::new();
         Scan { map, asking, ahead: None, unsure, changed: false, warned: false }
     }
 

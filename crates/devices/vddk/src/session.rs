@@ -83,8 +83,10 @@ impl Home {
     fn of(folder: &Path) -> Arc<Home> {
         let mut homes = lock(&HOMES);
         let new = || {
-            let (library, session) = (Mutex::default(), Mutex::default());
-            let (thread, started) = (BlockingPool::single(THREAD), AtomicBool::new(false));
+            let library = Mutex::default();
+            let session = Mutex::default();
+            let thread = BlockingPool::single(THREAD);
+            let started = AtomicBool::new(false);
             Arc::new(Home { thread, library, session, started })
         };
         homes.entry(folder.to_path_buf()).or_insert_with(new).clone()
@@ -147,8 +149,9 @@ impl Session {
     pub(crate) async fn start(options: &Options) -> Result<Arc<Session>> {
         let home = Home::of(&options.folder);
         loop {
-            let (inner, folder, config) =
-                (home.clone(), options.folder.clone(), options.config.clone());
+            let inner = home.clone();
+            let folder = options.folder.clone();
+            let config = options.config.clone();
             match home.run(move || inner.session(&folder, config.as_deref())).await?? {
                 Some(session) => return Ok(session),
                 None => blockhaul_io::sleep(PAUSE).await,
@@ -165,7 +168,8 @@ impl Session {
         options: &Arc<Options>,
         write: bool,
     ) -> Result<OpenDisk> {
-        let (session, options) = (self.clone(), options.clone());
+        let session = self.clone();
+        let options = options.clone();
         self.home.run(move || session.open_here(&options, write)).await?
     }
 
@@ -249,7 +253,8 @@ impl OpenDisk {
 
 impl Drop for OpenDisk {
     fn drop(&mut self) {
-        let (library, raw) = (self.library().clone(), self.raw);
+        let library = self.library().clone();
+        let raw = self.raw;
         self.connection.session.home.thread.run(move || {
             if let Err(code) = library.close(raw) {
                 log::warn!("vddk: cannot close a disk: {} (error {code})", library.text(code));
@@ -260,7 +265,8 @@ impl Drop for OpenDisk {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let (library, raw) = (self.session.library.clone(), self.raw);
+        let library = self.session.library.clone();
+        let raw = self.raw;
         self.session.home.thread.run(move || {
             if let Err(code) = library.disconnect(raw) {
                 log::warn!("vddk: cannot disconnect: {} (error {code})", library.text(code));
@@ -272,7 +278,8 @@ impl Drop for Connection {
 impl Drop for Session {
     /// Waits until everything is closed: the process may end afterwards.
     fn drop(&mut self) {
-        let (library, home) = (self.library.clone(), self.home.clone());
+        let library = self.library.clone();
+        let home = self.home.clone();
         let (sender, receiver) = mpsc::channel::<()>();
         self.home.thread.run(move || {
             library.exit();

@@ -228,7 +228,8 @@ mod tests {
         let barrier = Arc::new(std::sync::Barrier::new(3));
         let (sender, receiver) = mpsc::channel();
         for _ in 0..9 {
-            let (barrier, sender) = (barrier.clone(), sender.clone());
+            let barrier = barrier.clone();
+            let sender = sender.clone();
             pool.run(move || {
                 barrier.wait();
                 sender.send(()).unwrap();

@@ -55,9 +55,11 @@ impl File {
     }
 
     fn cachestat(&self, at: u64, len: u64) -> io::Result<u64> {
-        let (range, mut counts) = (Range { at, len }, Counts::default());
+        let range = Range { at, len };
+        let mut counts = Counts::default();
         let fd = self.as_fd().as_raw_fd();
-        let (range, told) = (ptr::from_ref(&range), ptr::from_mut(&mut counts));
+        let range = ptr::from_ref(&range);
+        let told = ptr::from_mut(&mut counts);
         // SAFETY: both structures are laid out as the kernel's and live until the call returns; the
         // kernel writes only to the second.
         let done = unsafe { libc::syscall(CACHESTAT, fd, range, told, 0_u32) };
@@ -71,7 +73,8 @@ impl File {
         let len = usize::try_from(len + (at - start)).map_err(invalid)?;
         let offset = libc::off_t::try_from(start).map_err(invalid)?;
         let page = usize::try_from(page).map_err(invalid)?;
-        let (fd, shared) = (self.as_fd().as_raw_fd(), libc::MAP_SHARED);
+        let fd = self.as_fd().as_raw_fd();
+        let shared = libc::MAP_SHARED;
         // SAFETY: a new mapping at an address of the kernel's choice; it is never read.
         let map = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ, shared, fd, offset) };
         if map == libc::MAP_FAILED {

@@ -282,7 +282,9 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
 /// Whether the socket at `path` has no listener: two checks in a row decide. The kernel may close
 /// the socket of a killed program a little later than it reports its end.
 fn is_dead(path: &Path) -> io::Result<bool> {
-    let (mut inode, mut refused, mut answered) = (None, 0, 0);
+    let mut inode = None;
+    let mut refused = 0;
+    let mut answered = 0;
     loop {
         let data = std::fs::symlink_metadata(path)?;
         // Connections to other files are refused, too.

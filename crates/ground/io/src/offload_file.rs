@@ -42,7 +42,9 @@ impl File {
     /// (copy_file_range). Waits if necessary. Returns the bytes copied; fewer if the source ends
     /// before that.
     pub fn copy_range_now(&self, at: u64, source: &File, from: u64, len: u64) -> io::Result<u64> {
-        let (mut from, mut at, mut copied) = (from, at, 0);
+        let mut from = from;
+        let mut at = at;
+        let mut copied = 0;
         while copied < len {
             let left = usize::try_from(len - copied).unwrap_or(usize::MAX);
             match copy_file_range(source, Some(&mut from), self, Some(&mut at), left) {

@@ -34,7 +34,8 @@ pub struct RangeLocks<H: Hold = Alone>(Mutex<Index<H>>);
 
 impl<H: Hold> Default for RangeLocks<H> {
     fn default() -> RangeLocks<H> {
-        let (entries, in_class) = (BTreeMap::new(), [0; CLASSES]);
+        let entries = BTreeMap::new();
+        let in_class = [0; CLASSES];
         RangeLocks(Mutex::new(Index { entries, in_class, classes: 0, next_id: 0 }))
     }
 }
@@ -286,7 +287,8 @@ mod tests {
         let held = [1, 2, 3].map(|at| locks.try_lock_for(Use::Write, at, at + 1).unwrap());
         let (_beside, beside) = locks.enter((3, 4, Use::Write));
         let (_around, around) = locks.enter((1, 3, Use::Write));
-        let (mut beside, mut around) = (beside.unwrap(), around.unwrap());
+        let mut beside = beside.unwrap();
+        let mut around = around.unwrap();
         let is_woken = |ticket: &mut Ticket<()>| {
             Pin::new(ticket).poll(&mut Context::from_waker(Waker::noop())).is_ready()
         };

@@ -126,7 +126,8 @@ impl RecvWindow {
             // Dropping the future in between leaves a window at its end: the connection must be
             // dropped with the message.
             let taken = std::mem::take(stage);
-            let (start, end) = (self.start, self.end);
+            let start = self.start;
+            let end = self.end;
             (self.start, self.end) = (0, 0);
             let (received, taken) = stream.recv_later(taken, end, most).await;
             *stage = taken;

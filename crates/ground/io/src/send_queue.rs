@@ -194,7 +194,8 @@ impl SendQueue {
                 return Ok(self.pieces.is_empty());
             }
             let mut slices = [IoSlice::new(&[]); SLICES];
-            let (mut count, mut taken) = (0, 0);
+            let mut count = 0;
+            let mut taken = 0;
             for (slice, bytes) in slices.iter_mut().zip(self.in_memory()) {
                 let bytes = if count == 0 { &bytes[self.sent..] } else { bytes };
                 let part = bytes.len().min(SEAL_MAX - taken);

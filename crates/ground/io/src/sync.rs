@@ -232,7 +232,8 @@ mod tests {
     fn notify_wakes_all_who_listen_on_any_thread_and_forgets_who_gave_up() {
         let notify = Arc::new(Notify::default());
         notify.notify();
-        let (mut first, mut second) = (notify.listen(), notify.listen());
+        let mut first = notify.listen();
+        let mut second = notify.listen();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(Pin::new(&mut first).poll(&mut cx).is_pending(), "what was before does not count");
         let other = notify.clone();

@@ -54,7 +54,8 @@ impl Runtime {
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
         for remote in &remotes {
-            let (inbox, engine) = (remote.0.clone(), config.engine);
+            let inbox = remote.0.clone();
+            let engine = config.engine;
             let peers = remotes.iter().map(|remote| remote.0.clone()).collect();
             let ready_sender = ready_sender.clone();
             let thread = std::thread::Builder::new()
@@ -164,7 +165,8 @@ fn run(worker: &Worker) {
     let mut stopping = false;
     let mut failures = 0;
     let mut agreed = false;
-    let (ending, index) = (&worker.inbox.ending, worker.inbox.worker);
+    let ending = &worker.inbox.ending;
+    let index = worker.inbox.worker;
     loop {
         if std::mem::take(&mut agreed) && !ending.withdraw(index) {
             break;

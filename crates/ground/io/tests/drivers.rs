@@ -74,7 +74,8 @@ fn refused_connections_are_errors() {
     on_every_engine(|runtime| {
         let kind = runtime.block_on(|| async {
             // Bound, so that no other program gets it; and without a listener.
-            let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+            let family = AddressFamily::INET;
+            let kind = SocketType::STREAM;
             let taken = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
             bind(&taken, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
             let address = SocketAddr::try_from(getsockname(&taken).unwrap()).unwrap();
@@ -293,7 +294,8 @@ fn timers_fire_in_order_and_sleepers_wake_for_other_threads() {
                     }
                     (in_time, Instant::now())
                 });
-                let ((in_time, first), second) = (first.await, second.await);
+                let (in_time, first) = first.await;
+                let second = second.await;
                 // Again if this thread did not get to run before both slept.
                 if in_time {
                     assert!(first <= second);

@@ -32,7 +32,8 @@ fn a_parked_payload_that_is_lost_is_an_error_each_time() {
         parked.fill_from_file(&file, 0).unwrap();
         Data::from(parked)
     };
-    let (good, lost) = (park(), park());
+    let good = park();
+    let lost = park();
     good.load().unwrap();
     assert!(good.bytes().iter().all(|&byte| byte == 7));
     let (ours, _theirs) = UnixStream::pair().unwrap();

@@ -84,7 +84,8 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
         target.set_len(bytes.len() as u64).unwrap();
         let copy = File::new(target.into());
         let (a, b) = UnixStream::pair().unwrap();
-        let (a, b) = (Stream::new(a.into()).unwrap(), Stream::new(b.into()).unwrap());
+        let a = Stream::new(a.into()).unwrap();
+        let b = Stream::new(b.into()).unwrap();
         // Odd lengths, at the limits of parking, and of pages.
         let lens = [256 << 10, 65536, 65535, 100_001, 512 << 10, 4096, 1, 300_000, 128 << 10];
         let total: usize = lens.iter().sum();

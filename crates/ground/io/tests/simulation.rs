@@ -37,7 +37,8 @@ async fn talk() -> bool {
     let machine = Machine::start(2).unwrap();
     let (ours, theirs) = pair();
     let sum = machine.workers()[1].spawn(move || async move {
-        let (mut sum, mut bytes) = (0_u64, [0; 1000]);
+        let mut sum = 0_u64;
+        let mut bytes = [0; 1000];
         loop {
             match theirs.recv(&mut [IoSliceMut::new(&mut bytes)]).await {
                 Ok(0) => return Some(sum),
@@ -54,7 +55,8 @@ async fn talk() -> bool {
         }
         true
     });
-    let (sent, sum) = (sent.await.unwrap(), sum.await.unwrap());
+    let sent = sent.await.unwrap();
+    let sum = sum.await.unwrap();
     assert!(!sent || sum.is_none_or(|sum| sum == 99 * 100 / 2 * 1000), "{sum:?}");
     !sent || sum.is_none()
 }

@@ -52,7 +52,8 @@ mod tests {
     #[test]
     fn a_lock_is_seen_by_other_descriptions_until_it_is_given_up() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let (one, other) = (file.reopen().unwrap(), file.reopen().unwrap());
+        let one = file.reopen().unwrap();
+        let other = file.reopen().unwrap();
         assert!(!locked_by_others(&other, 201).unwrap());
         lock_shared(&one, 201).unwrap();
         assert!(locked_by_others(&other, 201).unwrap());

@@ -285,7 +285,8 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
     let mut events = Vec::new();
     let mut server = Server::new(config, &mut out);
     let greeting = out.len();
-    let (mut used, mut there) = (0, step.min(input.len()));
+    let mut used = 0;
+    let mut there = step.min(input.len());
     let mut transmission = false;
     let end = loop {
         let (consumed, event) = match server.receive(&input[used..there], &mut out) {
@@ -381,7 +382,8 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
     let mut out = Vec::new();
     let mut events = Vec::new();
     let mut client = Client::new();
-    let (mut used, mut there) = (0, step.min(input.len()));
+    let mut used = 0;
+    let mut there = step.min(input.len());
     let mut turn = options;
     let end = loop {
         let (consumed, event) = match client.receive(&input[used..there], &mut out) {

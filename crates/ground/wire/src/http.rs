@@ -112,7 +112,9 @@ pub fn request(bytes: &[u8]) -> Result<Option<(bool, usize)>, Error> {
     }
     let Some(head) = Head::parse(bytes, "request")? else { return Ok(None) };
     let mut words = head.line.split(|byte| *byte == b' ');
-    let (method, _, version) = (words.next(), words.next(), words.next());
+    let method = words.next();
+    let _ = words.next();
+    let version = words.next();
     if version != Some(b"HTTP/1.1") || words.next().is_some() {
         let line = printable(head.line, 64);
         return Err(Error(format!("\"{line}\" is not a request of HTTP/1.1")));

@@ -260,7 +260,8 @@ impl<'a> Status<'a> {
             return Err(bad("it has no extent"));
         }
         if held > limits::EXTENTS {
-            let (len, max) = (held as u64, limits::EXTENTS as u64);
+            let len = held as u64;
+            let max = limits::EXTENTS as u64;
             return Err(Error::TooLong { what: "list of extents", len, max });
         }
         if count.is_some_and(|count| u64::from(count) != held as u64) {

@@ -72,7 +72,8 @@ fn decode(capture: &Capture) -> Decoded {
     let mut lines = Vec::new();
     let mut ours = client::Handshake::new();
     let mut sent = Vec::new();
-    let (mut used, mut options) = (0, 0);
+    let mut used = 0;
+    let mut options = 0;
     let agreed = loop {
         let left = &capture.server[used..];
         let (consumed, event) = match ours.receive(left, &mut sent) {
@@ -117,7 +118,8 @@ fn decode(capture: &Capture) -> Decoded {
     };
     assert_eq!(sent, capture.client[..sent.len()], "{}", capture.name);
     if let Some(agreed) = &agreed {
-        let (requests, replies) = (&capture.client[sent.len()..], &capture.server[used..]);
+        let requests = &capture.client[sent.len()..];
+        let replies = &capture.server[used..];
         let lengths = decode_requests(agreed, requests, &mut lines);
         decode_replies(agreed, replies, &lengths, &mut lines);
     } else {
@@ -253,7 +255,8 @@ fn payload_text(kind: ChunkKind, payload: &[u8], again: &mut Vec<u8>) -> String 
             let all = blockhaul_wire::status::Wanted::new(
                 status.extents().map(|extent| extent.len).sum(),
             );
-            let (context, extents) = (status.context(), status.extents());
+            let context = status.context();
+            let extents = status.extents();
             blockhaul_wire::status::emit_payload(form, context, all, extents, again).unwrap();
             text
         }

@@ -16,7 +16,8 @@ fn be(parts: &[(u64, usize)]) -> Vec<u8> {
 }
 
 fn chunk(flags: u16, kind: u16, length: u64, extended: bool) -> Vec<u8> {
-    let (flags, kind) = (u64::from(flags), u64::from(kind));
+    let flags = u64::from(flags);
+    let kind = u64::from(kind);
     if extended {
         be(&[(magic::EXTENDED_REPLY.into(), 4), (flags, 2), (kind, 2), (7, 8), (0, 8), (length, 8)])
     } else {

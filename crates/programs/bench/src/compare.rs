@@ -20,7 +20,8 @@ pub struct Comparison {
 pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Comparison> {
     let mut all = Comparison { text: String::new(), worse: 0 };
     let pairs = pairs(old, new)?;
-    let (mut compared, mut last) = (0, None);
+    let mut compared = 0;
+    let mut last = None;
     for (old, new) in &pairs {
         match reports(&load(old)?, &load(new)?, threshold_percent) {
             Ok(one) => {
@@ -49,7 +50,8 @@ fn load(dir: &Path) -> Result<Report> {
 /// Compares two results of the same scenario.
 pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Comparison> {
     let reference = |report: &Report| report.reference.map(|at| report.columns[at].clone());
-    let (before, after) = (reference(old), reference(new));
+    let before = reference(old);
+    let after = reference(new);
     let Some(reference) = before.clone().filter(|_| before == after) else {
         return Err(Error::usage(format!(
             "cannot compare results of {}: they must have the same reference column; there are {} \
@@ -71,11 +73,13 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         "{}: ratio of wall time to {reference}, {} and {}\n",
         new.title, old.started, new.started
     );
-    let (mut worse, mut seen) = (0, 0);
+    let mut worse = 0;
+    let mut seen = 0;
     // Where some columns are of this program, the others are peers, who may become slower.
     let some_are_ours = new.columns.iter().any(|column| is_ours(column));
     for cell in &new.cells {
-        let (row, column) = (&new.rows[cell.row].label, &new.columns[cell.column]);
+        let row = &new.rows[cell.row].label;
+        let column = &new.columns[cell.column];
         if *column == reference {
             continue;
         }
@@ -180,7 +184,9 @@ mod tests {
 
     #[test]
     fn the_threshold_decides() {
-        let (old, same, slow) = (made(&[1.0]), made(&[1.09]), made(&[1.2]));
+        let old = made(&[1.0]);
+        let same = made(&[1.09]);
+        let slow = made(&[1.2]);
         assert_eq!(reports(&old, &same, 10.0).unwrap().worse, 0);
         let found = reports(&old, &slow, 10.0).unwrap();
         assert_eq!(found.worse, 1);
@@ -217,7 +223,8 @@ mod tests {
 
     #[test]
     fn folders_are_compared_by_scenario() {
-        let (old, new) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let old = tempfile::tempdir().unwrap();
+        let new = tempfile::tempdir().unwrap();
         assert!(compare(old.path(), new.path(), 10.0).is_err());
         for (name, time) in [("one", 1.3), ("two", 1.0), ("odd", 1.0)] {
             let mut report = made(&[1.0]);

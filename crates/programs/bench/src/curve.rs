@@ -101,7 +101,10 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
     let Some(axis) = Axis::over(&ticks).filter(|_| largest > 0.0) else { return String::new() };
     let (step, steps) = round_steps(largest);
     let largest = step * f64::from(steps);
-    let (left, right, top, bottom) = (52.0, SIZE.0 - 12.0, 10.0, SIZE.1 - 42.0);
+    let left = 52.0;
+    let right = SIZE.0 - 12.0;
+    let top = 10.0;
+    let bottom = SIZE.1 - 42.0;
     let x = |place: f64| left + axis.at(place) * (right - left);
     let y = |value: f64| bottom - value / largest * (bottom - top);
     let mut out = format!(
@@ -153,7 +156,8 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
         for (place, summary) in points {
             let x = x(place);
             if let Some((low, high, _)) = summary.interval() {
-                let (low, high) = (y(low / metric.unit()), y(high / metric.unit()));
+                let low = y(low / metric.unit());
+                let high = y(high / metric.unit());
                 out.push_str(&format!(
                     "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
                      style=\"stroke:{colour}\"/>"

@@ -134,8 +134,10 @@ fn punch(file: &File, at: u64, len: u64) -> std::io::Result<()> {
 
 /// Compares two files byte for byte. The error names the first byte that differs.
 pub fn compare(expected: &Path, found: &Path) -> Result<()> {
-    let (model, file) = (open(expected)?, open(found)?);
-    let (size, len) = (len(&model, expected)?, len(&file, found)?);
+    let model = open(expected)?;
+    let file = open(found)?;
+    let size = len(&model, expected)?;
+    let len = len(&file, found)?;
     // A target may be larger than its source; the rest is not part of the copy.
     if len < size {
         return Err(Error::new(format!("{} has {len} bytes of {size}", found.display())));
@@ -158,7 +160,8 @@ pub fn compare(expected: &Path, found: &Path) -> Result<()> {
         };
         while at < limit {
             let len = (limit - at).min(CHUNK as u64) as usize;
-            let (a, b) = (&mut buffers.0[..len], &mut buffers.1[..len]);
+            let a = &mut buffers.0[..len];
+            let b = &mut buffers.1[..len];
             model.read_exact_at(a, at).map_err(|e| Error::file("read", expected, e))?;
             file.read_exact_at(b, at).map_err(|e| Error::file("read", found, e))?;
             if a != b {
@@ -212,7 +215,9 @@ mod tests {
     #[test]
     fn images_have_the_data_asked_for_and_repeat() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b, c) = (dir.path().join("a"), dir.path().join("b"), dir.path().join("c"));
+        let a = dir.path().join("a");
+        let b = dir.path().join("b");
+        let c = dir.path().join("c");
         make_image(&plan(&a, 8 << 20, 2 << 20, 1)).unwrap();
         make_image(&plan(&b, 8 << 20, 2 << 20, 1)).unwrap();
         make_image(&plan(&c, 8 << 20, 2 << 20, 2)).unwrap();
@@ -240,7 +245,8 @@ mod tests {
     #[test]
     fn one_wrong_byte_is_found_anywhere() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let a = dir.path().join("a");
+        let b = dir.path().join("b");
         for at in [0, 65_535, (1 << 20) + 7, (4 << 20) - 1] {
             make_image(&plan(&a, 4 << 20, 1 << 20, 1)).unwrap();
             make_image(&plan(&b, 4 << 20, 1 << 20, 1)).unwrap();
@@ -257,7 +263,8 @@ mod tests {
     #[test]
     fn a_short_file_is_no_copy() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let a = dir.path().join("a");
+        let b = dir.path().join("b");
         fresh(&a, 1000).unwrap();
         fresh(&b, 999).unwrap();
         assert!(compare(&a, &b).unwrap_err().to_string().contains("999 bytes of 1000"));
@@ -268,11 +275,13 @@ mod tests {
     #[test]
     fn overwriting_leaves_no_right_byte_and_keeps_holes() {
         let dir = tempfile::tempdir().unwrap();
-        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        let a = dir.path().join("a");
+        let b = dir.path().join("b");
         make_image(&plan(&a, 4 << 20, 1 << 20, 1)).unwrap();
         std::fs::write(&b, vec![7; 5 << 20]).unwrap();
         overwrite(&b, &a).unwrap();
-        let (model, bytes) = (std::fs::read(&a).unwrap(), std::fs::read(&b).unwrap());
+        let model = std::fs::read(&a).unwrap();
+        let bytes = std::fs::read(&b).unwrap();
         assert_eq!(model.len(), bytes.len());
         assert!(compare(&a, &b).is_err());
         let wrong = bytes.iter().filter(|byte| **byte == WRONG).count();

@@ -228,7 +228,8 @@ fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> S
         |value: f64| if largest > 0.0 { (100.0 * value / largest).clamp(0.0, 100.0) } else { 0.0 };
     let mut marks = String::new();
     if let Some((low, high, _)) = summary.interval() {
-        let (low, high) = (percent(low), percent(high));
+        let low = percent(low);
+        let high = percent(high);
         marks = format!(
             "<line x1=\"{low:.2}%\" x2=\"{high:.2}%\" y1=\"50%\" y2=\"50%\" class=\"mark\"/>"
         );
@@ -278,7 +279,8 @@ fn commands(report: &Report) -> String {
             lines.push(cell.command.clone());
             lines.extend(cell.check.iter().map(|line| format!("after: {line}")));
         }
-        let (label, lines) = (escape(&heading.label), escape(&lines.join("\n")));
+        let label = escape(&heading.label);
+        let lines = escape(&lines.join("\n"));
         out.push_str(&format!(
             "<details>\n<summary>{label}</summary>\n<pre>{lines}</pre>\n</details>\n"
         ));

@@ -329,7 +329,8 @@ fn setup_lines(plan: &Plan) -> Vec<String> {
         )
     });
     let mounts = plan.mounts.iter().map(|mount| {
-        let (folder, size) = (mount.folder.display(), mount.size);
+        let folder = mount.folder.display();
+        let size = mount.size;
         format!("({} of {size} bytes on {folder}, over a loop device)", mount.kind)
     });
     mounts.chain(images).chain(plan.setup.iter().map(Act::to_string)).collect()

@@ -139,7 +139,8 @@ fn cpu_name() -> String {
     };
     value("model name")
         .or_else(|| {
-            let (implementer, part) = (value("CPU implementer")?, value("CPU part")?);
+            let implementer = value("CPU implementer")?;
+            let part = value("CPU part")?;
             Some(format!("{} implementer {implementer} part {part}", std::env::consts::ARCH))
         })
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
@@ -168,7 +169,8 @@ mod tests {
     #[test]
     fn a_commit_is_found_without_git() {
         let dir = tempfile::tempdir().unwrap();
-        let (one, two) = ("1".repeat(40), "2".repeat(40));
+        let one = "1".repeat(40);
+        let two = "2".repeat(40);
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         fs::create_dir_all(dir.path().join("refs/heads")).unwrap();
         assert_eq!(head(dir.path()), None);

@@ -309,7 +309,9 @@ mod tests {
         }
 
         fn ground(&self) -> Ground<'_> {
-            let (places, path, stop) = (&self.places, &self.path, &self.stop);
+            let places = &self.places;
+            let path = &self.path;
+            let stop = &self.stop;
             Ground { places, path, logs: self.dir.path(), stop }
         }
     }

@@ -304,7 +304,8 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
     let width = plan.columns.len();
     let mut cells = Vec::with_capacity(plan.cells.len());
     for (at, body) in plan.cells.iter().enumerate() {
-        let (row, column) = (at / width, at % width);
+        let row = at / width;
+        let column = at % width;
         let mine: Vec<&Run> =
             runs.iter().filter(|run| run.row == row && run.column == column).collect();
         let good: Vec<&Run> = mine.iter().copied().filter(|run| run.counts()).collect();
@@ -363,10 +364,12 @@ pub fn now_utc() -> String {
 
 /// Seconds since 1970 as a date and a time.
 fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let days = seconds / 86_400;
+    let rest = seconds % 86_400;
     // Days of years that start in March, so that the leap day comes last.
     let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let era = shifted / 146_097;
+    let day = shifted % 146_097;
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day_of_year = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day_of_year + 2) / 153;

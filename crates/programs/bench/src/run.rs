@@ -58,7 +58,8 @@ pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome
     let rounds = plan.warmup.saturating_add(plan.runs);
     progress.start(rounds, plan.cells.iter().filter(|cell| cell.is_ok()).count());
     let history = vec![(0_u32, false); plan.cells.len()];
-    let (queue, runs) = (VecDeque::new(), Vec::new());
+    let queue = VecDeque::new();
+    let runs = Vec::new();
     let mut state = State { queue, history, runs, progress, interrupted: false };
     for round in 0..rounds {
         state.queue = order(plan, round).into();
@@ -146,7 +147,8 @@ impl<'a> Course<'a> {
 
     /// The next cell to run, and its name.
     fn next(&self, given_up: impl Fn((u32, bool)) -> bool) -> Option<(usize, String)> {
-        let (plan, mut state) = (self.plan, self.lock());
+        let plan = self.plan;
+        let mut state = self.lock();
         let width = plan.columns.len();
         while !state.interrupted {
             let at = state.queue.pop_front()?;

@@ -39,7 +39,8 @@ impl Summary {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
         let count = sorted.len();
-        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let min = *sorted.first()?;
+        let max = *sorted.last()?;
         let mean = sorted.iter().sum::<f64>() / count as f64;
         let squares: f64 = sorted.iter().map(|value| (value - mean).powi(2)).sum();
         let deviation = match count {
@@ -48,7 +49,8 @@ impl Summary {
         };
         let median = f64::midpoint(sorted[(count - 1) / 2], sorted[count / 2]);
         let (rank, confidence) = median_interval(count);
-        let (low, high) = (sorted[rank], sorted[count - 1 - rank]);
+        let low = sorted[rank];
+        let high = sorted[count - 1 - rank];
         Some(Summary { count, median, mean, deviation, min, max, low, high, confidence })
     }
 
@@ -130,7 +132,8 @@ mod tests {
         assert_eq!(median_interval(10).0, 1);
         assert!(close(median_interval(10).1, 1.0 - 2.0 * 11.0 / 1024.0));
         assert_eq!(median_interval(20).0, 5);
-        let (exact, near) = (median_interval(1000).0, median_interval(1001).0);
+        let exact = median_interval(1000).0;
+        let near = median_interval(1001).0;
         assert!(exact.abs_diff(near) <= 1, "{exact} {near}");
     }
 

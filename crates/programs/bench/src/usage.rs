@@ -86,7 +86,8 @@ impl Usage {
 
     /// Takes over the peaks of a living process and of its children, where the kernel lists them.
     pub fn watch(&mut self, pid: u32) {
-        let (mut bytes, mut threads) = (0, 0);
+        let mut bytes = 0;
+        let mut threads = 0;
         for pid in family(pid) {
             if let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) {
                 bytes += field(&status, "VmHWM:") << 10;

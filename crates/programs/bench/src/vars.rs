@@ -207,10 +207,8 @@ mod tests {
 
     #[test]
     fn strong_maps_go_first_and_values_may_refer() {
-        let (strong, weak) = (
-            vars(&[("a", text("<{b}>")), ("n", Value::Number(7))]),
-            vars(&[("a", text("no")), ("b", text("{n}s"))]),
-        );
+        let strong = vars(&[("a", text("<{b}>")), ("n", Value::Number(7))]);
+        let weak = vars(&[("a", text("no")), ("b", text("{n}s"))]);
         let scope = Scope::new([&strong, &weak]);
         assert_eq!(scope.text("{a} {{b}} ${x y}{}").unwrap(), "<7s> {b} ${x y}{}");
     }

@@ -140,7 +140,8 @@ fn check_all(config: &Config, store: &Store, name: Option<&str>) -> Outcome {
     let found = check(config, store, points)?;
     let mut text: String = found.problems.iter().map(|line| format!("damaged: {line}\n")).collect();
     let count = points.len();
-    let (right, unknown) = (found.right, found.unknown);
+    let right = found.right;
+    let unknown = found.unknown;
     if found.problems.is_empty() {
         text += &format!("{count} points: {right} files are as they were written");
         text += &match unknown {
@@ -222,11 +223,13 @@ fn differences(
     if kept.digest() != digest {
         return Err(wrong("these are not the digests that the store lists"));
     }
-    let (raw, like) = (store.raw(number), kept.clone());
+    let raw = store.raw(number);
+    let like = kept.clone();
     let found = runtime.block_on(move || async move {
         let registry = devices::registry(Duration::ZERO);
         let stack = registry.open(&Spec::Path(raw), Vec::new(), Intent::READ).await?;
-        let (options, progress) = (Options::default(), Arc::new(Progress::new()));
+        let options = Options::default();
+        let progress = Arc::new(Progress::new());
         let pool = Pool::new(options.memory());
         blockhaul_engine::manifest(&stack, Some(&like), &options, &pool, &progress).await
     })?;
@@ -288,7 +291,8 @@ impl Work {
     fn copy(&mut self, is_last: bool) -> Result<bool, Failure> {
         let Some(fold) = self.writer.begin_fold().map_err(stored)? else { return Ok(false) };
         let to = fold.to.clone();
-        let (runtime, with_digests) = (start(&self.config)?, self.with_digests && is_last);
+        let runtime = start(&self.config)?;
+        let with_digests = self.with_digests && is_last;
         let made = runtime.block_on(move || async move {
             copy(fold).await.map_err(|error| stored(error).with_status(exit::TARGET))?;
             if with_digests { digests(to).await.map(Some) } else { Ok(None) }
@@ -316,6 +320,7 @@ async fn copy(fold: Fold) -> Result<(), Error> {
     let target = registry.open(&Spec::Path(fold.to), Vec::new(), Intent::TARGET).await?;
     let options =
         Options { ranges: Some(fold.ranges.list().into()), flush: true, ..Options::default() };
-    let (pool, progress) = (Pool::new(options.memory()), Arc::new(Progress::new()));
+    let pool = Pool::new(options.memory());
+    let progress = Arc::new(Progress::new());
     blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await.map(drop)
 }

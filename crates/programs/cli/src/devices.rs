@@ -200,8 +200,8 @@ fn example(text: &mut String, lines: &str) {
 
 fn params(text: &mut String, params: &[Param]) {
     for param in params {
-        let (mut values, mut doc) =
-            (param.kind.placeholder(), param.doc.trim_end_matches('.').to_string());
+        let mut values = param.kind.placeholder();
+        let mut doc = param.doc.trim_end_matches('.').to_string();
         // Many words do not fit into the name of the entry.
         if values.len() > 60 {
             doc = format!("{doc}: {}", values.replace('|', ", "));

@@ -17,7 +17,8 @@ pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
     }
     match (one, other) {
         (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
-            let (one, other) = (one.to_string(), other.to_string());
+            let one = one.to_string();
+            let other = other.to_string();
             if is_http(&one) || is_http(&other) {
                 let uris = (HttpUri::parse(&one), HttpUri::parse(&other));
                 return matches!(uris, (Ok(one), Ok(other))

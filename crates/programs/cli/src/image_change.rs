@@ -26,8 +26,11 @@ pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
     if !ends::is_image(&spec) {
         return resize_raw(&spec, args);
     }
-    let (name, names) = (holder(spec)?.to_string(), policy(args.backing));
-    let (described, size, shrink) = (name.clone(), args.size, args.shrink);
+    let name = holder(spec)?.to_string();
+    let names = policy(args.backing);
+    let described = name.clone();
+    let size = args.size;
+    let shrink = args.shrink;
     let result = run(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(names);
         resize(&context, &described, size, shrink).await
@@ -61,7 +64,8 @@ fn resize_raw(spec: &Spec, args: &args::Resize) -> Outcome {
     }
     check_format(spec, &path)?;
     let new = args.size.checked(found.len(), args.shrink)?;
-    let (described, name) = (spec.clone(), spec.to_string());
+    let described = spec.clone();
+    let name = spec.to_string();
     let result = run(move |registry| async move {
         // Its locks keep other programs away.
         let stack = registry.open(&described, Vec::new(), Intent::TARGET).await?;

@@ -188,7 +188,8 @@ fn of(path: &Path) -> Option<&'static Format> {
 
 impl Format {
     fn warning(&self, path: &Path, used: Use) -> String {
-        let (name, path) = (self.name, path.display());
+        let name = self.name;
+        let path = path.display();
         let done = match used {
             Use::Source => "and is copied as it is",
             Use::Target => "and is overwritten with raw bytes",

@@ -54,7 +54,8 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
             format!("{spec} exists and is not empty: choose another name, or add --overwrite");
         return Err(Failure::new(exit::TARGET, text));
     }
-    let (name, size) = (spec.to_string(), args.size);
+    let name = spec.to_string();
+    let size = args.size;
     let result = run(move |registry| async move {
         let intent = Intent::target(size);
         let (stack, preparation) = registry.open_target(&spec, Vec::new(), intent).await?;
@@ -68,7 +69,8 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
 /// Runs `blockhaul measure`.
 pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.source)?;
-    let (name, cluster) = (spec.to_string(), args.cluster);
+    let name = spec.to_string();
+    let cluster = args.cluster;
     let is_raw = args.target == "raw";
     let (result, open) = run(move |registry| async move {
         let stack = match registry.open(&spec, Vec::new(), Intent::READ).await {
@@ -158,7 +160,8 @@ pub fn bitmap(args: &args::Bitmap, groups: &Groups) -> Outcome {
 /// Runs `blockhaul info --chain`.
 pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
     let spec = holder(groups.spec(args.image)?)?;
-    let (name, names) = (spec.to_string(), args.backing);
+    let name = spec.to_string();
+    let names = args.backing;
     let described = name.clone();
     let result = run(move |registry| async move {
         let policy = match names {

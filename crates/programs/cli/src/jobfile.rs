@@ -140,7 +140,9 @@ fn parse_shaped(
         let at = error.span().map_or(0, |span| span.start);
         reader.wrong(at, error.message())
     })?;
-    let (mut common, mut defaults, mut disks) = (Vec::new(), Defaults::default(), None);
+    let mut common = Vec::new();
+    let mut defaults = Defaults::default();
+    let mut disks = None;
     for (key, value) in table.get_ref() {
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("defaults", DeValue::Table(table)) => {
@@ -262,7 +264,8 @@ impl Reader<'_> {
     fn keys(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, Failure> {
         let mut keys = BTreeMap::new();
         for (key, value) in table {
-            let (name, at) = (key.get_ref().as_ref(), key.span().start);
+            let name = key.get_ref().as_ref();
+            let at = key.span().start;
             let text = if self.shape.texts.contains(&name) {
                 let text = value.get_ref().as_str().map(str::to_string);
                 text.ok_or_else(|| self.wrong(at, format!("key {name} must be a string")))?
@@ -284,7 +287,8 @@ impl Reader<'_> {
         value: &Spanned<DeValue<'_>>,
         common: bool,
     ) -> Result<Keyed, Failure> {
-        let (name, at) = (key.get_ref().as_ref(), key.span().start);
+        let name = key.get_ref().as_ref();
+        let at = key.span().start;
         let copy = self.definition.find_subcommand("copy");
         let option = copy
             .and_then(|copy| copy.get_arguments().find(|option| option.get_long() == Some(name)));

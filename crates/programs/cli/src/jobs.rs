@@ -70,7 +70,8 @@ impl Copies {
         let watched = self.disks.iter().map(|disk| disk.watched.clone()).collect();
         let session = Session::start(&self.common, sink, watched, self.limit.clone())?;
         let session = self.session.insert(session);
-        let (disks, parallel) = (std::mem::take(&mut self.disks), self.parallel);
+        let disks = std::mem::take(&mut self.disks);
+        let parallel = self.parallel;
         let pool = self.pool.clone();
         self.disks = session.block_on(move || copy_all(disks, parallel, pool));
         Ok(())
@@ -139,9 +140,11 @@ impl Running {
             // An increment is complete when its manifest exists: the next one begins with that.
             journal.keep = args.since.is_none();
         }
-        let (ends, progress) = (job.shown_ends(), job.progress.clone());
+        let ends = job.shown_ends();
+        let progress = job.progress.clone();
         let watched = Watched { name: Some(name.clone()), ends, progress, ..Watched::default() };
-        let (journal, manifest) = (args.journal, args.manifest);
+        let journal = args.journal;
+        let manifest = args.manifest;
         Ok(Running { name, place, watched, journal, manifest, job: Some(job), result: None })
     }
 }
@@ -152,7 +155,9 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     for disk in disks {
         for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
             if let Some((_, other)) = files.insert(full(file), (file, disk)) {
-                let (place, name, file) = (&disk.place, &disk.name, file.display());
+                let place = &disk.place;
+                let name = &disk.name;
+                let file = file.display();
                 let text = format!("{place}: disk {name}: disk {} also writes {file}", other.name);
                 return Err(Failure::usage(text));
             }
@@ -165,7 +170,9 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
         let taken =
             |other: &&Running| other.job.as_ref().is_some_and(|job| is_beside(job) != [false; 2]);
         if let Some(other) = disks.iter().find(taken) {
-            let (place, name, file) = (&disk.place, &disk.name, file.display());
+            let place = &disk.place;
+            let name = &disk.name;
+            let file = file.display();
             let text = format!(
                 "{place}: disk {name}: {file} is the source or target of disk {}: choose another name",
                 other.name
@@ -176,8 +183,10 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     for (index, disk) in disks.iter().enumerate() {
         for (other_index, other) in disks.iter().enumerate() {
             let (Some(one), Some(two)) = (&disk.job, &other.job) else { continue };
-            let ((source, target), (_, other_target)) = (one.ends(), two.ends());
-            let (place, name) = (&disk.place, &disk.name);
+            let (source, target) = one.ends();
+            let (_, other_target) = two.ends();
+            let place = &disk.place;
+            let name = &disk.name;
             if other_index < index && same_place(target, other_target) {
                 let text = format!("{place}: disk {name}: disk {} has the same target", other.name);
                 return Err(Failure::usage(text));

@@ -92,7 +92,8 @@ impl Copy {
         drop(job);
         match result {
             Ok(report) => {
-                let (text, summary) = (report.text, report.summary);
+                let text = report.text;
+                let summary = report.summary;
                 Ok(Copied { text, summary, verified: report.verified })
             }
             Err(failure) if progress.is_cancelled() => {

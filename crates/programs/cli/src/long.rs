@@ -69,7 +69,8 @@ pub fn remove(path: &Path) {
     let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
     match removed {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let (path, why) = (path.display(), plain(&error));
+            let path = path.display();
+            let why = plain(&error);
             log::warn!("cannot remove the journal {path}: {why}");
         }
         _ => {}
@@ -85,7 +86,8 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
     match data {
         // The path can be written in many ways; the file is the same.
         Some(((device, inode), data)) if unchanged && data.is_file() => {
-            let (seconds, nanos) = (data.mtime(), data.mtime_nsec());
+            let seconds = data.mtime();
+            let nanos = data.mtime_nsec();
             format!("file {device}:{inode} changed at {seconds}.{nanos:09}")
         }
         Some(((device, inode), _)) => format!("file {device}:{inode}"),
@@ -274,7 +276,8 @@ fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(plain(&error)),
     }
-    let (mut rates, mut requests) = (Vec::new(), None);
+    let mut rates = Vec::new();
+    let mut requests = None;
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         match line.strip_prefix("iops=") {
             None => rates.push(line),

@@ -196,7 +196,8 @@ impl Sink {
 /// The bar and the text after it, in at most `columns` columns; 0: no limit. Data is `*`, zeroes
 /// and holes are `.`, what an earlier run has copied is `=`.
 fn bar(view: &View, columns: usize) -> String {
-    let (now, end) = (&view.all, success(view));
+    let now = &view.all;
+    let end = success(view);
     let what = if verifying(now) { "verify " } else { "" };
     let rate_text = format!("{}/s", rounded(view.rate));
     if now.total == 0 && end != Some(true) {
@@ -230,7 +231,8 @@ fn bar(view: &View, columns: usize) -> String {
 
 /// The rate and the time that is left, and at the end the average rate.
 fn rest_of(view: &View, end: Option<bool>) -> String {
-    let (now, rate) = (&view.all, format!("{}/s", rounded(view.rate)));
+    let now = &view.all;
+    let rate = format!("{}/s", rounded(view.rate));
     match (end, view.eta()) {
         (Some(_), _) => {
             let seconds = view.elapsed.as_secs_f64();
@@ -268,8 +270,9 @@ fn cells_of_map(map: &MapSnapshot, most: usize) -> String {
     let cells = parts.map(|(part, cells)| {
         let size: u64 = (0..cells.len()).map(|cell| map.len_of(part * merged + cell)).sum();
         let sum = |kind: fn(&MapCell) -> u64| cells.iter().map(kind).sum::<u64>();
-        let (data, zero, resumed) =
-            (sum(|cell| cell.data), sum(|cell| cell.zero), sum(|cell| cell.resumed));
+        let data = sum(|cell| cell.data);
+        let zero = sum(|cell| cell.zero);
+        let resumed = sum(|cell| cell.resumed);
         match data.saturating_add(zero).saturating_add(resumed) {
             _ if size > 0 && sum(|cell| cell.verified) >= size => '#',
             0 => '-',
@@ -311,7 +314,9 @@ fn rounded(bytes: u64) -> String {
 }
 
 fn clock(seconds: u64) -> String {
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let hours = seconds / 3600;
+    let minutes = seconds / 60 % 60;
+    let seconds = seconds % 60;
     match hours {
         0 => format!("{minutes}:{seconds:02}"),
         _ => format!("{hours}:{minutes:02}:{seconds:02}"),

@@ -127,7 +127,9 @@ fn shortened(value: &Value) -> String {
 
 fn xml(text: &str) -> Result<Vec<(u64, u64)>, String> {
     let mut reader = quick_xml::Reader::from_str(text);
-    let (mut found, mut block, mut inside) = (Vec::new(), None, false);
+    let mut found = Vec::new();
+    let mut block = None;
+    let mut inside = false;
     loop {
         let position = reader.buffer_position();
         let line = || 1 + text[..position as usize].matches('\n').count();

@@ -34,7 +34,8 @@ impl Session {
             disks.iter().for_each(|disk| disk.progress.keep_map());
         }
         let signal = Arc::new(AtomicI32::new(0));
-        let (cancelled, caught) = (disks.clone(), signal.clone());
+        let cancelled = disks.clone();
+        let caught = signal.clone();
         let on_signal = move |number| {
             caught.store(number, Ordering::Relaxed);
             cancelled.iter().for_each(|disk| disk.progress.cancel());

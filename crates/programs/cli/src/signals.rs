@@ -96,7 +96,8 @@ impl Caught {
     /// Sets the actions for signals. A thread has to wait for them.
     pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
         let Caught { signals, began_on_terminal } = self;
-        let (first, at_once) = (Some(first), Some(at_once));
+        let first = Some(first);
+        let at_once = Some(at_once);
         Attention { signals, began_on_terminal, first, at_once, hangup: None }
     }
 }

@@ -65,7 +65,8 @@ pub struct Watch {
 impl Watch {
     /// Watches these copies from now on.
     pub fn new(disks: Vec<Watched>, limit: Option<Arc<Rate>>) -> Watch {
-        let (started, pace) = (Instant::now(), Mutex::new(Pace::new()));
+        let started = Instant::now();
+        let pace = Mutex::new(Pace::new());
         Watch { disks, limit, started, pace, end: OnceLock::new() }
     }
 
@@ -158,7 +159,8 @@ impl View {
     fn of(disks: &[Watched]) -> View {
         let mut view = View::default();
         for disk in disks {
-            let (now, meters) = (disk.progress.snapshot(), disk.progress.meters());
+            let now = disk.progress.snapshot();
+            let meters = disk.progress.meters();
             view.all = together(&view.all, &now);
             view.in_flight += meters.in_flight;
             for side in [0, 1] {
@@ -172,7 +174,9 @@ impl View {
                     None => view.routes.push((name, bytes)),
                 }
             }
-            let (name, ends, map) = (disk.name.clone(), disk.ends.clone(), disk.progress.map());
+            let name = disk.name.clone();
+            let ends = disk.ends.clone();
+            let map = disk.progress.map();
             view.disks.push(DiskView { name, ends, now, map, result: disk.result.get().cloned() });
         }
         view

@@ -255,7 +255,8 @@ fn disks_of_a_machine_share_a_process_whose_calls_are_counted() {
         map("a"),
         map("b")
     );
-    let (a, b) = (export("a", "p.vmdk"), export("b", "q.vmdk"));
+    let a = export("a", "p.vmdk");
+    let b = export("b", "q.vmdk");
     let common = ["serve", "--readonly", "--unix", "s", "--control", "c"];
     lab.ok(&[&common[..], &["--export", &a, "--export", &b, "--run", &run]].concat());
     let read = |name: &str| std::fs::read_to_string(lab.path(name)).unwrap();

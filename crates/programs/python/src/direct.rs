@@ -156,7 +156,9 @@ impl Direct {
                 Request::extents(at, len, contexts).with(flags)
             }
         };
-        let (kind, range, flags) = (request.kind(), (request.at, request.len), request.flags);
+        let kind = request.kind();
+        let range = (request.at, request.len);
+        let flags = request.flags;
         let Some(blocking) = self.taking(kind, range, flags) else { return Ok(None) };
         let Some(reply) = run(py, |go_on| blocking.request(request, go_on))? else {
             return Ok(None);

@@ -132,7 +132,8 @@ impl Handle {
     fn read_of(&self, count: u64, offset: u64) -> PyResult<Asked> {
         let fits = offset.checked_add(count).is_some_and(|end| end <= self.facts.size);
         if !fits {
-            let (name, size) = (&self.facts.name, self.facts.size);
+            let name = &self.facts.name;
+            let size = self.facts.size;
             let text = format!(
                 "{name}: read of {count} bytes at offset {offset}: the device has {size} bytes"
             );
@@ -210,7 +211,8 @@ impl Inner {
         self: Arc<Self>,
         asked: Asked,
     ) -> impl Future<Output = blockhaul_block::Result<Answer>> + 'static {
-        let (device, pool) = (self.device.clone(), self.pool.clone());
+        let device = self.device.clone();
+        let pool = self.pool.clone();
         async move {
             let Some(device) = device else {
                 return Err(blockhaul_block::Error::new(
@@ -287,8 +289,10 @@ impl Handle {
         let remote = workers::remote(&runtime);
         let open = wait::run(py, &remote, move || wanted.open())?;
         let mut open = open.map_err(|error| of_device(&error))?;
-        let (device, generation) = (open.stack.device().clone(), Generation::current());
-        let (facts, connection) = (device.facts(), open.connection.clone());
+        let device = open.stack.device().clone();
+        let generation = Generation::current();
+        let facts = device.facts();
+        let connection = open.connection.clone();
         let inner = Inner {
             direct: open.direct.take(),
             open: Some(open),

@@ -138,7 +138,8 @@ pub(crate) fn device(
     let shared = Arc::new(Shared { queue: Mutex::default(), ready: Condvar::new() });
     let mut started = Threads { shared: shared.clone(), threads: Vec::new() };
     for _ in 0..threads {
-        let (queue, own) = (shared.clone(), object.clone().unbind());
+        let queue = shared.clone();
+        let own = object.clone().unbind();
         let work = move || Python::attach(|py| serve(py, &queue, own.bind(py)));
         let thread = std::thread::Builder::new().name("object".into()).spawn(work);
         match thread {
@@ -192,7 +193,9 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
 /// interpreter.
 fn serve(py: Python<'_>, shared: &Shared, object: &Bound<'_, PyAny>) {
     while let Some((request, completer)) = py.detach(|| shared.next()) {
-        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
         let outcome = call(object, request);
         completer.complete(outcome.map_err(|error| error.during(kind, at, len)));
     }
@@ -264,7 +267,8 @@ fn extents(object: &Bound<'_, PyAny>, at: u64, len: u64, flags: Flags) -> Outcom
     let name = intern!(object.py(), "extents");
     let answer = object.call_method1(name, (len, at, one)).map_err(failed)?;
     let end = at.saturating_add(len);
-    let (mut found, mut reached) = (Extents::new(), at);
+    let mut found = Extents::new();
+    let mut reached = at;
     for run in answer.try_iter().map_err(failed)?.take(EXTENTS_MAX) {
         let run = run.and_then(|run| run.extract::<(u64, u64, u64)>());
         let (start, length, state) = run.map_err(failed)?;

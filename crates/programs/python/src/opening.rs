@@ -203,7 +203,8 @@ pub(crate) fn place(
     };
     let (command, socket) = Command::start(words)?;
     let name = words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
-    let (name, address) = (name.join(" "), Address::Open(socket));
+    let name = name.join(" ");
+    let address = Address::Open(socket);
     Ok((Place { name, address, export, tls: None }, Some(command)))
 }
 

@@ -134,7 +134,8 @@ async fn read(device: &dyn Device, pool: &Pool, at: u64, len: u64) -> Result<Vec
 async fn write(device: &dyn Device, at: u64, parts: Vec<Data>, flags: Flags) -> Result<Answer> {
     let mut parts = parts.into_iter();
     let mut flying = VecDeque::new();
-    let (mut next, mut failed) = (at, None);
+    let mut next = at;
+    let mut failed = None;
     loop {
         let may_start = failed.is_none() && flying.len() < PARTS;
         if let Some(part) = may_start.then(|| parts.next()).flatten() {

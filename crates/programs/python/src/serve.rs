@@ -126,7 +126,8 @@ impl Serving {
         let remote = workers::remote(&runtime);
         let made = object.map(|object| object::device(&object, threads)).transpose()?;
         let (device, threads) = made.unzip();
-        let (named, place) = (name.clone(), unix.clone());
+        let named = name.clone();
+        let place = unix.clone();
         let wanted = Wanted { words, device, layers, readonly, name: named, unix: place, tcp };
         let started = wait::run(py, &remote, move || wanted.start());
         let started = match started.and_then(|done| done.map_err(|error| of_device(&error))) {
@@ -138,7 +139,8 @@ impl Serving {
         };
         let uri = uri(&name, unix.as_deref(), started.address);
         let running = Running { started, threads, remote, unix };
-        let (running, generation) = (Mutex::new(Some(running)), Generation::current());
+        let running = Mutex::new(Some(running));
+        let generation = Generation::current();
         Ok(Serving { running, uri, generation })
     }
 

@@ -36,7 +36,8 @@ impl Case {
             Some(stack) => stack.device().clone(),
             None => cover(subject.device.clone(), &options)?,
         };
-        let (facts, rng) = (device.facts(), RefCell::new(Rng::new(seed)));
+        let facts = device.facts();
+        let rng = RefCell::new(Rng::new(seed));
         Ok(Case { device, facts, options, subject, seed, rng })
     }
 
@@ -241,6 +242,8 @@ pub(super) fn same(at: u64, found: &[u8], expected: &[u8]) -> Result<(), String>
     }
     let first = found.iter().zip(expected).take_while(|(a, b)| a == b).count();
     let count = found.iter().zip(expected).filter(|(a, b)| a != b).count();
-    let (offset, found, expected) = (at + first as u64, found[first], expected[first]);
+    let offset = at + first as u64;
+    let found = found[first];
+    let expected = expected[first];
     Err(format!("byte {offset} is {found:#04x} instead of {expected:#04x} ({count} bytes differ)"))
 }

@@ -33,7 +33,8 @@ pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
 /// Ranges with odd starts, ends and lengths, as far as the minimum block allows, at both ends of
 /// the device and around the borders of sectors, pages and larger blocks.
 fn odd_ranges(case: &Case) -> Vec<Range<u64>> {
-    let (minimum, reach) = (case.minimum(), case.reach());
+    let minimum = case.minimum();
+    let reach = case.reach();
     let mut ranges = Vec::new();
     let mut add = |at: u64, len: u64| {
         let at = at - at % minimum;
@@ -248,7 +249,8 @@ pub(super) async fn trim_leaves_its_neighbours_alone(case: Case) -> Checked {
         let around = around.start..around.end.min(case.reach());
         if let Some(expected) = slice(&mut known, around.clone()) {
             let mut found = case.read(around.clone()).await?;
-            let (from, to) = (range.start - around.start, range.end - around.start);
+            let from = range.start - around.start;
+            let to = range.end - around.start;
             let trimmed = from as usize..to as usize;
             found[trimmed.clone()].copy_from_slice(&expected[trimmed]);
             same(around.start, &found, expected)

@@ -19,7 +19,8 @@ pub(super) async fn ask(
     let what = format!("extents {at}+{len} {flags:?}");
     let reply = case.ok(Request::extents(at, len, contexts).with(flags)).await?;
     let Reply::Extents(lists) = reply else { return Err(format!("{what}: {reply:?}")) };
-    let (got, asked) = (lists.len(), contexts.count());
+    let got = lists.len();
+    let asked = contexts.count();
     ensure!(got == asked, "{what}: {got} lists for {asked} contexts");
     for list in &lists {
         let total = list.total();
@@ -57,7 +58,8 @@ pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case:
             }
         }
     }
-    let (all, minimum) = (case.facts.all_contexts(), case.minimum());
+    let all = case.facts.all_contexts();
+    let minimum = case.minimum();
     for window in case.windows() {
         let size = window.end - window.start;
         for _ in 0..60 {
@@ -154,7 +156,8 @@ pub(super) async fn data_is_never_called_zero_or_hole(case: Case) -> Checked {
     }
     for window in case.most() {
         let mut runs = Vec::new();
-        let (start, end) = (window.start, window.end);
+        let start = window.start;
+        let end = window.end;
         walk(&case, start, end, Contexts::first(), |at, len, state| {
             if state & (ZERO | HOLE) != 0 {
                 runs.push((at, len, state));
@@ -168,7 +171,8 @@ pub(super) async fn data_is_never_called_zero_or_hole(case: Case) -> Checked {
                 let end = (run_at + run_len).min(at + case.chunk());
                 let bytes = case.read(at..end).await?;
                 if let Some(index) = bytes.iter().position(|&byte| byte != 0) {
-                    let (byte, offset) = (bytes[index], at + index as u64);
+                    let byte = bytes[index];
+                    let offset = at + index as u64;
                     return Err(format!(
                         "extents call {run_at}+{run_len} {}, but byte {offset} is {byte:#04x}",
                         name(state)

@@ -61,7 +61,8 @@ pub(super) async fn a_failed_flush_is_reported_and_not_repeated(case: Case) -> C
     let mut reached = false;
     for request in requests(&case) {
         write(&case).await?;
-        let (before, failures) = (below.seen().len(), below.failures().len());
+        let before = below.seen().len();
+        let failures = below.failures().len();
         let kind = request.kind();
         below.add(Rule::new(Then::Fail(Kind::Io)).durable().times(1));
         let outcome = case.wait(case.device.submit(request), "a request that is to fail").await?;
@@ -92,7 +93,8 @@ pub(super) async fn no_flush_succeeds_while_those_below_fail(case: Case) -> Chec
     write(&case).await?;
     below.add(Rule::new(Then::Fail(Kind::Io)).durable());
     for first in requests(&case) {
-        let (kind, failures) = (first.kind(), below.failures().len());
+        let kind = first.kind();
+        let failures = below.failures().len();
         let outcome = case.wait(case.device.submit(first), "a request that is to fail").await?;
         if below.failures().len() == failures {
             continue;

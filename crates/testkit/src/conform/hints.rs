@@ -34,7 +34,8 @@ pub(super) async fn late_room_has_its_memory_with_the_answer(case: Case) -> Chec
         for at in [0, case.down(reach / 2).min(reach - len), reach - len] {
             let expected = case.read(at..at + len).await?;
             let cost = Pool::cost(len as usize);
-            let (memory, asked) = (Pool::new(cost), Pool::new(cost));
+            let memory = Pool::new(cost);
+            let asked = Pool::new(cost);
             // Exhaust the memory.
             let taken = memory.try_reserve(len as usize).ok_or("a pool is used up at once")?;
             let room = asked.reserve_late(len as usize, &memory).await;
@@ -100,7 +101,8 @@ pub(super) async fn every_context_is_answered(case: Case) -> Checked {
         for &contexts in &asked {
             let reply = case.ok(Request::extents(window.start, len, contexts)).await?;
             let Reply::Extents(lists) = reply else { return Err("no extents".to_string()) };
-            let (found, wanted) = (lists.len(), contexts.count());
+            let found = lists.len();
+            let wanted = contexts.count();
             ensure!(found == wanted, "{found} lists for {wanted} contexts");
             let fits = lists.iter().all(|list| (1..=len).contains(&list.total()));
             ensure!(fits, "a list is empty, or longer than the {len} bytes asked for");

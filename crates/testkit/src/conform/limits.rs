@@ -71,7 +71,8 @@ fn write(at: u64, len: u64) -> Request {
 /// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are
 ///     those that the facts allow: everything else is refused.
 pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Checked {
-    let (size, minimum) = (case.facts.size, case.minimum());
+    let size = case.facts.size;
+    let minimum = case.minimum();
     let last = case.down(size);
     refused(&case, "an empty read", read(0, 0), Kind::Invalid).await?;
     refused(&case, "a read at the end", read(last, minimum * 2), Kind::Invalid).await?;
@@ -142,7 +143,8 @@ pub(super) async fn read_only_devices_refuse_changes(case: Case) -> Checked {
 /// 10. The maximum that the facts allow is served: the last byte, a tail that is not a whole block,
 ///     the longest request.
 pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
-    let (reach, minimum) = (case.reach(), case.minimum());
+    let reach = case.reach();
+    let minimum = case.minimum();
     skip_if!(reach == 0, "the device is empty");
     let longest = case.down(case.facts.block.maximum.into()).min(reach);
     for len in [1, 511, 512, 513, 4096, 65_536, longest] {
@@ -187,7 +189,8 @@ pub(super) async fn a_lease_shows_the_same_bytes(case: Case) -> Checked {
     }
     let mut leases = 0;
     for window in case.windows() {
-        let (at, len) = (window.start, window.end - window.start);
+        let at = window.start;
+        let len = window.end - window.start;
         if !case.can(Can::WRITE) {
             let writable = case.device.file_at(at, len, Access::Write).is_some();
             ensure!(!writable, "a lease for writing on a read-only device");
@@ -219,7 +222,9 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
     for task in 0..16 {
         let generator = Generator::new(&case.facts, case.seed ^ task);
         let steps = generator.windows(windows.clone()).len_max(len_max).steps(12);
-        let (device, pool, done) = (case.device.clone(), pool.clone(), done.clone());
+        let device = case.device.clone();
+        let pool = pool.clone();
+        let done = done.clone();
         let contexts = case.facts.all_contexts();
         let options = case.options.clone();
         tasks.push(blockhaul_io::spawn(async move {
@@ -246,13 +251,15 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
         let limit = case.options.request_timeout * 2;
         let ended = blockhaul_io::timeout(limit, task).await;
         ended.map_err(|_| {
-            let (done, left) = (done.get(), pool.reserved());
+            let done = done.get();
+            let left = pool.reserved();
             format!("stuck after {done} requests: {left} bytes of the pool never came back")
         })??;
     }
     let limit = std::time::Instant::now() + case.options.request_timeout;
     while pool.reserved() > 0 {
-        let (left, late) = (pool.reserved(), std::time::Instant::now() > limit);
+        let left = pool.reserved();
+        let late = std::time::Instant::now() > limit;
         ensure!(!late, "all requests are over, but {left} bytes of the pool never came back");
         blockhaul_io::sleep(std::time::Duration::from_millis(1)).await;
     }

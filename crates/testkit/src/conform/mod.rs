@@ -371,7 +371,8 @@ where
     assert!(unknown.is_none(), "no check has the name {unknown:?}");
     let seed = options.seed.unwrap_or_else(rng::seed);
     let mut report = Report { name: name.to_string(), seed, results: Vec::new() };
-    let (options, make) = (Arc::new(options), Arc::new(make));
+    let options = Arc::new(options);
+    let make = Arc::new(make);
     for &engine in &options.engines {
         if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
             eprintln!("{name}: the kernel refuses io_uring here: checked without it");
@@ -417,7 +418,8 @@ where
     let worker = worker.expect("it was started above");
     let (sender, receiver) = mpsc::channel();
     let sender = Arc::new(Mutex::new(sender));
-    let (options_there, make) = (options.clone(), make.clone());
+    let options_there = options.clone();
+    let make = make.clone();
     drop(worker.spawn(move || async move {
         let checked = async {
             let made = blockhaul_io::timeout(options_there.check_timeout, make()).await;

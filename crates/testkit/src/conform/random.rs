@@ -37,7 +37,8 @@ impl Expected {
     async fn learn(case: &Case) -> Result<Expected, String> {
         let mut parts = Vec::new();
         for window in case.windows() {
-            let (start, bytes) = (window.start, case.read(window).await?);
+            let start = window.start;
+            let bytes = case.read(window).await?;
             let known = vec![true; bytes.len()];
             parts.push(Part { start, bytes, known });
         }

@@ -166,7 +166,8 @@ pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
     }
     let started = Instant::now();
     while pool.reserved() > 0 {
-        let (left, limit) = (pool.reserved(), case.options.request_timeout);
+        let left = pool.reserved();
+        let limit = case.options.request_timeout;
         ensure!(started.elapsed() < limit, "dropped reads still hold {left} bytes after {limit:?}");
         blockhaul_io::sleep(Duration::from_millis(1)).await;
     }
@@ -391,7 +392,9 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
         }
         let after = case.noise(place.end - place.start);
         let device = case.device.clone();
-        let (at, len, bytes) = (place.start, before.len(), after.clone());
+        let at = place.start;
+        let len = before.len();
+        let bytes = after.clone();
         let there = Remote::to(index + 1).spawn(move || async move {
             let reply = device.submit(Request::read(at, Reservation::unpooled(len))).await;
             let found = read_bytes(reply.map_err(|error| error.to_string())?, len)?;

@@ -295,7 +295,8 @@ impl Session<'_> {
             flags
         };
         let fua = (CommandFlags::FUA, Flags::FUA);
-        let (at, len) = (request.offset, request.length);
+        let at = request.offset;
+        let len = request.length;
         let ours = match request.command {
             Command::Read => {
                 let len = usize::try_from(len).ok().filter(|&len| len <= 64 << 20).ok_or(22_u32)?;

@@ -38,7 +38,8 @@ impl Scripted {
         let listener = UnixListener::bind(&path).expect("a socket can be bound there");
         let state = Arc::new(State::default());
         let thread = {
-            let (state, script) = (state.clone(), Arc::new(script));
+            let state = state.clone();
+            let script = Arc::new(script);
             std::thread::spawn(move || accept(&listener, &state, script))
         };
         Scripted { path, state, thread: Some(thread), _scratch: scratch }
@@ -119,7 +120,8 @@ where
         if let Ok(copy) = stream.try_clone() {
             lock(&state.streams).push(copy);
         }
-        let (state_there, script) = (state.clone(), script.clone());
+        let state_there = state.clone();
+        let script = script.clone();
         let thread = std::thread::spawn(move || {
             // When the test has ended, a cut connection is not an error. Checked before the client
             // can see the end of the connection, because then it may end the test.

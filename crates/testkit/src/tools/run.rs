@@ -20,7 +20,8 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> 
     let Some(status) = wait_within(&mut child, limit) else {
         let _ = child.kill();
         let _ = child.wait();
-        let (out, err) = (out.text(), err.text());
+        let out = out.text();
+        let err = err.text();
         let seconds = limit.as_secs_f32();
         return Err(format!(
             "{name} has not ended after {seconds} s; it wrote {out:?} and {err:?}"

@@ -122,7 +122,9 @@ impl Disk {
 
 impl Pattern {
     fn parse(text: &str) -> Option<Pattern> {
-        let (mut all, mut stride, mut share) = (0, 0, 0);
+        let mut all = 0;
+        let mut stride = 0;
+        let mut share = 0;
         for word in text.split_whitespace() {
             match word.split_once('=')? {
                 ("size", value) => all = size(value)?,

@@ -79,10 +79,12 @@ impl State {
         query: Query,
         extra: Extra,
     ) -> Result<Instant, VixError> {
-        let (exclusive, scan, once) =
-            (self.settings.exclusive, self.settings.scan, self.settings.query);
+        let exclusive = self.settings.exclusive;
+        let scan = self.settings.scan;
+        let once = self.settings.query;
         let handle = self.handle(FUNCTION, number)?;
-        let (path, sectors) = (handle.path.clone(), handle.sectors);
+        let path = handle.path.clone();
+        let sectors = handle.sectors;
         if !query.is_valid(sectors) {
             self.misuse(&format!("{FUNCTION}: {query:?} of {sectors} sectors"));
             return Err(INVALID);

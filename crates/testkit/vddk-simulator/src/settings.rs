@@ -176,7 +176,9 @@ impl Settings {
 impl Fault {
     fn parse(text: &str) -> Option<Fault> {
         let mut parts = text.splitn(3, ':');
-        let (function, calls, effect) = (parts.next()?, parts.next()?, parts.next()?);
+        let function = parts.next()?;
+        let calls = parts.next()?;
+        let effect = parts.next()?;
         let calls = match calls.split_once('-') {
             None => (calls.parse().ok()?, calls.parse().ok()?),
             Some((first, "")) => (first.parse().ok()?, u64::MAX),

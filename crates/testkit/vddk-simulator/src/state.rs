@@ -361,8 +361,10 @@ impl State {
             _ => FILE_ERROR,
         })?;
         let sectors = disk.sectors().map_err(|_| FILE_ERROR)?;
-        let (disk, free) = (Arc::new(disk), Instant::now());
-        let (unanswered, busy) = (0, 0);
+        let disk = Arc::new(disk);
+        let free = Instant::now();
+        let unanswered = 0;
+        let busy = 0;
         let scanned = false;
         let handle =
             Handle { connection, disk, path, sectors, read_only, free, unanswered, busy, scanned };

@@ -101,7 +101,8 @@ impl Simulator {
     /// Carries out a transfer, and returns its result.
     pub(crate) fn now(&self, mut transfer: Transfer) -> VixError {
         let started = Instant::now();
-        let (function, number) = (transfer.function, transfer.handle);
+        let function = transfer.function;
+        let number = transfer.handle;
         let begun = self.begin(function, |state, extra| {
             let due = state.admit(&transfer, extra)?;
             Ok((due, state.handle(function, number)?.disk.clone()))
@@ -203,9 +204,11 @@ impl State {
     /// Checks a transfer; returns when it ends.
     fn admit(&mut self, transfer: &Transfer, extra: Extra) -> Result<Instant, VixError> {
         let &Transfer { function, handle: number, write, sector, count, .. } = transfer;
-        let (align, longest) = (self.settings.align, self.settings.longest);
+        let align = self.settings.align;
+        let longest = self.settings.longest;
         let handle = self.handle(function, number)?;
-        let (sectors, read_only) = (handle.sectors, handle.read_only);
+        let sectors = handle.sectors;
+        let read_only = handle.read_only;
         let end = sector.checked_add(count);
         if count == 0 || end.is_none_or(|end| end > sectors) {
             self.misuse(&format!("{function}: sectors {sector} to {end:?} of {sectors}"));
@@ -225,7 +228,8 @@ impl State {
         }
         let jitter = u64::try_from(self.settings.jitter.as_nanos()).unwrap_or(u64::MAX);
         let jitter = Duration::from_nanos(self.random(jitter.saturating_add(1)));
-        let (latency, rate) = (self.settings.latency, self.settings.rate);
+        let latency = self.settings.latency;
+        let rate = self.settings.rate;
         let handle = self.handle(function, number)?;
         let path = handle.path.clone();
         let query = self.busy.get(&path).copied();

@@ -20,7 +20,8 @@ pub(crate) fn first_difference(one: Option<&Data>, other: Option<&Data>) -> Opti
         (Some(data), None) | (None, Some(data)) if is_zero(data.bytes()) => None,
         (Some(data), None) | (None, Some(data)) => filled(data.bytes()),
         (Some(one), Some(other)) => {
-            let (one, other) = (one.bytes(), other.bytes());
+            let one = one.bytes();
+            let other = other.bytes();
             let both = one.len().min(other.len());
             let rest = if one.len() > both { &one[both..] } else { &other[both..] };
             if one[..both] == other[..both] {

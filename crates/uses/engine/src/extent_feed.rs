@@ -348,7 +348,8 @@ impl ExtentFeed {
 
     /// Sets the length of the next request.
     fn learn(&mut self, asked: u64, list: &Extents) {
-        let (told, count) = (list.total().min(asked), list.len() as u64);
+        let told = list.total().min(asked);
+        let count = list.len() as u64;
         self.met = true;
         if count > WANTED {
             self.len = (told / count).max(1).saturating_mul(WANTED).max(LEAST);

@@ -151,7 +151,8 @@ async fn prepare(
         return Err(why);
     }
     let unsure = |stack: &Stack, handle: &Opened| (!promises(stack)).then(|| handle.clone());
-    let (from_unsure, to_unsure) = (unsure(source, &from), unsure(target, &to));
+    let from_unsure = unsure(source, &from);
+    let to_unsure = unsure(target, &to);
     let examined = to_unsure.is_some();
     if multi_conn == MultiConn::Auto && (from_unsure.is_some() || examined) {
         match shared.learned.same_disk.examine(from_unsure, to_unsure, queue).await {

@@ -385,9 +385,12 @@ impl Handle {
 
 /// Why a further connection does not show the same disk as the first one.
 pub(crate) fn differs(stack: &Stack, handle: &Arc<dyn Device>) -> Option<String> {
-    let (first, other) = (stack.device().facts(), handle.facts());
+    let first = stack.device().facts();
+    let other = handle.facts();
     if first.size != other.size {
-        let (name, a, b) = (&first.name, first.size, other.size);
+        let name = &first.name;
+        let a = first.size;
+        let b = other.size;
         return Some(format!("{name} has {a} bytes on one connection and {b} on another"));
     }
     (first.can != other.can).then(|| format!("{} differs between connections", first.name))

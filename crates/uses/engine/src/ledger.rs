@@ -118,7 +118,9 @@ impl Ledger {
         if !self.used {
             return;
         }
-        let (complete, content, tainted) = (false, false, None);
+        let complete = false;
+        let content = false;
+        let tainted = None;
         self.open.insert(at, Open { end, left: 0, complete, content, tainted });
     }
 

@@ -88,7 +88,8 @@ impl Manifest {
             Some(last) if last.0 + last.1 >= at => last.1 = last.1.max(end - last.0),
             _ => ranges.push((at, end - at)),
         };
-        let (mut mine, mut others) = (&self.units[..], &other.units[..]);
+        let mut mine = &self.units[..];
+        let mut others = &other.units[..];
         loop {
             let first = mine.first().map(|unit| unit.0);
             let next = others.first().map(|unit| unit.0);
@@ -148,7 +149,8 @@ impl FromStr for Manifest {
             return Err(wrong("this unit length is not supported"));
         }
         let (at, len) = field("range")?.split_once(' ').ok_or_else(|| wrong("a bad range"))?;
-        let (at, len) = (number(at)?, number(len)?);
+        let at = number(at)?;
+        let len = number(len)?;
         let range = at.checked_add(len).filter(|&end| end <= size).map(|end| (at, end));
         let range = range.ok_or_else(|| wrong("its range ends beyond its size"))?;
         let mut units: Vec<(u64, Digest)> = Vec::new();

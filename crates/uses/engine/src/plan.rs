@@ -73,7 +73,8 @@ impl Plan {
         if len == 0 {
             return Ok(());
         }
-        let (size, minimum) = (self.0.source.size, self.0.minimum);
+        let size = self.0.source.size;
+        let minimum = self.0.minimum;
         let wrong = |why: String| {
             let text = format!("{len} bytes at offset {at} cannot be added to the plan: {why}");
             Err(Error::new(Kind::Invalid, text).on(&self.0.source.name))

@@ -166,7 +166,8 @@ fn minute(text: &str) -> Option<u16> {
     let number = |text: &str| {
         if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse::<u16>().ok() } else { None }
     };
-    let (hours, minutes) = (number(hours)?, number(minutes)?);
+    let hours = number(hours)?;
+    let minutes = number(minutes)?;
     let total = hours.checked_mul(60)?.checked_add(minutes)?;
     (minutes < 60 && total <= 24 * 60).then_some(total)
 }

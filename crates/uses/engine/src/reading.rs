@@ -115,7 +115,8 @@ impl SegmentReading {
 
     /// The digests of the units that are not all zero.
     fn units(&self, unit: u64) -> Digests {
-        let (blocks, mut units) = (self.blocks.borrow(), Vec::new());
+        let blocks = self.blocks.borrow();
+        let mut units = Vec::new();
         let mut next = blocks.keys().next().copied();
         while let Some(at) = next {
             let home = at - at % unit;

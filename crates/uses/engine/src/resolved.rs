@@ -134,7 +134,8 @@ impl Resolved {
         target: &Arc<dyn Device>,
         pool: &Pool,
     ) -> Resolved {
-        let (from, to) = (source.facts(), target.facts());
+        let from = source.facts();
+        let to = target.facts();
         // As nbdcopy: at least what both sides prefer, and never more than their maximum.
         let wish = options.request_size.clamp(MIN_REQUEST, MAX_REQUEST);
         let preferred = from.block.preferred.max(to.block.preferred);

@@ -124,7 +124,8 @@ impl Counters {
     pub(crate) fn routes(&self, data: u64, zero: u64, skip: u64) -> Routes {
         let bytes = |route| self.tally.get(route);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (reflink, copy_file_range) = (load(&self.reflink), load(&self.copy_file_range));
+        let reflink = load(&self.reflink);
+        let copy_file_range = load(&self.copy_file_range);
         let file_to_socket = bytes(PayloadRoute::FileToSocket);
         let socket_to_socket = bytes(PayloadRoute::SocketToSocket);
         let socket_to_file = bytes(PayloadRoute::SocketToFile);

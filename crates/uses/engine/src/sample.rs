@@ -60,7 +60,9 @@ pub(crate) async fn digest(source: Rc<Handle>, only: Option<&[Range]>) -> Result
 /// Offsets and lengths of samples of ranges, spread evenly over their bytes.
 fn places_in(ranges: &[Range], block: u64) -> Vec<(u64, u64)> {
     let total: u64 = ranges.iter().map(|range| range.1 - range.0).sum();
-    let (mut places, mut ranges, mut before) = (Vec::new(), ranges.iter().peekable(), 0);
+    let mut places = Vec::new();
+    let mut ranges = ranges.iter().peekable();
+    let mut before = 0;
     for place in 0..PLACES {
         let wanted = u128::from(total.saturating_sub(1)) * u128::from(place);
         let wanted = (wanted / u128::from(PLACES - 1)) as u64;
@@ -124,7 +126,8 @@ pub(crate) async fn first_content(end: Rc<Handle>, (from, to): (u64, u64)) -> Re
         feed.skip_to(at);
     }
     let total: u64 = filled.iter().map(|run| run.1).sum();
-    let (mut runs, mut before) = (filled.into_iter().peekable(), 0);
+    let mut runs = filled.into_iter().peekable();
+    let mut before = 0;
     let mut last = None;
     for look in 0..LOOKS {
         // The first and the last byte, and others between them.

@@ -226,7 +226,8 @@ impl Maker<'_> {
         if !self.making.earlier.check {
             return true;
         }
-        let (segment, end) = (self.making.segment, at + len);
+        let segment = self.making.segment;
+        let end = at + len;
         let mut at = at;
         while at < end {
             let len = (segment - at % segment).min(end - at);

@@ -84,7 +84,8 @@ impl Segmenter {
     }
 
     fn push_zeroes(&mut self, len: u64, what: What) {
-        let (start, end) = (self.at - self.tail, self.at + len);
+        let start = self.at - self.tail;
+        let end = self.at + len;
         let mixed = self.tail > 0 && self.tail_what != what;
         self.at = end;
         let zero_start = start.checked_next_multiple_of(self.grain).unwrap_or(end);

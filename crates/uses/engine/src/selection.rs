@@ -224,12 +224,15 @@ impl Choice {
             return Ok((len, true));
         }
         // Partly changed blocks are copied whole: no two lanes write to one block.
-        let (start, end) = (at.next_multiple_of(self.minimum), at + len);
+        let start = at.next_multiple_of(self.minimum);
+        let end = at + len;
         let inner_end = end - end % self.minimum;
-        Ok(match start < inner_end {
-            true if at < start => (start - at, true),
-            true => (inner_end - at, false),
-            false => (len, true),
+        Ok(if start >= inner_end {
+            (len, true)
+        } else if at < start {
+            (start - at, true)
+        } else {
+            (inner_end - at, false)
         })
     }
 }

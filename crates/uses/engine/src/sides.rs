@@ -23,7 +23,8 @@ pub(crate) struct Sides {
 impl Sides {
     /// The range of the source that the options select.
     pub(crate) fn selection(&self, options: &Options) -> Result<Selection> {
-        let (from, to) = (self.source.device().facts(), self.target.device().facts());
+        let from = self.source.device().facts();
+        let to = self.target.device().facts();
         Selection::new(options, &from, from.block.minimum.max(to.block.minimum))
     }
 

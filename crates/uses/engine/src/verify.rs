@@ -60,7 +60,8 @@ pub async fn manifest(
 /// Drops the page cache of these ranges of a target, as far as it lends its file. Most file systems
 /// mark pages that could not be written back as clean, and reads would return them from memory.
 pub(crate) async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
-    let (device, mut lent) = (target.device(), Vec::new());
+    let device = target.device();
+    let mut lent = Vec::new();
     for &(mut at, end) in ranges {
         while at < end
             && let Some(piece) = device.file_at(at, end - at, Access::Read)

@@ -159,7 +159,8 @@ fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = 
 
 /// The overlap of two ranges.
 pub(crate) fn common(one: Range, other: Range) -> Option<Range> {
-    let (start, end) = (one.0.max(other.0), one.1.min(other.1));
+    let start = one.0.max(other.0);
+    let end = one.1.min(other.1);
     (start < end).then_some((start, end))
 }
 

@@ -127,11 +127,8 @@ impl Window {
         self.held = self.held.saturating_sub(1);
         if waiting < WAITING_LOW {
             let long = shortest >= LONG && waiting < WAITING_HARDLY;
-            let grown = match self.opening {
-                true if long => self.limit * 4,
-                true => self.limit * 2,
-                false => self.limit + 1,
-            };
+            let grown =
+                if self.opening { self.limit * if long { 4 } else { 2 } } else { self.limit + 1 };
             self.limit = grown.min(self.max);
         } else {
             self.opening = false;
@@ -247,7 +244,8 @@ mod tests {
     #[test]
     fn long_paths_are_filled_within_a_few_rounds() {
         let mut window = Window::new(64, false);
-        let (trip, mut rounds) = (Duration::from_millis(50), 0);
+        let trip = Duration::from_millis(50);
+        let mut rounds = 0;
         while window.limit() < 64 {
             rounds += 1;
             (0..window.limit()).for_each(|_| window.learn(trip, trip * rounds));

@@ -37,7 +37,8 @@ fn a_copy_tells_the_digest_of_its_source() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let (mut on_the_way, mut again) = (0, 0);
+        let mut on_the_way = 0;
+        let mut again = 0;
         for round in 0..60 {
             let size = rng.between(0, 3 << 20) as usize;
             let bytes = content(&mut rng, size);
@@ -55,7 +56,8 @@ fn a_copy_tells_the_digest_of_its_source() {
                 digest: Some(algorithm),
                 ..Options::default()
             };
-            let (pool, progress) = (Pool::new(64 << 20), Arc::new(Progress::new()));
+            let pool = Pool::new(64 << 20);
+            let progress = Arc::new(Progress::new());
             let summary =
                 copy(&source, &stack(target.clone()), &options, &pool, &progress).await.unwrap();
             let told = format!("seed {seed}, round {round}: {size} bytes, {options:?}");
@@ -90,8 +92,10 @@ fn requests_that_were_repeated_count_once() {
                 digest: Some(algorithm),
                 ..Options::default()
             };
-            let (pool, progress) = (Pool::new(64 << 20), Arc::new(Progress::new()));
-            let (source, faulty) = (stack(source), stack(faults));
+            let pool = Pool::new(64 << 20);
+            let progress = Arc::new(Progress::new());
+            let source = stack(source);
+            let faulty = stack(faults);
             let summary = copy(&source, &faulty, &options, &pool, &progress).await.unwrap();
             assert!(summary.retried.target_requests > 0, "{:?}", summary.retried);
             assert!(target.bytes() == bytes);
@@ -110,13 +114,15 @@ fn pipes_are_digested_on_their_way() {
         for algorithm in ALL {
             let options =
                 Options { request_size: 16 << 10, digest: Some(algorithm), ..Options::default() };
-            let (pool, progress) = (Pool::new(64 << 20), Arc::new(Progress::new()));
+            let pool = Pool::new(64 << 20);
+            let progress = Arc::new(Progress::new());
             let wanted = digest(&source, algorithm, &options, &pool, &progress).await.unwrap();
             let (from, to) = std::io::pipe().unwrap();
             let target = model(&vec![7; bytes.len()], Completion::Immediate);
             let taker = {
-                let (target, options, pool) =
-                    (stack(target.clone()), options.clone(), pool.clone());
+                let target = stack(target.clone());
+                let options = options.clone();
+                let pool = pool.clone();
                 blockhaul_io::start(async move {
                     let progress = Arc::new(Progress::new());
                     let fd = OwnedFd::from(from);

@@ -50,10 +50,8 @@ async fn inject(rng: &mut Rng, on_source: bool, op: OpKind, then: Then, times: u
     let source = ModelDevice::new(model, Completion::Shuffled(rng.number()));
     let model = Model::new(SIZE as u64).with_content(vec![0xa5; SIZE]);
     let target_disk = ModelDevice::new(model, Completion::Shuffled(rng.number()));
-    let (source, target) = (
-        FaultDevice::over(source, rng.number()),
-        FaultDevice::over(target_disk.clone(), rng.number()),
-    );
+    let source = FaultDevice::over(source, rng.number());
+    let target = FaultDevice::over(target_disk.clone(), rng.number());
     let at = rng.below(SIZE as u64 - 1);
     let rule = match op {
         OpKind::Flush => Rule::new(then).kind(op),
@@ -72,7 +70,8 @@ async fn inject(rng: &mut Rng, on_source: bool, op: OpKind, then: Then, times: u
         ..Options::default()
     };
     let ends = [&source, &target].map(|device| Stack::over(device.clone()));
-    let (pool, progress) = (Pool::new(16 << 20), Arc::new(Progress::new()));
+    let pool = Pool::new(16 << 20);
+    let progress = Arc::new(Progress::new());
     let copied = copy(&ends[0], &ends[1], &options, &pool, &progress).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back; {told}");
     let (Then::Fail(kind) | Then::FailAfter(kind) | Then::FailHalfway(kind)) = then else {

@@ -106,7 +106,8 @@ impl Device for Handle {
         let kind = request.kind() as usize;
         told.requests[kind].fetch_add(1, Ordering::Relaxed);
         told.bytes[kind].fetch_add(request.len, Ordering::Relaxed);
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        let len = request.len;
         match request.op {
             Op::Read(room) => {
                 let (run, state) = (told.run)(at);
@@ -147,7 +148,8 @@ fn stack(told: &Arc<Told>) -> Stack {
 }
 
 async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
-    let (pool, progress) = (Pool::new(32 << 20), Arc::new(Progress::new()));
+    let pool = Pool::new(32 << 20);
+    let progress = Arc::new(Progress::new());
     let summary = copy(source, target, options, &pool, &progress).await?;
     let done = progress.snapshot();
     assert_eq!(done.done(), done.total);
@@ -179,7 +181,8 @@ fn what_the_target_says_is_zero_is_left_alone() {
         assert_eq!((summary.skipped, target.requests(OpKind::Zero)), (HUGE, 0));
         // Allocated zeroes are another matter.
         let small = |told: fn(u64) -> Told| Arc::new(told(1 << 30));
-        let (source, target) = (small(Told::zeroes), small(Told::zeroes));
+        let source = small(Told::zeroes);
+        let target = small(Told::zeroes);
         let options = Options { allocated: true, ..Options::default() };
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         assert_eq!(target.bytes(OpKind::Zero), 1 << 30);
@@ -203,7 +206,8 @@ fn huge_devices_are_read_as_far_as_they_hold_something() {
         };
         let one = Arc::new(Told::new(HUGE, some));
         let other = Arc::new(Told::new(HUGE, some));
-        let (a, b) = (stack(&one), stack(&other));
+        let a = stack(&one);
+        let b = stack(&other);
         let options = Options::default();
         let progress = Arc::new(Progress::new());
         let pool = Pool::new(16 << 20);
@@ -237,7 +241,8 @@ fn answers_that_never_come_hold_nothing_up() {
         // Nor does a target that reports no extents.
         let mut target = Told::data(1 << 40);
         target.delay = Duration::from_secs(3600);
-        let (source, target) = (Arc::new(Told::zeroes(1 << 40)), Arc::new(target));
+        let source = Arc::new(Told::zeroes(1 << 40));
+        let target = Arc::new(target);
         let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
         assert_eq!(summary.zeroed, 1 << 40);
     });
@@ -279,7 +284,8 @@ fn servers_that_answer_little_at_a_time_are_asked_in_parallel() {
         let source = Arc::new(source);
         let target = Arc::new(Told::zeroes(size));
         run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
-        let (least, asked) = (size / MOST, source.requests(OpKind::Extents));
+        let least = size / MOST;
+        let asked = source.requests(OpKind::Extents);
         assert!(asked < least + 16, "{asked} for {least}");
         assert!(source.waiting_max.load(Ordering::Relaxed) >= 4);
     });
@@ -394,7 +400,8 @@ fn only_what_was_chosen_is_copied() {
                 expected[range.clone()].copy_from_slice(&bytes[range]);
             }
             assert!(target.bytes() == expected, "{told}");
-            let (pool, progress) = (Pool::new(16 << 20), Arc::new(Progress::new()));
+            let pool = Pool::new(16 << 20);
+            let progress = Arc::new(Progress::new());
             let verified = verify(&ends[0], &ends[1], &options, &pool, &progress).await;
             assert_eq!(verified.unwrap().bytes, chosen, "{told}");
         }
@@ -514,7 +521,8 @@ impl Device for Then {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        let len = request.len;
         let (told, dirty) = self.dirt(at);
         if dirty == 0 || told < len {
             let text = format!("{:?} of {len} bytes at {at}, which is clean", request.kind());
@@ -564,14 +572,16 @@ fn what_a_bitmap_calls_clean_is_neither_read_nor_asked_about() {
         let folder = blockhaul_testkit::tools::Scratch::new().unwrap();
         for round in 0..20 {
             let size = 256 << 20;
-            let (mut dirty, mut at) = (Vec::new(), rng.below(3) << 20);
+            let mut dirty = Vec::new();
+            let mut at = rng.below(3) << 20;
             while at < size {
                 let len = (65536 * rng.between(1, 200)).min(size - at);
                 dirty.push((at, at + len));
                 at += len + 65536 * rng.between(1, 100);
             }
             let most = 65536 * rng.between(1, 4096);
-            let (asked, read) = (AtomicU64::new(0), AtomicU64::new(0));
+            let asked = AtomicU64::new(0);
+            let read = AtomicU64::new(0);
             let source = Arc::new(Then { size, dirty: dirty.clone(), asked, read, most });
             let target = Arc::new(Told::data(size));
             // With a journal the bitmap is read before the copy, which also takes a sample.

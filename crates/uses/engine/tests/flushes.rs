@@ -105,7 +105,8 @@ impl State {
     }
 
     fn apply(&mut self, request: Request) -> Outcome {
-        let (changes, at) = (request.kind().changes(), request.at as usize);
+        let changes = request.kind().changes();
+        let at = request.at as usize;
         let end = at + request.len as usize;
         let reply = self.cached.apply(request)?;
         if changes {
@@ -170,7 +171,8 @@ impl Backend for Door {
 
     fn open(&self, _: Target) -> Opening<Opened> {
         let storage = self.0.clone();
-        let (device, more) = (Handle::on(&storage), Handle::on(&storage));
+        let device = Handle::on(&storage);
+        let more = Handle::on(&storage);
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }
 }
@@ -188,7 +190,8 @@ impl Device for Handle {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (storage, lost) = (self.storage.clone(), self.lost.clone());
+        let storage = self.storage.clone();
+        let lost = self.lost.clone();
         if storage.state().burns() {
             lost.store(true, Ordering::SeqCst);
         }
@@ -307,7 +310,9 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
-        let (mut heard, mut failed, mut resumed) = (0, 0, 0);
+        let mut heard = 0;
+        let mut failed = 0;
+        let mut resumed = 0;
         // The number of copies that fail after recording something is random.
         let mut rounds = 0..4000;
         while heard < 50 || failed < 10 || resumed < 2 || rounds.start < 300 {
@@ -378,7 +383,10 @@ fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
-        let (mut heard, mut resumed, mut lost, mut discarded) = (0, 0, 0, 0);
+        let mut heard = 0;
+        let mut resumed = 0;
+        let mut lost = 0;
+        let mut discarded = 0;
         let mut rounds = 0..4000;
         while heard < 30 || resumed < 5 || lost < 5 || rounds.start < 150 {
             let round = rounds.next().expect("enough flushes fail, and connections are lost");
@@ -397,7 +405,9 @@ fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
             // Only what is on the disk is discarded, and nothing twice.
             let gone: Arc<Mutex<Vec<(usize, usize)>>> = Arc::default();
             let now = Arc::new(Mutex::new(storage.clone()));
-            let (before, on, noted) = (bytes.clone(), now.clone(), gone.clone());
+            let before = bytes.clone();
+            let on = now.clone();
+            let noted = gone.clone();
             let wrong: Arc<Mutex<Vec<String>>> = Arc::default();
             let found = wrong.clone();
             let look = move |at: usize, end: usize| {
@@ -416,7 +426,8 @@ fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
             let interval = Duration::from_millis(rng.between(0, 3));
             // Several in a segment, of which some may be safe earlier than others.
             let ranges = rng.chance(50).then(|| {
-                let (mut ranges, mut at) = (Vec::new(), rng.below(size as u64));
+                let mut ranges = Vec::new();
+                let mut at = rng.below(size as u64);
                 while at < size as u64 {
                     let len = rng.between(1, 40_000).min(size as u64 - at);
                     ranges.push((at, len));
@@ -499,8 +510,10 @@ fn what_is_copied_is_discarded_while_the_copy_runs() {
         // Half of it takes two seconds; discards begin after one.
         let rate = Arc::new(Rate::new(1 << 20, 0));
         let options = Options { discard_source: true, rate: Some(rate), ..options() };
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
-        let (target, seen) = (storage.open().await, progress.clone());
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
+        let target = storage.open().await;
+        let seen = progress.clone();
         let mut first = 0;
         let running = blockhaul_io::start(async move {
             copy(&Stack::over(source), &target, &options, &pool, &seen).await
@@ -520,7 +533,8 @@ fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
     on_worker(|| async {
         let refused = async |source: Facts, target: Facts, options: Options| {
             let open = |facts| ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
-            let (source, target) = (open(source), open(target));
+            let source = open(source);
+            let target = open(target);
             let ends = [source.clone() as Arc<dyn Device>, target.clone()].map(Stack::over);
             let error = run(&ends[0], &ends[1], &options).await.unwrap_err();
             assert!(source.seen().is_empty() && target.seen().is_empty());
@@ -586,7 +600,8 @@ fn a_failed_flush_that_nobody_asked_for_is_no_success_either() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let (mut written_again, mut ended) = (0, 0);
+        let mut written_again = 0;
+        let mut ended = 0;
         for round in 0..300 {
             let bytes = rng.disk(1 << 20, 100_000, 80);
             let storage = Storage::new(facts(bytes.len()), None, &mut rng);

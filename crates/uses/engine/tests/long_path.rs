@@ -31,7 +31,8 @@ impl Device for Far {
 
     fn submit(&self, request: Request) -> Pending {
         let len = if matches!(request.op, Op::Read(_)) { request.len } else { 0 };
-        let (disk, now) = (self.disk.clone(), self.now.clone());
+        let disk = self.disk.clone();
+        let now = self.now.clone();
         self.most.fetch_max(now.fetch_add(len, Ordering::SeqCst) + len, Ordering::SeqCst);
         Pending::start(async move {
             blockhaul_io::sleep(Duration::from_millis(100)).await;
@@ -71,8 +72,10 @@ fn on_worker<F: Future<Output = ()> + 'static>(work: impl FnOnce() -> F + Send +
 #[test]
 fn a_comparison_fills_the_path_on_both_sides() {
     on_worker(|| async {
-        let ((source, one), (target, other)) = (far(), far());
-        let (options, progress) = (options(), Arc::new(Progress::new()));
+        let (source, one) = far();
+        let (target, other) = far();
+        let options = options();
+        let progress = Arc::new(Progress::new());
         let pool = Pool::new(MEMORY);
         blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
         for most in [one, other].map(|most| most.load(Ordering::SeqCst)) {
@@ -86,7 +89,8 @@ fn a_comparison_fills_the_path_on_both_sides() {
 fn a_digest_fills_the_path() {
     on_worker(|| async {
         let (source, most) = far();
-        let (options, progress) = (options(), Arc::new(Progress::new()));
+        let options = options();
+        let progress = Arc::new(Progress::new());
         let pool = Pool::new(MEMORY);
         blockhaul_engine::digest(&source, Algorithm::Blake3, &options, &pool, &progress)
             .await
@@ -104,14 +108,16 @@ fn more_than_the_memory_is_under_way_where_answers_claim_it_and_never_more_is_us
             let (source, most) = far_that(claims, size);
             let target: Arc<dyn Device> = ModelDevice::new(Model::new(size), Completion::Immediate);
             let target = if slow_target {
-                let (now, most) = (Arc::default(), Arc::default());
+                let now = Arc::default();
+                let most = Arc::default();
                 Arc::new(Far { disk: target, claims: false, now, most })
             } else {
                 target
             };
             let target = Stack::over(target);
             let pool = Pool::new(4 << 20);
-            let (options, progress) = (options(), Arc::new(Progress::new()));
+            let options = options();
+            let progress = Arc::new(Progress::new());
             blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await.unwrap();
             blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
             let most = most.load(Ordering::SeqCst);

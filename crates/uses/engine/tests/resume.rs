@@ -39,7 +39,9 @@ struct More(Arc<Machine>);
 impl Machine {
     async fn start(model: Model, fuse: u64, rng: &mut Rng) -> (Stack, Arc<Machine>) {
         let storage = CrashDevice::new(model, Completion::Shuffled(rng.number()));
-        let (fuse, seed, left) = (fuse.into(), rng.number(), Mutex::new(None));
+        let fuse = fuse.into();
+        let seed = rng.number();
+        let left = Mutex::new(None);
         let machine = Arc::new(Machine { storage, fuse, seed, left });
         let door = Arc::new(Door(machine.clone()));
         let registry = Registry { backends: vec![door], ..Registry::default() };
@@ -67,7 +69,8 @@ impl Backend for Door {
 
     fn open(&self, _: Target) -> Opening<Opened> {
         let machine = self.0.clone();
-        let (device, more) = (machine.handle(), Arc::new(More(machine)));
+        let device = machine.handle();
+        let more = Arc::new(More(machine));
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }
 }
@@ -139,7 +142,9 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
         let scratch = Scratch::new().unwrap();
-        let (mut cuts, mut useful, mut skipped) = (0, 0, 0_u64);
+        let mut cuts = 0;
+        let mut useful = 0;
+        let mut skipped = 0_u64;
         // How many cuts leave something to resume from is random: repeat until there were enough.
         let mut rounds = 0..1000;
         while cuts < 100 || useful < 30 {
@@ -148,7 +153,8 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
             let bytes = content(&mut rng, size);
             let source = source_of(&bytes);
             let path = scratch.file(&format!("journal-{round}"));
-            let (promise, retries) = (rng.chance(50), rng.between(0, 1) as u32);
+            let promise = rng.chance(50);
+            let retries = rng.between(0, 1) as u32;
             let mut facts = Model::all_facts(size as u64);
             facts.can.set(Can::MULTI_CONN, promise);
             facts.zeroed = false;
@@ -280,7 +286,8 @@ fn a_copy_goes_on_with_other_connections_and_requests() {
         let mut fuses = (50..).step_by(10);
         let left = loop {
             let _ = std::fs::remove_file(&path);
-            let (model, fuse) = (Model::new(size as u64), fuses.next().unwrap());
+            let model = Model::new(size as u64);
+            let fuse = fuses.next().unwrap();
             let (target, machine) = Machine::start(model, fuse, &mut Rng::new(5)).await;
             run(&source, &target, &small).await.unwrap_err();
             if std::fs::metadata(&path).unwrap().len() > 4096 {

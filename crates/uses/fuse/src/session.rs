@@ -113,7 +113,9 @@ impl Session {
                     .spawn(move || Lane::new(session, channel).run())
             })
             .collect();
-        let (mut held, mut failed, mut served) = (0, None, false);
+        let mut held = 0;
+        let mut failed = None;
+        let mut served = false;
         for lane in lanes {
             match lane.await {
                 Ok((Ok(()), rest)) => (held, served) = (held + rest, true),

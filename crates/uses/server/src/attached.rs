@@ -47,14 +47,17 @@ impl Server {
             return Err(Disconnect::Crowded.to_string());
         }
         connection.chose(&export.name);
-        let (id, peer, name) = (connection.id, &connection.peer, &export.name);
+        let id = connection.id;
+        let peer = &connection.peer;
+        let name = &export.name;
         record!(Info, connection; "connection {id} from {peer} uses export \"{name}\"");
         let flushes = self.flushes(&export);
         Ok(Attached { entered, export, flushes, visitor })
     }
 
     async fn open_for(&self, entered: &Entered, export: &str) -> Result<(Export, Visitor), String> {
-        let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
+        let connection = entered.connection.clone();
+        let stream = entered.stream.clone();
         let entering = ExportLookup::enter(&self.config, &self.unopened, connection, stream);
         let mut lookup = entering.await?;
         let found = lookup.find(export).await;

@@ -37,7 +37,8 @@ impl Connection {
 
     /// TLS is established; called once.
     pub(crate) fn secured(&self, about: &blockhaul_tls::About) {
-        let (version, name) = (about.version.clone(), about.peer.clone());
+        let version = about.version.clone();
+        let name = about.peer.clone();
         self.identity.get_or_init(|| Identity { version, name });
     }
 

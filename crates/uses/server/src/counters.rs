@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn counts_add_up() {
-        let (one, two) = (Counters::default(), Counters::default());
+        let one = Counters::default();
+        let two = Counters::default();
         one.answered(OpKind::Read, Some(4096));
         one.answered(OpKind::Read, None);
         one.in_progress(3);
@@ -183,7 +184,8 @@ mod tests {
 
     #[test]
     fn times_of_all_workers_are_summed_by_kind() {
-        let (one, two) = (Times::default(), Times::default());
+        let one = Times::default();
+        let two = Times::default();
         one.took(OpKind::Flush, Duration::from_micros(10), 16);
         one.took(OpKind::Flush, Duration::from_micros(11), 1);
         two.took(OpKind::Flush, Duration::from_secs(11), 1);

@@ -56,7 +56,9 @@ impl<'a> ExportLookup<'a> {
         };
         let admitted = config.exports.admit(client).await;
         let visit = admitted.map_err(|error| format!("not admitted: {error}"))?;
-        let (open, refused, tls) = (None, None, false);
+        let open = None;
+        let refused = None;
+        let tls = false;
         Ok(ExportLookup {
             config,
             log_limit,
@@ -73,7 +75,8 @@ impl<'a> ExportLookup<'a> {
     /// The connection is encrypted from here on: discards what was opened before.
     pub(crate) fn secured(&mut self, about: &blockhaul_tls::About) {
         if let Some(names) = &about.names {
-            let (subject, issuer) = (names.subject.clone(), names.issuer.clone());
+            let subject = names.subject.clone();
+            let issuer = names.issuer.clone();
             // TLS is established once.
             self.certificate.get_or_init(|| Certificate { subject, issuer });
         }

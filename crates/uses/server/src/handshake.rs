@@ -254,7 +254,8 @@ impl Greeting<'_, '_> {
             obeys_block_sizes: false,
             tls: false,
         };
-        let (inbox, outbox) = (RecvWindow::new(), mouth.queue);
+        let inbox = RecvWindow::new();
+        let outbox = mouth.queue;
         Ok(Chosen { negotiated, export, inbox, outbox })
     }
 }
@@ -321,7 +322,8 @@ impl Talk<'_> {
 // nbd: tls.mode
 /// What the handshake offers.
 fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Config {
-    let (offers, limits) = (&config.offers, &config.limits);
+    let offers = &config.offers;
+    let limits = &config.limits;
     blockhaul_wire::handshake::server::Config {
         fixed_newstyle: offers.fixed_newstyle,
         no_zeroes: offers.no_zeroes,
@@ -353,7 +355,9 @@ async fn secure(
     let who = about.peer.as_deref().unwrap_or("an unnamed client");
     lookup.secured(about);
     connection.secured(about);
-    let (peer, version, suite) = (&connection.peer, &about.version, &about.suite);
+    let peer = &connection.peer;
+    let version = &about.version;
+    let suite = &about.suite;
     record!(Debug, connection, tls = version, suite; "{peer} with {who}: {version} {suite}");
     Ok(session)
 }

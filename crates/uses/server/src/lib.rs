@@ -305,7 +305,8 @@ impl Server {
             return;
         }
         let connection = entered.connection.clone();
-        let (id, peer) = (connection.id, &connection.peer);
+        let id = connection.id;
+        let peer = &connection.peer;
         record!(Debug, connection; "connection {id} from {peer}");
         let ended = self.converse(&mut entered).await;
         if ended.is_err() && connection.export().is_none() {
@@ -337,10 +338,12 @@ impl Server {
         self: &Arc<Self>,
         entered: &mut Entered,
     ) -> Result<Option<Sharing>, Disconnect> {
-        let (connection, stream) = (entered.connection.clone(), entered.stream.clone());
+        let connection = entered.connection.clone();
+        let stream = entered.stream.clone();
         let disconnect = &mut entered.disconnect;
         // Storage that admits one client at a time may make it wait.
-        let (config, unopened) = (&self.config, &self.unopened);
+        let config = &self.config;
+        let unopened = &self.unopened;
         let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
         let mut lookup = unless_disconnected(disconnect, || true, entering).await??;
         let time = self.config.limits.handshake;

@@ -32,7 +32,8 @@ impl LogLimit {
     /// Logs a failed request of a connection, unless it is merely unsupported: clients send what
     /// devices cannot do.
     pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
-        let (id, peer) = (connection.id, &connection.peer);
+        let id = connection.id;
+        let peer = &connection.peer;
         let RequestFields { request, offset, length } = RequestFields::of(header);
         if why.kind() == Kind::Unsupported || !self.may_speak(LINES) {
             record!(Debug, connection, request, offset, length, error = why.text(); "{why}");
@@ -52,7 +53,8 @@ impl LogLimit {
 
     /// Logs an option that was malformed or unexpected.
     pub(crate) fn odd(&self, connection: &Connection, option: &str, why: &str) {
-        let (id, peer) = (connection.id, &connection.peer);
+        let id = connection.id;
+        let peer = &connection.peer;
         let error = why;
         if !self.may_speak(ENDED) {
             record!(Info, connection, error; "connection {id} from {peer}: refused {option}: {why}");
@@ -71,7 +73,8 @@ impl LogLimit {
 
     /// Logs why a connection ended, other than by the client's request.
     pub(crate) fn ended(&self, connection: &Connection, error: &str, refused: bool) {
-        let (id, peer) = (connection.id, &connection.peer);
+        let id = connection.id;
+        let peer = &connection.peer;
         let what = if refused { "refused connection" } else { "connection" };
         if !self.may_speak(ENDED) {
             record!(Info, connection, error; "{what} {id} from {peer}: {error}");
@@ -90,7 +93,8 @@ impl LogLimit {
 
     /// Logs why a requested export cannot be opened; the client may have made up its name.
     pub(crate) fn unopened(&self, connection: &Connection, export: &str, why: &Error) {
-        let (client, error) = (&connection.peer, why.text());
+        let client = &connection.peer;
+        let error = why.text();
         let shown = blockhaul_wire::printable(export.as_bytes(), 256);
         let (level, more) = if self.may_speak(ENDED) {
             (log::Level::Warn, self.unsaid.take())

@@ -228,7 +228,8 @@ impl Session {
             self.fail(&header, error, &why);
             return Ok(());
         }
-        let (len, size) = (header.length, self.size);
+        let len = header.length;
+        let size = self.size;
         let longest = match self.negotiated.replies {
             blockhaul_wire::Replies::Extended => u64::MAX,
             _ => u32::MAX.into(),
@@ -406,7 +407,8 @@ impl Session {
     }
 
     fn fail(&self, header: &Header, error: Errno, why: &str) {
-        let (id, peer) = (self.connection.id, &self.connection.peer);
+        let id = self.connection.id;
+        let peer = &self.connection.peer;
         let RequestFields { request, offset, length } = RequestFields::of(header);
         record!(
             Debug, self.connection, request, offset, length, error = why;

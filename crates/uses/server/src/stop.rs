@@ -96,7 +96,8 @@ impl Server {
 
 /// Waits for either of two futures.
 async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
-    let (mut one, mut other) = (pin!(one), pin!(other));
+    let mut one = pin!(one);
+    let mut other = pin!(other);
     poll_fn(|cx| match one.as_mut().poll(cx) {
         Poll::Ready(()) => Poll::Ready(()),
         Poll::Pending => other.as_mut().poll(cx),

@@ -68,7 +68,8 @@ fn a_client_that_reads_nothing_pins_its_share_only() {
             FORMS.iter().map(|&replies| greedy(&fixture, replies, 500, 1 << 20)).collect();
         reads(&fixture);
         wait_until("their answers wait", || fixture.pool.reserved() > 0);
-        let (peak, most) = (fixture.pool.peak(), 3 * share + (1 << 20));
+        let peak = fixture.pool.peak();
+        let most = 3 * share + (1 << 20);
         assert!(peak <= most, "{peak} bytes at most {most}");
         greedy.iter_mut().for_each(Conversation::end);
         fixture.wait_for_open(0);
@@ -409,7 +410,8 @@ fn a_stop_takes_devices_at_their_time_and_clients_not() {
         std::thread::sleep(3 * patience);
         assert!(!stop.is_finished(), "the device has its time");
         slow.heal();
-        let (released, took) = (slow.release(), Instant::now());
+        let released = slow.release();
+        let took = Instant::now();
         assert!(released > 1, "{released}");
         let left = stop.join().unwrap();
         let took = took.elapsed();
@@ -449,7 +451,8 @@ fn a_stop_ends_clients_that_never_pause() {
     let mut read = magic::REQUEST.to_be_bytes().to_vec();
     read.extend_from_slice(&[0; 20]);
     read.extend_from_slice(&512_u32.to_be_bytes());
-    let (mut sender, busy) = (client.try_clone().unwrap(), Arc::new(AtomicBool::new(false)));
+    let mut sender = client.try_clone().unwrap();
+    let busy = Arc::new(AtomicBool::new(false));
     let sending = busy.clone();
     let writer = std::thread::spawn(move || {
         let batch = read.repeat(100);

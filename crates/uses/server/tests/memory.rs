@@ -47,7 +47,8 @@ fn clients_are_cheap() {
     wait_until("its socket is closed", || sockets() == rest);
 
     // Many idle clients.
-    let (memory, files) = (resident(), descriptors());
+    let memory = resident();
+    let files = descriptors();
     let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(Replies::Extended)).collect();
     assert_eq!(fixture.server.open(), CROWD);
     assert_eq!(descriptors() - files, 2 * CROWD, "one at each end");

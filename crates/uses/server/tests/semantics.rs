@@ -220,7 +220,8 @@ impl Device for Slow {
 
 #[test]
 fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
-    let (len, count) = (256 << 10, 20);
+    let len = 256 << 10;
+    let count = 20;
     let size = len * count;
     let model = device(size, Completion::Immediate);
     let slow = Arc::new(Slow { model, workers: Mutex::default() });

@@ -169,7 +169,8 @@ impl Range {
             u32::from_le_bytes(bytes)
         };
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
-        let (count, flags) = (word(8), word(12));
+        let count = word(8);
+        let flags = word(12);
         let at = sector.checked_mul(SECTOR).ok_or(Status::Failed)?;
         if count == 0 || count > ZERO_MAX {
             return Err(Status::Failed);

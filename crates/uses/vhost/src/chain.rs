@@ -67,7 +67,9 @@ impl Chain {
     /// Follows the chain from `head` on.
     pub(crate) fn read(memory: &Memory, ring: &Layout, head: u16) -> Result<Chain, Malformed> {
         let mut chain = Chain::default();
-        let (mut table, mut size, mut index) = (ring.descriptors, u64::from(ring.size), head);
+        let mut table = ring.descriptors;
+        let mut size = u64::from(ring.size);
+        let mut index = head;
         let mut is_indirect = false;
         for _ in 0..DESCRIPTORS_MAX {
             if u64::from(index) >= size {
@@ -93,10 +95,12 @@ impl Chain {
     }
 
     fn add(&mut self, segment: Segment, is_writable: bool) -> Result<(), Malformed> {
-        match is_writable {
-            true => self.writable.push(segment),
-            false if self.writable.is_empty() => self.readable.push(segment),
-            false => return Err(Malformed),
+        if is_writable {
+            self.writable.push(segment);
+        } else if self.writable.is_empty() {
+            self.readable.push(segment);
+        } else {
+            return Err(Malformed);
         }
         Ok(())
     }

@@ -61,7 +61,8 @@ pub(crate) fn create(asked: &protocol::Table) -> Result<(protocol::Table, OwnedF
 }
 
 fn needed(asked: &protocol::Table) -> Result<u64, String> {
-    let (queues, size) = (asked.queues, asked.queue_size);
+    let queues = asked.queues;
+    let size = asked.queue_size;
     if queues == 0 || queues > crate::session::QUEUES_MAX || size == 0 || size > SIZE_MAX {
         return Err(format!("a table of {queues} queues with {size} descriptors"));
     }
@@ -81,7 +82,8 @@ impl Table {
         let size = usize::try_from(len).map_err(|_| "the table is too long".to_string())?;
         let mapping = map_file(fd, given.offset, size)
             .map_err(|error| format!("cannot map the table of requests: {error}"))?;
-        let (queues, queue_size) = (given.queues, given.queue_size);
+        let queues = given.queues;
+        let queue_size = given.queue_size;
         Ok(Table { mapping: Arc::new(mapping), queues, queue_size })
     }
 

@@ -161,7 +161,9 @@ impl Header {
     pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, Malformed> {
         let mut words = bytes.chunks_exact(4).map(number);
         let mut next = || words.next().unwrap_or(0);
-        let (request, flags, len) = (next(), next(), next());
+        let request = next();
+        let flags = next();
+        let len = next();
         if flags & VERSION_MASK != VERSION {
             return Err(Malformed::Version(flags & VERSION_MASK));
         }
@@ -226,13 +228,16 @@ impl Payload<'_> {
     }
 
     fn region(&mut self) -> Option<Region> {
-        let (guest, len) = (self.u64()?, self.u64()?);
-        let (user, offset) = (self.u64()?, self.u64()?);
+        let guest = self.u64()?;
+        let len = self.u64()?;
+        let user = self.u64()?;
+        let offset = self.u64()?;
         Some(Region { guest, len, user, offset })
     }
 
     fn regions(&mut self) -> Option<Vec<Region>> {
-        let (count, _padding) = (self.u32()? as usize, self.u32()?);
+        let count = self.u32()? as usize;
+        let _padding = self.u32()?;
         if count > FDS_MAX || self.0.len() < count * REGION {
             return None;
         }
@@ -248,8 +253,11 @@ impl Payload<'_> {
     }
 
     fn address(&mut self) -> Option<Message> {
-        let (queue, _flags) = (self.u32()?, self.u32()?);
-        let (descriptors, used, available) = (self.u64()?, self.u64()?, self.u64()?);
+        let queue = self.u32()?;
+        let _flags = self.u32()?;
+        let descriptors = self.u64()?;
+        let used = self.u64()?;
+        let available = self.u64()?;
         let _log = self.u64()?;
         Some(Message::SetRingAddress {
             queue,
@@ -295,7 +303,8 @@ impl Payload<'_> {
             9 => self.address()?,
             10 => Message::SetRingBase { queue: self.u32()?, base: self.u32()? },
             11 => {
-                let (queue, _) = (self.u32()?, self.u32()?);
+                let queue = self.u32()?;
+                let _ = self.u32()?;
                 Message::GetRingBase { queue }
             }
             12 => self.queue().map(|(queue, has_fd)| Message::SetRingKick { queue, has_fd })?,

@@ -143,7 +143,8 @@ pub(crate) async fn run(start: Start, stop: Stop) -> Result<u16, Broken> {
 
 impl Queue {
     async fn serve(self: &Rc<Self>, kick: &OwnedFd, mut stop: Stop, recovered: Vec<u16>) {
-        let (memory, device) = (self.space.now(), self.disk.device());
+        let memory = self.space.now();
+        let device = self.disk.device();
         for head in recovered {
             self.handle(&memory, &device, head).await;
         }
@@ -192,7 +193,8 @@ impl Queue {
             if self.broken.get() {
                 return Ok(());
             }
-            let (memory, device) = (self.space.now(), self.disk.device());
+            let memory = self.space.now();
+            let device = self.disk.device();
             self.ring.borrow().want_no_kick(&memory)?;
             while turn < TURN && !stop.asked.load(Ordering::Relaxed) {
                 let head = self.ring.borrow_mut().take(&memory)?;

@@ -148,7 +148,8 @@ impl Ring {
     /// Whether the driver wants a notification about what was published since this was asked last.
     pub(crate) fn must_call(&mut self, memory: &Memory) -> Result<bool, Broken> {
         let Layout { size, available, event_idx, .. } = self.layout;
-        let (before, now) = (self.asked_at, self.next_used);
+        let before = self.asked_at;
+        let now = self.next_used;
         self.asked_at = now;
         if before == now {
             return Ok(false);

@@ -234,7 +234,8 @@ impl Session {
     async fn look_at_size(&mut self) -> Result<(), String> {
         let Some(reopen) = &self.reopen else { return Ok(()) };
         let Some(device) = reopen().await else { return Ok(()) };
-        let (before, now) = (self.disk.device().facts().size, device.facts().size);
+        let before = self.disk.device().facts().size;
+        let now = device.facts().size;
         if before == now {
             return Ok(());
         }

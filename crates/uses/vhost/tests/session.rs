@@ -77,7 +77,8 @@ impl Server {
     /// Serves a new connection; returns the front end's socket, and the end.
     fn connect(&self) -> (UnixStream, Ticket<Result<(), String>>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (device, grown) = (self.device.clone(), self.grown.clone());
+        let device = self.device.clone();
+        let grown = self.grown.clone();
         let ended = self.runtime.remote().spawn(move || async move {
             let larger = Model::with_facts(Model::all_facts(2 * SIZE));
             let larger = fence(ModelDevice::new(larger, Completion::Immediate));
@@ -126,7 +127,8 @@ impl Guest {
     fn new(socket: UnixStream) -> Guest {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, MEMORY).unwrap();
-        let (kicks, calls) = (Guest::events(), Guest::events());
+        let kicks = Guest::events();
+        let calls = Guest::events();
         Guest { socket, memory, kicks, calls, available: [0; 2], used: [0; 2], event_idx: false }
     }
 
@@ -229,7 +231,8 @@ impl Guest {
         self.put(header, &[&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat());
         self.descriptor(number, head, header, 16, 1);
         let written = if matches!(kind, READ | ID) { 2 } else { 0 };
-        let (mut index, mut at) = (head + 1, DATA);
+        let mut index = head + 1;
+        let mut at = DATA;
         for &part in parts {
             self.descriptor(number, index, at, part, 1 | written);
             (index, at) = (index + 1, at + u64::from(part));
@@ -357,7 +360,8 @@ fn many_requests_are_in_flight_and_each_is_answered_once() {
 
 #[test]
 fn a_server_that_starts_again_repeats_what_was_in_flight() {
-    let (before, after) = (Server::start(1, Engine::Auto), Server::start(2, Engine::Auto));
+    let before = Server::start(1, Engine::Auto);
+    let after = Server::start(2, Engine::Auto);
     let asked = [&numbers([0, 0])[..], &2_u16.to_ne_bytes(), &RING.to_ne_bytes()].concat();
     let (socket, _ended) = before.connect();
     let mut guest = Guest::new(socket);
@@ -429,13 +433,14 @@ fn iterations() -> u32 {
 
 #[test]
 fn rings_of_any_content_harm_nobody() {
-    let (number, mut random) = (seed(), Rng::new(seed()));
+    let number = seed();
+    let mut random = Rng::new(seed());
     println!("BLOCKHAUL_SEED={number}");
     let server = Server::start(number, Engine::Auto);
     for _ in 0..iterations() {
         let (socket, ended) = server.connect();
         let mut guest = Guest::new(socket);
-        guest.set_up(random.number() % 2 == 0);
+        guest.set_up(random.number().is_multiple_of(2));
         for _ in 0..20 {
             let head = (random.number() % 40) as u16;
             let parts = [(random.number() % 3000) as u32, (random.number() % 600) as u32];
@@ -467,7 +472,8 @@ fn rings_of_any_content_harm_nobody() {
 
 #[test]
 fn messages_of_any_content_end_a_session_at_most() {
-    let (number, mut random) = (seed(), Rng::new(seed()));
+    let number = seed();
+    let mut random = Rng::new(seed());
     println!("BLOCKHAUL_SEED={number}");
     let server = Server::start(number, Engine::Auto);
     for _ in 0..iterations() {
@@ -490,7 +496,7 @@ fn messages_of_any_content_end_a_session_at_most() {
             guest.send(request, &payload, &fds[..count]);
         }
         // Half of a message.
-        if random.number() % 2 == 0 {
+        if random.number().is_multiple_of(2) {
             let _ = rustix::io::write(&guest.socket, &[5, 0, 0, 0, 1]);
         }
         drop(guest);

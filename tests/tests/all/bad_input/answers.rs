@@ -69,7 +69,8 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
                 Offer::new(model).replies(*form).spoil(Spoil::from(*command, 3, how.clone()));
             let memory = offer.model.clone();
             let server = Scripted::offer(offer);
-            let (uri, target) = (server.uri(), scratch.file(&index.to_string()));
+            let uri = server.uri();
+            let target = scratch.file(&index.to_string());
             let ends = if reading { [&uri, text(&target)] } else { [text(&image), &uri] };
             // Errors of block status only cost knowledge: nothing else is awaited there.
             let harmless =
@@ -107,7 +108,9 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
             let _ = fs::remove_file(&target);
         };
     // Most of them wait.
-    let (count, check, cases) = (8, &check, &cases);
+    let count = 8;
+    let check = &check;
+    let cases = &cases;
     std::thread::scope(|scope| {
         for first in 0..count {
             scope
@@ -120,14 +123,16 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
 fn a_server_that_stops_answering_is_given_up_after_the_timeout() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     garbage(&image, 8 << 20).unwrap();
     let layer = ["--layer", "delay?read=1000s&write=1000s"];
     let ours = serve(&scratch, "s", &[&layer[..], &["memory:8M"]].concat());
     let args = ["--filter=delay", "memory", "8M", "rdelay=1000", "wdelay=1000"];
     let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     for server in [&ours, &nbdkits] {
-        let (uri, place) = (server.uri(""), text(server.socket()));
+        let uri = server.uri("");
+        let place = text(server.socket());
         let copy = ["copy", "--no-extents", "--timeout", "2"];
         refused(
             &[&copy[..], &[&uri, text(&target)]].concat(),
@@ -155,7 +160,8 @@ fn but_for_dials(mut output: Output) -> Output {
 fn a_connection_cut_in_the_middle_names_its_side() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     garbage(&image, 256 << 20).unwrap();
     let layer = ["--layer", "rate?rate=10M"];
     let ours = |name| serve(&scratch, name, &[&layer[..], &[text(&image)]].concat());
@@ -164,7 +170,8 @@ fn a_connection_cut_in_the_middle_names_its_side() {
         Server::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
     };
     for server in [ours("0"), nbdkits("1")] {
-        let (uri, place) = (server.uri(""), text(server.socket()).to_owned());
+        let uri = server.uri("");
+        let place = text(server.socket()).to_owned();
         let output =
             but_for_dials(meanwhile(&["copy", "-C2", &uri, text(&target)], &target, || {
                 drop(server)
@@ -175,13 +182,15 @@ fn a_connection_cut_in_the_middle_names_its_side() {
     let served = scratch.file("served");
     File::create(&served).unwrap().set_len(256 << 20).unwrap();
     let server = serve(&scratch, "2", &[&layer[..], &[text(&served)]].concat());
-    let (uri, place) = (server.uri(""), text(server.socket()).to_owned());
+    let uri = server.uri("");
+    let place = text(server.socket()).to_owned();
     let output =
         but_for_dials(meanwhile(&["copy", "-C2", text(&image), &uri], &served, || drop(server)));
     refused_by(&output, "the target is killed", LOST, &["target", &place, "; "]);
     // A server that is stopped notifies its clients.
     let server = ours("3");
-    let (uri, place) = (server.uri(""), text(server.socket()).to_owned());
+    let uri = server.uri("");
+    let place = text(server.socket()).to_owned();
     let stop = || assert!(server.stop().unwrap().success());
     let output = but_for_dials(meanwhile(&["copy", "-C2", &uri, text(&target)], &target, stop));
     refused_by(&output, "the source is stopped", LOST, &["source", &place, "; "]);

@@ -8,7 +8,8 @@ use super::*;
 #[test]
 fn where_nobody_listens_the_place_is_named() {
     let scratch = Scratch::new().unwrap();
-    let (absent, target) = (scratch.file("absent"), scratch.file("target"));
+    let absent = scratch.file("absent");
+    let target = scratch.file("target");
     let uri = format!("nbd+unix:///?socket={}", text(&absent));
     refused(&["copy", &uri, text(&target)], OPEN, &["source", text(&absent), "; "]);
     refused(&["copy", text(&absent), text(&target)], OPEN, &["source", text(&absent), "check"]);
@@ -48,7 +49,8 @@ fn an_absent_export_and_its_server_are_named() {
     let qemu_nbd = require_peer!("qemu-nbd");
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     // Of two that might write the second is refused.
     let ours = serve(&scratch, "s", &["-r", "-e", "disk", text(&image)]);
@@ -183,7 +185,8 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
 #[test]
 fn block_sizes_that_make_no_sense_cost_no_byte() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let content = Fill::Random(2).bytes((1 << 20) + 333);
     fs::write(&image, &content).unwrap();
     for (least, best, most) in [(3, 5, 7), (1 << 20, 1 << 20, 1 << 20), (4096, 512, 1), (0, 0, 0)] {

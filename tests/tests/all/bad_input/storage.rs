@@ -7,7 +7,8 @@ fn a_target_that_cannot_take_the_source_is_refused_untouched() {
     let nbdkit = require_peer!("nbdkit");
     let qemu_nbd = require_peer!("qemu-nbd");
     let scratch = Scratch::new().unwrap();
-    let (image, small) = (scratch.file("image"), scratch.file("small"));
+    let image = scratch.file("image");
+    let small = scratch.file("small");
     random_image(&image, 2 << 20);
     garbage(&small, (2 << 20) - 512).unwrap();
     let untouched = scratch.file("untouched");
@@ -92,9 +93,11 @@ fn a_full_target_has_a_status_of_its_own() {
 #[test]
 fn a_bad_block_is_told_with_its_side_and_place() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     garbage(&image, 16 << 20).unwrap();
-    let (source, to) = (text(&image), text(&target));
+    let source = text(&image);
+    let to = text(&target);
     // The request of 64 KiB that holds it.
     let bad = 0x0012_3456;
     let place = (bad / 65536 * 65536).to_string();
@@ -129,7 +132,8 @@ fn a_bad_block_is_told_with_its_side_and_place() {
         let digits = line.split_once(before).map(|(_, rest)| rest).unwrap_or_default();
         digits.split(' ').next().unwrap_or_default().trim_end_matches(':').parse().unwrap()
     };
-    let (at, len) = (number("at offset "), number("read of "));
+    let at = number("at offset ");
+    let len = number("read of ");
     assert!((at..at + len).contains(&bad), "{line}");
 }
 
@@ -155,10 +159,12 @@ fn a_bad_block_behind_another_server_is_told_with_its_place() {
 #[test]
 fn a_target_that_is_the_source_is_refused_by_any_name() {
     let scratch = Scratch::new().unwrap();
-    let (image, before) = (scratch.file("image"), scratch.file("before"));
+    let image = scratch.file("image");
+    let before = scratch.file("before");
     random_image(&image, 1 << 20);
     fs::copy(&image, &before).unwrap();
-    let (link, hard) = (scratch.file("link"), scratch.file("hard"));
+    let link = scratch.file("link");
+    let hard = scratch.file("hard");
     symlink(&image, &link).unwrap();
     fs::hard_link(&image, &hard).unwrap();
     let source = text(&image);
@@ -183,7 +189,8 @@ fn a_target_that_is_the_source_is_refused_by_any_name() {
 #[test]
 fn a_source_that_shrinks_fails_and_its_server_goes_on() {
     let scratch = Scratch::new().unwrap();
-    let (image, target) = (scratch.file("image"), scratch.file("target"));
+    let image = scratch.file("image");
+    let target = scratch.file("target");
     let shrink = || File::options().write(true).open(&image).unwrap().set_len(4 << 20).unwrap();
     garbage(&image, 64 << 20).unwrap();
     let source = text(&image);

@@ -53,7 +53,8 @@ fn empty_and_odd_sizes_are_copied_whole() {
     let nbdkit = require_peer!("nbdkit");
     let scratch = Scratch::new().unwrap();
     for (index, size) in [0, 1, 511, 513, 4095, 65537, (1 << 20) + 1].into_iter().enumerate() {
-        let (image, target) = (scratch.file("image"), scratch.file("target"));
+        let image = scratch.file("image");
+        let target = scratch.file("target");
         fs::write(&image, Fill::Random(9).bytes(size)).unwrap();
         let what = format!("{size} bytes");
         match size {

@@ -176,7 +176,8 @@ fn crowd(seed: u64) -> Result<(), String> {
     let layers = stack(rng);
     let fragile = layers.iter().any(|layer| layer.starts_with("error"));
     let scratch = if rng.chance(50) { Scratch::on_disk() } else { Scratch::new() }.unwrap();
-    let (path, control) = (scratch.file("disk"), scratch.socket("ctl"));
+    let path = scratch.file("disk");
+    let control = scratch.socket("ctl");
     disk(&path);
     let mut args = vec!["--control", text(&control)];
     args.extend(layers.iter().flat_map(|layer| ["--layer", layer]));
@@ -198,7 +199,9 @@ fn crowd(seed: u64) -> Result<(), String> {
             scope.spawn(|| meddle(Owner::connect(&control), &layers, seeds[CLIENTS], &over));
         let busy: Vec<_> = (0..CLIENTS)
             .map(|number| {
-                let (model, socket, over) = (&model, &socket, &over);
+                let model = &model;
+                let socket = &socket;
+                let over = &over;
                 let seed = seeds[number];
                 scope.spawn(move || client::busy(socket, model, number, seed, over))
             })

@@ -65,8 +65,10 @@ pub fn contents(path: &Path, len: usize) -> PathBuf {
 /// Writes a file to a plugin's disk, and reads it back over another connection.
 #[track_caller]
 pub fn write_and_read(plugin: &str, len: usize, scratch: &Scratch) {
-    let (input, out) = (contents(&scratch.file("in"), len), scratch.file("out"));
-    let (input_text, out_text) = (text(&input), text(&out));
+    let input = contents(&scratch.file("in"), len);
+    let out = scratch.file("out");
+    let input_text = text(&input);
+    let out_text = text(&out);
     let script = format!("nbdcopy --flush {input_text} \"$uri\"; nbdcopy \"$uri\" {out_text}");
     serving(plugin, &[], &script);
     assert_same(&input, &out, plugin);

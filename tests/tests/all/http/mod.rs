@@ -20,7 +20,8 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, bytes) = (stop.clone(), Arc::new(bytes));
+        let stopped = stop.clone();
+        let bytes = Arc::new(bytes);
         let open = Arc::<[AtomicUsize; 2]>::default();
         let counted = open.clone();
         std::thread::spawn(move || {

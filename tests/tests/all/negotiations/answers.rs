@@ -93,8 +93,8 @@ impl Told {
         payload: &[u8],
     ) -> Result<(), String> {
         let mut numbers = Numbers(payload);
-        let (reads, status) =
-            (request.command == magic::CMD_READ, request.command == magic::CMD_BLOCK_STATUS);
+        let reads = request.command == magic::CMD_READ;
+        let status = request.command == magic::CMD_BLOCK_STATUS;
         match kind {
             magic::REPLY_NONE => {}
             magic::REPLY_OFFSET_DATA if reads => {
@@ -104,7 +104,8 @@ impl Told {
                 numbers.0 = &[];
             }
             magic::REPLY_OFFSET_HOLE if reads => {
-                let (at, len) = (numbers.next(8)?, numbers.next(4)?);
+                let at = numbers.next(8)?;
+                let len = numbers.next(4)?;
                 ask!(len > 0 && len <= request.length, "a hole of {len}");
                 self.pieces.push((at, vec![0; len as usize]));
             }
@@ -113,13 +114,15 @@ impl Told {
                 self.status.push((id, extents(&mut numbers, 4)?));
             }
             magic::REPLY_BLOCK_STATUS_EXT if status && replies == Replies::Extended => {
-                let (id, count) = (numbers.next(4)? as u32, numbers.next(4)?);
+                let id = numbers.next(4)? as u32;
+                let count = numbers.next(4)?;
                 let extents = extents(&mut numbers, 8)?;
                 ask!(extents.len() as u64 == count, "{} extents of {count}", extents.len());
                 self.status.push((id, extents));
             }
             magic::REPLY_ERROR | magic::REPLY_ERROR_OFFSET => {
-                let (error, len) = (numbers.next(4)? as u32, numbers.next(2)? as usize);
+                let error = numbers.next(4)? as u32;
+                let len = numbers.next(2)? as usize;
                 let text = numbers.0.split_at_checked(len).ok_or("a text longer than the chunk")?;
                 ask!(std::str::from_utf8(text.0).is_ok(), "a text that is none");
                 numbers.0 = text.1;
@@ -139,7 +142,8 @@ impl Told {
     pub fn bytes(&self, request: &Request) -> Result<Vec<u8>, String> {
         let mut pieces = self.pieces.clone();
         pieces.sort_by_key(|piece| piece.0);
-        let (mut bytes, mut at) = (Vec::new(), request.offset);
+        let mut bytes = Vec::new();
+        let mut at = request.offset;
         for (start, piece) in &pieces {
             ask!(*start == at, "bytes from {start} on instead of {at}");
             at += piece.len() as u64;
@@ -177,7 +181,8 @@ impl Session {
     /// Error numbers that a request may be answered with, and whether it may succeed.
     fn allowed(&self, request: &Request) -> (Vec<u32>, bool) {
         let mut errors = Vec::new();
-        let (command, flags) = (request.command, request.flags);
+        let command = request.command;
+        let flags = request.flags;
         let changes =
             [magic::CMD_WRITE, magic::CMD_WRITE_ZEROES, magic::CMD_TRIM].contains(&command);
         let beyond = request.offset.checked_add(request.effect()).is_none_or(|end| end > SIZE);
@@ -252,7 +257,8 @@ impl Session {
             magic::CMD_READ => {
                 let one = self.replies == Replies::Simple || request.flags & DF == 0;
                 ask!(one || told.pieces.len() == 1, "{} pieces", told.pieces.len());
-                let (bytes, due) = (told.bytes(request)?, model.range(request));
+                let bytes = told.bytes(request)?;
+                let due = model.range(request);
                 let wrong = bytes.iter().zip(&*due).position(|(here, there)| here != there);
                 ask!(wrong.is_none(), "byte {wrong:?} is wrong");
             }
@@ -335,7 +341,9 @@ mod tests {
     }
 
     fn judge(command: u16, flags: u16, messages: &[Message]) -> bool {
-        let (offset, length, payload) = (100, 8, vec![]);
+        let offset = 100;
+        let length = 8;
+        let payload = vec![];
         let request = Request { command, flags, cookie: 0, offset, length, payload, filter: None };
         let session = Session { replies: Replies::Structured, flags: 1, contexts: vec![3] };
         let mut model = Model { bytes: vec![0; SIZE as usize] };

@@ -301,7 +301,8 @@ fn id(reply: &OptionReply) -> Option<u32> {
 /// Size and flags.
 fn export(reply: &OptionReply) -> Option<(u64, u16)> {
     let bytes: [u8; 12] = reply.payload.as_slice().try_into().ok()?;
-    let (head, flags) = (bytes.first_chunk::<10>()?, bytes.last_chunk::<2>()?);
+    let head = bytes.first_chunk::<10>()?;
+    let flags = bytes.last_chunk::<2>()?;
     let size =
         head.last_chunk::<8>().filter(|_| reply.kind == magic::REP_INFO && head[..2] == [0, 0])?;
     Some((u64::from_be_bytes(*size), u16::from_be_bytes(*flags)))
@@ -313,7 +314,9 @@ fn block_sizes(bytes: &[u8]) -> Result<(), String> {
         .chunks(4)
         .map(|size| size.iter().fold(0, |size, byte| size << 8 | u64::from(*byte)))
         .collect();
-    let (least, preferred, most) = (sizes[0], sizes[1], sizes[2]);
+    let least = sizes[0];
+    let preferred = sizes[1];
+    let most = sizes[2];
     ask!(least.is_power_of_two() && least <= 65536, "block sizes {sizes:?}");
     ask!(preferred.is_power_of_two() && preferred >= least.max(512), "block sizes {sizes:?}");
     ask!(most >= preferred && (most % least == 0 || most == 0xffff_ffff), "block sizes {sizes:?}");

@@ -43,7 +43,8 @@ pub struct Step {
 
 /// Says all of a script to a server. An error: the conversation broke where it must not.
 pub fn talk(place: &Place, script: &Script) -> Result<Vec<Step>, String> {
-    let (mut steps, mut said) = (Vec::new(), Vec::new());
+    let mut steps = Vec::new();
+    let mut said = Vec::new();
     let mut talk = open(place, script)?;
     let mut state = State::new(script.flags & NO_ZEROES != 0);
     for ask in &script.asks {
@@ -67,7 +68,8 @@ pub fn talk(place: &Place, script: &Script) -> Result<Vec<Step>, String> {
         // nbdkit waits for the client to do so.
         None if !place.ours => {}
         None => {
-            let (wrong, came) = (ended(&mut talk).err(), String::new());
+            let wrong = ended(&mut talk).err();
+            let came = String::new();
             steps.push(Step { replies: state.replies, asked: "the end".to_string(), came, wrong });
         }
     }
@@ -112,7 +114,8 @@ fn replies(talk: &mut Conversation, code: u32) -> Said<Vec<blockhaul_testkit::pe
 }
 
 fn export(talk: &mut Conversation, flags: u32) -> Said<Came> {
-    let (size, of_export) = (talk.receive_u64()?, talk.receive_u16()?);
+    let size = talk.receive_u64()?;
+    let of_export = talk.receive_u16()?;
     let zeroes = flags & NO_ZEROES == 0;
     if zeroes {
         talk.expect(&[0; magic::RESERVED_ZEROES])?;
@@ -131,7 +134,8 @@ fn in_pieces(place: &Place, script: &Script, said: &[(&Ask, Came)]) -> Result<()
         bytes.extend(&ask.payload);
     }
     let mut talk = open(place, script)?;
-    let (mut rng, mut rest) = (script.requests.clone(), bytes.as_slice());
+    let mut rng = script.requests.clone();
+    let mut rest = bytes.as_slice();
     while !rest.is_empty() {
         let most = *rng.pick(&[1, 20, 100, 100_000]);
         let (piece, left) = rest.split_at(rng.between(1, most).min(rest.len() as u64) as usize);
@@ -218,14 +222,16 @@ fn whole(
     };
     let messages = ask(talk, &request, session.replies)?;
     let wrong = session.judge(&request, &messages, model).err();
-    let (asked, came) = ("READ all".to_string(), label(&messages));
+    let asked = "READ all".to_string();
+    let came = label(&messages);
     steps.push(Step { replies: session.replies, asked, came, wrong });
     Ok(())
 }
 
 /// Reads what a request was about.
 fn read(talk: &mut Conversation, of: &Request, replies: Replies) -> Result<Vec<u8>, String> {
-    let (flags, cookie) = (0, of.cookie | 1 << 63);
+    let flags = 0;
+    let cookie = of.cookie | 1 << 63;
     let request = Request { command: magic::CMD_READ, flags, cookie, ..of.clone() };
     let messages = ask(talk, &request, replies)?;
     let told = super::answers::told(&request, replies, &messages)?;
@@ -261,7 +267,8 @@ fn message(talk: &mut Conversation, request: &Request, replies: Replies) -> Said
     if found != due || replies == Replies::Simple {
         return Err(format!("a reply starts with {found:#x}"));
     }
-    let (flags, kind) = (talk.receive_u16()?, talk.receive_u16()?);
+    let flags = talk.receive_u16()?;
+    let kind = talk.receive_u16()?;
     same(talk, "cookie", request.cookie)?;
     let length = match replies {
         Replies::Extended => {

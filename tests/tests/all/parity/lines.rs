@@ -180,7 +180,8 @@ impl Line {
             "partition" => self.parameters.push(format!("partition={}", rng.pick(&[1, 2]))),
             "protect" => {
                 let start = rng.below(size + 1);
-                let (end, one) = (rng.between(start, size), rng.below(size));
+                let end = rng.between(start, size);
+                let one = rng.below(size);
                 let range = format!("{start}-{end}");
                 let open = format!("{start}-");
                 say("protect", &[&range, &open, "0-99"], rng);
@@ -193,8 +194,8 @@ impl Line {
             "truncate" => {
                 let to = rng.below(size * 2).to_string();
                 say("truncate", &[&to, "0", "65536"], rng);
-                let (key, value) =
-                    (rng.pick(&["round-up", "round-down"]), rng.pick(&["512", "4096", "65536"]));
+                let key = rng.pick(&["round-up", "round-down"]);
+                let value = rng.pick(&["512", "4096", "65536"]);
                 say(key, &[value], rng);
             }
             _ => {}

@@ -76,7 +76,8 @@ fn compare(seed: u64) -> Result<(), String> {
         }
     }
     let ends = |server: Server| server.stop().map(|status| status.code());
-    let (ours, theirs) = (ends(ours), ends(theirs));
+    let ours = ends(ours);
+    let theirs = ends(theirs);
     if ours != theirs {
         return Err(format!("{what}: ends with {ours:?} here, {theirs:?} there"));
     }

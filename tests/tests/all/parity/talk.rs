@@ -110,7 +110,8 @@ pub fn compare(
     requests: usize,
 ) -> Result<bool, String> {
     let replies = *rng.pick(&[Replies::Structured, Replies::Structured, Replies::Simple]);
-    let (ours_greeted, theirs_greeted) = (greet(ours, replies), greet(theirs, replies));
+    let ours_greeted = greet(ours, replies);
+    let theirs_greeted = greet(theirs, replies);
     let ((mut ours, our_facts, here), (mut theirs, their_facts, there)) =
         match (ours_greeted, theirs_greeted) {
             (Ok(ours), Ok(theirs)) => (ours, theirs),
@@ -134,7 +135,8 @@ pub fn compare(
         let (header, payload) =
             random(&mut ours, size, replies, both, (least, line.one_extent()), rng);
         asked.push(header);
-        let (here, there) = (ours.ask(&header, &payload), theirs.ask(&header, &payload));
+        let here = ours.ask(&header, &payload);
+        let there = theirs.ask(&header, &payload);
         theirs.request(Command::Flush, 0, 0);
         let (here, there) = match (here, there) {
             (Ok(here), Ok(there)) => (here, there),
@@ -176,7 +178,8 @@ pub fn compare(
     while at < size {
         let len = (size - at).min(1 << 20);
         let header = ours.request(Command::Read, at, len);
-        let (here, there) = (ours.ask(&header, &[])?, theirs.ask(&header, &[])?);
+        let here = ours.ask(&header, &[])?;
+        let there = theirs.ask(&header, &[])?;
         differ(&header, &here, &there, 0, &asked, loose)
             .map_err(|why| format!("in the end: {why}"))?;
         at += len;
@@ -232,7 +235,8 @@ fn random(
         Command::Write if len > 8 << 20 => (at, 1),
         _ => (at, len),
     };
-    let (at, len) = (at / least * least, len / least * least);
+    let at = at / least * least;
+    let len = len / least * least;
     let mut header = talk.request(command, at, len);
     let flags = match rng.below(20) {
         0 => 1 << rng.below(16),
@@ -301,7 +305,8 @@ fn differ(
     }
     if header.command == Command::Read {
         let len = header.length as usize;
-        let (here, there) = (here.bytes(header.offset, len)?, there.bytes(header.offset, len)?);
+        let here = here.bytes(header.offset, len)?;
+        let there = there.bytes(header.offset, len)?;
         if let Some(at) = here.iter().zip(&there).position(|(here, there)| here != there) {
             let place = header.offset + at as u64;
             let by = changed(asked, place);
@@ -322,7 +327,8 @@ fn differ(
                 return Err(format!("one extent was asked for: {here:?}"));
             }
             let upto = total(here).min(total(there)).min(header.length);
-            let (ours, theirs) = (joined(here, upto), joined(there, upto));
+            let ours = joined(here, upto);
+            let theirs = joined(there, upto);
             if ours != theirs && !loose {
                 let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs);
                 let place = header.offset + same.map(|(run, _)| run.0).sum::<u64>();

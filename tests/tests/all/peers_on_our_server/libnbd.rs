@@ -211,7 +211,8 @@ assert sum(pairs[::2]) > 0 and all(flags & nbd.STATE_ZERO for flags in pairs[1::
 #[test]
 fn libnbd_writes_zeroes_and_gets_errors() {
     let scratch = Scratch::new().unwrap();
-    let (file, sealed) = (scratch.file("file"), scratch.file("sealed"));
+    let file = scratch.file("file");
+    let sealed = scratch.file("sealed");
     for path in [&file, &sealed] {
         garbage(path, 4 << 20).unwrap();
     }

@@ -6,8 +6,9 @@ use super::*;
 fn nbdcopy_copies_from_and_to_us() {
     let nbdcopy = require_peer!("nbdcopy");
     let scratch = Scratch::new().unwrap();
-    let (image, copied, target) =
-        (scratch.file("image"), scratch.file("copied"), scratch.file("target"));
+    let image = scratch.file("image");
+    let copied = scratch.file("copied");
+    let target = scratch.file("target");
     let size = (96 << 20) + 4321;
     random_image(&image, size);
     let from = serve(&scratch, "s", &["-r", text(&image)]);
@@ -18,7 +19,8 @@ fn nbdcopy_copies_from_and_to_us() {
     let to = serve(&scratch, "t", &[text(&target)]);
     peer(&nbdcopy, &["--flush", text(&image), &to.uri("")]);
     assert_same(&image, &target, "nbdcopy to us");
-    let (stored, data) = (image::space(&target).unwrap().allocated, nonzero(&image, 4096).unwrap());
+    let stored = image::space(&target).unwrap().allocated;
+    let data = nonzero(&image, 4096).unwrap();
     assert!(stored <= data + (1 << 20), "{stored} bytes are stored for {data} bytes of data");
 
     let memory = serve(&scratch, "m", &[&format!("memory:{size}")]);
@@ -32,8 +34,9 @@ fn nbdcopy_copies_from_and_to_us() {
 fn qemu_img_converts_and_compares() {
     let qemu_img = require_peer!("qemu-img");
     let scratch = Scratch::new().unwrap();
-    let (image, copied, target) =
-        (scratch.file("image"), scratch.file("copied"), scratch.file("target"));
+    let image = scratch.file("image");
+    let copied = scratch.file("copied");
+    let target = scratch.file("target");
     random_image(&image, 64 << 20);
     let from = serve(&scratch, "s", &["-r", text(&image)]);
     let uri = from.uri("");
@@ -203,7 +206,8 @@ fn nbdinfo_describes_us_as_it_describes_nbdkit() {
     }
     let answers = told(&servers, &nbdinfo, &["--json"]);
     let parse = |text: &String| serde_json::from_str::<serde_json::Value>(text).unwrap();
-    let (mut mine, mut other) = (parse(&answers[0]), parse(&answers[1]));
+    let mut mine = parse(&answers[0]);
+    let mut other = parse(&answers[1]);
     assert_eq!(mine["extended"], true);
     for value in [&mut mine, &mut other] {
         value.as_object_mut().unwrap().remove("extended");
@@ -225,7 +229,8 @@ fn generated_devices_are_served() {
     let nbdcopy = require_peer!("nbdcopy");
     let nbdinfo = require_peer!("nbdinfo");
     let scratch = Scratch::new().unwrap();
-    let (one, two) = (scratch.file("one"), scratch.file("two"));
+    let one = scratch.file("one");
+    let two = scratch.file("two");
     let data = r#""hello" @0x200 0x55 0xAA @+100 ( "ab" 7 )*3 @^4096 1"#;
     // Ours, and what nbdkit has to be asked for to get the same.
     let cases: [(&str, &[&str]); 5] = [

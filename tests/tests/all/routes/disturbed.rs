@@ -5,13 +5,16 @@ use super::*;
 #[test]
 fn interrupted_calls_are_gone_on_with() {
     let scratch = Scratch::new().unwrap();
-    let (source, size) = (scratch.file("source.img"), (3 << 20) + 1234);
+    let source = scratch.file("source.img");
+    let size = (3 << 20) + 1234;
     garbage(&source, size).unwrap();
-    let (file, target) = (scratch.file("file.img"), scratch.file("target.img"));
+    let file = scratch.file("file.img");
+    let target = scratch.file("target.img");
     std::fs::File::create(&target).unwrap().set_len(size).unwrap();
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
     let to = serve(&scratch, "to", &[text(&target)]);
-    let (from_uri, to_uri) = (from.uri(""), to.uri(""));
+    let from_uri = from.uri("");
+    let to_uri = to.uri("");
     let cases = [
         (text(&source), &*to_uri, &target),
         (&*from_uri, &*to_uri, &target),
@@ -65,7 +68,8 @@ fn what_a_sandbox_refuses_is_done_another_way() {
     let target = scratch.file("target.img");
     std::fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
     let to = serve(&scratch, "to", &[text(&target)]);
-    let (near, far) = (disk.file("target.img"), disk.file("copied.img"));
+    let near = disk.file("target.img");
+    let far = disk.file("copied.img");
     let mut cases = vec![
         (from.uri(""), to.uri(""), &source, target.clone()),
         (text(&source).to_string(), to.uri(""), &source, target.clone()),
@@ -97,7 +101,8 @@ const LOOKS: [(&str, &str); 2] = [("0", "socket-to-socket"), ("4096", "vmsplice"
 #[test]
 fn writes_that_fail_in_the_middle_are_repeated_with_the_right_bytes() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let source = image(&scratch);
+    let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
     for (look, route) in LOOKS {
         garbage(&target, SIZE).unwrap();
@@ -114,7 +119,8 @@ fn writes_that_fail_in_the_middle_are_repeated_with_the_right_bytes() {
 #[test]
 fn a_connection_that_dies_with_payloads_on_their_way_leaves_the_right_bytes() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let source = image(&scratch);
+    let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
     for (look, route) in LOOKS {
         garbage(&target, SIZE).unwrap();

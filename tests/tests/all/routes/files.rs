@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn what_is_cold_and_large_goes_past_the_page_cache() {
     let scratch = Scratch::on_disk().unwrap();
-    let (source, target) = (scratch.file("source.img"), scratch.file("target.img"));
+    let source = scratch.file("source.img");
+    let target = scratch.file("target.img");
     let size = (64 << 20) + 1234;
     image::sparse(&source, size, seed()).unwrap();
     let ends = [text(&source), text(&target)];
@@ -17,7 +18,8 @@ fn what_is_cold_and_large_goes_past_the_page_cache() {
     let cached = [file, open(&target)].map(|file| file.cached(0, size).unwrap());
     assert_same(&source, &target, "past the page cache");
     let data = some(&taken, "memory");
-    let (read, written) = (some(&taken, "direct-read"), some(&taken, "direct-write"));
+    let read = some(&taken, "direct-read");
+    let written = some(&taken, "direct-write");
     // The last block is no whole one.
     assert!(read + 4096 > data && written + 4096 > data, "{taken:?}");
     // Files are read ahead in steps of this at the end, which alone is read through the page cache.
@@ -63,7 +65,8 @@ fn open(path: &Path) -> blockhaul_io::File {
 #[test]
 fn files_of_one_xfs_share_their_data() {
     let Some(xfs) = Mounted::xfs() else { return };
-    let (source, target) = (xfs.file("source.img"), xfs.file("target.img"));
+    let source = xfs.file("source.img");
+    let target = xfs.file("target.img");
     image::sparse(&source, SIZE, seed()).unwrap();
     let ends = [text(&source), text(&target)];
     let shared = routes(&mut copy(&ends));
@@ -98,7 +101,8 @@ fn files_of_one_xfs_share_their_data() {
 
 /// A file of data that fits no block and no step, long enough for every way to be measured.
 fn dense(scratch: &Scratch) -> (std::path::PathBuf, u64) {
-    let (path, size) = (scratch.file("dense.img"), (48 << 20) + 1234);
+    let path = scratch.file("dense.img");
+    let size = (48 << 20) + 1234;
     let mut bytes = vec![0; size];
     Rng::new(seed()).fill(&mut bytes);
     std::fs::write(&path, bytes).unwrap();
@@ -108,7 +112,8 @@ fn dense(scratch: &Scratch) -> (std::path::PathBuf, u64) {
 #[test]
 fn copying_by_the_kernel_is_measured_between_files() {
     for scratch in [Scratch::new().unwrap(), Scratch::on_disk().unwrap()] {
-        let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+        let (source, size) = dense(&scratch);
+        let target = scratch.file("target.img");
         for options in [&["-S", "0"][..], &["-C", "1"], &[]] {
             garbage(&target, size + 4096).unwrap();
             let what = format!("{options:?}");
@@ -142,7 +147,8 @@ fn copying_by_the_kernel_is_measured_between_files() {
         }
     }
     let scratch = Scratch::on_disk().unwrap();
-    let ((source, _), target) = (dense(&scratch), scratch.file("target.img"));
+    let (source, _) = dense(&scratch);
+    let target = scratch.file("target.img");
     none(&routes(&mut copy(&["--direct=on", text(&source), text(&target)])), &["copy-file-range"]);
     assert_same(&source, &target, "past the page cache");
 }
@@ -150,7 +156,8 @@ fn copying_by_the_kernel_is_measured_between_files() {
 #[test]
 fn what_the_kernel_does_not_copy_is_read_and_written() {
     let scratch = Scratch::new().unwrap();
-    let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+    let (source, size) = dense(&scratch);
+    let target = scratch.file("target.img");
     let command = copy(&["-S", "0", text(&source), text(&target)]);
     for errno in ["EPERM", "ENOSYS", "EXDEV", "EINVAL", "EIO"] {
         garbage(&target, size).unwrap();
@@ -167,7 +174,8 @@ fn what_the_kernel_does_not_copy_is_read_and_written() {
     }
     // A full target is reported as such, whichever route writes.
     let Some(small) = Mounted::memory(20 << 20) else { return };
-    let (from, to) = (small.file("source.img"), small.file("target.img"));
+    let from = small.file("source.img");
+    let to = small.file("target.img");
     garbage(&from, 12 << 20).unwrap();
     let output = bounded(&mut copy(&["-S", "0", text(&from), text(&to)]), LIMIT);
     let told = lossy(&output.stderr);
@@ -177,7 +185,8 @@ fn what_the_kernel_does_not_copy_is_read_and_written() {
 #[test]
 fn copying_by_the_kernel_goes_on_when_it_is_interrupted() {
     let scratch = Scratch::new().unwrap();
-    let ((source, size), target) = (dense(&scratch), scratch.file("target.img"));
+    let (source, size) = dense(&scratch);
+    let target = scratch.file("target.img");
     for _ in 0..4 {
         garbage(&target, size).unwrap();
         let command = || copy(&["-S", "0", text(&source), text(&target)]);

@@ -85,7 +85,8 @@ impl Mounted {
     /// An XFS in a file. `None` where this machine does not let us, or has no mkfs.xfs.
     fn xfs() -> Option<Mounted> {
         let scratch = Scratch::on_disk().unwrap();
-        let (image, folder) = (scratch.file("xfs.img"), scratch.file("mounted"));
+        let image = scratch.file("xfs.img");
+        let folder = scratch.file("mounted");
         std::fs::create_dir(&folder).unwrap();
         std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
         let mut mkfs = tools::among_peers("mkfs.xfs").ok()?;

@@ -34,7 +34,8 @@ fn payloads_stay_in_the_kernel_between_files_and_sockets() {
 #[test]
 fn what_is_looked_at_goes_through_memory_and_zeroes_are_counted() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let source = image(&scratch);
+    let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
     let looked = routes(&mut copy(&["-S", "4096", &from.uri(""), text(&target)]));
     assert_same(&source, &target, "looked at");
@@ -51,7 +52,8 @@ fn what_is_looked_at_goes_through_memory_and_zeroes_are_counted() {
 #[test]
 fn no_zero_copy_takes_everything_through_memory() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (image(&scratch), scratch.file("target.img"));
+    let source = image(&scratch);
+    let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", "--no-zero-copy", text(&source)]);
     let routes = routes(&mut copy(&["--no-zero-copy", "-S", "0", &from.uri(""), text(&target)]));
     assert_same(&source, &target, "through memory");

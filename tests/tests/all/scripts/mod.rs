@@ -281,7 +281,8 @@ fn the_plugin_of_the_manual_is_read_and_written() {
     let lines = manual.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
     assert!(lines.lines().count() <= 20, "it says so");
     let disk = script(&scratch, lines);
-    let (input, out) = (scratch.file("in"), scratch.file("out"));
+    let input = scratch.file("in");
+    let out = scratch.file("out");
     // Data, a long run of zeroes, and data again.
     let mut bytes = vec![0; 4 << 20];
     for at in (0..300_000).chain(3 << 20..4 << 20) {

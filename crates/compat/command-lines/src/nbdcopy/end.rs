@@ -93,7 +93,8 @@ impl End {
             End::Standard | End::Stream(_) => vec!["-".into()],
             End::Server(uri) => vec![uri.into()],
             End::Command(words) => {
-                let (open, close) = (OsString::from("["), OsString::from("]"));
+                let open = OsString::from("[");
+                let close = OsString::from("]");
                 [&[open], &words[..], &[close]].concat()
             }
             End::Storage(path) => vec![literal(path)],

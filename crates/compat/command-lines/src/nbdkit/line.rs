@@ -332,7 +332,8 @@ fn service(port: &str) -> String {
     let services = std::fs::read_to_string("/etc/services").unwrap_or_default();
     let found = services.lines().find_map(|line| {
         let mut words = line.split('#').next()?.split_whitespace();
-        let (name, number) = (words.next()?, words.next()?);
+        let name = words.next()?;
+        let number = words.next()?;
         let number = number.strip_suffix("/tcp")?;
         (name == port || words.any(|alias| alias == port)).then(|| number.to_string())
     });

@@ -116,11 +116,11 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     let mut hosted: &[String] = &[];
     let flags = line.debug.iter().any(|(name, _, _)| name != "nbdkit");
     for (index, filter) in filters.iter().enumerate() {
-        let layer = match flags {
-            true => None,
-            // If scripts can see a difference, use nbdkit's own filter, if it is installed.
-            false if filters::differs(filter) && host.installed(filter) => None,
-            false => filters::layer(filter, &mut line.parameters, host.known),
+        // If scripts can see a difference, use nbdkit's own filter, if it is installed.
+        let layer = if flags || filters::differs(filter) && host.installed(filter) {
+            None
+        } else {
+            filters::layer(filter, &mut line.parameters, host.known)
         };
         let Some(layer) = layer else {
             hosted = &filters[index..];

@@ -153,7 +153,8 @@ fn floppy(parameters: &[Parameter]) -> Option<String> {
 
 /// Directories, which are merged.
 fn iso(parameters: &[Parameter]) -> Option<String> {
-    let (mut folders, mut options) = (Vec::new(), BTreeMap::new());
+    let mut folders = Vec::new();
+    let mut options = BTreeMap::new();
     for (key, value) in parameters {
         match key.as_deref().unwrap_or("dir") {
             "dir" => folders.push(("dir".to_string(), value)),

@@ -71,7 +71,11 @@ pub fn substitute(line: &Line) -> Option<OsString> {
 
 /// The URI of a server that is given by `uri`, `socket`, or `hostname` and `port`.
 fn nbd(parameters: &[Parameter]) -> Option<OsString> {
-    let (mut uri, mut socket, mut host, mut port, mut export) = (None, None, None, None, None);
+    let mut uri = None;
+    let mut socket = None;
+    let mut host = None;
+    let mut port = None;
+    let mut export = None;
     for (key, value) in parameters {
         let place = match key.as_deref() {
             Some("uri") | None => &mut uri,

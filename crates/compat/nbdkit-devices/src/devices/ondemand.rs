@@ -134,7 +134,8 @@ impl Disks {
         }
         let path = self.folder.join(name);
         let turn = self.making.lock().await;
-        let (disk, maker) = (path.clone(), self.maker.clone());
+        let disk = path.clone();
+        let maker = self.maker.clone();
         let file = offload(move || open_or_make(&disk, &maker)).await?;
         drop(turn);
         let lock = if self.share { None } else { Some(self.lock(file).await?) };
@@ -231,7 +232,8 @@ impl Visit for OndemandVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (disks, name) = (self.0.clone(), name.to_string());
+        let disks = self.0.clone();
+        let name = name.to_string();
         Box::pin(async move {
             let device = disks.device(&name).await?;
             let shown = if name.is_empty() { DEFAULT } else { &name };

@@ -165,7 +165,8 @@ async fn open(target: &Target) -> Result<Opened> {
 /// The parts of a disk with a GPT and this device as its only partition, of type Linux.
 pub(crate) fn alone(device: Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>> {
     let size = device.facts().size;
-    let (name, kind) = (String::new(), Guid::LINUX);
+    let name = String::new();
+    let kind = Guid::LINUX;
     with_gpt(vec![File { name, device, size, alignment: ALIGNMENT, id: LINUX, kind }])
 }
 

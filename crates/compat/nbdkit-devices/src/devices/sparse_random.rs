@@ -177,21 +177,22 @@ impl Disk {
     }
 
     fn fill(&self, at: u64, out: &mut [u8]) {
-        let (mut at, mut out) = (at, out);
+        let mut at = at;
+        let mut out = out;
         while !out.is_empty() {
             let skip = (at % BLOCK) as usize;
             let (here, rest) = out.split_at_mut(out.len().min(BLOCK as usize - skip));
             let mut random = Xoshiro::new(self.seed.wrapping_add(at - skip as u64));
-            match self.run(at).0 {
-                false => here.fill(0),
+            if !self.run(at).0 {
+                here.fill(0);
+            } else if !self.random {
                 // A block of zeroes would be mistaken for a hole.
-                true if !self.random => here.fill((random.next() as u8).max(1)),
-                true => {
-                    for _ in 0..skip {
-                        random.next();
-                    }
-                    here.fill_with(|| random.next() as u8);
+                here.fill((random.next() as u8).max(1));
+            } else {
+                for _ in 0..skip {
+                    random.next();
                 }
+                here.fill_with(|| random.next() as u8);
             }
             at += here.len() as u64;
             out = rest;

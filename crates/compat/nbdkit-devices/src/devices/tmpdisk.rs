@@ -99,7 +99,8 @@ impl Visit for Disks {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (disks, name) = (self.clone(), name.to_string());
+        let disks = self.clone();
+        let name = name.to_string();
         Box::pin(async move { Ok(Some(Export::own(&name, disks.fresh().await?))) })
     }
 }

@@ -132,7 +132,8 @@ impl Visit for GatedVisit {
     fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
         match self.guest.open(name, tls) {
             Ok(Choice::Name(name)) => {
-                let (below, guest) = (self.inner.open(&name, tls), self.guest.clone());
+                let below = self.inner.open(&name, tls);
+                let guest = self.guest.clone();
                 Box::pin(async move { Ok(below.await?.map(|export| guest.opened(export))) })
             }
             Ok(Choice::Export(export)) => Box::pin(std::future::ready(Ok(Some(export)))),

@@ -60,7 +60,8 @@ impl Device for CheckDevice {
     }
 
     fn submit(&self, mut request: Request) -> Pending {
-        let (at, len) = (request.at, request.len);
+        let at = request.at;
+        let len = request.len;
         let bytes = match request.op {
             Op::Write(data) => Some(data),
             Op::Zero | Op::Trim => None,
@@ -71,7 +72,8 @@ impl Device for CheckDevice {
                 return self.inner.submit(request);
             }
         };
-        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        let inner = self.inner.clone();
+        let scratch = self.scratch.clone();
         Pending::start(async move {
             if scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
                 Ok(Reply::Done)

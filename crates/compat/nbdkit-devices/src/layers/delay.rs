@@ -83,7 +83,8 @@ struct DelayLayer {
 
 impl Layer for DelayLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let (times, gate) = (self.times.clone(), self.gate.clone());
+        let times = self.times.clone();
+        let gate = self.gate.clone();
         Ok(Arc::new(DelayDevice { inner, times, gate }))
     }
 
@@ -109,7 +110,8 @@ impl Device for DelayDevice {
         if delay.is_zero() && self.gate.is_none() {
             return self.inner.submit(request);
         }
-        let (inner, gate) = (self.inner.clone(), self.gate.clone());
+        let inner = self.inner.clone();
+        let gate = self.gate.clone();
         let due = blockhaul_io::now().checked_add(delay);
         Pending::start(async move {
             let alone = matches!(request.op, Op::Extents(_));

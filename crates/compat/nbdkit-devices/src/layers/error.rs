@@ -99,7 +99,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 fn parse_range(text: &str) -> Result<(u64, u64)> {
     let wrong = |error: Error| Error::new(Kind::Usage, format!("error: at: {}", error.text()));
     let (at, len) = text.split_once(',').unwrap_or((text, "1"));
-    let (at, len) = (parse_size(at).map_err(wrong)?, parse_size(len).map_err(wrong)?);
+    let at = parse_size(at).map_err(wrong)?;
+    let len = parse_size(len).map_err(wrong)?;
     // Sizes are below 2^63: the sum fits.
     Ok((at, at + len))
 }

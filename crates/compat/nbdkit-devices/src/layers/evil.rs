@@ -145,7 +145,8 @@ impl EvilDevice {
         if wrong.is_empty() {
             return self.inner.submit(Request::read(at, room));
         }
-        let (inner, base) = (self.inner.clone(), self.base);
+        let inner = self.inner.clone();
+        let base = self.base;
         let kept = room.keep();
         let pending = self.inner.submit(Request::read(at, room.in_memory()));
         Pending::start(async move {
@@ -168,7 +169,8 @@ impl EvilDevice {
                 Some(base) => outside_holes(&inner, base, at, len, wrong).await?,
             };
             for Wrong { bit, how } in wrong {
-                let (byte, mask) = (&mut buf[(bit / 8) as usize], 1 << (bit % 8));
+                let byte = &mut buf[(bit / 8) as usize];
+                let mask = 1 << (bit % 8);
                 match how {
                     How::High => *byte |= mask,
                     How::Low => *byte &= !mask,
@@ -271,7 +273,8 @@ impl Evil {
                 });
             }
             Mode::StuckBits => {
-                let (start, end) = (at.saturating_mul(8), (at + len).saturating_mul(8));
+                let start = at.saturating_mul(8);
+                let end = (at + len).saturating_mul(8);
                 for stretch in start / STRETCH..end.div_ceil(STRETCH) {
                     let base = stretch * STRETCH;
                     Rng::new(self.seed, stretch).choose(self.chance, STRETCH, |bit, high| {
@@ -351,7 +354,9 @@ mod tests {
     #[test]
     fn about_as_many_bits_are_chosen_as_should_be() {
         for chance in [1e-4, 0.01, 0.5, 1.0] {
-            let (mut total, mut high, mut last) = (0_u64, 0_u64, None);
+            let mut total = 0_u64;
+            let mut high = 0_u64;
+            let mut last = None;
             Rng::new(7, 9).choose(chance, 1 << 22, |bit, is_high| {
                 assert!(last < Some(bit) && bit < 1 << 22);
                 last = Some(bit);

@@ -81,7 +81,8 @@ fn parse(text: &str) -> Result<List> {
             _ => return Err(wrong(format!("cannot parse {line:?}"))),
         };
         let size = |text: &str| parse_size(text).map_err(|error| wrong(error.text()));
-        let (at, len) = (size(at)?, size(len)?);
+        let at = size(at)?;
+        let len = size(len)?;
         let end = at.checked_add(len).ok_or_else(|| wrong("the range is too long".into()))?;
         let mut state = 0;
         for word in kind.split(',').filter(|word| !word.is_empty()) {

@@ -64,7 +64,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::MULTI_CONN;
         facts.emulated |= Can::MULTI_CONN;
-        let (changes, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let changes = AtomicU64::new(0);
+        let flushed = AtomicU64::new(0);
         let inner = handles.flushes.guard(inner);
         let handle = Arc::new(Handle { inner, changes, flushed, track });
         handles.lock().push(Arc::downgrade(&handle));

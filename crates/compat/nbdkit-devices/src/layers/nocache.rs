@@ -62,7 +62,8 @@ impl Device for NocacheDevice {
             return self.inner.submit(request);
         }
         let Some(scratch) = self.scratch.clone() else { return Pending::ready(Ok(Reply::Done)) };
-        let (inner, Request { at, len, .. }) = (self.inner.clone(), request);
+        let inner = self.inner.clone();
+        let Request { at, len, .. } = request;
         Pending::start(async move {
             let mut done = 0;
             while done < len {

@@ -63,8 +63,9 @@ impl Device for ProtectDevice {
         if matches!(request.op, Op::Trim) {
             return refused().into();
         }
-        let (inner, ranges, scratch) =
-            (self.inner.clone(), self.ranges.clone(), self.scratch.clone());
+        let inner = self.inner.clone();
+        let ranges = self.ranges.clone();
+        let scratch = self.scratch.clone();
         if let Op::Write(data) = &request.op
             && let Err(error) = data.load()
         {
@@ -74,7 +75,8 @@ impl Device for ProtectDevice {
             for (from, to) in ranges.within(request.at, end) {
                 let bytes = match &request.op {
                     Op::Write(data) => {
-                        let (start, stop) = (from - request.at, to - request.at);
+                        let start = from - request.at;
+                        let stop = to - request.at;
                         Some(&data.bytes()[start as usize..stop as usize])
                     }
                     _ => None,

@@ -32,7 +32,8 @@ impl Ranges {
                     .or_else(|_| parse_size(text))
                     .map_err(|error| wrong(&error.text())),
             };
-            let (start, last) = (size(start, 0)?, size(end, u64::MAX - 1)?);
+            let start = size(start, 0)?;
+            let last = size(end, u64::MAX - 1)?;
             if start > last {
                 return Err(wrong("it ends before it starts"));
             }

@@ -55,7 +55,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     if !size.is_power_of_two() || !(512..=32 << 20).contains(&size) {
         return Err(usage("scan: scan-size must be a power of two from 512 to 32M"));
     }
-    let (ahead, clock) = (args.switch("scan-ahead"), args.switch("scan-clock"));
+    let ahead = args.switch("scan-ahead");
+    let clock = args.switch("scan-clock");
     let forever = args.switch("scan-forever");
     let clock_hand = Arc::new(AtomicU64::new(0));
     opened(move |below| {
@@ -143,7 +144,8 @@ impl Device for ScanDevice {
             !std::mem::replace(&mut *started, true)
         };
         if first {
-            let (round, inner) = (self.round.clone(), Arc::downgrade(&self.inner));
+            let round = self.round.clone();
+            let inner = Arc::downgrade(&self.inner);
             let size = self.inner.facts().size;
             drop(blockhaul_io::spawn(async move { round.run(inner, size).await }));
         }

@@ -70,7 +70,9 @@ impl Device for SwabDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let (inner, scratch, word) = (self.inner.clone(), self.scratch.clone(), self.word);
+        let inner = self.inner.clone();
+        let scratch = self.scratch.clone();
+        let word = self.word;
         let Request { op, at, len, flags } = request;
         match op {
             Op::Read(room) => {

@@ -37,7 +37,9 @@ blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
 };
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let (fixed, up, down) = (args.size("truncate"), args.size("round-up"), args.size("round-down"));
+    let fixed = args.size("truncate");
+    let up = args.size("round-up");
+    let down = args.size("round-down");
     if up == Some(0) || down == Some(0) {
         return Err(usage("truncate: round-up and round-down must be above 0"));
     }
@@ -109,7 +111,8 @@ impl Device for TruncateDevice {
 impl TruncateDevice {
     /// A read that extends beyond the end of the device below.
     fn read(&self, at: u64, room: Reservation, inside: u64) -> Pending {
-        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
+        let inner = self.inner.clone();
+        let scratch = self.scratch.clone();
         Pending::start(async move {
             // A late reservation needs its memory before the data arrives: reads use scratch
             // memory.

@@ -67,7 +67,8 @@ fn a_client_learns_about_itself() {
         blockhaul_io::sleep(Duration::from_millis(20)).await;
         let connected = exports("info:conntime").await.unwrap();
         let connected = visit(&connected).await.open("", false).await.unwrap().unwrap().device;
-        let (first, second) = (time(&connected).await, time(&connected).await);
+        let first = time(&connected).await;
+        let second = time(&connected).await;
         assert!(first <= second && second < time(&uptime).await);
         let error = exports("info:what").await.err().unwrap();
         assert!(error.to_string().contains("known are exportname"), "{error}");

@@ -281,7 +281,8 @@ fn random_descriptions_give_the_same_bytes() {
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     blockhaul_testkit::require_peer!("nbdcopy");
     let scratch = Scratch::new().unwrap();
-    let (out, file) = (scratch.file("out"), scratch.file("file"));
+    let out = scratch.file("out");
+    let file = scratch.file("file");
     std::fs::File::create(&file).unwrap().write_all(&b"0123456789".repeat(5)).unwrap();
     let seed = rng::seed();
     let mut maker = Maker { rng: Rng::new(seed), file: file.to_str().unwrap(), names: 0 };

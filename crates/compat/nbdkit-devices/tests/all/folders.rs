@@ -28,7 +28,8 @@ fn read(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
         };
         let spec = Spec::parse(OsStr::new(&spec))?;
         let stack = registry.open(&spec, Vec::new(), Intent::READ).await?;
-        let (device, mut bytes) = (stack.device(), Vec::new());
+        let device = stack.device();
+        let mut bytes = Vec::new();
         assert!(!device.facts().can.intersects(Can::CHANGES));
         let size = device.facts().size.min(MOST);
         while (bytes.len() as u64) < size {
@@ -134,7 +135,8 @@ impl<'a> Fat<'a> {
     }
 
     fn chain(&self, first: usize) -> Vec<u8> {
-        let (mut bytes, mut cluster) = (Vec::new(), first);
+        let mut bytes = Vec::new();
+        let mut cluster = first;
         while (2..self.next.len()).contains(&cluster) {
             let at = self.data + (cluster - 2) * self.cluster;
             bytes.extend_from_slice(&self.disk[at..at + self.cluster]);
@@ -146,7 +148,8 @@ impl<'a> Fat<'a> {
     }
 
     fn walk(&self, folder: &[u8], path: &str, found: &mut BTreeMap<String, Vec<u8>>) {
-        let (mut long, mut sum) = (Vec::new(), 0);
+        let mut long = Vec::new();
+        let mut sum = 0;
         let mut shorts = std::collections::HashSet::new();
         for entry in folder.chunks(32).take_while(|entry| entry[0] != 0) {
             if entry[11] == 0x0f {
@@ -332,7 +335,8 @@ fn a_cd_holds_what_is_in_folders() {
         Err(reason) => return blockhaul_testkit::tools::skip_or_fail(&reason),
     };
     let scratch = Scratch::new().unwrap();
-    let (folder, other) = (scratch.file("folder"), scratch.file("it's another, one"));
+    let folder = scratch.file("folder");
+    let other = scratch.file("it's another, one");
     fill(&folder);
     std::fs::create_dir(&other).unwrap();
     std::fs::write(other.join("second file"), "the second one").unwrap();

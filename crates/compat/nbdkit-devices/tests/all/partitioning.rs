@@ -31,7 +31,8 @@ fn ours(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
     let spec = spec.to_string();
     run(move || async move {
         let stack = open(spec, Intent::READ).await?;
-        let (device, mut bytes) = (stack.device(), Vec::new());
+        let device = stack.device();
+        let mut bytes = Vec::new();
         while (bytes.len() as u64) < device.facts().size {
             let len = (device.facts().size - bytes.len() as u64).min(1 << 20);
             bytes.extend_from_slice(device.read(bytes.len() as u64, len as usize).await?.bytes());
@@ -200,7 +201,8 @@ fn partitions_can_be_written_and_tables_cannot() {
         }
         device.flush().await.unwrap();
     });
-    let (first, second) = (std::fs::read(&paths[0]).unwrap(), std::fs::read(&paths[1]).unwrap());
+    let first = std::fs::read(&paths[0]).unwrap();
+    let second = std::fs::read(&paths[1]).unwrap();
     assert_eq!((&first[..12], first.len()), (&b"aaaaafirstaa"[..], 4096));
     assert_eq!((second[1999], second[2000], &second[3998..]), (0, b'b', &b"bx"[..]));
 }

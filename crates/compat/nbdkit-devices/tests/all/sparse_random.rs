@@ -44,7 +44,8 @@ fn disks_are_those_of_nbdkit() {
         command.arg("--run").arg(format!("nbdcopy \"$uri\" {}", out.display()));
         let told = output(command.stdin(Stdio::null()), Duration::from_secs(120)).unwrap();
         assert!(told.status.success(), "{told:?}");
-        let (theirs, spec) = (std::fs::read(&out).unwrap(), format!("sparse-random:{options}"));
+        let theirs = std::fs::read(&out).unwrap();
+        let spec = format!("sparse-random:{options}");
         let differs = run(move || async move {
             let stack = open(spec).await.unwrap();
             let device = stack.device();

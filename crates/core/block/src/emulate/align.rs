@@ -121,7 +121,8 @@ impl Align {
         };
         let scratch = Pool::new(Pool::cost(maximum as usize) * SCRATCH_REQUESTS);
         let maximum = u64::from(maximum);
-        let (locks, changes) = (Arc::default(), Arc::default());
+        let locks = Arc::default();
+        let changes = Arc::default();
         let shared = Shared { inner, minimum, maximum, scratch, locks, changes };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
@@ -210,7 +211,8 @@ impl Shared {
             let piece_len = self.maximum.min(start + len - piece);
             let wide = self.scratch(piece_len).await?;
             let reply = self.inner.submit(Request::read(piece, wide)).await?;
-            let (from, to) = (piece.max(at), (piece + piece_len).min(end));
+            let from = piece.max(at);
+            let to = (piece + piece_len).min(end);
             let part = &mut buf[(from - at) as usize..(to - at) as usize];
             match reply {
                 Reply::Data(data) => {

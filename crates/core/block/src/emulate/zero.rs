@@ -50,7 +50,8 @@ impl Device for Zero {
 
 async fn write_zeroes(inner: Arc<dyn Device>, request: Request, piece: u64) -> Result<Reply> {
     let flags = request.flags & Flags::FUA;
-    let (mut at, mut left) = (request.at, request.len);
+    let mut at = request.at;
+    let mut left = request.len;
     let mut first_error = None;
     while left > 0 && first_error.is_none() {
         let mut out = Vec::with_capacity(PIECES_IN_FLIGHT);

@@ -80,7 +80,8 @@ fn opened(
     mut sealed: &mut [u8],
     first: usize,
 ) -> std::io::Result<(Vec<u8>, bool)> {
-    let (mut all, mut end) = (Vec::new(), false);
+    let mut all = Vec::new();
+    let mut end = false;
     let mut buffer = vec![0xEE; RECORD_PLAIN_MAX];
     while !sealed.is_empty() {
         let (plain, beyond) = buffer.split_at_mut(first);
@@ -193,7 +194,8 @@ fn changed_records_never_give_other_bytes() {
         let mut records: Vec<u8> =
             parts.iter().flat_map(|part| sealed(&mut sealer, &[part])).collect();
         records = blockhaul_testkit::mutate::mutated(&mut rng, &records);
-        let (mut rest, mut all) = (&mut records[..], Vec::new());
+        let mut rest = &mut records[..];
+        let mut all = Vec::new();
         while let Ok(opened) = opener.open(rest, &mut plain, &mut []) {
             all.extend_from_slice(&plain[..opened.len]);
             if opened.used == 0 || opened.end {
@@ -210,7 +212,8 @@ fn changed_records_never_give_other_bytes() {
 /// Two sides with fixed secrets: the server's halves, and the client's.
 fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
     let suite = Suite::named("TLS_AES_128_GCM_SHA256").unwrap();
-    let (of_server, of_client) = (vec![1; 32], vec![2; 32]);
+    let of_server = vec![1; 32];
+    let of_client = vec![2; 32];
     let server = halves(suite, Peer::Client, of_server.clone(), of_client.clone(), KEY_RECORDS);
     let client = halves(suite, Peer::Server, of_client, of_server, KEY_RECORDS);
     [server.unwrap(), client.unwrap()]
@@ -220,7 +223,8 @@ fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
 fn goodbye(sealer: &mut RecordSealer, opener: &mut RecordOpener) -> (u8, u8) {
     let mut bye = vec![0; SEALED_MAX];
     let len = sealer.close(&mut bye).unwrap();
-    let (mut kind, mut body) = ([0], [0; 2]);
+    let mut kind = [0];
+    let mut body = [0; 2];
     // As the opener does, which does not return an alert's contents.
     assert_eq!(len, HEADER + 2 + 1 + TAG);
     opener.keys.begin(&bye[..HEADER]).unwrap();

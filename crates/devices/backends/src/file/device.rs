@@ -51,7 +51,8 @@ impl Device for FileDevice {
             Op::Read(room) => inner.read(at, room),
             Op::Write(data) => inner.write(at, data, flags.contains(Flags::FUA)),
             Op::Zero | Op::Trim => {
-                let (inner, trim) = (inner.clone(), matches!(op, Op::Trim));
+                let inner = inner.clone();
+                let trim = matches!(op, Op::Trim);
                 let durable = flags.contains(Flags::FUA);
                 Pending::start(async move {
                     if durable {

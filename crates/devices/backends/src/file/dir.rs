@@ -242,7 +242,8 @@ impl Visit for DirVisit {
     }
 
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let (folder, name) = (self.0.clone(), name.to_string());
+        let folder = self.0.clone();
+        let name = name.to_string();
         Box::pin(offload(move || Ok(Some(Export::own(&name, folder.device(&name)?)))))
     }
 }

@@ -223,7 +223,8 @@ mod tests {
             let file = options.read(true).write(write).custom_flags(custom).open(&path).unwrap();
             Handed { number: 3, fd: Arc::new(file.into()) }.serves(wanted)
         };
-        let (both, read) = (OFlags::RDWR | OFlags::CLOEXEC, OFlags::RDONLY);
+        let both = OFlags::RDWR | OFlags::CLOEXEC;
+        let read = OFlags::RDONLY;
         assert!(serves(true, 0, both));
         assert!(serves(true, 0, read));
         assert!(serves(false, 0, read));
@@ -266,7 +267,8 @@ mod tests {
     fn a_folder_is_used_by_its_descriptor() {
         run(async || {
             let dir = tempfile::tempdir().unwrap();
-            let (path, moved) = (dir.path().join("images"), dir.path().join("moved"));
+            let path = dir.path().join("images");
+            let moved = dir.path().join("moved");
             fs::create_dir(&path).unwrap();
             fs::write(path.join("a"), "abc").unwrap();
             let number = hand_over(fs::File::open(&path).unwrap());

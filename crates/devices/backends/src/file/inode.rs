@@ -65,15 +65,19 @@ mod tests {
     #[test]
     fn one_at_a_time_and_nobody_waits_for_ever() {
         let lock = Arc::<InodeLock>::default();
-        let (inside, done) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let inside = Arc::<AtomicUsize>::default();
+        let done = Arc::<AtomicUsize>::default();
         let runtime = runtime(2);
         let writers = 2 * 20;
         runtime.block_on({
-            let (inside, done) = (inside.clone(), done.clone());
+            let inside = inside.clone();
+            let done = done.clone();
             move || async move {
                 let writers: Vec<_> = (0..writers)
                     .map(|writer| {
-                        let (lock, inside, done) = (lock.clone(), inside.clone(), done.clone());
+                        let lock = lock.clone();
+                        let inside = inside.clone();
+                        let done = done.clone();
                         Remote::to(writer % 2).spawn(move || async move {
                             for _ in 0..100 {
                                 if let Some(writing) = lock.lock().await {

@@ -66,7 +66,8 @@ pub(super) fn open_in(
     links: bool,
     target: &Target,
 ) -> Result<FileDevice> {
-    let (path, folder) = (Path::new(name), Some(folder.as_fd()));
+    let path = Path::new(name);
+    let folder = Some(folder.as_fd());
     let open = Open { path, target, folder, links, handed: None };
     let opened = open.run(name).map_err(|error| error.on(&name.into()));
     // A file in a directory is never the target of a copy.

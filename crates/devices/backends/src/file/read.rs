@@ -50,7 +50,8 @@ impl Inner {
                 return Pending::ready(Ok(Reply::Data(buf.into())));
             }
         }
-        let (inner, file) = (self.clone(), file.clone());
+        let inner = self.clone();
+        let file = file.clone();
         let reading = file.start_read(buf, filled, at + filled as u64);
         Pending::under_way(async move {
             let (result, buf) = reading.await;
@@ -153,7 +154,8 @@ impl Inner {
         buf: Buf,
         filled: usize,
     ) -> Outcome {
-        let (mut buf, mut filled) = (buf, filled);
+        let mut buf = buf;
+        let mut filled = filled;
         while filled < buf.len() {
             let (result, same) = file.read_at(buf, filled, at + filled as u64).await;
             buf = same;

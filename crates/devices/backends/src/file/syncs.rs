@@ -129,7 +129,8 @@ mod tests {
 
     impl Calls {
         fn request(self: &Arc<Calls>, syncs: &Arc<Syncs>) -> blockhaul_io::Task<Result<()>> {
-            let (calls, syncs) = (self.clone(), syncs.clone());
+            let calls = self.clone();
+            let syncs = syncs.clone();
             blockhaul_io::start(async move {
                 syncs
                     .run(|| async {
@@ -157,7 +158,8 @@ mod tests {
     #[test]
     fn requests_that_arrive_during_a_call_share_the_next_one() {
         on_a_worker(|| async {
-            let (syncs, calls) = (Arc::<Syncs>::default(), Arc::<Calls>::default());
+            let syncs = Arc::<Syncs>::default();
+            let calls = Arc::<Calls>::default();
             let first = calls.request(&syncs);
             let rest: Vec<_> = (0..5).map(|_| calls.request(&syncs)).collect();
             assert_eq!(calls.begun(), 1);
@@ -186,7 +188,8 @@ mod tests {
     #[test]
     fn a_failure_fails_what_overlaps_it_and_all_later_requests() {
         on_a_worker(|| async {
-            let (syncs, calls) = (Arc::<Syncs>::default(), Arc::<Calls>::default());
+            let syncs = Arc::<Syncs>::default();
+            let calls = Arc::<Calls>::default();
             let first = calls.request(&syncs);
             let during: Vec<_> = (0..3).map(|_| calls.request(&syncs)).collect();
             calls.end(Err(Error::new(Kind::NoSpace, "no room")));
@@ -208,7 +211,8 @@ mod tests {
     #[test]
     fn a_request_that_is_dropped_does_not_hold_up_others() {
         on_a_worker(|| async {
-            let (syncs, calls) = (Arc::<Syncs>::default(), Arc::<Calls>::default());
+            let syncs = Arc::<Syncs>::default();
+            let calls = Arc::<Calls>::default();
             let first = calls.request(&syncs);
             {
                 let mut waits = Box::pin(syncs.run(|| async { Ok(()) }));

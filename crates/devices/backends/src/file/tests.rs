@@ -47,7 +47,9 @@ fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
 fn target(path: &Path, query: &str, intent: Intent) -> Target {
     let typed = blockhaul_catalog::parse_options(query).unwrap();
     let args = Args::check("file", File.params(), &typed).unwrap();
-    let (scheme, rest, command) = ("file".into(), path.into(), Vec::new());
+    let scheme = "file".into();
+    let rest = path.into();
+    let command = Vec::new();
     let context = blockhaul_catalog::OpenContext::default();
     Target { scheme, rest, command, args, intent, context }
 }
@@ -84,7 +86,9 @@ fn every_way_to_zero_zeroes_its_range_and_nothing_else() {
         for refused in 0..8 {
             for flags in [Flags::empty(), Flags::NO_HOLE, Flags::NO_HOLE | Flags::FUA] {
                 // More than one call of 64 MiB if zeroes have to be written, and unaligned.
-                let (at, len, size) = (5_000, (70 << 20) + 77, 80 << 20);
+                let at = 5_000;
+                let len = (70 << 20) + 77;
+                let size = 80 << 20;
                 let path = folder.join("disk");
                 let device = device(&path, "", Intent::target(size)).unwrap();
                 for (index, how) in all.into_iter().enumerate() {
@@ -137,7 +141,8 @@ fn fast_zeroing_fails_at_once_rather_than_write_and_trim_may_do_nothing() {
 fn extents_are_found_however_many_there_are() {
     everywhere(|folder| async move {
         // Blocks of 64 KiB: large enough for the pages of every file system.
-        let (unit, count) = (64 << 10, 5_000);
+        let unit = 64 << 10;
+        let count = 5_000;
         let path = folder.join("disk");
         let device = device(&path, "", Intent::target(unit * 2 * count + 100)).unwrap();
         let mut expected = Extents::new();
@@ -428,7 +433,8 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
 #[test]
 fn two_names_of_one_file_have_one_identity() {
     let dir: TempDir = tempfile::tempdir_in("/var/tmp").unwrap();
-    let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+    let one = dir.path().join("one");
+    let two = dir.path().join("two");
     fs::write(&one, "x").unwrap();
     fs::hard_link(&one, &two).unwrap();
     std::os::unix::fs::symlink("one", dir.path().join("three")).unwrap();

@@ -75,7 +75,8 @@ impl Inner {
             let inner = self.clone();
             return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
         }
-        let (inner, file) = (self.clone(), file.clone());
+        let inner = self.clone();
+        let file = file.clone();
         if direct
             && !durable
             && is_aligned(&data, self.storage.align)
@@ -152,7 +153,8 @@ impl Inner {
         inline: bool,
         durable: bool,
     ) -> Pending {
-        let (inner, file) = (self.clone(), self.storage.file.clone());
+        let inner = self.clone();
+        let file = self.storage.file.clone();
         let moved = if inline {
             let moved = parked.drain_to_file(&file, at);
             if !durable || moved.is_err() {

@@ -99,7 +99,8 @@ impl Inner {
         let (file, _) = self.route(at, len);
         let most = Data::ZEROES_MAX as u64;
         let zeroes = Data::zeroes(Data::ZEROES_MAX);
-        let (mut at, mut left) = (at, len);
+        let mut at = at;
+        let mut left = len;
         while left > 0 {
             let piece = left.min(most);
             let data = zeroes.slice(0, usize::try_from(piece).expect("at most ZEROES_MAX"));

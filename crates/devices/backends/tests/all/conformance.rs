@@ -113,7 +113,8 @@ fn split() {
 #[test]
 fn extents_of_split_files_come_in_one_answer() {
     let dir = blockhaul_testkit::tools::Scratch::on_disk().unwrap();
-    let (one, two) = (dir.file("one"), dir.file("two"));
+    let one = dir.file("one");
+    let two = dir.file("two");
     for (path, at) in [(&one, 1 << 20), (&two, 0)] {
         let file = std::fs::File::create(path).unwrap();
         file.set_len(2 << 20).unwrap();

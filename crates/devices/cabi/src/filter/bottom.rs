@@ -223,7 +223,8 @@ impl Bottom {
     /// # Safety
     /// `buf` has space for `count` bytes.
     pub(super) unsafe fn pread(&self, buf: *mut c_void, count: u32, at: u64) -> c_int {
-        let (plugin, handle) = (&chain().plugin, self.handle);
+        let plugin = &chain().plugin;
+        let handle = self.handle;
         // SAFETY: an open handle, and the caller's promise.
         self.run(c"pread", || unsafe {
             match (plugin.pread, plugin.pread_v1) {
@@ -244,7 +245,8 @@ impl Bottom {
         flags: u32,
         fua: c_int,
     ) -> c_int {
-        let (plugin, handle) = (&chain().plugin, self.handle);
+        let plugin = &chain().plugin;
+        let handle = self.handle;
         self.durably(flags, fua, |flags| {
             // SAFETY: an open handle, and the caller's promise.
             self.run(c"pwrite", || unsafe {
@@ -270,7 +272,8 @@ impl Bottom {
     }
 
     pub(super) fn flush(&self) -> c_int {
-        let (plugin, handle) = (&chain().plugin, self.handle);
+        let plugin = &chain().plugin;
+        let handle = self.handle;
         // SAFETY: an open handle.
         self.run(c"flush", || unsafe {
             match (plugin.flush, plugin.flush_v1) {
@@ -285,7 +288,8 @@ impl Bottom {
     }
 
     pub(super) fn trim(&self, count: u32, at: u64, flags: u32, fua: c_int) -> c_int {
-        let (plugin, handle) = (&chain().plugin, self.handle);
+        let plugin = &chain().plugin;
+        let handle = self.handle;
         self.durably(flags, fua, |flags| {
             // SAFETY: an open handle.
             self.run(c"trim", || unsafe {
@@ -312,7 +316,8 @@ impl Bottom {
     }
 
     fn own_zero(&self, count: u32, at: u64, flags: u32) -> c_int {
-        let (plugin, handle) = (&chain().plugin, self.handle);
+        let plugin = &chain().plugin;
+        let handle = self.handle;
         // SAFETY: an open handle.
         self.run(c"zero", || unsafe {
             match (plugin.zero, plugin.zero_v1) {
@@ -329,7 +334,8 @@ impl Bottom {
     }
 
     fn write_zeroes(&self, count: u32, at: u64, flags: u32, fua: c_int) -> c_int {
-        let (mut done, count) = (0, u64::from(count));
+        let mut done = 0;
+        let count = u64::from(count);
         while done < count {
             let piece = (count - done).min(ZEROES as u64);
             let last = done + piece == count;

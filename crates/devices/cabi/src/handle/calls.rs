@@ -19,9 +19,12 @@ pub(crate) const RANGE_MAX: u64 = 0xffff_0000;
 impl Handle {
     /// Submits a request to the plugin's blocking callbacks.
     pub(crate) fn submit(self: &Arc<Handle>, request: Request) -> Pending {
-        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
         let (completer, pending) = Pending::completer();
-        let (plugin, lane) = (self.connection.plugin.clone(), self.connection.lane.clone());
+        let plugin = self.connection.plugin.clone();
+        let lane = self.connection.lane.clone();
         let own = self.clone();
         let overdue = Overdue::of(&plugin);
         let timing = overdue.clone();
@@ -124,7 +127,8 @@ impl Handle {
 
     fn write(&self, at: u64, bytes: &[u8], flags: u32) -> Result<()> {
         let abi = &self.plugin().abi;
-        let (pointer, from) = (self.pointer.0, bytes.as_ptr().cast::<c_void>());
+        let pointer = self.pointer.0;
+        let from = bytes.as_ptr().cast::<c_void>();
         let count = u32::try_from(bytes.len()).expect("the fence keeps to the maximum");
         if !self.plugin().is_v2() {
             let Some(pwrite) = abi.pwrite_v1 else { return Err(self.missing("pwrite")) };
@@ -137,7 +141,8 @@ impl Handle {
     }
 
     pub(crate) fn flush(&self) -> Result<()> {
-        let (abi, pointer) = (&self.plugin().abi, self.pointer.0);
+        let abi = &self.plugin().abi;
+        let pointer = self.pointer.0;
         if !self.plugin().is_v2() {
             let Some(flush) = abi.flush_v1 else { return Err(self.missing("flush")) };
             // SAFETY: an open handle, on its lane.
@@ -149,7 +154,8 @@ impl Handle {
     }
 
     fn trim(&self, at: u64, len: u64, flags: u32) -> Result<()> {
-        let (abi, pointer) = (&self.plugin().abi, self.pointer.0);
+        let abi = &self.plugin().abi;
+        let pointer = self.pointer.0;
         for (at, count) in pieces(at, len, RANGE_MAX) {
             // SAFETY: an open handle, on its lane.
             self.call(c"trim", || unsafe {
@@ -194,7 +200,8 @@ impl Handle {
     }
 
     fn call_zero(&self, at: u64, count: u32, may_trim: bool, fast: bool, fua: u32) -> Result<()> {
-        let (abi, pointer) = (&self.plugin().abi, self.pointer.0);
+        let abi = &self.plugin().abi;
+        let pointer = self.pointer.0;
         if !self.plugin().is_v2() {
             let Some(zero) = abi.zero_v1.filter(|_| !fast) else {
                 return Err(Error::new(

@@ -26,7 +26,8 @@ impl Handle {
     /// Makes all queries.
     pub(super) fn ask_all(&mut self) -> Result<()> {
         let plugin = self.connection.plugin.clone();
-        let (abi, v2) = (&plugin.abi, plugin.is_v2());
+        let abi = &plugin.abi;
+        let v2 = plugin.is_v2();
         let asynchronous = plugin.asynchronous.as_ref();
         let has = |v1: bool, now: bool| c_int::from(if v2 { now } else { v1 });
         let mut facts = Facts::clone(&self.facts);
@@ -129,7 +130,9 @@ impl Handle {
     fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let Some(block_size) = self.plugin().abi.block_size else { return Ok((usual, None)) };
-        let (mut minimum, mut preferred, mut maximum) = (0, 0, 0);
+        let mut minimum = 0;
+        let mut preferred = 0;
+        let mut maximum = 0;
         let pointer = self.pointer.0;
         // SAFETY: an open handle, on its lane, and three places to write to.
         let (result, left) = context::call(&self.context, c"block_size", || unsafe {

@@ -107,7 +107,8 @@ impl Drop for Handle {
             (token.forget)(token.number);
         }
         let Some(close) = self.connection.plugin.abi.close else { return };
-        let (pointer, context) = (self.pointer, self.context.clone());
+        let pointer = self.pointer;
+        let context = self.context.clone();
         let connection = self.connection.clone();
         self.connection.lane.run(move || {
             let pointer = pointer;

@@ -59,7 +59,8 @@ impl Blocking {
     /// As [`Reading::finish`].
     pub fn start_read(&self, at: u64, len: u64, go_on: GoOn<'_>) -> Result<Reading<'_>, Stop> {
         let owner = Arc::new(Condvar::new());
-        let (blocking, started) = (self, VecDeque::new());
+        let blocking = self;
+        let started = VecDeque::new();
         let mut reading = Reading { blocking, owner, at, len, started, asked: 0 };
         reading.ask(0, go_on)?;
         Ok(reading)
@@ -72,7 +73,9 @@ impl Blocking {
     pub fn write(&self, at: u64, data: &[u8], flags: Flags, go_on: GoOn<'_>) -> Result<(), Stop> {
         let owner = Arc::new(Condvar::new());
         let mut parts = data.chunks(self.part());
-        let (mut mine, mut next, mut failed) = (VecDeque::new(), at, None);
+        let mut mine = VecDeque::new();
+        let mut next = at;
+        let mut failed = None;
         let done = loop {
             let more = failed.is_none() && mine.len() < PARTS;
             if let Some(part) = more.then(|| parts.next()).flatten() {
@@ -146,7 +149,8 @@ impl Blocking {
     /// The outcome of a reply that is complete, with the name of the device and the place in errors.
     fn finish(&self, part: Part, kind: OpKind) -> Result<Reply, Error> {
         let Part { expected, read } = part;
-        let (at, len) = (expected.at, expected.len);
+        let at = expected.at;
+        let len = expected.len;
         let outcome = expected.finish().and_then(|reply| match read {
             Some(mut read) => covers(&mut read.covered, len).map(|()| reply),
             None => Ok(reply),
@@ -180,9 +184,11 @@ impl Reading<'_> {
     /// Sends requests, as many as may be in flight; `flying` are already.
     fn ask(&mut self, flying: usize, go_on: GoOn<'_>) -> Result<(), Stop> {
         while self.asked < self.len && flying + self.started.len() < PARTS {
-            let (at, left) = (self.at.saturating_add(self.asked), self.len - self.asked);
+            let at = self.at.saturating_add(self.asked);
+            let left = self.len - self.asked;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.blocking.part());
-            let (flags, length) = (CommandFlags::NONE, len as u64);
+            let flags = CommandFlags::NONE;
+            let length = len as u64;
             let header = Header { flags, command: Command::Read, cookie: 0, offset: at, length };
             let expected = Expected::new(at, length, Want::Done);
             let part = Part { expected, read: Some(Read::default()) };
@@ -213,7 +219,8 @@ impl Reading<'_> {
         mine: &mut VecDeque<Mine<'b>>,
         go_on: GoOn<'_>,
     ) -> Result<(), Stop> {
-        let (mut rest, mut failed) = (into, None);
+        let mut rest = into;
+        let mut failed = None;
         loop {
             for (cookie, len) in self.started.drain(..) {
                 // The lengths together are at most that of the whole.

@@ -159,7 +159,8 @@ impl Blocking {
         });
         match retired {
             Ok(socket) => {
-                let (export, timeout) = (self.export.clone(), self.socket.timeout);
+                let export = self.export.clone();
+                let timeout = self.socket.timeout;
                 Ok(Retired { socket, export, timeout })
             }
             Err(stop) => {

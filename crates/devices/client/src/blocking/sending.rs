@@ -65,7 +65,8 @@ impl Blocking {
         let entry = state.in_flight.vacant_entry();
         // Slots are few, so 32 bits hold them.
         let cookie = entry.key() as u64 | generation;
-        let (owner, part) = (owner.clone(), Some(part));
+        let owner = owner.clone();
+        let part = Some(part);
         entry.insert(Slot { cookie, owner, part, done: false, abandoned: false });
         Ok(cookie)
     }
@@ -89,7 +90,9 @@ impl Blocking {
             let sent = self.send_some(&before, &[], go_on).map_err(|stop| (stop, false))?;
             before.drain(..sent);
         }
-        let (mut head, mut payload, mut begun) = (head, payload, false);
+        let mut head = head;
+        let mut payload = payload;
+        let mut begun = false;
         while !head.is_empty() || !payload.is_empty() {
             match self.send_some(head, payload, go_on) {
                 Ok(sent) => {

@@ -319,7 +319,8 @@ pub(crate) struct Patience {
 async fn watch(session: Weak<Session>, patience: Patience) {
     let Patience { name, timeout, min_rate } = patience;
     let window = if timeout.is_zero() { WINDOW } else { timeout };
-    let (mut before, mut looks) = (None, 0);
+    let mut before = None;
+    let mut looks = 0;
     // Times of checks, and the bytes moved until then, oldest first.
     let mut marks: VecDeque<(Instant, u64)> = VecDeque::new();
     let mut warned: Option<Instant> = None;
@@ -330,9 +331,12 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         if state.broken.is_some() {
             return;
         }
-        let (active, silent) = (state.active, blockhaul_io::elapsed(state.active));
-        let (waiting, claiming) = (state.in_flight.len(), state.claiming);
-        let (unanswered, moved) = (blockhaul_io::elapsed(state.replied), state.moved);
+        let active = state.active;
+        let silent = blockhaul_io::elapsed(state.active);
+        let waiting = state.in_flight.len();
+        let claiming = state.claiming;
+        let unanswered = blockhaul_io::elapsed(state.replied);
+        let moved = state.moved;
         let busy = if state.payloads > 0 {
             blockhaul_io::elapsed(state.payloads_since)
         } else {
@@ -364,7 +368,8 @@ async fn watch(session: Weak<Session>, patience: Patience) {
             && now.duration_since(*since) >= window
             && busy >= now.duration_since(*since)
         {
-            let (time, bytes) = (now.duration_since(*since).as_secs_f64(), moved - then);
+            let time = now.duration_since(*since).as_secs_f64();
+            let bytes = moved - then;
             if (bytes as f64) < min_rate as f64 * time {
                 let text = format!(
                     "{bytes} bytes in {time:.1} s with {waiting} {requests} in flight, less than the \

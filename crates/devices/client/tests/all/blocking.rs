@@ -151,7 +151,8 @@ fn threads_share_a_connection() {
                 let blocking = &blocking;
                 scope.spawn(move || {
                     for turn in 0..200 {
-                        let (at, len) = ((first * 7919 + turn * 997) % (SIZE / 2), 1 + turn * 601);
+                        let at = (first * 7919 + turn * 997) % (SIZE / 2);
+                        let len = 1 + turn * 601;
                         assert_eq!(get(blocking, at, len).unwrap(), content(at, len));
                     }
                 });
@@ -215,7 +216,8 @@ fn long_writes_and_reads_at_a_time_do_not_stop_each_other() {
 fn a_worker_goes_on_with_a_connection() {
     let server = Scripted::offer(offer());
     let blocking = connect(&server.uri(), options());
-    let (stop, reads) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let stop = AtomicBool::new(false);
+    let reads = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {

@@ -42,7 +42,8 @@ impl Handle {
         backing: Option<Arc<dyn Device>>,
     ) -> Handle {
         let facts = Arc::new(facts(name, &image, &files, backing.as_ref()));
-        let (pieces, packed) = (read::piece_pool(), read::packed_pool(image.unit));
+        let pieces = read::piece_pool();
+        let packed = read::packed_pool(image.unit);
         Handle { facts, parts: Arc::new(Parts { image, files, backing, pieces, packed }) }
     }
 }

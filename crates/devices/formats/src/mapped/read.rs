@@ -322,7 +322,8 @@ impl Assembly<'_> {
         if !self.parts.is_whole(&first) {
             let block = self.parts.block(first).await?;
             let start = index(first.at % self.parts.image.unit);
-            let (place, len) = (self.place(first.at), index(first.len));
+            let place = self.place(first.at);
+            let len = index(first.len);
             let part = block.bytes().get(start..start + len).ok_or_else(Error::misfit)?;
             self.buf[place..place + len].copy_from_slice(part);
             return Ok(1);
@@ -336,7 +337,8 @@ impl Assembly<'_> {
     /// Starts the reads of a run.
     async fn plain(&mut self, run: Run) -> Result<()> {
         let parts = self.parts;
-        let (start, end) = (self.place(run.at), self.place(run.end()));
+        let start = self.place(run.at);
+        let end = self.place(run.end());
         let Some(Below { device, at, len }) = parts.below(run) else {
             self.buf[start..end].fill(0);
             return Ok(());

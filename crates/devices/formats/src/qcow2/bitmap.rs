@@ -65,7 +65,8 @@ pub(super) async fn list(
             return Vec::new();
         }
     };
-    let (mut all, mut names) = (Vec::new(), HashSet::new());
+    let mut all = Vec::new();
+    let mut names = HashSet::new();
     for entry in found {
         let name = entry.name.clone();
         if all.len() == most {
@@ -176,7 +177,8 @@ async fn entries(
 impl Entry {
     /// An entry and its length; `None` if it exceeds the directory.
     fn parse(bytes: &[u8]) -> Option<(Entry, usize)> {
-        let (name_len, extra) = (index(be16(bytes, 18)?.into()), index(be32(bytes, 20)?.into()));
+        let name_len = index(be16(bytes, 18)?.into());
+        let extra = index(be32(bytes, 20)?.into());
         let start = FIXED.checked_add(extra)?;
         let end = start.checked_add(name_len)?;
         let entry = Entry {

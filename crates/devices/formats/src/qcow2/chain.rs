@@ -312,7 +312,9 @@ impl Opener {
                 len
             }
         });
-        let (snapshot, memory, write) = (own.snapshot, self.memory, intent.write);
+        let snapshot = own.snapshot;
+        let memory = self.memory;
+        let write = intent.write;
         let options = Options { snapshot, data_len, memory, write };
         let image = Image::open(&file.device, &head, options);
         let image = Some(Arc::new(image.await.map_err(named)?));

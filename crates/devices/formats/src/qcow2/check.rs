@@ -164,7 +164,8 @@ impl Check<'_> {
     }
 
     async fn count_all(&mut self) -> Result<()> {
-        let (cluster, file_len) = (self.cluster(), self.layout.file_len());
+        let cluster = self.cluster();
+        let file_len = self.layout.file_len();
         self.refer(0, cluster, || "header".into());
         self.count_refcounts().await?;
         self.count_tables(self.header.l1, true, "the disk").await?;
@@ -195,7 +196,8 @@ impl Check<'_> {
         self.refer(table.offset, len, || "refcount table".into());
         self.blocks = self.read_words(table.offset, len).await?;
         for number in 0..self.blocks.len() {
-            let (block, cluster) = (self.blocks[number], self.cluster());
+            let block = self.blocks[number];
+            let cluster = self.cluster();
             let is_there = block.is_multiple_of(cluster)
                 && block.checked_add(cluster).is_some_and(|end| end <= self.layout.file_len());
             if block == 0 {

@@ -92,7 +92,8 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
 
 /// Refuses an image that would replace a file that it needs.
 fn check_apart(file: &Storage, other: &Storage) -> Result<()> {
-    let (facts, others) = (file.device.facts(), other.device.facts());
+    let facts = file.device.facts();
+    let others = other.device.facts();
     if facts.files.iter().any(|id| others.files.contains(id)) {
         Err(usage(format!("the new image {} would replace {}", facts.name, others.name)))
     } else {
@@ -181,7 +182,8 @@ impl Wanted {
         }
         let l1_len = (l1_entries * 8).div_ceil(cluster).max(1);
         let per_block = cluster / 8 * Width::of_order(REFCOUNT_ORDER).per_word();
-        let (mut table_len, mut blocks_len) = (1, 1);
+        let mut table_len = 1;
+        let mut blocks_len = 1;
         loop {
             let end = 1 + table_len + blocks_len + l1_len;
             let needed = end.div_ceil(per_block);

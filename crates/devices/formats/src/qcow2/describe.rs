@@ -139,7 +139,8 @@ pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<
     let mut links: Vec<ChainLink> = Vec::new();
     let mut seen: Vec<Vec<FileId>> = Vec::new();
     let mut storage = Storage::new(context.open(description, Intent::READ).await?);
-    let (mut folder, mut format) = (folder_of(description), Some("qcow2".to_string()));
+    let mut folder = folder_of(description);
+    let mut format = Some("qcow2".to_string());
     loop {
         let facts = storage.device.facts();
         if links.len() == CHAIN_MAX || !facts.files.is_empty() && seen.contains(&facts.files) {
@@ -150,7 +151,8 @@ pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<
             return Err(Error::new(Kind::Invalid, text));
         }
         seen.push(facts.files.clone());
-        let (name, len) = (facts.name.to_string(), crate::storage::len_of(&facts));
+        let name = facts.name.to_string();
+        let len = crate::storage::len_of(&facts);
         if format.as_deref() != Some("qcow2") {
             links.push(ChainLink { name, len, image: None, format });
             return Ok(links);

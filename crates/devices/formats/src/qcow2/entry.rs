@@ -344,7 +344,8 @@ impl Layout {
     }
 
     fn check_units(&self, entry: u64, bits: u64, host: Option<u64>, at: u64) -> Result<()> {
-        let (allocated, zero) = (bits & ALL_UNITS, bits >> SUBCLUSTERS);
+        let allocated = bits & ALL_UNITS;
+        let zero = bits >> SUBCLUSTERS;
         if entry & ZERO != 0 {
             return Err(self.wrong(entry, at, "has reserved bits"));
         }
@@ -367,13 +368,15 @@ impl Layout {
         runs: &mut Vec<Run>,
     ) -> Result<()> {
         let host = self.host(entry, at)?;
-        let (allocated, zero) = (bits & ALL_UNITS, bits >> SUBCLUSTERS);
+        let allocated = bits & ALL_UNITS;
+        let zero = bits >> SUBCLUSTERS;
         self.check_units(entry, bits, host, at)?;
         let data = match (host, allocated) {
             (Some(host), 1..) => Some(self.inside(entry, host, at)? - (at & (self.cluster() - 1))),
             _ => None,
         };
-        let (start, unit) = (at & !(self.cluster() - 1), self.unit());
+        let start = at & !(self.cluster() - 1);
+        let unit = self.unit();
         let mut next = at;
         while next < end {
             let number = (next - start) / unit;
@@ -395,7 +398,8 @@ mod tests {
     use super::*;
 
     fn layout(cluster_bits: u32, extended: bool) -> Layout {
-        let (file_len, version) = (1 << 40, 3);
+        let file_len = 1 << 40;
+        let version = 3;
         Layout { cluster_bits, extended, version, data_file: false, file_len, data_len: file_len }
     }
 
@@ -439,7 +443,8 @@ mod tests {
     #[test]
     fn subclusters_are_joined_where_they_are_alike() {
         let layout = layout(16, true);
-        let (data, zero) = (0b1110_u64, 0b1_0000_u64);
+        let data = 0b1110_u64;
+        let zero = 0b1_0000_u64;
         let runs = one(layout, &[0x20000, zero << 32 | data], 1024, 1 << 16).unwrap();
         let unit = 2048;
         assert_eq!(

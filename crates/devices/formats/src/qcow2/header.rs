@@ -358,7 +358,8 @@ impl Fixed {
         if self.backing_offset == 0 {
             return Ok(None);
         }
-        let (start, len) = (self.backing_offset, self.backing_len);
+        let start = self.backing_offset;
+        let len = self.backing_len;
         let place = || format!("the name of the backing file, {len} bytes at offset {start}");
         let end = start.checked_add(len.into()).filter(|&end| end <= self.cluster());
         let Some(end) = end.filter(|_| len <= BACKING_NAME_MAX) else {

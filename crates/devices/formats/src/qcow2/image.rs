@@ -214,7 +214,8 @@ impl Image {
             let number = walk.next / self.layout.l2_covers();
             let Some(table) = self.layout_now().l2_table(number, self.l1_entry(number))? else {
                 let end = (number + 1).saturating_mul(self.layout.l2_covers()).min(walk.end);
-                let (at, len) = (walk.next, end - walk.next);
+                let at = walk.next;
+                let len = end - walk.next;
                 push(&mut walk.runs, Run { at, len, place: Place::Unallocated });
                 walk.goes_to(end);
                 continue;

@@ -42,7 +42,9 @@ async fn used_clusters(source: &Arc<dyn Device>, cluster: u64) -> Result<u64> {
     let facts = source.facts();
     let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
     // The first cluster that was not counted.
-    let (mut at, mut used, mut next) = (0, 0, 0);
+    let mut at = 0;
+    let mut used = 0;
+    let mut next = 0;
     while at < facts.size {
         let lists = source.extents(at, facts.size - at, context).await?;
         let list = lists.first().ok_or_else(Error::misfit)?;
@@ -67,7 +69,8 @@ fn full(size: u64, cluster: u64) -> Option<u64> {
     let others = size.checked_add(cluster + l1 + l2)? / cluster;
     // Refcounts describe themselves, too.
     let per_block = cluster * 8 / REFCOUNT_BITS;
-    let (mut table, mut blocks) = (0, 0);
+    let mut table = 0;
+    let mut blocks = 0;
     loop {
         let needed = (others + table + blocks).div_ceil(per_block);
         let needed_table = needed.div_ceil(cluster / 8);

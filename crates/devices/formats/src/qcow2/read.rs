@@ -158,7 +158,8 @@ impl Parts {
             })
             .collect();
         let bytes = self.packed_bytes(start, end - start).await?;
-        let (kind, cluster) = (self.image.compression, index(self.image.layout.cluster()));
+        let kind = self.image.compression;
+        let cluster = index(self.image.layout.cluster());
         let work = move || {
             let mut buf = buf;
             for Job { at, out, packed } in jobs {
@@ -275,7 +276,8 @@ impl Assembly<'_> {
         if !self.parts.is_whole(&first) {
             let cluster = self.parts.cluster(first).await?;
             let start = index(first.at & (self.parts.image.layout.cluster() - 1));
-            let (place, len) = (self.place(first.at), index(first.len));
+            let place = self.place(first.at);
+            let len = index(first.len);
             self.buf[place..place + len].copy_from_slice(&cluster.bytes()[start..start + len]);
             return Ok(1);
         }
@@ -288,7 +290,8 @@ impl Assembly<'_> {
     /// Starts the reads of a run.
     async fn plain(&mut self, run: Run) -> Result<()> {
         let parts = self.parts;
-        let (start, end) = (self.place(run.at), self.place(run.end()));
+        let start = self.place(run.at);
+        let end = self.place(run.end());
         let Some(Below { device, at, len }) = parts.below(run) else {
             self.buf[start..end].fill(0);
             return Ok(());

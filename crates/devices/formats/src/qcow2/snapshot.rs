@@ -42,7 +42,8 @@ pub(super) async fn list_with_len(
     file_len: u64,
     header: &Header,
 ) -> Result<(Vec<Snapshot>, u64)> {
-    let (table, mut all) = (header.snapshots, Vec::new());
+    let table = header.snapshots;
+    let mut all = Vec::new();
     if table.count == 0 {
         return Ok((all, 0));
     }
@@ -93,7 +94,9 @@ impl Entries<'_> {
         else {
             return Err(Error::misfit());
         };
-        let (ids, names, extra) = (index(ids.into()), index(names.into()), index(extra.into()));
+        let ids = index(ids.into());
+        let names = index(names.into());
+        let extra = index(extra.into());
         let len = FIXED.saturating_add(extra).saturating_add(ids).saturating_add(names);
         self.ensure(len).await?;
         let snapshot = parse(&self.bytes[..len], extra, ids, cluster)?;
@@ -128,7 +131,8 @@ fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<Snapsho
         return Err(Error::misfit());
     };
     let (id, name) = entry[FIXED + extra..].split_at(ids);
-    let (id, name) = (text(id), text(name));
+    let id = text(id);
+    let name = text(name);
     let l1 = L1Place { offset, entries };
     if !offset.is_multiple_of(cluster) {
         return Err(damaged(format!("snapshot {name:?} has an L1 table at offset {offset}")));

@@ -44,7 +44,8 @@ fn decoder() -> std::io::Result<Decoder<'static>> {
 
 fn unzstd(decoder: &mut Decoder<'static>, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
     decoder.reinit().map_err(|error| error.to_string())?;
-    let (mut taken, mut made) = (0, 0);
+    let mut taken = 0;
+    let mut made = 0;
     while made < out.len() {
         let step = decoder.run_on_buffers(&packed[taken..], &mut out[made..]);
         let step = step.map_err(|error| format!("no valid zstd frame: {error}"))?;

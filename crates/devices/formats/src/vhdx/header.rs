@@ -167,7 +167,8 @@ fn regions(bytes: &[u8], file_len: u64) -> Result<(Region, Region)> {
     if count > REGION_ENTRIES {
         return Err(damaged(FORMAT, format!("{count} entries in the region table")));
     }
-    let (mut table, mut metadata) = (None, None);
+    let mut table = None;
+    let mut metadata = None;
     for number in 0..index(count.into()) {
         let at = 16 + number * ENTRY;
         let id: Guid = array(bytes, at).ok_or_else(short)?;
@@ -220,7 +221,8 @@ fn metadata_entries(bytes: &[u8], region: Region) -> Result<Vec<(Guid, Region)>>
         let id: Guid = array(bytes, at).ok_or_else(short)?;
         let place = le32(bytes, at + 16).zip(le32(bytes, at + 20)).zip(le32(bytes, at + 24));
         let ((offset, len), flags) = place.ok_or_else(short)?;
-        let (is_user, is_required) = (flags & 1 != 0, flags & 4 != 0);
+        let is_user = flags & 1 != 0;
+        let is_required = flags & 4 != 0;
         let known =
             [FILE_PARAMETERS, DISK_SIZE, DISK_ID, LOGICAL_SECTOR, PHYSICAL_SECTOR, PARENT_LOCATOR];
         if is_user || !known.contains(&id) {
@@ -230,7 +232,8 @@ fn metadata_entries(bytes: &[u8], region: Region) -> Result<Vec<(Guid, Region)>>
                 continue;
             }
         }
-        let (offset, len) = (u64::from(offset), u64::from(len));
+        let offset = u64::from(offset);
+        let len = u64::from(len);
         let outside = offset < METADATA_TABLE || len > ITEM_MAX || offset + len > region.len;
         if outside || found.iter().any(|(other, _)| *other == id) {
             return Err(damaged(
@@ -273,7 +276,8 @@ impl Items {
         let ((block, size), sector) = found.ok_or_else(|| {
             damaged(FORMAT, "metadata without block size, disk size or sector size")
         })?;
-        let (block, sector) = (u64::from(block), u64::from(sector));
+        let block = u64::from(block);
+        let sector = u64::from(sector);
         if !block.is_power_of_two() || !(MIB..=256 * MIB).contains(&block) {
             return Err(damaged(FORMAT, format!("blocks of {block} bytes (1 MiB to 256 MiB)")));
         }
@@ -291,7 +295,8 @@ impl Items {
             (true, parent) => parent,
             (false, _) => None,
         };
-        let (blocks, chunk) = (size.div_ceil(block), CHUNK * sector / block);
+        let blocks = size.div_ceil(block);
+        let chunk = CHUNK * sector / block;
         // Bitmaps have entries between those of blocks; only differencing images need the last one.
         let needed = match (&parent, blocks) {
             (_, 0) => 0,

@@ -53,7 +53,8 @@ impl Patches {
             if patch.end <= at {
                 break;
             }
-            let (from, to) = (start.max(at), patch.end.min(end));
+            let from = start.max(at);
+            let to = patch.end.min(end);
             let Some(part) = out.get_mut(index(from - at)..index(to - at)) else { continue };
             match &patch.bytes {
                 None => part.fill(0),
@@ -102,7 +103,8 @@ pub(super) async fn read(device: &Arc<dyn Device>, header: &Header) -> Result<Op
     if header.log_id == [0; 16] {
         return Ok(None);
     }
-    let (at, len) = (header.log_at, u64::from(header.log_len));
+    let at = header.log_at;
+    let len = u64::from(header.log_len);
     let file_len = len_of(&device.facts());
     if len == 0 || !len.is_multiple_of(1 << 20) || !at.is_multiple_of(1 << 20) || at == 0 {
         return Err(damaged(FORMAT, format!("a log of {len} bytes at offset {at}")));
@@ -213,7 +215,8 @@ impl Reader<'_> {
 
     /// The entries from an offset on whose sequence numbers follow one another.
     fn sequence(&mut self, at: u64) -> Result<Vec<Entry>> {
-        let (mut all, mut total): (Vec<Entry>, u64) = (Vec::new(), 0);
+        let mut all: Vec<Entry> = Vec::new();
+        let mut total: u64 = 0;
         while let Some(entry) = self.entry((at + total) % self.len())? {
             let follows =
                 all.last().is_none_or(|last| last.sequence.checked_add(1) == Some(entry.sequence));
@@ -316,7 +319,8 @@ fn parse(head: &[u8], at: u64) -> Option<Entry> {
 /// The bytes of a data sector (2.3.1.4): its descriptor has the first 8 and the last 4, whose places
 /// have the sequence number.
 fn content(sector: &[u8], descriptor: &[u8], sequence: u64) -> Option<Arc<[u8]>> {
-    let (high, low) = (le32(sector, 4)?, le32(sector, 4092)?);
+    let high = le32(sector, 4)?;
+    let low = le32(sector, 4092)?;
     let number = u64::from(high) << 32 | u64::from(low);
     if !sector.starts_with(b"data") || number != sequence {
         return None;

@@ -79,7 +79,8 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
         None => None,
     };
     let file_len = len_of(&file.device.facts());
-    let (size, unit) = (layout.size, layout.block);
+    let size = layout.size;
+    let unit = layout.block;
     let map = Box::new(Blocks { layout, file_len });
     Ok((Found { size, unit, map, unpack: None }, Files::one(file, backing)))
 }
@@ -155,7 +156,8 @@ impl Blocks {
         (at, left, data): (u64, u64, Place),
         look: &mut Look<'_>,
     ) -> Result<Option<(u64, Place)>> {
-        let (sector, chunk) = (self.layout.sector, self.chunk());
+        let sector = self.layout.sector;
+        let chunk = self.chunk();
         let number = at / self.layout.block / chunk;
         let Some((kind, host)) = self.entry(number * (chunk + 1) + chunk, look)? else {
             return Ok(None);
@@ -177,7 +179,8 @@ impl Blocks {
 impl Map for Blocks {
     fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
         let Layout { size, block, .. } = self.layout;
-        let (number, start) = (at / block, at % block);
+        let number = at / block;
+        let start = at % block;
         let left = block - start;
         let Some((kind, host)) = self.entry(number + number / self.chunk(), look)? else {
             return Ok(None);

@@ -48,7 +48,9 @@ impl Device for Patched {
         if self.is_plain(at, at.saturating_add(room.len() as u64)) {
             return self.inner.submit(Request::read(at, room));
         }
-        let (inner, patches, len) = (self.inner.clone(), self.patches.clone(), self.len);
+        let inner = self.inner.clone();
+        let patches = self.patches.clone();
+        let len = self.len;
         Pending::start(async move {
             let mut buf = room.into_buf();
             let inside = index(len.saturating_sub(at)).min(buf.len());

@@ -54,7 +54,9 @@ impl Descriptor {
     pub(super) fn parse(bytes: &[u8]) -> Result<Descriptor> {
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         let text = String::from_utf8_lossy(bytes.get(..end).unwrap_or_default());
-        let (mut found, mut parent_id, mut parent_name) = (Descriptor::default(), NO_PARENT, None);
+        let mut found = Descriptor::default();
+        let mut parent_id = NO_PARENT;
+        let mut parent_name = None;
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
             if let Some(extent) = Extent::parse(line)? {
                 found.extents.push(extent);

@@ -168,7 +168,9 @@ async fn open_extents(
     if own.is_some() && named != 1 {
         return Err(usage(FORMAT, format!("extent: the descriptor names {named} files")));
     }
-    let (mut parts, mut files, mut next) = (Vec::new(), Vec::new(), 0_u64);
+    let mut parts = Vec::new();
+    let mut files = Vec::new();
+    let mut next = 0_u64;
     for extent in &descriptor.extents {
         let kind = match &extent.kind {
             Kind::Zero => PartKind::Zero,

@@ -141,8 +141,10 @@ impl Sparse {
 
     /// The place of a byte of the extent: as [`crate::mapped::Map::find`].
     pub(super) fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
-        let (grain, start) = (at / self.grain, at % self.grain);
-        let (table, entry) = (grain / self.entries, grain % self.entries);
+        let grain = at / self.grain;
+        let start = at % self.grain;
+        let table = grain / self.entries;
+        let entry = grain % self.entries;
         let in_table = (self.entries - entry) * self.grain - start;
         let spot = Spot { grain, start, table, entry, in_table };
         match self.kind {
@@ -277,12 +279,14 @@ fn hosted(
         let bytes = number.checked_mul(SECTOR).filter(|bytes| i64::try_from(*bytes).is_ok());
         bytes.ok_or_else(|| damaged(FORMAT, format!("{number} sectors in the header")))
     };
-    let (version, flags) = (word(4)?, word(8)?);
+    let version = word(4)?;
+    let flags = word(8)?;
     if !(1..=3).contains(&version) {
         let text = format!("version {version} of the format is not known");
         return Err(unsupported(FORMAT, text, "convert it with VMware's tools"));
     }
-    let (at, len) = (sectors(28)?, sectors(36)?);
+    let at = sectors(28)?;
+    let len = sectors(36)?;
     let embedded = (at > 0 && len > 0).then_some((at, len));
     let len = sectors(12)?;
     if len == 0 {
@@ -299,7 +303,9 @@ fn hosted(
         return Err(damaged(FORMAT, format!("tables of {entries} grains in the header")));
     }
     let kind = Kind::Words { zeroes: flags & HAS_ZERO_GRAINS != 0, packed };
-    let (grain, directory, entries) = (sectors(20)?, sectors(56)?, entries.into());
+    let grain = sectors(20)?;
+    let directory = sectors(56)?;
+    let entries = entries.into();
     Ok((embedded, Some(Sparse { file, file_len, len, grain, directory, entries, kind })))
 }
 
@@ -308,7 +314,9 @@ fn esx(head: &[u8], file: usize, file_len: u64) -> Result<Sparse> {
     let short = || damaged(FORMAT, "the file ends within its header");
     let sectors = |at| Ok(u64::from(le32(head, at).ok_or_else(short)?) * SECTOR);
     let kind = Kind::Words { zeroes: false, packed: false };
-    let (len, grain, directory) = (sectors(12)?, sectors(16)?, sectors(20)?);
+    let len = sectors(12)?;
+    let grain = sectors(16)?;
+    let directory = sectors(20)?;
     Ok(Sparse { file, file_len, len, grain, directory, entries: ESX_ENTRIES, kind })
 }
 
@@ -325,8 +333,12 @@ fn se(head: &[u8], file: usize, file_len: u64) -> Result<Sparse> {
         let text = format!("version {:#x} of seSparse is not known", long(1)?);
         return Err(unsupported(FORMAT, text, "copy the disk with vddk:"));
     }
-    let (len, grain, table) = (bytes(2)?, bytes(3)?, bytes(4)?);
-    let (directory, tables, grains) = (bytes(16)?, bytes(18)?, bytes(24)?);
+    let len = bytes(2)?;
+    let grain = bytes(3)?;
+    let table = bytes(4)?;
+    let directory = bytes(16)?;
+    let tables = bytes(18)?;
+    let grains = bytes(24)?;
     if table == 0 || table > 1 << 20 {
         return Err(damaged(FORMAT, format!("tables of {table} bytes in the header")));
     }

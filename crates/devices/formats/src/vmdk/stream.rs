@@ -169,7 +169,8 @@ async fn plan(source: &Arc<dyn Device>, level: u8, memory: u64) -> Result<(Plan,
         blockhaul_io::yield_now().await;
     }
     let mut made = Made::new(memory);
-    let (pool, mut from) = (pool(GRAIN), 0);
+    let pool = pool(GRAIN);
+    let mut from = 0;
     loop {
         // The plan changes behind these.
         let numbers: Vec<_> = plan.grains(from).take(MEASURED).collect();
@@ -205,7 +206,8 @@ impl Table {
         let numbered =
             (self.number * ENTRIES..).zip(&self.sectors).filter(|(_, sectors)| **sectors > 0);
         numbered.map(move |(grain, sectors)| {
-            let (at, len) = (next, u64::from(*sectors) * SECTOR);
+            let at = next;
+            let len = u64::from(*sectors) * SECTOR;
             next += len;
             (grain, at, len)
         })
@@ -239,7 +241,9 @@ struct Layout {
 
 impl Layout {
     fn new(plan: Plan, adapter: &str) -> Result<Layout> {
-        let (size, mut next, mut tables) = (plan.size, OVERHEAD, Vec::new());
+        let size = plan.size;
+        let mut next = OVERHEAD;
+        let mut tables = Vec::new();
         for (number, sectors) in plan.tables {
             let len: u64 = sectors.iter().map(|sectors| u64::from(*sectors) * SECTOR).sum();
             if len > 0 {
@@ -351,7 +355,8 @@ struct More {
 
 impl Another for More {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (more, image) = (self.more.clone(), self.image.clone());
+        let more = self.more.clone();
+        let image = self.image.clone();
         Box::pin(async move {
             let source = fence(emulate(more.another().await?));
             Ok(Arc::new(View::new(source, image)) as Arc<dyn Device>)
@@ -394,7 +399,8 @@ impl Device for View {
         let Op::Read(room) = request.op else {
             return Error::new(Kind::ReadOnly, "an image that is made as it is read").into();
         };
-        let (parts, at) = (self.parts.clone(), request.at);
+        let parts = self.parts.clone();
+        let at = request.at;
         Pending::start(async move { parts.read(at, room).await })
     }
 }
@@ -419,7 +425,8 @@ impl Parts {
     /// Compresses the grains of a table that are in a range.
     async fn put_grains(&self, table: &Table, out: &mut Out<'_>) -> Result<()> {
         let Image { made, level, pool, .. } = &self.image;
-        let (at, end) = (out.at, out.end());
+        let at = out.at;
+        let end = out.end();
         let inside = |(_, host, len): &(u64, u64, u64)| host + len > at && *host < end;
         let wanted: Vec<_> = table.grains().filter(inside).collect();
         let numbers = wanted.iter().map(|(grain, ..)| *grain);

@@ -118,7 +118,8 @@ pub struct Qemu {
 impl Qemu {
     /// The tools, or none: the test is then skipped.
     pub fn find() -> Option<Qemu> {
-        let (img, io) = (Peer::require("qemu-img")?, Peer::require("qemu-io")?);
+        let img = Peer::require("qemu-img")?;
+        let io = Peer::require("qemu-io")?;
         Some(Qemu { img, io, scratch: Scratch::new().unwrap() })
     }
 

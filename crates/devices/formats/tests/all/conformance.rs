@@ -57,8 +57,10 @@ fn check_written(options: &str) {
     qemu.io("raw", "base", &["write -P 7 100k 700k".into()]);
     qemu.create("top", options, size);
     qemu.io("qcow2", "top", &["write -P 3 0 150k".into(), "write -P 4 1m 300k".into()]);
-    let (content, top) = (qemu.raw("top"), qemu.file("top"));
-    let (content, number) = (Content::oracle(move |at| content[at as usize]), AtomicUsize::new(0));
+    let content = qemu.raw("top");
+    let top = qemu.file("top");
+    let content = Content::oracle(move |at| content[at as usize]);
+    let number = AtomicUsize::new(0);
     conform::check(options, Options::default().content(content), move || {
         let own = top.with_extension(number.fetch_add(1, Ordering::Relaxed).to_string());
         std::fs::copy(&top, &own).unwrap();

@@ -33,8 +33,10 @@ fn new_images_are_in_order() {
     let base: Vec<u8> = (0..1_000_000_u32).map(|n| (n % 251) as u8).collect();
     write(&qemu.file("base"), &base);
     qemu.img(&["convert", "-O", "qcow2", "base", "base.qcow2"]);
-    let (base, image) = (qemu.file("base"), qemu.file("base.qcow2"));
-    let (base, image) = (base.display(), image.display());
+    let base = qemu.file("base");
+    let image = qemu.file("base.qcow2");
+    let base = base.display();
+    let image = image.display();
     let data = qemu.file("data");
     for options in [
         "cluster=64k".to_string(),
@@ -63,8 +65,10 @@ fn what_is_refused_leaves_the_target_as_it_was() {
     let Some(qemu) = Qemu::find() else { return };
     write(&qemu.file("new"), b"precious");
     write(&qemu.file("base"), &[0; 65536]);
-    let (base, new) = (qemu.file("base"), qemu.file("new"));
-    let (base, new) = (base.display(), new.display());
+    let base = qemu.file("base");
+    let new = qemu.file("new");
+    let base = base.display();
+    let new = new.display();
     for (options, size, wanted) in [
         ("cluster=3k".to_string(), 1 << 20, "power of two"),
         ("subclusters=on&cluster=4k".into(), 1 << 20, "16k"),

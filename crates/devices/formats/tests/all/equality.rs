@@ -70,7 +70,8 @@ impl Case {
 /// All combinations that QEMU allows, but for lazy refcounts and refcount widths, which take turns:
 /// reading does not use them.
 pub fn cases() -> Vec<Case> {
-    let (widths, mut cases) = ([16, 1, 2, 4, 8, 32, 64], Vec::new());
+    let widths = [16, 1, 2, 4, 8, 32, 64];
+    let mut cases = Vec::new();
     for cluster in [512, 4096, 16 << 10, 64 << 10, 2 << 20] {
         for (extended, zstd) in [(false, false), (false, true), (true, false), (true, true)] {
             for under in [
@@ -84,7 +85,8 @@ pub fn cases() -> Vec<Case> {
                     continue;
                 }
                 let number = cases.len();
-                let (lazy, refcount_bits) = (number % 2 == 1, widths[number % widths.len()]);
+                let lazy = number % 2 == 1;
+                let refcount_bits = widths[number % widths.len()];
                 let case = Case { cluster, extended, zstd, version: 3, lazy, refcount_bits, under };
                 cases.push(case);
                 if !extended && !zstd && !case.has_data_file() {
@@ -108,14 +110,16 @@ pub fn make_noise(qemu: &Qemu, rng: &mut Rng) {
 
 /// Commands of qemu-io that fill a disk: data, compressed data, zeroes, and what was discarded.
 fn commands(rng: &mut Rng, case: &Case, may_compress: bool) -> Vec<String> {
-    let (size, cluster) = (case.size(), case.cluster);
+    let size = case.size();
+    let cluster = case.cluster;
     let clusters = size / cluster;
     let mut commands = Vec::new();
     // First and in order: compressed data never replaces other data.
     let mut free = if may_compress { 0 } else { clusters };
     while commands.len() < 8 && free + 8 < clusters {
         let many = rng.between(1, 4.min(1 + (512 << 10) / cluster));
-        let (at, len) = (free * cluster, many * cluster);
+        let at = free * cluster;
+        let len = many * cluster;
         commands.push(format!("write -c -s noise{} {at} {len}", rng.below(NOISES)));
         free += many + rng.below(clusters / 12);
     }
@@ -123,7 +127,8 @@ fn commands(rng: &mut Rng, case: &Case, may_compress: bool) -> Vec<String> {
         let noise = rng.below(NOISES);
         let first = rng.below(clusters);
         let many = rng.between(1, (clusters - first).min(1 + (512 << 10) / cluster));
-        let (at, len) = (first * cluster, many * cluster);
+        let at = first * cluster;
+        let len = many * cluster;
         // Parts of a cluster, in sectors.
         let start = at + rng.below(cluster / 512) * 512;
         let short = rng.between(1, (size - start).min(300 << 10) / 512) * 512;
@@ -212,7 +217,8 @@ fn compare(label: &str, map: &[Value], base: &Extents, depth: &Extents) {
     };
     for one in map {
         let number = |name: &str| one[name].as_u64().unwrap();
-        let (at, len) = (number("start"), number("length"));
+        let at = number("start");
+        let len = number("length");
         let found = states(base, at, len);
         let fine = match (one["data"].as_bool().unwrap(), one["zero"].as_bool().unwrap()) {
             // QEMU looks for holes of the file in some cases only; what is zero was compared before.

@@ -63,7 +63,8 @@ fn change(rng: &mut Rng, bytes: &mut Vec<u8>, tables: &[usize]) {
 /// Opens an image, and reads some of it; errors are fine.
 async fn visit(spec: &str, seed: u64) {
     let Ok(stack) = open(spec, Intent::READ).await else { return };
-    let (device, mut rng) = (stack.device().clone(), Rng::new(seed));
+    let device = stack.device().clone();
+    let mut rng = Rng::new(seed);
     let size = device.facts().size;
     if size == 0 {
         return;
@@ -125,7 +126,8 @@ fn run(name: &str, original: &[u8], tables: &[usize], options: &str, count: u64)
         let path = scratch.file("image");
         write(&path, &bytes);
         let spec = format!("qcow2:{}?{options}", path.display());
-        let (writes, name_of_file) = (options == "write", path.display().to_string());
+        let writes = options == "write";
+        let name_of_file = path.display().to_string();
         let ended = runtime.block_on(move || async move {
             let visited = if writes {
                 blockhaul_io::timeout(LIMIT, change_disk(&name_of_file, seed)).await

@@ -107,7 +107,8 @@ fn an_image_may_be_in_any_device() {
     let half = bytes.len() / 2 / 512 * 512;
     write(&qemu.file("one"), &bytes[..half]);
     write(&qemu.file("two"), &bytes[half..]);
-    let (one, two) = (qemu.file("one"), qemu.file("two"));
+    let one = qemu.file("one");
+    let two = qemu.file("two");
     let split = format!("qcow2:split:{},{}", one.display(), two.display());
     assert!(read_all(&split).unwrap() == qemu.raw("top"));
     let file = format!("qcow2:file:{}%3flock=off", qemu.file("top").display());

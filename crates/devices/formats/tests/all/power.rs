@@ -101,7 +101,8 @@ impl History {
         assert_eq!(disk.len(), self.0.len() * SECTOR);
         for (number, (found, sector)) in disk.chunks(SECTOR).zip(&self.0).enumerate() {
             let known = sector.values.iter().any(|value| value == found);
-            let (first, count) = (&found[..8], sector.values.len());
+            let first = &found[..8];
+            let count = sector.values.len();
             assert!(known, "{label}: sector {number} is none of {count} contents: {first:?} …");
         }
     }
@@ -111,7 +112,8 @@ impl History {
 async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rounds: u64) {
     let mut rng = Rng::new(seed);
     for _ in 0..rounds {
-        let (mut flying, mut taken) = (Vec::new(), Vec::<(u64, u64)>::new());
+        let mut flying = Vec::new();
+        let mut taken = Vec::<(u64, u64)>::new();
         for _ in 0..rng.between(1, 4) {
             let at = rng.below(DISK / 512) * 512;
             let most = *rng.pick(&[4, 20, 150]);
@@ -240,7 +242,8 @@ fn starts(qemu: &Qemu) -> Vec<(String, Start)> {
     qemu.create("start", "cluster_size=4k", DISK);
     qemu.io("qcow2", "start", &plain);
     qemu.img(&["snapshot", "-c", "one", "start"]);
-    let (image, disk) = (std::fs::read(qemu.file("start")).unwrap(), qemu.raw("start"));
+    let image = std::fs::read(qemu.file("start")).unwrap();
+    let disk = qemu.raw("start");
     all.push(("snapshot".into(), Start { image, disk, options: "", grows: true }));
     all
 }
@@ -305,7 +308,8 @@ fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
 }
 
 fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
-    let (mut number, mut cuts) = (1, 0);
+    let mut number = 1;
+    let mut cuts = 0;
     loop {
         let label = format!("{name}, seed {seed}, cut at {number}");
         let inner = CrashDevice::new(start.model(), Completion::Shuffled(seed));
@@ -362,7 +366,8 @@ fn a_flush_on_one_handle_covers_what_another_has_written() {
     eprintln!("BLOCKHAUL_SEED={seed}");
     for (name, start) in starts(&qemu) {
         let crash = CrashDevice::new(start.model(), Completion::Shuffled(seed));
-        let (left, options) = (crash.clone(), start.options(&qemu));
+        let left = crash.clone();
+        let options = start.options(&qemu);
         let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
         let image = runtime.block_on(move || async move {
             let given = Given(crash.clone(), Some(crash));

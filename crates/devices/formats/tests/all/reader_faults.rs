@@ -243,7 +243,8 @@ fn fix_sums(scheme: &str, bytes: &mut [u8]) {
 /// Opens an image, and reads some of it; errors are fine.
 async fn visit(spec: &str, seed: u64) {
     let Ok(stack) = open(spec, Intent::READ).await else { return };
-    let (device, mut rng) = (stack.device().clone(), Rng::new(seed));
+    let device = stack.device().clone();
+    let mut rng = Rng::new(seed);
     let size = device.facts().size;
     if size == 0 {
         return;

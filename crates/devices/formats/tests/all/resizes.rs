@@ -157,7 +157,8 @@ fn a_power_cut_leaves_the_old_disk_or_the_new_one() {
         for size in [(MIB / 2 - 512), (40 * MIB)] {
             qemu.create("top", options, 2 * MIB);
             qemu.io("qcow2", "top", &["write -P 3 100k 1800k".into()]);
-            let (image, old) = (std::fs::read(qemu.file("top")).unwrap(), qemu.raw("top"));
+            let image = std::fs::read(qemu.file("top")).unwrap();
+            let old = qemu.raw("top");
             let mut new = old.clone();
             new.resize(size as usize, 0);
             let cuts = (1..)

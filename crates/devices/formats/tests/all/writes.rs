@@ -51,7 +51,8 @@ pub async fn play(
         let mut flying = Vec::new();
         for _ in 0..rng.between(1, 6) {
             let (request, step) = request(rng, size, cluster);
-            let (at, end) = (request.at, request.at + request.len);
+            let at = request.at;
+            let end = request.at + request.len;
             if taken.iter().all(|&(other, stop)| end <= other || stop <= at) {
                 taken.push((at, end));
                 let what = format!("{:?} {at}+{}", request.kind(), request.len);
@@ -87,8 +88,10 @@ fn same(found: &[u8], wanted: &[u8], label: &str) {
     if found != wanted {
         let at = found.iter().zip(wanted).position(|(one, other)| one != other).unwrap();
         let count = found.iter().zip(wanted).filter(|(one, other)| one != other).count();
-        let (one, other) = (&found[at..], &wanted[at..]);
-        let (one, other) = (&one[..one.len().min(16)], &other[..other.len().min(16)]);
+        let one = &found[at..];
+        let other = &wanted[at..];
+        let one = &one[..one.len().min(16)];
+        let other = &other[..other.len().min(16)];
         panic!("{label}: {count} bytes differ, the first at {at}: {one:?}, not {other:?}");
     }
 }
@@ -103,7 +106,8 @@ fn check(qemu: &Qemu, case: &Case, seed: u64, runs: u64) {
     let cache = if rng.chance(50) { "32M" } else { "4k" };
     let spec = qemu.spec("top", &format!("names=allow&cache={cache}"));
     for run in 0..runs {
-        let (seed, cluster) = (rng.number(), case.cluster);
+        let seed = rng.number();
+        let cluster = case.cluster;
         let played = write_with(&spec, move |device| async move {
             assert!(device.facts().can.contains(Can::WRITE | Can::ZERO | Can::TRIM | Can::FUA));
             let mut rng = Rng::new(seed);

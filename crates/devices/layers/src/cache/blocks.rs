@@ -198,7 +198,8 @@ mod tests {
                 let start = rng.below(count);
                 let end = start + 1 + rng.below((count - start).min(300));
                 let range = start as usize..end as usize;
-                let (from, to) = (base + start, base + end);
+                let from = base + start;
+                let to = base + end;
                 match rng.below(6) {
                     step @ 0..4 => {
                         let state = STATES[step as usize];

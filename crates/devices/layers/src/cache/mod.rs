@@ -225,8 +225,10 @@ impl Drop for Handle {
             return;
         }
         store.handles.fetch_add(1, Ordering::SeqCst);
-        let (inner, scratch) = (self.inner.clone(), self.scratch.clone());
-        let (base, worker) = (self.base, self.worker.clone());
+        let inner = self.inner.clone();
+        let scratch = self.scratch.clone();
+        let base = self.base;
+        let worker = self.worker.clone();
         let lost = store.clone();
         let closing = Closing(Some(lost));
         let spawned = self.worker.spawn_last(move || async move {

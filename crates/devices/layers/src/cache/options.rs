@@ -68,8 +68,10 @@ impl Options {
         if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
             return Err(usage("cache: cache-min-block-size must be a power of two from 4k to 16M"));
         }
-        let (high, low) = (args.number("cache-high-threshold"), args.number("cache-low-threshold"));
-        let (high, low) = (high.unwrap_or(95), low.unwrap_or(80));
+        let high = args.number("cache-high-threshold");
+        let low = args.number("cache-low-threshold");
+        let high = high.unwrap_or(95);
+        let low = low.unwrap_or(80);
         if low == 0 || low >= high || high > 100 {
             return Err(usage(
                 "cache: cache-low-threshold must be above 0 and below cache-high-threshold, which is \
@@ -94,7 +96,9 @@ pub(super) struct Bound {
 
 /// The cache's limit in blocks.
 pub(super) fn bound_in_blocks(bound: (u64, u64, u64), block: u64) -> Result<Bound> {
-    let (most, high, low) = (bound.0 / block, bound.1 / block, bound.2 / block);
+    let most = bound.0 / block;
+    let high = bound.1 / block;
+    let low = bound.2 / block;
     if most == 0 {
         return Err(usage(format!("cache: cache-max-size is less than a block of {block} bytes")));
     }

@@ -139,12 +139,14 @@ impl Handle {
         let starts = (start..stop).step_by(piece as usize);
         let pieces: Vec<(u64, Task<Result<Option<Data>>>)> = starts
             .map(|from| {
-                let (handle, len) = (self.clone(), piece.min(stop - from));
+                let handle = self.clone();
+                let len = piece.min(stop - from);
                 let read = async move { handle.scratch.read(&handle.inner, from, len).await };
                 (from, blockhaul_io::start(read))
             })
             .collect();
-        let (mut is_stored, mut failed) = (true, None);
+        let mut is_stored = true;
+        let mut failed = None;
         for (from, task) in pieces {
             match task.await {
                 Ok(data) if failed.is_none() => {

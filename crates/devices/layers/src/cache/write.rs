@@ -61,7 +61,8 @@ impl Handle {
         let mut next = at;
         while next < end {
             let (state, to) = store.run(next, end);
-            let (mut from, mut till) = (next, to);
+            let mut from = next;
+            let mut till = to;
             next = to;
             if !state.is_kept() {
                 // Whole blocks are cached from now on, parts of others are not.

@@ -249,13 +249,15 @@ impl Cow {
 
     async fn write(&self, at: u64, data: Data) -> Outcome {
         let overlay = &self.overlay;
-        let (len, block) = (data.len() as u64, overlay.block);
+        let len = data.len() as u64;
+        let block = overlay.block;
         let end = at + len;
         if overlay.state(at, end) == Some(State::Above) {
             overlay.write(at, data).await?;
             return Ok(Reply::Done);
         }
-        let (first, last) = (at / block, end.div_ceil(block));
+        let first = at / block;
+        let last = end.div_ceil(block);
         let _lock = overlay.locks.lock(first, last).await;
         let (whole, behind) = overlay.whole(at, end);
         // Blocks that are only partly written: at both ends, or one.
@@ -317,7 +319,8 @@ impl Cow {
         } else {
             overlay.whole(at, end)
         };
-        let (start, stop) = (whole * overlay.block, (behind * overlay.block).min(end));
+        let start = whole * overlay.block;
+        let stop = (behind * overlay.block).min(end);
         if whole >= behind {
             let mut from = at;
             while from < end {

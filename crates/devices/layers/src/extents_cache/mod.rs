@@ -201,7 +201,8 @@ impl Known {
         // All of these are multiples of the minimum block, and `end` is inside the device.
         let until = until.min(bulk).min(reach).max(at + minimum);
         let id = *now;
-        let (stale, waiting) = (Vec::new(), Vec::new());
+        let stale = Vec::new();
+        let waiting = Vec::new();
         asking.push(Asking { id, contexts, at, end: until, stale, waiting });
         Plan::Ask { id, at, end: until }
     }
@@ -340,7 +341,8 @@ impl CacheDevice {
     }
 
     fn change(&self, request: Request) -> Pending {
-        let (kind, start) = (request.kind(), request.at);
+        let kind = request.kind();
+        let start = request.at;
         let end = request.end().unwrap_or(u64::MAX);
         let known = self.known.clone();
         let note = move |outcome: &Outcome| known.changed(kind, start, end, outcome.is_ok());
@@ -358,7 +360,8 @@ impl CacheDevice {
     }
 
     fn extents(&self, request: Request, contexts: Contexts) -> Pending {
-        let (at, end) = (request.at, request.end().unwrap_or(u64::MAX));
+        let at = request.at;
+        let end = request.end().unwrap_or(u64::MAX);
         let minimum = u64::from(self.facts.block.minimum.max(1));
         let one = request.flags.contains(Flags::ONE_EXTENT);
         let ask = Ask { minimum, runs: if one { 1 } else { RUNS_IN_ANSWER } };

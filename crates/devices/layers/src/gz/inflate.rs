@@ -125,7 +125,8 @@ impl Inflater {
 
     fn body(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, String> {
         let place = (self.made % WINDOW as u64) as usize;
-        let (window, flags) = (&mut self.window[..], TINFL_FLAG_HAS_MORE_INPUT);
+        let window = &mut self.window[..];
+        let flags = TINFL_FLAG_HAS_MORE_INPUT;
         let (status, taken, made) = decompress(&mut self.state, input, window, place, flags);
         let content = &self.window[place..place + made];
         out.extend_from_slice(content);
@@ -246,7 +247,8 @@ mod tests {
         file.extend([0; 100]);
         for piece in [1, 7, 4096, file.len()] {
             let mut copies = vec![Inflater::new()];
-            let (mut inflater, mut out) = (Inflater::new(), Vec::new());
+            let mut inflater = Inflater::new();
+            let mut out = Vec::new();
             while inflater.taken < file.len() as u64 {
                 let from = inflater.taken as usize;
                 let until = inflater.made + 50_000;
@@ -258,7 +260,8 @@ mod tests {
             inflater.finish().unwrap();
             assert!(out == content && copies.len() > 3);
             for mut copy in copies {
-                let (from, mut rest) = (copy.made as usize, Vec::new());
+                let from = copy.made as usize;
+                let mut rest = Vec::new();
                 while copy.taken < file.len() as u64 {
                     copy.step(&file[copy.taken as usize..], u64::MAX, &mut rest).unwrap();
                 }

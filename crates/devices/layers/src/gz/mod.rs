@@ -110,7 +110,8 @@ impl Index {
     /// Reads the whole file.
     async fn make(reader: &Reader, memory: u64) -> Result<Index> {
         let most = usize::try_from(memory / Inflater::COST).unwrap_or(usize::MAX).max(2);
-        let (mut places, mut apart) = (vec![Inflater::new()], APART);
+        let mut places = vec![Inflater::new()];
+        let mut apart = APART;
         let mut cursor = Cursor::at(&places[0]);
         loop {
             let last = places.last().map_or(0, |place| place.made);

@@ -216,7 +216,8 @@ impl Sectors {
 
     fn contexts(&self, encrypts: bool) -> Result<Contexts, ErrorStack> {
         let mut data = CipherCtx::new()?;
-        let (cipher, key) = (Some(self.cipher), Some(&self.key[..]));
+        let cipher = Some(self.cipher);
+        let key = Some(&self.key[..]);
         let iv = [0; 16];
         let iv = (!matches!(self.iv, Iv::None)).then_some(&iv[..]);
         if encrypts {

@@ -116,7 +116,9 @@ impl Header {
     ) -> Result<Option<Sectors>, String> {
         for (slot, material) in slots {
             let derived = self.derive(passphrase, &slot.salt, slot.rounds, self.key_len).await?;
-            let (suite, digest, key_len) = (self.suite, self.digest, self.key_len);
+            let suite = self.suite;
+            let digest = self.digest;
+            let key_len = self.key_len;
             let merged = blockhaul_io::offload(move || {
                 let mut material = material;
                 let sectors = suite.with_key(&derived)?;

@@ -150,7 +150,8 @@ fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
     }
     let mut blocks = Vec::with_capacity(usize::try_from(count).ok()?);
     for _ in 0..count {
-        let (packed, len) = (number(&mut rest)?, number(&mut rest)?);
+        let packed = number(&mut rest)?;
+        let len = number(&mut rest)?;
         if packed == 0 || packed > i64::MAX as u64 {
             return None;
         }

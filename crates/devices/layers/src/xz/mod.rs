@@ -94,7 +94,8 @@ impl Layer for Xz {
                             ),
                         ));
                     }
-                    let (kept, decoding) = (Kept::new(self.depth), Arc::default());
+                    let kept = Kept::new(self.depth);
+                    let decoding = Arc::default();
                     let packed = facts.size;
                     self.files.get(&below, || Ok(Content { index, packed, kept, decoding }))?
                 }
@@ -197,7 +198,8 @@ fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
     let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
     let mut stream = XzStream::new_mem_limit(false, limit);
     let mut buf = Reservation::unpooled(block.len as usize).into_buf();
-    let (mut made, mut status) = (0, Status::Ok);
+    let mut made = 0;
+    let mut status = Status::Ok;
     // The decoder compares the block's lengths with an index, whatever the checksum type.
     for input in [packed, &block.end_of_stream()] {
         let mut taken = 0;

@@ -319,7 +319,9 @@ fn partitions_of_an_mbr_are_found() {
         let magic: &[u8] = &[0x55, 0xaa];
         let primary = [entry(0x83, 63, 100), entry(0x05, 1000, 500)].concat();
         let logical = |sectors, next| [entry(0x83, 8, sectors), entry(5, next, 1)].concat();
-        let (five, six, mark) = (logical(10, 200), logical(20, 0), &[0xfe; 4][..]);
+        let five = logical(10, 200);
+        let six = logical(20, 0);
+        let mark = &[0xfe; 4][..];
         let sector = |number: u64| number * 512;
         let table = |at: u64| sector(at) + 446;
         let bytes: Vec<(u64, &[u8])> = vec![

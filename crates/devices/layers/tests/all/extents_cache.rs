@@ -16,8 +16,8 @@ fn many_questions_make_one() {
         let slow = layer("delay?extents=50ms&exclusive=on").unwrap().wrap(memory).unwrap();
         let counted = counter.wrap(slow).unwrap();
         let cache = layer("extents-cache").unwrap();
-        let (one, other) =
-            (cache.wrap(counted.clone()).unwrap(), cache.wrap(counted.clone()).unwrap());
+        let one = cache.wrap(counted.clone()).unwrap();
+        let other = cache.wrap(counted.clone()).unwrap();
         let ask = |at: u64, len: u64| Request::extents(at, len, Contexts::first());
         // All at once, through two handles, some for one extent only.
         let asked: Vec<_> = (0..60_u64)
@@ -52,7 +52,8 @@ fn changes_keep_it_true() {
         write(&device, 4096, &[1; 100]).await;
         device.zero(512 << 10, 4096).await.unwrap();
         let found = runs(&device, 0, 1 << 20).await;
-        let (hole, head) = (HOLE | ZERO, 4096);
+        let hole = HOLE | ZERO;
+        let head = 4096;
         let middle = (512 << 10) - head - 100;
         let tail = (512 << 10) - 4096;
         assert_eq!(found, [(head, hole), (100, 0), (middle, hole), (4096, ZERO), (tail, hole)]);

@@ -38,7 +38,8 @@ fn read(at: u64, len: usize) -> Request {
 
 #[test]
 fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
-    let (layers, gates) = (crate::common::kinds(), blockhaul_nbdkit_devices::gates::all());
+    let layers = crate::common::kinds();
+    let gates = blockhaul_nbdkit_devices::gates::all();
     let registry = Registry { layers, gates, ..Registry::default() };
     let all = registry.layers_and_gates();
     for (index, kind) in all.iter().enumerate() {
@@ -134,7 +135,8 @@ fn delayed_requests_wait_side_by_side_from_the_moment_of_submit() {
         let device = over_memory("delay?read=1h");
         drop(device.submit(read(0, 512)));
         device.write(0, Data::copy_of(b"not delayed")).await.unwrap();
-        let (delay, count) = (Duration::from_millis(60), 1000);
+        let delay = Duration::from_millis(60);
+        let count = 1000;
         let device = over_memory("delay?read=60ms");
         let started = Instant::now();
         let out: Vec<_> = (0..count).map(|index| device.submit(read(index * 512, 512))).collect();
@@ -361,7 +363,8 @@ fn stats_count_and_are_printed_at_the_end() {
         let inner =
             layer("error?trim=100%").unwrap().wrap(blockhaul_backends::memory(1 << 20)).unwrap();
         let inner = layer("delay?read=5ms").unwrap().wrap(inner).unwrap();
-        let (one, two) = (stats.wrap(inner.clone()).unwrap(), stats.wrap(inner).unwrap());
+        let one = stats.wrap(inner.clone()).unwrap();
+        let two = stats.wrap(inner).unwrap();
         for device in [&one, &two] {
             device.write(0, Data::copy_of(&[1; 1000])).await.unwrap();
             device.read(0, 500).await.unwrap();

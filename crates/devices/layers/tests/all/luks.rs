@@ -15,7 +15,8 @@ const SIZE: usize = 1 << 20;
 /// Makes a container with a passphrase, filled with bytes.
 fn container(dir: &Path, options: &str, bytes: &[u8]) -> Option<PathBuf> {
     let qemu_img = blockhaul_testkit::tools::Peer::require("qemu-img")?;
-    let (plain, secret) = (dir.join("plain"), dir.join("secret.luks"));
+    let plain = dir.join("plain");
+    let secret = dir.join("secret.luks");
     fs::write(&plain, bytes).unwrap();
     let mut command = qemu_img.command();
     command.args(["convert", "-f", "raw", "-O", "luks"]);
@@ -53,7 +54,9 @@ fn containers_of_qemu_are_read_and_written() {
         ",cipher-alg=aes-256,cipher-mode=cbc,ivgen-alg=essiv,ivgen-hash-alg=sha256,hash-alg=sha512",
     ] {
         let Some(path) = container(dir.path(), options, &bytes) else { return };
-        let (layer, mut expected, place) = (layer.clone(), bytes.clone(), path.clone());
+        let layer = layer.clone();
+        let mut expected = bytes.clone();
+        let place = path.clone();
         let words = ["--filter=luks", "file", path.to_str().unwrap(), "passphrase=open sesame"];
         // nbdkit's filter does not support essiv.
         if !options.contains("cbc")

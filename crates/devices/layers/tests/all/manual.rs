@@ -10,7 +10,8 @@ use blockhaul_catalog::Registry;
 #[test]
 fn the_pages_are_in_step_with_the_layers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/layers");
-    let (layers, gates) = (crate::common::kinds(), blockhaul_nbdkit_devices::gates::all());
+    let layers = crate::common::kinds();
+    let gates = blockhaul_nbdkit_devices::gates::all();
     let all = Registry { layers, gates, ..Registry::default() }.layers_and_gates();
     let mut pages: BTreeMap<String, String> = all
         .iter()

@@ -65,7 +65,8 @@ fn a_member_of_a_tar_file_is_found_in_every_format() {
         tar(dir.path(), &["-cf", &name, &format, "before", "disk", &long]);
         let path = dir.path().join(&name);
         for member in ["disk", &long] {
-            let (path, bytes) = (path.clone(), bytes.clone());
+            let path = path.clone();
+            let bytes = bytes.clone();
             let layer = format!("tar?tar-entry={member}");
             on_workers(move || async move {
                 let stack = open(&path, &[&layer], Intent::READ).await.unwrap();
@@ -147,7 +148,8 @@ fn xz_files_are_read_at_random() {
     }
     for (name, bytes) in [("one.xz", &bytes[..700_000]), ("both.xz", &bytes), ("whole.xz", &bytes)]
     {
-        let (path, bytes) = (dir.path().join(name), bytes.to_vec());
+        let path = dir.path().join(name);
+        let bytes = bytes.to_vec();
         on_workers(move || async move {
             for layer in ["xz", "xz?xz-max-depth=1"] {
                 let stack = open(&path, &[layer], Intent::READ).await.unwrap();

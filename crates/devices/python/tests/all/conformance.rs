@@ -87,7 +87,8 @@ fn check_with(name: &str, callbacks: &str, settings: &'static str, options: Opti
 
 fn zeroes() -> Options {
     // One engine: the other one waits for the same sockets, and each check starts an interpreter.
-    let (rounds, engines) = (2, vec![Engine::Threads]);
+    let rounds = 2;
+    let engines = vec![Engine::Threads];
     Options { rounds, engines, submit_max: Duration::from_millis(100), ..Options::default() }
         .content(Content::Zeroes)
 }

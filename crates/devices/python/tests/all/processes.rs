@@ -161,7 +161,8 @@ fn flushes_fail_when_a_process_has_ended_with_writes_that_were_not_flushed() {
     run(|| async {
         for multi in ["", "def can_multi_conn(fd): return True\n"] {
             let (plugin, _scratch) = start(multi, "@processes=2").await;
-            let (device, other) = (plugin.device().await.unwrap(), plugin.device().await.unwrap());
+            let device = plugin.device().await.unwrap();
+            let other = plugin.device().await.unwrap();
             write(&device, 65536, &[1; 512]).await.unwrap();
             write(&device, 65536, &[1; 512]).await.unwrap();
             device.submit(Request::flush()).await.unwrap();
@@ -224,7 +225,8 @@ fn processes_that_show_different_disks_are_refused() {
 fn devices_of_the_program_itself_use_all_processes() {
     run(|| async {
         let scratch = Scratch::new().unwrap();
-        let (script, disk) = (scratch.file("disk.py"), scratch.file("disk.raw"));
+        let script = scratch.file("disk.py");
+        let disk = scratch.file("disk.raw");
         std::fs::write(&script, COMPUTES).unwrap();
         std::fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
         let spec = spec(&script, &format!("?file={}&@processes=2", disk.display()));

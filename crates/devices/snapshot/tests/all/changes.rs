@@ -35,7 +35,8 @@ async fn one_round(seed: u64) {
     let mut slow = |inner: &Arc<dyn Device>| -> Arc<dyn Device> {
         Arc::new(Slow { inner: inner.clone(), rng: Mutex::new(Rng::new(rng.number())) })
     };
-    let (disk, target) = (slow(&memory), slow(&copy));
+    let disk = slow(&memory);
+    let target = slow(&copy);
     let failing = FaultDevice::over(slow(&copy), seed);
     failing.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Write).percent(5));
     failing.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Zero).percent(5));

@@ -45,13 +45,16 @@ async fn one_round(seed: u64) {
     let over = Rc::new(Cell::new(false));
     let writers: Vec<_> = (0..WRITERS)
         .map(|index| {
-            let (live, before) = (live.clone(), before.clone());
+            let live = live.clone();
+            let before = before.clone();
             blockhaul_io::start(writer(live, before, index, Rng::new(rng.number())))
         })
         .collect();
     let readers: Vec<_> = (0..3)
         .map(|_| {
-            let (view, before, over) = (view.clone(), before.clone(), over.clone());
+            let view = view.clone();
+            let before = before.clone();
+            let over = over.clone();
             blockhaul_io::start(reader(view, before, over, Rng::new(rng.number())))
         })
         .collect();

@@ -12,7 +12,9 @@ const QUERY: &str = "QueryAllocatedBlocks";
 
 /// Bytes of data among all.
 async fn data_of(device: &dyn Device, from: u64) -> u64 {
-    let (mut at, mut data, size) = (from, 0, device.facts().size);
+    let mut at = from;
+    let mut data = 0;
+    let size = device.facts().size;
     while at < size {
         let lists = device.extents(at, size - at, Contexts::first()).await.unwrap();
         data += lists[0].runs().iter().filter(|run| run.state == 0).map(|run| run.len).sum::<u64>();
@@ -219,7 +221,8 @@ fn slowest_read_during_a_query(lab: &Lab) -> Duration {
         let stack = open(&spec, Intent::READ).await.unwrap();
         let reader = stack.another().await.unwrap();
         let reads = blockhaul_io::start(async move {
-            let (begun, mut slowest) = (Instant::now(), Duration::ZERO);
+            let begun = Instant::now();
+            let mut slowest = Duration::ZERO;
             // The first query is waited for, and has no other handle yet.
             while begun.elapsed() < Duration::from_millis(3500) {
                 let before = Instant::now();

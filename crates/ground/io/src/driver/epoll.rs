@@ -127,7 +127,8 @@ impl Epoll {
             }
         };
         for event in &events[..count] {
-            let (data, flags) = (event.data.u64(), event.flags);
+            let data = event.data.u64();
+            let flags = event.flags;
             if data == WAKE {
                 self.wakeup.clear();
             } else if let Ok(fd) = RawFd::try_from(data) {
@@ -185,7 +186,8 @@ impl Driver for Epoll {
     }
 
     fn start(&mut self, op: FileOp, slot: usize) {
-        let (finished, wakeup) = (self.finished.clone(), self.wakeup.clone());
+        let finished = self.finished.clone();
+        let wakeup = self.wakeup.clone();
         offload_job(Box::new(move || {
             let (result, op) = run(op);
             let done = Done { slot, result, op: Some(op) };

@@ -55,7 +55,8 @@ impl Block {
 
     /// A block of memory shared with another process.
     pub(super) fn of_shared(part: SharedPart) -> Block {
-        let (ptr, size) = (part.start(), part.size());
+        let ptr = part.start();
+        let size = part.size();
         Block { ptr, size, pages: Some(Arc::new(Pages::Shared(part))) }
     }
 
@@ -123,8 +124,8 @@ impl Drop for Block {
 
 /// Maps fresh zero pages; null on failure.
 fn map(size: usize) -> *mut u8 {
-    let (access, kind) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
     let ptr = unsafe { libc::mmap(std::ptr::null_mut(), size, access, kind, -1, 0) };
     if ptr == libc::MAP_FAILED { std::ptr::null_mut() } else { ptr.cast() }

@@ -167,7 +167,8 @@ impl Parked {
         self.from_file = true;
         while self.missing() > 0 {
             let mut offset = at + filled as u64;
-            let (len, flags) = (self.missing(), SpliceFlags::NONBLOCK);
+            let len = self.missing();
+            let flags = SpliceFlags::NONBLOCK;
             match splice(&file, Some(&mut offset), &self.pipe().write, None, len, flags) {
                 Ok(0) | Err(Errno::AGAIN) => break,
                 Ok(moved) => {

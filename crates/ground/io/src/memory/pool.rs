@@ -212,7 +212,8 @@ impl Pool {
 
     /// Grants free memory to waiting tasks, in order.
     fn admit(&self) {
-        let (mut admitted, mut woken) = (Vec::new(), Vec::new());
+        let mut admitted = Vec::new();
+        let mut woken = Vec::new();
         {
             let mut state = self.lock();
             while let Some((cost, completer)) = state.waiting.front() {

@@ -106,7 +106,8 @@ impl Reservation {
         {
             self.kept = Some(KeptCharge::in_use(pool.clone(), self.cost));
         }
-        let (pool, memory) = (self.pool.clone(), self.memory.clone());
+        let pool = self.pool.clone();
+        let memory = self.memory.clone();
         let kept = self.kept.as_ref().map(InUse::charge);
         KeptReservation { pool, memory, cost: self.cost, len: self.len, park: self.park, kept }
     }
@@ -172,7 +173,9 @@ impl Reservation {
     /// The buffer, without waiting. Its content is arbitrary earlier data or zeroes.
     pub fn into_buf(self) -> Buf {
         let mut room = self.claim_now();
-        let (pool, cost, counters) = (room.pool.take(), room.cost, room.counters.take());
+        let pool = room.pool.take();
+        let cost = room.cost;
+        let counters = room.counters.take();
         let block = match &pool {
             None => Block::new(room.len.max(1).next_multiple_of(ALIGN)),
             Some(pool) => pool.block(class(room.len)),
@@ -190,7 +193,9 @@ impl Reservation {
             return Err((self, part));
         }
         let mut room = self.claim_now();
-        let (pool, cost, counters) = (room.pool.take(), room.cost, room.counters.take());
+        let pool = room.pool.take();
+        let cost = room.cost;
+        let counters = room.counters.take();
         let charge = Charge { pool, cost, counters, kept: room.kept.take() };
         Ok(Buf::new(Block::of_shared(part), room.len, charge))
     }
@@ -345,7 +350,8 @@ mod tests {
         drop(buf);
         assert!(other.as_mut().poll(&mut cx).is_ready());
         let mut room = pool.try_reserve(8 << 10).unwrap();
-        let (outer, inner) = (room.keep(), room.keep());
+        let outer = room.keep();
+        let inner = room.keep();
         drop(room);
         for kept in [&inner, &outer] {
             let Poll::Ready(Ok(again)) = pin!(kept.again()).poll(&mut cx) else {
@@ -364,7 +370,8 @@ mod tests {
 
     #[test]
     fn late_room_has_its_memory_when_it_is_claimed() {
-        let (asked, memory) = (Pool::new(32 << 10), Pool::new(8 << 10));
+        let asked = Pool::new(32 << 10);
+        let memory = Pool::new(8 << 10);
         let mut cx = Context::from_waker(Waker::noop());
         let mut late = || {
             let room = pin!(asked.reserve_late(8 << 10, &memory)).poll(&mut cx);

@@ -203,7 +203,8 @@ impl SharedPart {
 
 impl Drop for SharedPart {
     fn drop(&mut self) {
-        let (mut at, mut class) = (self.at, class_of(self.size));
+        let mut at = self.at;
+        let mut class = class_of(self.size);
         let mut free = self.area.lock();
         while class + 1 < free.len() && free[class].remove(&(at ^ (ALIGN << class))) {
             at &= !(ALIGN << class);

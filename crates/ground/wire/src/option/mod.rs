@@ -96,7 +96,8 @@ impl OptionReplyHeader {
         else {
             return Ok(None);
         };
-        let (option, code) = (OptionCode::from_wire(option), ReplyCode::from_wire(code));
+        let option = OptionCode::from_wire(option);
+        let code = ReplyCode::from_wire(code);
         Ok(Some(OptionReplyHeader { option, code, length }))
     }
 

@@ -9,7 +9,8 @@ use crate::{Error, ExportFlags, limits};
 /// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").
 pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
     if bytes.len() > limits::STRING {
-        let (len, max) = (bytes.len() as u64, limits::STRING as u64);
+        let len = bytes.len() as u64;
+        let max = limits::STRING as u64;
         return Err(Error::TooLong { what, len, max });
     }
     match str::from_utf8(bytes) {
@@ -136,7 +137,8 @@ impl MetaRequest {
             return Err(bad("the number of queries differs from the list"));
         }
         if count as usize > limits::QUERIES {
-            let (len, max) = (count.into(), limits::QUERIES as u64);
+            let len = count.into();
+            let max = limits::QUERIES as u64;
             return Err(Error::TooLong { what: QUERIES, len, max });
         }
         let mut queries = Vec::with_capacity(count as usize);
@@ -301,7 +303,9 @@ impl Info {
             InfoKind::Description => return Ok(Info::Description(description(reader.rest()))),
             InfoKind::BlockSize => {
                 let mut size = || reader.u32().ok_or(bad("block sizes are too short"));
-                let (minimum, preferred, maximum) = (size()?, size()?, size()?);
+                let minimum = size()?;
+                let preferred = size()?;
+                let maximum = size()?;
                 Info::BlockSize(BlockSizes { minimum, preferred, maximum })
             }
             InfoKind::Other(kind) => return Ok(Info::Other(kind)),

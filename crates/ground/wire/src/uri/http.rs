@@ -77,7 +77,8 @@ impl HttpUri {
         if export.len() > limits::STRING {
             return Err(Error(format!("export name is too long: {} bytes", export.len())));
         }
-        let (usual, host) = (if secure { 443 } else { 80 }, !authority.is_empty());
+        let usual = if secure { 443 } else { 80 };
+        let host = !authority.is_empty();
         let (name, port) = host_and_port(authority, usual)?;
         let field = host_field(&name, port, usual);
         let transport = match own.socket {

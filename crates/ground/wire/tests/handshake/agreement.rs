@@ -42,10 +42,12 @@ pub(crate) fn negotiate(
     cuts: &[u8],
 ) -> (Result<client::Negotiated, Error>, Option<server::Negotiated>) {
     let mut cuts = cuts.iter().copied().cycle();
-    let (mut up, mut down) = (Pipe::new(), Pipe::new());
+    let mut up = Pipe::new();
+    let mut down = Pipe::new();
     let mut server = Server::new(config, &mut down.bytes);
     let mut client = Negotiation::new(wants).unwrap();
-    let (mut theirs, mut ours) = (None, None);
+    let mut theirs = None;
+    let mut ours = None;
     for _ in 0..10_000 {
         if ours.is_none() {
             match client.receive(down.more(&mut cuts), &mut up.bytes) {

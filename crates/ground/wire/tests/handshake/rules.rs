@@ -11,7 +11,8 @@ use crate::{FLAGS, Talk, answer, option, refused, reply};
 
 /// A client that has greeted a server with these handshake flags, and what it has sent.
 fn greeted(flags: u16) -> (Client, Vec<u8>) {
-    let (mut client, mut out) = (Client::new(), Vec::new());
+    let mut client = Client::new();
+    let mut out = Vec::new();
     let greeting = [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat();
     let (used, event) = client.receive(&greeting, &mut out).unwrap();
     assert_eq!((used, event), (18, client::Event::Greeted(Protocol::FixedNewstyle)));
@@ -29,7 +30,8 @@ fn replies_to(talk: &mut Talk, code: OptionCode, payload: &[u8]) -> Vec<(ReplyCo
             event => answer(&mut talk.server, event, &mut talk.down).unwrap(),
         }
     }
-    let (mut found, mut bytes) = (Vec::new(), std::mem::take(&mut talk.down));
+    let mut found = Vec::new();
+    let mut bytes = std::mem::take(&mut talk.down);
     while !bytes.is_empty() {
         let head = OptionReplyHeader::parse(&bytes).unwrap().unwrap();
         let rest = bytes.split_off(OptionReplyHeader::LEN + head.length as usize);

@@ -32,7 +32,8 @@ fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversatio
     for (code, payload) in options {
         option(OptionCode::from_wire(*code), payload, &mut input);
     }
-    let (mut out, mut used) = (Vec::new(), 0);
+    let mut out = Vec::new();
+    let mut used = 0;
     let mut server = Server::new(config, &mut out);
     out.clear();
     let mut run = || loop {

@@ -195,7 +195,8 @@ pub(super) mod tests {
         connections: usize,
         speed: f64,
     ) -> Point {
-        let (bytes_per_second, cpu_s_per_gib) = (speed, 0.1);
+        let bytes_per_second = speed;
+        let cpu_s_per_gib = 0.1;
         Point { request_size, requests, connections, bytes_per_second, cpu_s_per_gib }
     }
 

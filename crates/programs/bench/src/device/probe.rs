@@ -167,7 +167,8 @@ async fn sweep(
     work: Option<&Data>,
     schedule: &mut Schedule,
 ) -> Result<(Vec<Point>, Vec<Point>)> {
-    let (mut reading, mut writing) = (Vec::new(), Vec::new());
+    let mut reading = Vec::new();
+    let mut writing = Vec::new();
     for point in in_order(settings) {
         if let Some(time) = schedule.next(&point, &reading) {
             let running = run(handles, point, Work::Read(ranges.clone()), time);
@@ -193,8 +194,11 @@ async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, 
     let Some(contexts) = contexts.filter(|_| facts.can.contains(Can::EXTENTS)) else {
         return Ok((None, vec![(0, facts.size)]));
     };
-    let (started, mut at, mut extents) = (Instant::now(), 0, 0);
-    let (mut times, mut ranges): (Vec<Duration>, Vec<Range>) = (Vec::new(), Vec::new());
+    let started = Instant::now();
+    let mut at = 0;
+    let mut extents = 0;
+    let mut times: Vec<Duration> = Vec::new();
+    let mut ranges: Vec<Range> = Vec::new();
     // One in any case, or it would look as if there were nothing but zeroes.
     while at < facts.size
         && times.len() < QUERIES_MAX
@@ -313,7 +317,8 @@ fn settings(facts: &blockhaul_block::Facts, limits: &Limits) -> Vec<Point> {
         for requests in REQUESTS.into_iter().filter(|n| *n <= limits.requests) {
             for connections in CONNECTIONS.into_iter().filter(|n| *n <= limits.connections) {
                 if request_size * (requests * connections) as u64 <= MEMORY {
-                    let (bytes_per_second, cpu_s_per_gib) = (0.0, 0.0);
+                    let bytes_per_second = 0.0;
+                    let cpu_s_per_gib = 0.0;
                     all.push(Point {
                         request_size,
                         requests,
@@ -396,19 +401,24 @@ async fn run(
 ) -> Result<Point> {
     let point = Point { connections: point.connections.min(handles.len()), ..point };
     let pool = Pool::new(2 * MEMORY);
-    let (started, next) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let started = Instant::now();
+    let next = Arc::new(AtomicU64::new(0));
     let deadline = started + time.max(Duration::from_millis(5));
     let cpu_before = blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
     let mut lanes = Vec::new();
     for (number, handle) in handles.iter().take(point.connections).enumerate() {
-        let (handle, work, next, pool) = (handle.clone(), work.clone(), next.clone(), pool.clone());
+        let handle = handle.clone();
+        let work = work.clone();
+        let next = next.clone();
+        let pool = pool.clone();
         lanes.push(
             Remote::to(number).spawn(move || async move {
                 lane(handle, point, work, next, pool, deadline).await
             }),
         );
     }
-    let (mut bytes, mut result) = (0, Ok(()));
+    let mut bytes = 0;
+    let mut result = Ok(());
     for lane in lanes {
         match lane.await {
             Ok(Ok(moved)) => bytes += moved,
@@ -443,8 +453,10 @@ async fn lane(
     let moved = Rc::new(Cell::new(0));
     let tasks: Vec<_> = (0..point.requests)
         .map(|_| {
-            let (handle, work, next, pool) =
-                (handle.clone(), work.clone(), next.clone(), pool.clone());
+            let handle = handle.clone();
+            let work = work.clone();
+            let next = next.clone();
+            let pool = pool.clone();
             let moved = moved.clone();
             blockhaul_io::start(async move {
                 // At least one each, so that a slow device is measured, too.

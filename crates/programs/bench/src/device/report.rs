@@ -39,9 +39,10 @@ pub(super) fn text(findings: &Findings) -> String {
         findings.size,
         format_size(u64::from(findings.minimum_block)),
         format_size(u64::from(findings.maximum_request)),
-        match findings.own_connections {
-            true => "connections of their own",
-            false => "no connections, one handle for all",
+        if findings.own_connections {
+            "connections of their own"
+        } else {
+            "no connections, one handle for all"
         },
         if findings.own_connections && !findings.multi_conn {
             ", not promised to agree"

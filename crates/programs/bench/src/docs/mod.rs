@@ -235,7 +235,8 @@ fn document(reports: &[(String, Report)], settings: &str, reasons: &Reasons) -> 
 
 /// A further table, which a reader unfolds.
 fn folded(report: &Report, metric: Metric) -> Option<String> {
-    let (title, table) = (metric.title(report), table::markdown_grid(report, metric)?);
+    let title = metric.title(report);
+    let table = table::markdown_grid(report, metric)?;
     Some(format!("\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"))
 }
 

@@ -70,7 +70,8 @@ fn against(report: &Report, column: usize) -> Option<String> {
     };
     let mut ratios: Vec<f64> = (0..report.rows.len()).filter_map(ratio).collect();
     ratios.sort_by(f64::total_cmp);
-    let (least, most) = (ratios.first()?, ratios.last()?);
+    let least = ratios.first()?;
+    let most = ratios.last()?;
     let middle = (ratios[(ratios.len() - 1) / 2] + ratios[ratios.len() / 2]) / 2.0;
     let span = match ratios.len() {
         1 => String::new(),

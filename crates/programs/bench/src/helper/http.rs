@@ -30,7 +30,8 @@ fn run(listener: &TcpListener, dir: &Path) {
         if Arc::strong_count(&clients) > CLIENTS_MAX {
             continue;
         }
-        let (dir, mark) = (dir.clone(), clients.clone());
+        let dir = dir.clone();
+        let mark = clients.clone();
         // Without a thread, the connection is closed.
         std::thread::Builder::new()
             .spawn(move || {
@@ -48,7 +49,8 @@ fn client(stream: TcpStream, dir: &Path) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream);
     loop {
         let Some(first) = line(&mut reader)? else { return Ok(()) };
-        let (mut range, mut close) = (None, first.ends_with("HTTP/1.0"));
+        let mut range = None;
+        let mut close = first.ends_with("HTTP/1.0");
         for number in 0.. {
             let Some(field) = line(&mut reader)? else { return Ok(()) };
             if field.is_empty() {
@@ -65,7 +67,8 @@ fn client(stream: TcpStream, dir: &Path) -> std::io::Result<()> {
             }
         }
         let mut words = first.split(' ');
-        let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
+        let method = words.next().unwrap_or("");
+        let path = words.next().unwrap_or("");
         let name = path.trim_start_matches('/');
         // One directory only: no name leads out of it.
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);

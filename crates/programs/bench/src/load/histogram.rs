@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn percentiles_of_all_and_of_none() {
-        let (mut one, mut other) = (Histogram::new(), Histogram::new());
+        let mut one = Histogram::new();
+        let mut other = Histogram::new();
         assert_eq!(one.percentiles(), None);
         for number in 1..=1000 {
             let histogram = if number % 2 == 0 { &mut one } else { &mut other };

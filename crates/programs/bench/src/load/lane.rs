@@ -48,7 +48,8 @@ pub(super) enum Until {
 /// Puts load on a connection, and ends it. `number` is its number among all of them.
 pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) -> Result<Tally> {
     let Line { stream, mut window, queue, negotiated } = line;
-    let (headers, replies) = (negotiated.headers, negotiated.replies);
+    let headers = negotiated.headers;
+    let replies = negotiated.replies;
     window.expect_headers_of(match replies {
         Replies::Simple => reply::SIMPLE_LEN,
         Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
@@ -219,7 +220,11 @@ struct Slot {
 
 impl Default for Slot {
     fn default() -> Slot {
-        let (generation, busy, write, got, error) = (0, false, false, 0, None);
+        let generation = 0;
+        let busy = false;
+        let write = false;
+        let got = 0;
+        let error = None;
         Slot { generation, busy, write, sent: Instant::now(), got, error }
     }
 }
@@ -288,7 +293,8 @@ impl Lane {
         let place = self.pattern.next();
         let slot = &mut self.slots[index];
         let generation = slot.generation.wrapping_add(1);
-        let (write, sent) = (place.write, now);
+        let write = place.write;
+        let sent = now;
         *slot = Slot { generation, busy: true, write, sent, got: 0, error: None };
         let mut flags = CommandFlags::NONE;
         if write && self.headers == Headers::Extended {

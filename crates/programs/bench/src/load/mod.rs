@@ -235,13 +235,15 @@ async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
     // There is one connection at least.
     let Some(negotiated) = met else { return Err(opening(lost(Lost))) };
     let cpu = || blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
-    let (before, start) = (cpu(), Instant::now());
+    let before = cpu();
+    let start = Instant::now();
     let mut outcomes = Vec::new();
     for Waiting { go, outcome } in waiting {
         go.complete(start);
         outcomes.push(outcome);
     }
-    let (mut all, mut failed) = (None, None);
+    let mut all = None;
+    let mut failed = None;
     for (number, outcome) in outcomes.into_iter().enumerate() {
         match (outcome.await, &mut all) {
             (Ok(Ok(tally)), None) => all = Some(tally),
@@ -289,7 +291,8 @@ fn open(
         };
         tell.complete(Ok(line.negotiated.clone()));
         let start = start.await.map_err(lost)?;
-        let (number, connections) = (number as u64, work.connections as u64);
+        let number = number as u64;
+        let connections = work.connections as u64;
         let until = match work.count {
             // The first ones have one more.
             Some(count) => {

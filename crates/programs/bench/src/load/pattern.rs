@@ -45,7 +45,9 @@ impl Pattern {
             seeds.number();
         }
         let random = Random::new(seeds.number());
-        let (order, reads, size) = (work.order, work.reads, work.size);
+        let order = work.order;
+        let reads = work.reads;
+        let size = work.size;
         Pattern { random, order, reads, size, first, places: places.max(1), next: 0 }
     }
 

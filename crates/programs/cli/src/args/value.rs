@@ -29,10 +29,8 @@ pub fn setting(text: &str) -> Result<(String, String), String> {
 
 fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
     let wrong = || {
-        let (least, most) = (
-            blockhaul_catalog::format_size(least.into()),
-            blockhaul_catalog::format_size(most.into()),
-        );
+        let least = blockhaul_catalog::format_size(least.into());
+        let most = blockhaul_catalog::format_size(most.into());
         format!("{text} is not a power of two from {least} to {most}")
     };
     let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
@@ -72,7 +70,8 @@ pub fn schedule(text: &str) -> Result<blockhaul_engine::Schedule, String> {
 pub fn range(text: &str) -> Result<(u64, u64), String> {
     let wrong = || format!("{text} is not OFFSET:LENGTH, as 1G:64M");
     let (at, len) = text.split_once(':').ok_or_else(wrong)?;
-    let (at, len) = (size(at)?, size(len)?);
+    let at = size(at)?;
+    let len = size(len)?;
     if len == 0 {
         return Err(format!("{text} is empty"));
     }

@@ -173,7 +173,8 @@ impl Report {
     fn unread() -> Report {
         let text = "standard output was closed before the end".to_string();
         let status = signals::status(signal_hook::consts::SIGPIPE);
-        let (summary, verified) = (Summary::default(), 0);
+        let summary = Summary::default();
+        let verified = 0;
         Report { text, summary, verified, digest: None, warnings: Vec::new(), status }
     }
 
@@ -441,7 +442,8 @@ impl Job {
         };
         // Its warnings were already logged.
         let digest = self.digest_line(&summary);
-        let (text, warnings) = (summary.to_string(), Vec::new());
+        let text = summary.to_string();
+        let warnings = Vec::new();
         Ok(Report { text, summary, verified: 0, digest, warnings, status: 0 })
     }
 
@@ -573,7 +575,8 @@ impl Job {
     /// Refuses a source and a target that share storage, by their files.
     fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<(), Failure> {
         let shared = blockhaul_backends::shared(source, target);
-        let (from, to) = (&self.source, &self.target);
+        let from = &self.source;
+        let to = &self.target;
         let text = match shared {
             Shared::Nothing => return Ok(()),
             // Layers select the part, and the parts may differ.
@@ -668,7 +671,8 @@ impl Job {
     /// Whether a point in time may be released where it is copied: it is not read again, and a
     /// connection to the target that is made again shows the same disk.
     fn can_release(&self, source: &Stack, target: &Stack) -> bool {
-        let (from, to) = (source.device().facts(), target.device().facts());
+        let from = source.device().facts();
+        let to = target.device().facts();
         let is_read_again = self.verify || self.options.digest.is_some();
         self.is_snapshot
             && !is_read_again
@@ -683,7 +687,8 @@ impl Job {
         source: &Stack,
         pool: &Pool,
     ) -> Result<Option<Manifest>, Failure> {
-        let (options, progress) = (&mut self.options, &self.progress);
+        let options = &mut self.options;
+        let progress = &self.progress;
         let changed = self.part.changed(source, options, pool, progress).await;
         let mut made = changed.map_err(|error| self.failed(&error))?;
         if made.is_none() && self.manifest.is_some() {
@@ -863,7 +868,8 @@ impl Job {
 
     /// Checks that the target can hold the source before anything is written.
     fn check_target(&self, source: &Stack, target: &Stack) -> Result<(), Failure> {
-        let (from, to) = (source.device().facts(), target.device().facts());
+        let from = source.device().facts();
+        let to = target.device().facts();
         if !to.can.contains(Can::WRITE) {
             let text = format!(
                 "cannot copy {} to {}: the target is read-only: choose another target, or have its server \
@@ -959,7 +965,8 @@ impl Job {
     /// A failed verification: the sides differ, or one cannot be read.
     fn different(&self, error: &Error) -> Failure {
         if error.kind() == Kind::Io && error.request().is_none() {
-            let (source, target) = (&self.source, &self.target);
+            let source = &self.source;
+            let target = &self.target;
             let text = format!("verification of {target} against {source}: {error}");
             return Failure::new(exit::DIFFERENT, text);
         }

@@ -96,7 +96,8 @@ impl ManifestFile {
     }
 
     fn failed(&self, error: std::io::Error) -> Failure {
-        let (path, why) = (self.path.display(), plain(&error));
+        let path = self.path.display();
+        let why = plain(&error);
         let next = match error.kind() {
             ErrorKind::NotFound => ": create its directory first",
             _ => "",

@@ -32,7 +32,8 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
     let mut job = Job::new(args, groups)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     job.options.rate = long::rate(args)?;
-    let (ends, progress) = (job.shown_ends(), job.progress.clone());
+    let ends = job.shown_ends();
+    let progress = job.progress.clone();
     let watched = Watched { ends, progress, ..Watched::default() };
     let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
     let to_pipe = *job.ends().1 == Spec::Pipe;

@@ -46,7 +46,8 @@ impl Ability {
     /// Parses a word, case-insensitively.
     pub fn parse(word: &str) -> Result<Ability, Failure> {
         let lower = word.to_ascii_lowercase();
-        let (dashes, blanks) = (lower.replace('_', "-"), lower.replace(['_', ' '], "-"));
+        let dashes = lower.replace('_', "-");
+        let blanks = lower.replace(['_', ' '], "-");
         let found = WORDS.iter().find(|(words, blank, _)| {
             words.contains(&if *blank { blanks.as_str() } else { dashes.as_str() })
         });

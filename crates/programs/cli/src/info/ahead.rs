@@ -129,7 +129,8 @@ mod tests {
             assert_eq!(taken, Ok(()));
             found
         };
-        let (one, two) = (list(&[(10, 0), (5, 3), (9, 0)]), list(&[(4, 1), (11, 0), (3, 1)]));
+        let one = list(&[(10, 0), (5, 3), (9, 0)]);
+        let two = list(&[(4, 1), (11, 0), (3, 1)]);
         assert_eq!(cut(std::slice::from_ref(&one), 12), [(0, 10, vec![0]), (10, 2, vec![3])]);
         let expected =
             [(0, 4, vec![0, 1]), (4, 6, vec![0, 0]), (10, 5, vec![3, 0]), (15, 3, vec![0, 1])];

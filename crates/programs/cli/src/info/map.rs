@@ -177,7 +177,9 @@ struct Sink {
 impl Sink {
     fn new(contexts: Vec<Shown>, order: Vec<usize>, format: Format) -> Sink {
         let palette = Palette::new(format.color);
-        let (states, totals, line) = (Vec::new(), BTreeMap::new(), String::new());
+        let states = Vec::new();
+        let totals = BTreeMap::new();
+        let line = String::new();
         Sink { contexts, order, format, palette, last: None, states, shown: false, totals, line }
     }
 
@@ -309,7 +311,8 @@ impl Sink {
         number(line, at, 0);
         line.push_str(", \"length\": ");
         number(line, len, 0);
-        let (zero, data) = (state & ZERO != 0, state & HOLE == 0);
+        let zero = state & ZERO != 0;
+        let data = state & HOLE == 0;
         line.push_str(", \"depth\": 0, \"present\": true, \"zero\": ");
         line.push_str(if zero { "true" } else { "false" });
         line.push_str(", \"data\": ");

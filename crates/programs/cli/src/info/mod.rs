@@ -39,7 +39,8 @@ const DUMP_TIMEOUT: Duration = Duration::ZERO;
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
     #[cfg(feature = "formats")]
     if args.chain {
-        let (image, backing) = (&args.device, args.image.backing);
+        let image = &args.device;
+        let backing = args.image.backing;
         let chain = args::InfoChain { image, backing, json: args.json };
         return crate::image_tools::info_chain(&chain, groups);
     }

@@ -38,7 +38,8 @@ impl Picture {
     pub fn new(name: &str, context: &str, start: u64, len: u64, columns: u64) -> Picture {
         let column = len.div_ceil(columns.max(1)).max(1);
         let count = usize::try_from(len.div_ceil(column)).unwrap_or(0);
-        let (name, context) = (name.to_string(), context.to_string());
+        let name = name.to_string();
+        let context = context.to_string();
         Picture { name, context, start, len, column, marked: vec![0; count] }
     }
 
@@ -94,7 +95,8 @@ impl Picture {
 
     /// A panel of an image, from row `top` on.
     fn panel(&self, top: u64, svg: &mut String) {
-        let (title, legend) = (escaped(&self.name), escaped(&self.legend()));
+        let title = escaped(&self.name);
+        let legend = escaped(&self.legend());
         let _ = write!(
             svg,
             "<text x=\"{EDGE}\" y=\"{}\" font-weight=\"bold\">{title}</text>\n\
@@ -108,7 +110,8 @@ impl Picture {
         for (index, share) in self.shares().enumerate().filter(|(_, share)| *share > 0.0) {
             // At least one pixel: a little data is not nothing.
             let height = (share * HEIGHT as f64).max(1.0);
-            let (x, y) = (EDGE as f64 + index as f64 * step, bottom - height);
+            let x = EDGE as f64 + index as f64 * step;
+            let y = bottom - height;
             let _ = writeln!(
                 svg,
                 "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{step:.2}\" height=\"{height:.2}\" \
@@ -136,7 +139,8 @@ pub fn svg(pictures: &[Picture]) -> String {
         .iter()
         .map(|picture| escaped(&format!("{}: {}", picture.name, picture.legend())))
         .collect();
-    let (width, total) = (WIDTH + 2 * EDGE, (HEIGHT + PANEL) * pictures.len() as u64);
+    let width = WIDTH + 2 * EDGE;
+    let total = (HEIGHT + PANEL) * pictures.len() as u64;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {total}\" role=\"img\" \
          aria-label=\"{}\" font-family=\"sans-serif\" font-size=\"14\">\n\

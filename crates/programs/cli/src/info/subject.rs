@@ -222,7 +222,8 @@ impl Server {
         let export = &self.place.export;
         let mut session = self.session().await?;
         let protocol = session.protocol();
-        let (tls, replies) = (session.tls(), session.replies());
+        let tls = session.tls();
+        let replies = session.replies();
         let asked = match protocol {
             Some(Protocol::Newstyle) => None,
             _ => match session.info(export).await {
@@ -296,7 +297,8 @@ impl Server {
         let of_export = |uri| canonical(&Uri { export: asked.to_string(), ..uri });
         let uri = self.uri.clone().map(of_export);
         let block = info.block_sizes.map(|sizes| [sizes.minimum, sizes.preferred, sizes.maximum]);
-        let (size, flags) = (info.size, info.flags);
+        let size = info.size;
+        let flags = info.flags;
         Export { name, description, size, content, uri, contexts, flags, block }
     }
 

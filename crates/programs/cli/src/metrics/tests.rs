@@ -32,7 +32,8 @@ fn counting() -> Status {
 }
 
 fn server(status: Option<Status>) -> (Runtime, Server, SocketAddr) {
-    let (runtime, address) = (runtime(), "127.0.0.1:0".parse().unwrap());
+    let runtime = runtime();
+    let address = "127.0.0.1:0".parse().unwrap();
     let server = Server::start(&address, up(), status, &runtime.remote()).unwrap();
     let Address::Tcp { address, .. } = server.address else { panic!("{}", server.address) };
     (runtime, server, address)
@@ -246,7 +247,8 @@ fn what_is_no_socket_stays() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.raw");
     std::fs::write(&path, "precious").unwrap();
-    let (runtime, address) = (runtime(), Address::Unix(path.clone()));
+    let runtime = runtime();
+    let address = Address::Unix(path.clone());
     let Err(refused) = Server::start(&address, up(), None, &runtime.remote()) else {
         panic!("it listens in the place of a file");
     };

@@ -31,7 +31,8 @@ impl TextFile {
                 std::io::ErrorKind::NotFound => ": create its directory first",
                 _ => "",
             };
-            let (path, why) = (path.display(), plain(&error));
+            let path = path.display();
+            let why = plain(&error);
             Failure::new(exit::FAILED, format!("--metrics: cannot write {path}: {why}{next}"))
         })?;
         let (stop, mut stopped) = blockhaul_io::ticket();

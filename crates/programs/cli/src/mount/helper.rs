@@ -71,7 +71,9 @@ fn translated(words: &[OsString]) -> Result<Option<Vec<OsString>>, String> {
     let usage = || format!("usage: {NAME} DEVICE TARGET [-o OPTIONS]");
     let mut places = Vec::new();
     let mut made: Vec<OsString> = ["mount", "--in-background"].map(OsString::from).into();
-    let (mut sloppy, mut fake, mut options) = (false, false, String::new());
+    let mut sloppy = false;
+    let mut fake = false;
+    let mut options = String::new();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.to_str() {

@@ -92,8 +92,8 @@ impl Job {
             cache: self.cache,
             memory: self.memory,
         });
-        let (target, source) =
-            (self.place.target().clone(), without_secrets(&self.spec.to_string()));
+        let target = self.place.target().clone();
+        let source = without_secrets(&self.spec.to_string());
         let mounting = offload(move || target.mount(&source, &permissions));
         let mounted = mounting.await.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
         let (mounted, connection) = mounted.map_err(|why| unmountable(&why))?;
@@ -153,7 +153,8 @@ impl Job {
         stopped: Ticket<Stop>,
     ) -> Result<u8, Failure> {
         let disk = disk_of(mounted, is_folder);
-        let (place, write) = (mounted.clone(), self.write);
+        let place = mounted.clone();
+        let write = self.write;
         let reading = offload(move || place.read_ahead(READ_AHEAD));
         // A slower mount is a mount, too.
         let _ = reading.await;

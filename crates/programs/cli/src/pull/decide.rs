@@ -229,7 +229,8 @@ mod tests {
 
     #[test]
     fn what_is_copied_depends_on_store_and_source() {
-        let ((_kept, empty), (_folder, monday)) = (store(&[]), store(&["monday"]));
+        let (_kept, empty) = store(&[]);
+        let (_folder, monday) = store(&["monday"]);
         let auto = question(Mode::Auto, true, Some("tuesday"));
         let full = |found: Kind, words: &str| match found {
             Kind::Full { why } => assert!(why.contains(words), "{why}"),

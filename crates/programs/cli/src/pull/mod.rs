@@ -104,7 +104,8 @@ fn look(
     })?;
     let mut found = Vec::with_capacity(wanted.len());
     for (one, store) in wanted.iter().zip(stores) {
-        let (looked, store) = (one.look()?, store.clone());
+        let looked = one.look()?;
+        let store = store.clone();
         let (result, open) = runtime.block_on(move || looked.run(store));
         // Not on a worker: this waits for the server of a `[ CMD ]`.
         drop(open);
@@ -145,7 +146,8 @@ fn prepare(
     stores: &[Store],
     restart: bool,
 ) -> Result<(Vec<Pull>, Vec<Row>), Failure> {
-    let (mut begun, mut rows) = (Vec::new(), Vec::new());
+    let mut begun = Vec::new();
+    let mut rows = Vec::new();
     for ((one, found), store) in wanted.into_iter().zip(found).zip(stores) {
         rows.push(Row::new(&one, &found));
         if matches!(found.what, What::Already) {
@@ -241,7 +243,8 @@ fn publish(pull: &mut Pull, copies: &Copies) -> Result<(), Failure> {
 pub(crate) async fn digests(path: std::path::PathBuf) -> Result<(String, String), Failure> {
     let registry = devices::registry(std::time::Duration::ZERO);
     let stack = registry.open(&Spec::Path(path), Vec::new(), Intent::READ).await?;
-    let (options, progress) = (Options::default(), Arc::new(Progress::new()));
+    let options = Options::default();
+    let progress = Arc::new(Progress::new());
     let pool = Pool::new(options.memory());
     let made = blockhaul_engine::manifest(&stack, None, &options, &pool, &progress).await?;
     Ok((made.to_string(), made.digest()))

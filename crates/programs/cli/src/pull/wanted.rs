@@ -57,7 +57,8 @@ pub(super) struct Found {
 impl Wanted {
     /// Checks the keys of a disk; the command line takes precedence.
     pub(super) fn new(disk: Disk, args: &args::Pull) -> Result<Wanted, Failure> {
-        let (name, place) = (disk.name.clone(), disk.place.clone());
+        let name = disk.name.clone();
+        let place = disk.place.clone();
         let wrong = |text: &str| Failure::usage(format!("{place}: disk {name}: {text}"));
         let key = |key: &str, given: &Option<String>| -> Result<Option<String>, Failure> {
             let value = given.clone().or_else(|| disk.keys.get(key).cloned());

@@ -163,7 +163,8 @@ fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<Bitmap>, String>
     let bitmap = Bitmap::new(name, size, granularity).map_err(|error| error.to_string())?;
     let dirty = value["dirty"].as_array().ok_or("a bitmap has no list of dirty ranges")?;
     for range in dirty {
-        let (at, len) = (range[0].as_u64(), range[1].as_u64());
+        let at = range[0].as_u64();
+        let len = range[1].as_u64();
         let range =
             at.zip(len).filter(|(at, len)| at.checked_add(*len).is_some_and(|end| end <= size));
         let (at, len) = range.ok_or("a dirty range is not in the disk")?;

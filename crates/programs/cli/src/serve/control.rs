@@ -282,7 +282,8 @@ impl Operations {
             "drain" => Ok(self.drain()),
             "reload" => self.reload().map(|done| json!({ "done": done })).map_err(Refusal::failed),
             "metrics" => {
-                let (sums, storage) = (self.server.sums(), self.table.figures());
+                let sums = self.server.sums();
+                let storage = self.table.figures();
                 Ok(json!({ "text": figures::write(Figures::default(), &sums, &storage) }))
             }
             "stop" => {
@@ -333,7 +334,8 @@ impl Operations {
         let clients = self.server.drain();
         let clients_are = if clients == 1 { "client is" } else { "clients are" };
         self.notify.status(&format!("draining: {clients} {clients_are} still connected"));
-        let (server, stopper) = (Arc::downgrade(&self.server), self.stopper.clone());
+        let server = Arc::downgrade(&self.server);
+        let stopper = self.stopper.clone();
         drop(self.worker.spawn(move || end_when_empty(server, stopper)));
         json!({ "clients": clients })
     }
@@ -369,7 +371,8 @@ impl Operations {
         let text = |name: &str| text("set", request, name);
         let (layers, place) = self.layer(text("export")?, text("layer")?)?;
         let layer = &layers[place];
-        let (name, value) = (text("name")?, text("value")?);
+        let name = text("name")?;
+        let value = text("value")?;
         layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
         log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
         Ok(json!({ "layer": shown(layer) }))
@@ -545,7 +548,8 @@ impl Operations {
         };
         let copy_mode = copy_mode("mirror", request)?.unwrap_or_default();
         let settings = settings("mirror", request)?;
-        let (export, target) = (export.clone(), To::Spec(target));
+        let export = export.clone();
+        let target = To::Spec(target);
         let wanted = WantedMirror {
             export: export.clone(),
             target,

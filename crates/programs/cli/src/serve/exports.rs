@@ -134,8 +134,10 @@ impl Wanted {
                 "--per-client cannot be used with a server in brackets, which is started once";
             return Err(Failure::usage(text));
         }
-        let (layers, any_name) = (args.layer.clone(), args.any_name);
-        let (per_client, trace) = (args.per_client, args.trace);
+        let layers = args.layer.clone();
+        let any_name = args.any_name;
+        let per_client = args.per_client;
+        let trace = args.trace;
         let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
         let wanted =
             Wanted { registry, exports, layers, any_name, per_client, trace, bitmap_files };
@@ -312,7 +314,8 @@ impl Wanted {
         layers: Vec<Arc<dyn Layer>>,
         device: Arc<dyn Device>,
     ) -> (Arc<dyn Exports>, Option<Arc<Shared>>) {
-        let (name, description) = (one.name.clone(), one.description.clone());
+        let name = one.name.clone();
+        let description = one.description.clone();
         if !self.per_client {
             let shared = if self.any_name {
                 Shared::under_any_name(&name, &description, device)
@@ -463,7 +466,8 @@ impl Table {
     /// Serves these exports under a name to clients that connect from now on.
     pub fn add_name(&self, name: &str, exports: Arc<dyn Exports>) -> Result<(), Failure> {
         let exports = guarded(exports, &self.common_gates())?;
-        let (name, description) = (name.to_string(), String::new());
+        let name = name.to_string();
+        let description = String::new();
         Ok(self.exports.add(Named { name, description, exports, single: true })?)
     }
 
@@ -648,7 +652,8 @@ impl One {
         readonly: bool,
         layers: Vec<String>,
     ) -> One {
-        let (name, description) = (name.to_string(), description.to_string());
+        let name = name.to_string();
+        let description = description.to_string();
         One { name, description, spec, intent: intent(readonly), layers }
     }
 

@@ -59,7 +59,8 @@ impl Visit for FreshVisit {
             return Box::pin(std::future::ready(Ok(None)));
         }
         let name = if self.0.any_name { name } else { own }.to_string();
-        let (fresh, description) = (self.0.clone(), Some(description.clone()));
+        let fresh = self.0.clone();
+        let description = Some(description.clone());
         Box::pin(async move {
             let device = fresh.device().await?;
             Ok(Some(Export { description, ..Export::own(&name, device) }))

@@ -92,13 +92,13 @@ impl Job {
             tls: self.tls.clone(),
         });
         let export = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
-        let uri = match self.offers.http {
-            _ if !listening.addresses.has_nbd && listening.addresses.vhost.is_some() => {
-                let socket = listening.addresses.vhost.as_deref().unwrap_or(Path::new(""));
-                format!("vhost-user socket {}", socket.display())
-            }
-            true => listening.http_uri(&export, &self.secured),
-            false => listening.uri(&export, &self.secured),
+        let uri = if !listening.addresses.has_nbd && listening.addresses.vhost.is_some() {
+            let socket = listening.addresses.vhost.as_deref().unwrap_or(Path::new(""));
+            format!("vhost-user socket {}", socket.display())
+        } else if self.offers.http {
+            listening.http_uri(&export, &self.secured)
+        } else {
+            listening.uri(&export, &self.secured)
         };
         log::debug!(
             "serving {} with {} at {uri}",
@@ -274,7 +274,8 @@ impl Job {
     /// transit to standard output.
     fn serve_single(&self, single: Single, server: &Arc<Server>) -> single::Rest {
         let (socket, rest) = single.split();
-        let (server, stopper) = (server.clone(), self.stopper.clone());
+        let server = server.clone();
+        let stopper = self.stopper.clone();
         drop(blockhaul_io::spawn(async move {
             server.serve(socket).await;
             stopper.stop(Stop::Left);
@@ -345,7 +346,8 @@ pub struct End {
 /// A failure to change the user.
 fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
     let user = identity.uid().map(|uid| format!("user {uid} and ")).unwrap_or_default();
-    let (gid, why) = (identity.gid(), plain(error));
+    let gid = identity.gid();
+    let why = plain(error);
     let text = format!("cannot change to {user}group {gid}: {why}: start it as root");
     Failure::new(crate::exit::OPEN, text)
 }

@@ -198,7 +198,9 @@ impl Layer for Policy {
             | Hints::IN_FLIGHT
             | Hints::EXTENTS;
         let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
-        let (errors, on_error, is_source) = (self.errors.clone(), self.on_error, self.is_source);
+        let errors = self.errors.clone();
+        let on_error = self.on_error;
+        let is_source = self.is_source;
         Ok(Arc::new(Watched { facts, inner, errors, on_error, is_source }))
     }
 }
@@ -237,7 +239,8 @@ impl Device for Watched {
     }
 
     fn submit(&self, mut request: Request) -> Pending {
-        let (kind, flags) = (request.kind(), request.flags);
+        let kind = request.kind();
+        let flags = request.flags;
         let repeat = Repeat::of(&mut request);
         let first = match self.inner.submit(request).now() {
             Ok(Ok(reply)) => return Pending::ready(Ok(reply)),

@@ -243,7 +243,8 @@ impl Jobs {
             })
             .collect();
         let mut all = table.begin_snapshots(&live, &at_once).await?.into_iter();
-        let (mut begun, mut running) = (Vec::new(), Vec::new());
+        let mut begun = Vec::new();
+        let mut running = Vec::new();
         for (item, mut copy) in disks.into_iter().zip(copies) {
             let Item { export, target, source, settings, .. } = item;
             let (device, snapshot, taken) = match source {
@@ -299,7 +300,8 @@ impl Jobs {
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
         let job = self.begin(&export, &target, &mut copy, work, settings, errors);
-        let (running, watched) = (job.clone(), job.clone());
+        let running = job.clone();
+        let watched = job.clone();
         let followed = mirror.clone();
         drop(blockhaul_io::spawn(async move {
             followed.ready(|| watched.is_over()).await;
@@ -477,7 +479,8 @@ async fn copy_group(
     disks: &[Disk],
     copies: Vec<Copy>,
 ) -> (Vec<Result<Report, Failure>>, Vec<Copy>) {
-    let (mut open, mut refused) = (Vec::new(), None);
+    let mut open = Vec::new();
+    let mut refused = None;
     // All checks come before a target is touched.
     for (index, copy) in copies.into_iter().enumerate() {
         let (result, copy) = if disks.len() > 1 && refused.is_none() {
@@ -509,7 +512,9 @@ async fn copy_group(
         .into_iter()
         .enumerate()
         .map(|(index, copy)| {
-            let (pool, jobs, first) = (pool.clone(), jobs.clone(), first.clone());
+            let pool = pool.clone();
+            let jobs = jobs.clone();
+            let first = first.clone();
             blockhaul_io::start(async move {
                 let (result, copy) = copy.run(pool).await;
                 if result.is_err() {
@@ -521,7 +526,8 @@ async fn copy_group(
             })
         })
         .collect();
-    let (mut results, mut ended) = (Vec::new(), Vec::new());
+    let mut results = Vec::new();
+    let mut ended = Vec::new();
     for one in running {
         let (result, copy) = one.await;
         results.push(result);
@@ -601,7 +607,9 @@ impl Job {
             }
             (Err(failure), _) => Err(failure),
         };
-        let (id, kind, target) = (self.id, self.kind(), &self.target);
+        let id = self.id;
+        let kind = self.kind();
+        let target = &self.target;
         match &result {
             Ok(_) => log::info!("job {id}: {kind} to {target} is complete"),
             Err(_) if cancelled => log::info!("job {id}: cancelled"),

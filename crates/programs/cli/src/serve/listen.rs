@@ -120,7 +120,8 @@ impl Where {
         if ports.is_empty() && (asked_tcp || nothing) {
             ports.push(PORT);
         }
-        let (hosts, vsock) = (args.ip_addr.clone(), args.vsock.clone());
+        let hosts = args.ip_addr.clone();
+        let vsock = args.vsock.clone();
         let vhost = args.vhost_places();
         Where { inherited, unix, ports, hosts, vsock, vhost, cleanup: Cleanup::default() }
     }
@@ -554,8 +555,10 @@ mod tests {
             })
             .unwrap()
         };
-        let (off, keys) = (secured(None), secured(Some("/k&k")));
-        let (unix, tcp) = (Some("/r/s"), Some(("localhost", 10809)));
+        let off = secured(None);
+        let keys = secured(Some("/k&k"));
+        let unix = Some("/r/s");
+        let tcp = Some(("localhost", 10809));
         assert_eq!(listening(unix, None).uri("", &off), "nbd+unix://?socket=/r/s");
         assert_eq!(
             listening(Some("/r d/s"), Some(("h", 1))).uri("a b/c", &off),

@@ -520,7 +520,8 @@ impl Mirror {
 
     /// For the control socket.
     pub fn described(&self) -> Value {
-        let (dirty, predicted) = (self.changes.bytes(), self.predicted());
+        let dirty = self.changes.bytes();
+        let predicted = self.predicted();
         let synced = self.is_synced();
         let state = self.lock();
         json!({
@@ -544,7 +545,8 @@ impl Mirror {
 impl Follower for Mirror {
     fn check(&self, target: &Stack) -> Result<()> {
         let Some(device) = self.export.device() else { return Ok(()) };
-        let (from, to) = (device.facts(), target.device().facts());
+        let from = device.facts();
+        let to = target.device().facts();
         match missing(&from, &to) {
             None => Ok(()),
             Some(what) => {

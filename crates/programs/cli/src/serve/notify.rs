@@ -48,7 +48,8 @@ impl Notify {
             _ => SocketAddr::from_pathname(&place),
         };
         if let Err(error) = &address {
-            let (place, why) = (place.display(), plain(error));
+            let place = place.display();
+            let why = plain(error);
             log::warn!("cannot notify the service manager at {VARIABLE}={place}: {why}");
         }
         address.map_or(Notify(None), Notify::to)

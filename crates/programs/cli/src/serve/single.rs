@@ -43,7 +43,8 @@ impl Single {
         let (server, client) = UnixStream::pair().map_err(cannot)?;
         let input = std::fs::File::from(socket);
         let output = std::fs::File::from(duplicate(stdout())?);
-        let (to_server, from_server) = (client.try_clone().map_err(cannot)?, client);
+        let to_server = client.try_clone().map_err(cannot)?;
+        let from_server = client;
         let (sender, gone) = mpsc::channel();
         let thread = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map(drop).map_err(cannot)

@@ -211,7 +211,8 @@ impl Table {
             }
             self.top(export, &stack).await
         };
-        let (taken, device) = (OnceLock::new(), made.await);
+        let taken = OnceLock::new();
+        let device = made.await;
         let clears = begin.clears;
         let mut prepared =
             Prepared { export, shared, device: None, snapshot, bitmap, clears, taken };

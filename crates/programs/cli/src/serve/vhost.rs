@@ -19,7 +19,8 @@ pub async fn listen(server: Arc<Server>, listener: Listener, export: String) {
     loop {
         match listener.accept().await {
             Ok(socket) => {
-                let (server, export) = (server.clone(), export.clone());
+                let server = server.clone();
+                let export = export.clone();
                 let worker = Remote::to(next.fetch_add(1, Ordering::Relaxed));
                 drop(worker.spawn(move || attend(server, socket, export)));
             }

@@ -77,17 +77,21 @@ impl Qmp {
 
 #[test]
 fn the_page_backs_up_a_disk_in_use() {
-    let (daemon, qemu_img) = (require_peer!("qemu-storage-daemon"), require_peer!("qemu-img"));
+    let daemon = require_peer!("qemu-storage-daemon");
+    let qemu_img = require_peer!("qemu-img");
     let scratch = Scratch::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
-    let (before, backup, overlay) = (file("before"), file("backup"), file("overlay"));
+    let before = file("before");
+    let backup = file("backup");
+    let overlay = file("overlay");
     let make = |args: &[&str]| {
         let output = tools::output(qemu_img.command().args(args), LIMIT).unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
     };
     blockhaul(&["copy", "sample:64M", &before]);
     make(&["convert", "-O", "qcow2", &before, &file("vm")]);
-    let (control, socket) = (scratch.socket("q"), scratch.socket("n").display().to_string());
+    let control = scratch.socket("q");
+    let socket = scratch.socket("n").display().to_string();
     let mut child = daemon
         .tied_command()
         .args(["--blockdev", &format!("driver=file,filename={},node-name=file0", file("vm"))])
@@ -109,7 +113,8 @@ fn the_page_backs_up_a_disk_in_use() {
         .collect();
     let [begin, end, next] = &blocks[..] else { panic!("{blocks:?}") };
     let uri = |export: &str| format!("nbd+unix:///{export}?socket={socket}");
-    let (then, now) = (uri("backup"), uri("now"));
+    let then = uri("backup");
+    let now = uri("now");
     // What the machine does is done here through an export of the disk itself.
     let machine = r#"{"execute": "block-export-add", "arguments": {"type": "nbd", "id": "now",
         "node-name": "disk0", "name": "now", "writable": true}}"#
@@ -156,9 +161,11 @@ pub struct PointInTime {
 impl PointInTime {
     /// `None` where there is no QEMU.
     pub fn begin(scratch: &Scratch) -> Option<PointInTime> {
-        let (daemon, img) = (Peer::require("qemu-storage-daemon")?, Peer::require("qemu-img")?);
+        let daemon = Peer::require("qemu-storage-daemon")?;
+        let img = Peer::require("qemu-img")?;
         let file = |name: &str| scratch.file(name).display().to_string();
-        let (disk, control) = (scratch.file("disk"), scratch.socket("q"));
+        let disk = scratch.file("disk");
+        let control = scratch.socket("q");
         let socket = scratch.socket("n");
         blockhaul(&["copy", "random:64M?seed=1", disk.to_str().unwrap()]);
         let before = std::fs::read(&disk).unwrap();
@@ -269,9 +276,10 @@ fn without_extended_headers(listen: &Path, server: PathBuf) {
     let listener = UnixListener::bind(listen).unwrap();
     std::thread::spawn(move || {
         for client in listener.incoming() {
-            let (mut client, mut server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
-            let (mut to_client, mut from_server) =
-                (client.try_clone().unwrap(), server.try_clone().unwrap());
+            let mut client = client.unwrap();
+            let mut server = UnixStream::connect(&server).unwrap();
+            let mut to_client = client.try_clone().unwrap();
+            let mut from_server = server.try_clone().unwrap();
             // The end of a connection ends its threads.
             std::thread::spawn(move || -> std::io::Result<()> {
                 let mut head = [0; 4];

@@ -39,7 +39,8 @@ fn slow_devices_are_measured_as_far_as_the_time_does_and_dead_ones_given_up() {
         output.unwrap()
     };
     let output = bench("5s", "sleep 0.2; head -c $3 /dev/zero");
-    let (said, heard) = (output.stdout, output.stderr);
+    let said = output.stdout;
+    let heard = output.stderr;
     let said = String::from_utf8_lossy(&said);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&heard));
     assert!(said.contains("measurements were left out") && said.contains("To read it:"), "{said}");

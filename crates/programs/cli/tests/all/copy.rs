@@ -74,7 +74,8 @@ fn holey(path: &std::path::Path, size: u64, unit: usize) {
 #[test]
 fn what_a_target_holds_is_written_over_or_freed() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (scratch.file("source"), scratch.file("target"));
+    let source = scratch.file("source");
+    let target = scratch.file("target");
     let paths = [&source, &target].map(|path| path.display().to_string());
     let size = 16_u64 << 20;
     let blocks = |path| std::fs::metadata(path).unwrap().blocks();
@@ -111,7 +112,8 @@ fn what_a_target_holds_is_written_over_or_freed() {
 #[test]
 fn short_runs_of_zeroes_make_holes_in_a_target_with_blocks_when_asked_for() {
     let scratch = Scratch::new().unwrap();
-    let (source, target) = (scratch.file("source"), scratch.file("target"));
+    let source = scratch.file("source");
+    let target = scratch.file("target");
     let paths = [&source, &target].map(|path| path.display().to_string());
     // Data as far as its extents go, 16 KiB of zeroes in each 32.
     let mut content = pattern(4 << 20);
@@ -131,7 +133,9 @@ fn short_runs_of_zeroes_make_holes_in_a_target_with_blocks_when_asked_for() {
 fn a_layer_that_shows_a_part_of_the_target_leaves_the_rest() {
     let scratch = Scratch::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
-    let (one, other, disk) = (file("one"), file("other"), file("disk"));
+    let one = file("one");
+    let other = file("other");
+    let disk = file("disk");
     assert_copies(&["sample:8M?seed=1", &one]);
     assert_copies(&["sample:4M?seed=2", &other]);
     assert_copies(&[&format!("partitioning:{one},{other}"), &disk]);

@@ -50,8 +50,10 @@ fn the_output_is_the_originals() {
         let socket = scratch.socket(&format!("s{round}"));
         let server = Server::nbdkit(&nbdkit, &socket, &["file", file.to_str().unwrap()]).unwrap();
         let uri = server.uri("");
-        let (from, len) = (rng.below(size as u64 + 1), rng.below(2000));
-        let (from, len) = (from.to_string(), len.to_string());
+        let from = rng.below(size as u64 + 1);
+        let len = rng.below(2000);
+        let from = from.to_string();
+        let len = len.to_string();
         let cases: &[&[&str]] = &[
             &[&uri],
             &["--color", &uri],

@@ -18,9 +18,11 @@ const QCOW2: &[u8] = b"QFI\xfb\0\0\0\x03 and more";
 #[test]
 fn the_bytes_of_an_image_are_used_with_a_warning() {
     let scratch = Scratch::new().unwrap();
-    let (image, raw) = (scratch.file("vm.img"), scratch.file("out.raw"));
+    let image = scratch.file("vm.img");
+    let raw = scratch.file("out.raw");
     std::fs::write(&image, QCOW2).unwrap();
-    let (image, raw) = (image.to_str().unwrap(), raw.to_str().unwrap());
+    let image = image.to_str().unwrap();
+    let raw = raw.to_str().unwrap();
     let output = copy(&[image, raw]);
     let said = text(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -48,10 +50,12 @@ fn the_bytes_of_an_image_are_used_with_a_warning() {
 #[test]
 fn an_empty_source_does_not_empty_a_file() {
     let scratch = Scratch::new().unwrap();
-    let (empty, disk) = (scratch.file("empty"), scratch.file("disk"));
+    let empty = scratch.file("empty");
+    let disk = scratch.file("disk");
     std::fs::write(&empty, "").unwrap();
     std::fs::write(&disk, "data").unwrap();
-    let (empty, disk) = (empty.to_str().unwrap(), disk.to_str().unwrap());
+    let empty = empty.to_str().unwrap();
+    let disk = disk.to_str().unwrap();
     for source in ["null:", empty] {
         let output = copy(&[source, disk]);
         let said = text(&output.stderr);
@@ -101,7 +105,8 @@ fn a_limit_on_the_size_of_files_is_an_error() {
 fn an_image_is_created_checked_and_repaired() {
     let Some(img) = Peer::require("qemu-img") else { return };
     let scratch = Scratch::new().unwrap();
-    let (raw, image) = (scratch.file("disk.raw"), scratch.file("new.qcow2"));
+    let raw = scratch.file("disk.raw");
+    let image = scratch.file("new.qcow2");
     let bytes: Vec<u8> = (0..3_000_064_u32).map(|n| (n % 249) as u8).collect();
     std::fs::write(&raw, &bytes).unwrap();
     let target = format!("qcow2:{}", image.display());
@@ -201,7 +206,8 @@ fn options_of_an_inner_uri_are_escaped() {
 #[test]
 fn a_part_is_copied_into_an_existing_image() {
     let scratch = Scratch::new().unwrap();
-    let (one, other) = (scratch.file("one"), scratch.file("other"));
+    let one = scratch.file("one");
+    let other = scratch.file("other");
     std::fs::write(&one, vec![1; 1 << 20]).unwrap();
     std::fs::write(&other, vec![2; 1 << 20]).unwrap();
     let image = format!("qcow2:{}", scratch.file("image").display());

@@ -74,7 +74,8 @@ fn run(program: &str, mode: &[&str], uri: &str) -> Output {
 /// Runs both; where nbdinfo fails, ours must fail, too, and print nothing but its reason.
 #[track_caller]
 fn compare(mode: &[&str], uri: &str) {
-    let (theirs, ours) = (run("nbdinfo", mode, uri), run(OURS, mode, uri));
+    let theirs = run("nbdinfo", mode, uri);
+    let ours = run(OURS, mode, uri);
     let said = text(&ours.stderr);
     assert_eq!(theirs.status.code(), ours.status.code(), "{mode:?} {uri}: {said}");
     if theirs.status.success() {
@@ -206,7 +207,8 @@ fn nbdkit_as_a_command() {
             command.args(*mode).arg("--").args(server);
             tools::output(&mut command, LIMIT).unwrap()
         };
-        let (theirs, ours) = (run("nbdinfo"), run(OURS));
+        let theirs = run("nbdinfo");
+        let ours = run(OURS);
         assert_eq!(theirs.status.code(), ours.status.code(), "{mode:?}: {}", text(&ours.stderr));
         assert_eq!(text(&theirs.stdout), text(&ours.stdout), "{mode:?}");
     }
@@ -220,7 +222,8 @@ fn shell(line: &str, dir: &Path) {
 
 #[test]
 fn qemu_nbd_raw() {
-    let (qemu_nbd, _) = (require_peer!("qemu-nbd"), require_peer!("nbdinfo"));
+    let qemu_nbd = require_peer!("qemu-nbd");
+    let _ = require_peer!("nbdinfo");
     let scratch = Scratch::new().unwrap();
     let image = scratch.file("i");
     std::fs::File::create(&image).unwrap().set_len(3_000_320).unwrap();
@@ -234,7 +237,8 @@ fn qemu_nbd_raw() {
 
 #[test]
 fn qemu_nbd_qcow2_with_bitmaps_and_depth() {
-    let (qemu_nbd, _) = (require_peer!("qemu-nbd"), require_peer!("nbdinfo"));
+    let qemu_nbd = require_peer!("qemu-nbd");
+    let _ = require_peer!("nbdinfo");
     let scratch = Scratch::new().unwrap();
     shell(
         "cd \"$1\"; qemu-img create -q -f qcow2 a 8M; qemu-io -c 'w 0 64k' a

@@ -69,7 +69,8 @@ fn what_is_copied_and_flushed_is_not_saved_any_more() {
     assert_holds(&target, 1);
     // The same for a reader of a snapshot.
     disk.ctl_succeeds(&["snapshot-add", "a", "now", "--discard", PATIENT]);
-    let (other, now) = (disk.file("other.raw"), disk.server.uri("now"));
+    let other = disk.file("other.raw");
+    let now = disk.server.uri("now");
     let output = blockhaul(&["copy", "-v", "--no-progress", "--discard-source", &now, &other]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_holds(&other, 1);
@@ -153,7 +154,8 @@ fn a_lost_snapshot_fails_the_job_and_not_the_client() {
 #[test]
 fn a_job_is_cancelled_on_request_and_by_the_end_of_the_server() {
     let disk = Disk::serve(&[]);
-    let (target, other) = (disk.file("backup.raw"), disk.file("other.raw"));
+    let target = disk.file("backup.raw");
+    let other = disk.file("other.raw");
     disk.ctl_succeeds(&["backup", "a", &target, "--rate", "1M"]);
     disk.wait_for("it copies", |job| job["done"].as_u64() > Some(0));
     disk.ctl_succeeds(&["job-cancel", "1"]);
@@ -340,12 +342,14 @@ fn several_disks_are_backed_up_at_one_moment_as_a_whole_or_not_at_all() {
         file.read_exact_at(&mut bytes, 16 << 20).unwrap();
         u64::from_le_bytes(bytes)
     };
-    let (to_b, to_c) = (disk.file("b.raw"), disk.file("c.raw"));
+    let to_b = disk.file("b.raw");
+    let to_c = disk.file("c.raw");
     let mut last = 0;
     for _ in 0..10 {
         let with = ["--with", "c", &to_c, "--wait", PATIENT];
         disk.ctl_succeeds(&[&["backup", "b", &to_b][..], &with].concat());
-        let (b, c) = (number(&to_b), number(&to_c));
+        let b = number(&to_b);
+        let c = number(&to_c);
         assert!(b == c || b == c + 1, "{b} and {c} are not of one moment");
         assert!(b >= last, "{b} is older than {last}");
         last = b;

@@ -91,7 +91,10 @@ fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
     let between = || moments.lock().unwrap().iter().filter(|moment| moment.between).count();
     std::thread::scope(|scope| {
         for worker in 0..4 {
-            let (scratch, source, next, moments) = (&scratch, &source, &next, &moments);
+            let scratch = &scratch;
+            let source = &source;
+            let next = &next;
+            let moments = &moments;
             let between = &between;
             scope.spawn(move || {
                 let mut rng = Rng::new(seed ^ worker);
@@ -110,7 +113,8 @@ fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
             });
         }
     });
-    let (between, moments) = (between(), moments.into_inner().unwrap());
+    let between = between();
+    let moments = moments.into_inner().unwrap();
     let count = moments.len();
     assert!(between >= ENOUGH, "{between} of {count} between first record and end, seed {seed}");
     for moment in moments.iter().filter(|moment| moment.between) {
@@ -182,7 +186,8 @@ fn what_a_restart_empties_no_journal_calls_done() {
     // Where the target cannot be opened nothing is emptied, and the journal says what it holds.
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
-    let (recorded, held) = (std::fs::read(&journal).unwrap(), std::fs::read(&target).unwrap());
+    let recorded = std::fs::read(&journal).unwrap();
+    let held = std::fs::read(&target).unwrap();
     let elsewhere = ["--restart", "sample:8M?data=100%", folder.to_str().unwrap()];
     assert!(!copy(&[&args[..], &elsewhere].concat()).status.success());
     assert!(std::fs::read(&journal).unwrap() == recorded);
@@ -411,7 +416,8 @@ fn a_rate_is_kept_and_its_file_is_read_again() {
 #[test]
 fn requests_a_second_are_kept_and_change_with_the_file() {
     let scratch = Scratch::new().unwrap();
-    let (target, file) = (scratch.file("target"), scratch.file("rate"));
+    let target = scratch.file("target");
+    let file = scratch.file("rate");
     let [to, limits] = [&target, &file].map(|path| path.to_str().unwrap());
     let args = |size| ["--request-size", "64k", size, to];
     let start = Instant::now();

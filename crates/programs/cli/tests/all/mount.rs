@@ -153,7 +153,8 @@ fn the_file_has_the_content_and_the_holes_of_the_device() {
         assert!(info.contains("\"export-size\": 67108864"), "{info}");
         assert_eq!(fs::metadata(mount.disk()).unwrap().mode() & 0o777, 0o400);
         let copy = scratch.file("copy");
-        let (source, always) = (mount.disk(), "--sparse=always");
+        let source = mount.disk();
+        let always = "--sparse=always";
         let copied = Command::new("cp").arg(always).args([&source, &copy]).status().unwrap();
         assert!(copied.success());
         assert_eq!(fs::read(&copy).unwrap(), fs::read(&image).unwrap());
@@ -394,7 +395,8 @@ fn the_helper_of_mount_mounts_what_fstab_says() {
     let scratch = Scratch::new().unwrap();
     let helper = scratch.file("mount.blockhaul");
     std::os::unix::fs::symlink(OURS, &helper).unwrap();
-    let (disk, target) = (scratch.file("disk.raw"), scratch.file("mnt"));
+    let disk = scratch.file("disk.raw");
+    let target = scratch.file("mnt");
     fs::write(&disk, vec![5; 8192]).unwrap();
     fs::create_dir(&target).unwrap();
     let options = ["-o", "rw,noauto,_netdev,layer=offset?offset=4096"];

@@ -52,7 +52,8 @@ impl Drop for Background {
 fn nbdkit_goes_to_the_background() {
     each_way(|programs, scratch| {
         fs::write(scratch.file("disk"), pattern(100_000)).unwrap();
-        let (socket, process) = (scratch.socket("s"), scratch.file("pid"));
+        let socket = scratch.socket("s");
+        let process = scratch.file("pid");
         let _ends = Background(process.clone());
         let mut nbdkit = Command::new(programs.join("nbdkit"));
         nbdkit.current_dir(scratch.path()).arg("-U").arg(&socket).arg("-P").arg(&process);

@@ -45,9 +45,11 @@ fn a_range_goes_where_it_was_and_nothing_else_changes() {
     let size = 3_000_001;
     std::fs::write(&disk, vec![0xa5; size]).unwrap();
     let mut expected = vec![0xa5; size];
-    let (at, len) = (1_000_003, 1 << 20);
+    let at = 1_000_003;
+    let len = 1 << 20;
     expected[at..at + len].copy_from_slice(&pattern(size)[at..at + len]);
-    let (source, range) = (format!("pattern:{size}"), format!("{at}:1M"));
+    let source = format!("pattern:{size}");
+    let range = format!("{at}:1M");
     let args = ["--range", &range, "--verify", "--journal", text(&journal)];
     let said =
         copies(&[&args[..], &["--manifest", text(&manifest), &source, text(&disk)]].concat());
@@ -126,7 +128,8 @@ fn what_changed_since_a_manifest() {
     let mut bytes = pattern(40 << 20);
     bytes[8 << 20..16 << 20].fill(0);
     std::fs::write(&source, &bytes).unwrap();
-    let (from, to) = (text(&source), text(&target));
+    let from = text(&source);
+    let to = text(&target);
     copies(&["--manifest", text(&old), from, to]);
     // Something new, something that becomes zero, something that was zero.
     let file = std::fs::File::options().write(true).open(&source).unwrap();
@@ -190,7 +193,8 @@ fn a_dirty_bitmap_of_qemu() {
     let socket = scratch.socket("qemu");
     let args = ["-r", "-f", "qcow2", "-B", "b0", "-e", "8", image];
     let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
-    let (uri, bitmap) = (server.uri(""), ["--bitmap", "qemu:dirty-bitmap:b0"]);
+    let uri = server.uri("");
+    let bitmap = ["--bitmap", "qemu:dirty-bitmap:b0"];
     let said = copies(&[&bitmap[..], &["--verify", &uri, text(&target)]].concat());
     assert!(said.contains(&format!(" {} bytes: ", (1 << 20) + 65536)), "{said}");
     assert!(said.contains(&format!("verified {} bytes", (1 << 20) + 65536)), "{said}");
@@ -331,7 +335,8 @@ fn a_target_that_is_said_to_be_zero_is_looked_at() {
     file.set_len(size).unwrap();
     file.write_all_at(b"something", 5_555_555).unwrap();
     let server = serve("full");
-    let (uri, source) = (server.uri(""), "pattern:8M?data=64k&hole=64k");
+    let uri = server.uri("");
+    let source = "pattern:8M?data=64k&hole=64k";
     fails(&["--target-is-zero", source, &uri], 5, &["there is data at offset 55"]);
     let copied = copies(&["--target-is-zero", "--trust", source, &uri]);
     assert!(copied.contains("4194304 skipped"), "{copied}");
@@ -405,7 +410,8 @@ fn allocated(path: &Path) -> u64 {
 fn what_is_copied_is_discarded_at_the_source() {
     let scratch = Scratch::new().unwrap();
     let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
-    let (from, to) = (text(&source), text(&target));
+    let from = text(&source);
+    let to = text(&target);
     let bytes = pattern(8 << 20);
     let fill = || std::fs::write(&source, &bytes).unwrap();
     fill();

@@ -44,7 +44,8 @@ struct Machine {
 
 impl Machine {
     fn start(scratch: Scratch, more: &[&str]) -> Machine {
-        let (disk, control) = (scratch.file("disk"), scratch.file("ctl"));
+        let disk = scratch.file("disk");
+        let control = scratch.file("ctl");
         succeed(&["copy", &format!("random:{SIZE}?seed=1"), disk.to_str().unwrap()]);
         let export = format!("a={}", disk.display());
         let mut args = vec!["--control", control.to_str().unwrap(), "--export", &export];
@@ -65,7 +66,8 @@ impl Machine {
 
     /// Writes the file, with more keys of the disk.
     fn job(&self, keys: &str) {
-        let (uri, store) = (self.server.uri("a"), self.file("store"));
+        let uri = self.server.uri("a");
+        let store = self.file("store");
         let disk = format!("[[disk]]\nname = 'vda'\nsource = '{uri}'\nstore = '{store}'\n{keys}");
         fs::write(self.scratch.file("job"), disk).unwrap();
     }
@@ -118,7 +120,8 @@ impl Machine {
 
     #[track_caller]
     fn assert_restores(&self, points: &[&str]) {
-        let (store, target) = (self.file("store"), self.file("target"));
+        let store = self.file("store");
+        let target = self.file("target");
         for point in points {
             succeed(&["restore", &store, &target, "--point", point]);
             let restored = fs::read(&target).unwrap();
@@ -254,7 +257,8 @@ fn a_disk_without_its_bitmap_is_copied_in_full() {
 #[test]
 fn a_disk_that_is_complete_is_not_copied_again_when_another_one_has_failed() {
     let machine = Machine::with_two_points();
-    let (other, store) = (machine.file("monday"), machine.file("store-of-other"));
+    let other = machine.file("monday");
+    let store = machine.file("store-of-other");
     let job = fs::read_to_string(machine.scratch.file("job")).unwrap();
     let both = |layer: &str| {
         let other = format!("[[disk]]\nsource = '{other}'\nstore = '{store}'\n{layer}\n");
@@ -345,7 +349,8 @@ fn a_disk_that_was_resized_needs_a_full_backup() {
 fn damage_is_found_by_a_check_and_before_a_restore() {
     use std::os::unix::fs::FileExt as _;
     let machine = Machine::with_two_points();
-    let (store, target) = (machine.file("store"), machine.file("target"));
+    let store = machine.file("store");
+    let target = machine.file("target");
     let said = succeed(&["chain", "check", &store]);
     assert_eq!(said, "2 points: 2 files are as they were written\n");
     let raw =
@@ -411,7 +416,8 @@ fn a_pull_that_is_asked_to_stop_leaves_no_point_and_is_resumed() {
 #[test]
 fn unknown_points_and_other_directories_are_refused() {
     let machine = Machine::with_two_points();
-    let (store, target) = (machine.file("store"), machine.file("target"));
+    let store = machine.file("store");
+    let target = machine.file("target");
     let words = ["no point \"sunday\"", "\"tuesday\"", "chain list"];
     refused(&["restore", &store, &target, "--point", "sunday"], 3, &words);
     refused(&["info", &format!("backup:{store}?point=sunday")], 1, &words);
@@ -486,7 +492,8 @@ fn killed_pulls_are_resumed_and_right() {
     eprintln!("BLOCKHAUL_SEED={seed:#x}");
     let mut rng = Rng::new(seed);
     let kills = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 8 };
-    let (mut killed, mut round) = (0, 0);
+    let mut killed = 0;
+    let mut round = 0;
     while killed < kills {
         let machine = Machine::start(Scratch::new().unwrap(), &["--layer", "rate?rate=48M"]);
         let names = ["monday", "tuesday", "wednesday"];
@@ -500,7 +507,8 @@ fn killed_pulls_are_resumed_and_right() {
             }
             killed += kill_until_done(&machine, &args, &mut rng);
             assert_eq!(machine.points(), names[..=number]);
-            let (at, len) = (rng.below(4 << 20), rng.between(1 << 20, 12 << 20));
+            let at = rng.below(4 << 20);
+            let len = rng.between(1 << 20, 12 << 20);
             let source = format!("random:{SIZE}?seed={}", rng.below(1000));
             let uri = machine.server.uri("a");
             succeed(&["copy", "--range", &format!("{at}:{len}"), &source, &uri]);
@@ -550,7 +558,8 @@ fn killed_merges_are_completed_and_every_other_point_stays_right() {
     let mut names = vec!["monday".to_string(), "tuesday".to_string()];
     let count = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 20 } else { 3 };
     for number in 0..count {
-        let (name, last) = (format!("p{number}"), names.last().unwrap().clone());
+        let name = format!("p{number}");
+        let last = names.last().unwrap().clone();
         machine.write(&format!("{}M:3M", number % 12), "pattern", &name);
         machine.begin_bitmap(&name);
         machine.pull(&["--bitmap", &last, "--point", &name]);
@@ -596,7 +605,8 @@ fn a_full_file_system_leaves_no_point_and_the_pull_is_resumed() {
     fs::write(&job, text_of_job.replace(&machine.file("store"), &place)).unwrap();
     let mut command = Command::new("unshare");
     command.args(["-rm", "/bin/sh", "-c", line, "sh", OURS]);
-    let (full, wednesday) = (full.display().to_string(), machine.file("wednesday"));
+    let full = full.display().to_string();
+    let wednesday = machine.file("wednesday");
     let output =
         tools::output(command.args([&full, &machine.file("store"), &job, &wednesday]), LIMIT);
     let output = match output {
@@ -621,7 +631,8 @@ fn an_increment_of_qemu_is_pulled_while_its_overlay_shrinks() {
     eprintln!("BLOCKHAUL_SEED={seed:#x}");
     let mut rng = Rng::new(seed);
     let most = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 3 };
-    let (mut killed, mut rounds) = (0, 0);
+    let mut killed = 0;
+    let mut rounds = 0;
     while killed < most && rounds < most {
         killed += pull_and_discard(&mut rng);
         rounds += 1;
@@ -636,7 +647,8 @@ fn pull_and_discard(rng: &mut Rng) -> usize {
     let point = PointInTime::begin(&scratch).unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("before"), &point.before).unwrap();
-    let (store, job) = (file("store"), file("job"));
+    let store = file("store");
+    let job = file("job");
     let write = |source: &str, more: &str| {
         let disk = format!("[[disk]]\nsource = '{source}'\nstore = '{store}'\n");
         fs::write(&job, format!("rate = '64M'\n{disk}journal-interval = '5ms'\n{more}")).unwrap();
@@ -647,7 +659,8 @@ fn pull_and_discard(rng: &mut Rng) -> usize {
     write(&uri, "discard-source = true\n");
     let args = ["pull", &job, "--bitmap", "monday", "--point", "tuesday"];
     let used = || fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;
-    let (before, mut killed) = (used(), 0);
+    let before = used();
+    let mut killed = 0;
     loop {
         let mut child = Command::new(OURS).args(args).stdout(Stdio::null()).spawn().unwrap();
         let most = Duration::from_millis(10 + rng.below(150) + 20 * killed as u64);
@@ -681,7 +694,8 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     let point = PointInTime::begin(&scratch).unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("before"), &point.before).unwrap();
-    let (store, job) = (file("store"), file("job"));
+    let store = file("store");
+    let job = file("job");
     let write = |source: &str, rate: &str| {
         let keys = "journal-interval = '5ms'\ndiscard-source = true";
         let keys = if rate.is_empty() { "" } else { keys };
@@ -861,7 +875,8 @@ fn three_increments_of_qemu_are_the_disk_at_each_time() {
         qemu.write(&ranges, size, number as u64 + 2);
     }
     for name in names {
-        let (target, kept) = (qemu.scratch.file("target"), qemu.scratch.file(name));
+        let target = qemu.scratch.file("target");
+        let kept = qemu.scratch.file(name);
         succeed(&["restore", &store, target.to_str().unwrap(), "--point", name]);
         assert!(fs::read(&target).unwrap() == fs::read(&kept).unwrap(), "{name}");
     }
@@ -889,6 +904,7 @@ fn an_increment_of_a_huge_disk_reads_only_what_has_changed() {
     let read = qemu.read_bytes() - before;
     assert!(read >= changed && read <= changed + (8 << 20), "{read} bytes for {changed}");
     println!("{read} bytes were read for {changed} changed ones");
-    let (newest, disk) = (format!("backup:{store}"), qemu.scratch.file("disk"));
+    let newest = format!("backup:{store}");
+    let disk = qemu.scratch.file("disk");
     succeed(&["compare", "--strict", &newest, disk.to_str().unwrap()]);
 }

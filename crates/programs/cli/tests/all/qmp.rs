@@ -622,7 +622,8 @@ fn persistent_bitmaps_outlive_the_server_and_others_do_not() {
     served.write_part("a");
     let Served { scratch, server, .. } = served;
     assert!(server.stop().unwrap().success());
-    let (socket, disk) = (scratch.socket("again"), scratch.file("a.raw"));
+    let socket = scratch.socket("again");
+    let disk = scratch.file("a.raw");
     let export = format!("a={}", disk.display());
     let args = ["--qmp", socket.to_str().unwrap(), "--export", &export, "--bitmaps", &bitmaps];
     let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd2"), &args).unwrap();
@@ -814,7 +815,8 @@ fn qemus_daemon_answers_the_same() {
     let peer = require_peer!("qemu-storage-daemon");
     let ours = Daemon::ours(&[]);
     let theirs = Daemon::start(peer.command(), &[]);
-    let ((ours, our_events), (theirs, their_events)) = (answers(&ours), answers(&theirs));
+    let (ours, our_events) = answers(&ours);
+    let (theirs, their_events) = answers(&theirs);
     for (ours, theirs) in ours.iter().zip(&theirs) {
         assert_eq!(ours, theirs);
     }

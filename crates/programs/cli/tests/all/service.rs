@@ -135,7 +135,8 @@ fn another_user_has_the_private_socket_and_removes_it() {
     let said = text(&output.stdout);
     let mut lines = said.lines();
     // The program itself may lie where that user cannot start it.
-    let (first, second) = (lines.next(), lines.next());
+    let first = lines.next();
+    let second = lines.next();
     let socket = match (first, second) {
         (Some("1048576"), Some(socket)) => socket,
         (Some(socket), None) => socket,

@@ -16,7 +16,8 @@ const NOTICED: &str = "a query for extents takes";
 fn copy_from(scratch: &Scratch, delay: &str) -> (String, u64) {
     let list: String =
         (0..20_000_u64).map(|piece| format!("{} 4096\n", piece * 200 * 1024)).collect();
-    let (list_file, target) = (scratch.file("list"), scratch.file("target"));
+    let list_file = scratch.file("list");
+    let target = scratch.file("target");
     std::fs::write(&list_file, list).unwrap();
     let slow = format!("delay?extents={delay}");
     let list = format!("extentlist?extentlist={}", list_file.display());

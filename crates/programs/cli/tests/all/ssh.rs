@@ -30,7 +30,8 @@ fn each_connection_runs_ssh() {
     let disk = scratch.file("disk.raw");
     std::fs::write(&disk, (0..4 << 20).map(|at: u32| (at % 251) as u8).collect::<Vec<_>>())
         .unwrap();
-    let (disk, log) = (disk.to_str().unwrap(), scratch.file("log"));
+    let disk = disk.to_str().unwrap();
+    let log = scratch.file("log");
     let serve = format!("echo \"$@\" >>{}; exec {OURS} serve -r --single {disk}", log.display());
     let path = format!("{}:/usr/bin:/bin", ssh(&scratch, &serve));
     let copied = scratch.file("copied.raw");

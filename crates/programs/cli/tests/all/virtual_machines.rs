@@ -23,7 +23,8 @@ impl Disk {
         let scratch = Scratch::new().unwrap();
         let bytes = Rng::new(seed()).disk(SIZE, 1 << 20, 50);
         std::fs::write(scratch.file("disk.raw"), bytes).unwrap();
-        let (vhost, control) = (scratch.socket("vhost"), scratch.file("ctl"));
+        let vhost = scratch.socket("vhost");
+        let control = scratch.file("ctl");
         let disk = scratch.file("disk.raw");
         let mut args = vec!["--vhost-user", word(&vhost), "--control", word(&control)];
         args.extend(more);
@@ -73,7 +74,8 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     let disk = Disk::serve(&[]);
     let Some(blkio) = disk.through_libblkio("blkio", &[]) else { return };
-    let (nbd, machine) = (disk.server.uri(""), blkio.uri(""));
+    let nbd = disk.server.uri("");
+    let machine = blkio.uri("");
     succeed(&["compare", &nbd, &machine]);
     // What one writes, the other reads.
     let other = disk.scratch.file("other.raw");
@@ -100,7 +102,8 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
 fn a_read_only_disk_with_a_layer_is_read_only_for_virtual_machines() {
     let disk = Disk::serve(&["--readonly", "--layer", "offset?offset=1M"]);
     let Some(blkio) = disk.through_libblkio("reader", &["--readonly"]) else { return };
-    let (nbd, machine) = (disk.server.uri(""), blkio.uri(""));
+    let nbd = disk.server.uri("");
+    let machine = blkio.uri("");
     succeed(&["compare", &nbd, &machine]);
     // The driver refuses to start for writing.
     let Some(blkio) = disk.through_libblkio("writer", &[]) else { return };

@@ -90,7 +90,8 @@ impl Drop for Watched {
 
 /// The snapshots of all events, and whether the last one is the end.
 fn events(peer: UnixStream) -> (Vec<Value>, bool) {
-    let (mut snapshots, mut ended) = (Vec::new(), false);
+    let mut snapshots = Vec::new();
+    let mut ended = false;
     let mut lines = BufReader::new(peer).lines();
     assert!(lines.next().unwrap().unwrap().starts_with("HTTP/1.1 200 "));
     for line in lines {

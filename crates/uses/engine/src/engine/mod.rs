@@ -95,7 +95,8 @@ impl Engine {
             }
         }
         let selection = sides.selection(options)?;
-        let (from, to) = (source.device().facts(), target.device().facts());
+        let from = source.device().facts();
+        let to = target.device().facts();
         check_source(selection.bounds().1, &from)?;
         check_target(selection.bounds().1, &to)?;
         let options = as_begun(options).await;
@@ -290,7 +291,8 @@ impl Engine {
                         choose";
             return Err(Error::new(Kind::Invalid, text));
         }
-        let (began, mut before) = (blockhaul_io::now(), self.counted());
+        let began = blockhaul_io::now();
+        let mut before = self.counted();
         let bytes = plan.begin(&self.shared.progress)?;
         if self.runs == 0 {
             self.shared.progress.set_total(bytes);
@@ -331,7 +333,8 @@ impl Engine {
 
     /// The settings that segments of a plan are made with.
     fn making(&mut self, plan: &Plan) -> Making {
-        let (shared, options) = (&self.shared, &self.options);
+        let shared = &self.shared;
+        let options = &self.options;
         let to = self.sides.target.device().facts();
         let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
         if shared.streaming.is_some() {
@@ -381,7 +384,8 @@ impl Engine {
         }
         // The first lane settles what the others wait for.
         for index in self.lanes..useful.max(1) {
-            let (shared, sides) = (self.shared.clone(), self.sides.clone());
+            let shared = self.shared.clone();
+            let sides = self.sides.clone();
             let orders = self.orders.join();
             if index == 0 {
                 drop(blockhaul_io::start(first_lane(shared, sides, orders)));
@@ -519,7 +523,8 @@ fn learned(
     pool: &Pool,
     (slots, progress): (Arc<LaneSlots>, &Arc<Progress>),
 ) -> Learned {
-    let (from, to) = (sides.source.device().facts(), sides.target.device().facts());
+    let from = sides.source.device().facts();
+    let to = sides.target.device().facts();
     Learned {
         tuner: Tuner::of(resolved, &from, &to, pool, (slots.clone(), progress.clone())),
         slots,
@@ -584,7 +589,9 @@ async fn open_journal(
     let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
     let (file, recorded) =
         opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    let (keep, interval, parts) = (options.keep, options.interval, Mutex::new(parts));
+    let keep = options.keep;
+    let interval = options.interval;
+    let parts = Mutex::new(parts);
     Ok((Keeping { file, keep, interval, parts }, recorded))
 }
 
@@ -606,7 +613,8 @@ async fn look_at_edge(
     let lane = sides.first_lane(shared, false);
     shared.signals.begin_work();
     for number in &recorded.edge {
-        let (at, end) = (number * segment, (number + 1) * segment);
+        let at = number * segment;
+        let end = (number + 1) * segment;
         // Only what is copied: the target keeps the rest.
         let first = ranges.partition_point(|range| range.1 <= at);
         for range in ranges[first..].iter().take_while(|range| range.0 < end) {

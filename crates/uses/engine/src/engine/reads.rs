@@ -75,7 +75,8 @@ impl Engine {
     /// after it. Otherwise the first error that retries did not resolve, or [`Kind::ShuttingDown`]
     /// after a cancel.
     pub async fn verify(&mut self) -> Result<Verified> {
-        let (size, selection) = (self.source_facts().size, self.selection.clone());
+        let size = self.source_facts().size;
+        let selection = self.selection.clone();
         let unit = selection.is_whole().then(|| unit_of(size));
         if self.options.flush || self.options.journal.is_some() {
             drop_cached(&self.sides.target, selection.ranges()).await;
@@ -141,7 +142,8 @@ impl Engine {
     /// # Errors
     /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
     pub async fn digest(&mut self, algorithm: Algorithm) -> Result<String> {
-        let (shared, options) = (self.shared.clone(), self.options.clone());
+        let shared = self.shared.clone();
+        let options = self.options.clone();
         let [teller, reader] = [(); 2].map(|()| self.sides.handle(Side::Source, &shared.retries));
         let size = teller.facts().size;
         let (queue, making) = self.begin_reading(Making {
@@ -165,7 +167,8 @@ impl Engine {
     /// first difference.
     async fn read(&mut self, wanted: Wanted) -> Result<(Digests, Option<u64>)> {
         let Wanted { selection, compares, unit, strict } = wanted;
-        let (shared, extents) = (self.shared.clone(), self.options.extents);
+        let shared = self.shared.clone();
+        let extents = self.options.extents;
         // A unit is read by one lane.
         let segment = shared.resolved.segment.max(unit.unwrap_or(BLOCK));
         let bounds = selection.bounds();

@@ -88,11 +88,16 @@ impl Identity {
         let parsed = (|| {
             let id = fields.array()?;
             let mut number = || Some(u64::from_be_bytes(fields.array()?));
-            let (segment, start, end) = (number()?, number()?, number()?);
-            let (source_size, target_size) = (number()?, number()?);
+            let segment = number()?;
+            let start = number()?;
+            let end = number()?;
+            let source_size = number()?;
+            let target_size = number()?;
             let sample = fields.array()?;
-            let (source, target) = (fields.text()?, fields.text()?);
-            let (range, ranges) = ((start, end), fields.array()?);
+            let source = fields.text()?;
+            let target = fields.text()?;
+            let range = (start, end);
+            let ranges = fields.array()?;
             let discards = fields.array::<1>()? != [0];
             let identity = Identity {
                 segment,
@@ -197,8 +202,8 @@ impl Record {
         }
         let mut fields = Fields(body);
         let number = u64::from_be_bytes(fields.array()?);
-        let (segment, exponent) =
-            (number & ((1 << NUMBER_BITS) - 1), (number >> NUMBER_BITS) as u8);
+        let segment = number & ((1 << NUMBER_BITS) - 1);
+        let exponent = (number >> NUMBER_BITS) as u8;
         let batch = u32::from_be_bytes(fields.array()?);
         let lane = u32::from_be_bytes(fields.array()?);
         let (lane, content) = (lane & !CONTENT, lane & CONTENT != 0);

@@ -138,7 +138,8 @@ impl Journal {
             return Ok(());
         }
         let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        let (id, file) = (self.id, self.file.clone());
+        let id = self.id;
+        let file = self.file.clone();
         let appended = blockhaul_io::offload(move || {
             let mut tail = file.lock().expect("no panic under this lock");
             if let Some(why) = &tail.broken {

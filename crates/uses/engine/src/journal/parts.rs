@@ -74,7 +74,8 @@ impl SelectedParts {
 
 /// A range as the numbers of the segments that it fills, and its parts of the segments at its ends.
 fn split((start, end): Range, segment: u64) -> (Option<Range>, [Option<(u64, Range)>; 2]) {
-    let (first, last) = (start / segment, end / segment);
+    let first = start / segment;
+    let last = end / segment;
     if first == last {
         return (None, [(start < end).then_some((first, (start, end))), None]);
     }

@@ -57,7 +57,8 @@ impl Lane {
             let at_once = known && self.shared.streaming.is_none();
             let piece = self.pace.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
-            let (started, mut done) = (blockhaul_io::now(), Done::default());
+            let started = blockhaul_io::now();
+            let mut done = Done::default();
             match self.zero(home, at, part, known, &mut done).await {
                 Ok(()) => {
                     self.count(at, &done);
@@ -215,7 +216,8 @@ impl Lane {
             if sample.is_some()
                 && let Err(error) = data.load()
             {
-                let (side, generation) = (Side::Source, self.source.generation());
+                let side = Side::Source;
+                let generation = self.source.generation();
                 let error = Error::system("cannot read what was read before", error);
                 return Err(Failed { side, generation, error });
             }
@@ -253,7 +255,8 @@ impl Lane {
         let generation = self.target.generation();
         let mut parts = Vec::with_capacity(runs.len());
         for (start, part, zero) in runs {
-            let (here, len) = (at + start as u64, part as u64);
+            let here = at + start as u64;
+            let len = part as u64;
             if zero && self.target_is_zero.get() && self.trusts_zeroes() {
                 done.skipped += len;
                 continue;

@@ -65,7 +65,8 @@ impl Lane {
             }
             Mover::TimeRequests(most) => {
                 self.drained().await;
-                let (started, stop) = (blockhaul_io::now(), stop.min(at + most));
+                let started = blockhaul_io::now();
+                let stop = stop.min(at + most);
                 let mut here = at;
                 while here < stop {
                     here = self.request(segment, (here, stop)).await?;
@@ -107,7 +108,8 @@ impl Lane {
 
 /// Whether reading and writing would use the page cache, as copying by the kernel does.
 fn through_cache(piece: &Piece) -> bool {
-    let (from, to) = (&piece.from, &piece.to);
+    let from = &piece.from;
+    let to = &piece.to;
     let cached = || from.file.cached(from.at, to.len).is_some_and(|cached| cached >= to.len);
     !to.past_cache && (!from.past_cache || cached())
 }

@@ -75,7 +75,8 @@ fn join(ranges: &mut Vec<Range>) {
 /// The whole blocks of a range, if there are any.
 fn whole_blocks((start, end): Range, facts: &Facts) -> Option<Range> {
     let block = facts.block.preferred.min(GRAIN_MAX).max(facts.block.minimum).max(1);
-    let (block, reached) = (u64::from(block), facts.size - u64::from(facts.unreachable));
+    let block = u64::from(block);
+    let reached = facts.size - u64::from(facts.unreachable);
     let start = start.checked_next_multiple_of(block)?;
     let end = if end >= reached { reached } else { end - end % block };
     (start < end).then_some((start, end))

@@ -237,7 +237,8 @@ impl Lane {
     /// Handles signals: rests while the engine is paused, starts wanted ranges first, and gives up
     /// its place if more lanes are active than pay. Requests in flight continue.
     async fn attend(self: &Rc<Self>, queue: Option<&Arc<SegmentQueue>>) {
-        let (signals, slots) = (&self.shared.signals, &self.shared.learned.slots);
+        let signals = &self.shared.signals;
+        let slots = &self.shared.learned.slots;
         let is_new = || queue.is_some_and(|queue| queue.newest_want() != self.work.last_want.get());
         while !self.shared.stopped() {
             if signals.is(PAUSED) {
@@ -501,7 +502,8 @@ impl Lane {
     /// A reservation for a request. It needs at most one buffer: the data is written from the
     /// buffer it was read into.
     async fn room(&self, len: u64, look: bool) -> Result<Reservation> {
-        let (pool, bytes) = (&self.shared.memory.pool, len as usize);
+        let pool = &self.shared.memory.pool;
+        let bytes = len as usize;
         let room = match &self.shared.memory.late {
             Some(late) => late.reserve_late(bytes, pool).await,
             None => pool.reserve(bytes).await,

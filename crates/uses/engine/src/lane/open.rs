@@ -188,7 +188,8 @@ impl OpenSegment {
         let is_arrival = |step: &Step| matches!(step, Step::Arrival(_));
         let last = steps.iter().position(is_arrival).unwrap_or(steps.len());
         let first = steps.split_off(last);
-        let (mut urgent, mut others) = (Vec::new(), Vec::new());
+        let mut urgent = Vec::new();
+        let mut others = Vec::new();
         for step in steps.drain(..) {
             let Step::Copy(Piece { at, end: piece_end, what }) = step else { continue };
             let Some((from, to)) = common((at, piece_end), (start, end)) else {
@@ -203,7 +204,8 @@ impl OpenSegment {
                 others.push(step_of(at, from, what));
             }
         }
-        let (queue, shared) = (queue.clone(), shared.clone());
+        let queue = queue.clone();
+        let shared = shared.clone();
         let arrival = Arrival { range: (start, end), queue, shared };
         steps.append(&mut others);
         steps.push(Step::Arrival(Rc::new(arrival)));

@@ -73,7 +73,8 @@ impl Lane {
         if self.safety.ending.get() || self.safety.armed.replace(true) {
             return;
         }
-        let (lane, due) = (self.clone(), blockhaul_io::now() + interval);
+        let lane = self.clone();
+        let due = blockhaul_io::now() + interval;
         drop(blockhaul_io::spawn(async move {
             loop {
                 let mark = lane.load.changed.mark();
@@ -104,7 +105,9 @@ impl Lane {
             Ending::Flush => self.can_flush(),
             Ending::Copy => self.durable(),
         };
-        let (mut attempts, mut rounds, mut rewrites) = (0, 0, 0);
+        let mut attempts = 0;
+        let mut rounds = 0;
+        let mut rewrites = 0;
         loop {
             if self.shared.stopped() {
                 // Record what is finished; the copy has failed in any case.

@@ -49,7 +49,8 @@ impl Lane {
 
     /// The files of both ends for a range, from its start on.
     pub(super) fn piece(&self, (at, end): Range) -> Option<Piece> {
-        let (source, target) = (self.source.device(), self.target.device());
+        let source = self.source.device();
+        let target = self.target.device();
         let mut from = source.file_at(at, end - at, Access::Read)?;
         let mut to = target.file_at(at, end - at, Access::Write)?;
         let both = from.len.min(to.len).min(end - at);
@@ -59,7 +60,8 @@ impl Lane {
 
     /// The files of both ends for the data of a segment, in whole blocks.
     fn pieces(&self, data: &[Range]) -> Vec<Piece> {
-        let (from, to) = (self.source.facts(), self.target.facts());
+        let from = self.source.facts();
+        let to = self.target.facts();
         let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
         let mut pieces = Vec::new();
         for &(at, end) in data {
@@ -90,7 +92,8 @@ fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
         if !shared.learned.kernel_copy.reflink.load(Ordering::Relaxed) || shared.stopped() {
             break;
         }
-        let (from, to) = (&piece.from, &piece.to);
+        let from = &piece.from;
+        let to = &piece.to;
         match to.file.reflink_now(to.at, &from.file, from.at, to.len) {
             Ok(()) => {
                 shared.count_moved(&shared.progress.counters.reflink, piece.at, to.len);

@@ -94,7 +94,8 @@ struct Window {
 
 impl Window {
     fn new(resolved: &Resolved) -> Window {
-        let (requests, queue_size) = (resolved.requests, resolved.queue_size);
+        let requests = resolved.requests;
+        let queue_size = resolved.queue_size;
         Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
     }
 
@@ -162,7 +163,8 @@ impl Target {
             grain => zeroes::runs(data.bytes(), at, grain),
         };
         let request = |start: usize, len: usize, zero: bool| {
-            let (here, bytes) = (at + start as u64, len as u64);
+            let here = at + start as u64;
+            let bytes = len as u64;
             if zero {
                 Request::zero(here, bytes)
             } else {
@@ -227,7 +229,8 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// Reads until the buffer is full, the pipe ends or the copy is cancelled; returns whether the pipe
 /// has ended. Blocks a thread of its own.
 async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Buf, bool)> {
-    let (pipe, progress) = (pipe.clone(), progress.clone());
+    let pipe = pipe.clone();
+    let progress = progress.clone();
     let filled = blockhaul_io::offload(move || {
         let mut filled = 0;
         while filled < buf.len() {

@@ -48,7 +48,8 @@ pub async fn copy_to_pipe(
     let retries = Retries::new(options, progress);
     let end =
         || Rc::new(Handle::new(Side::Source, source.clone(), device.clone(), retries.clone()));
-    let (teller, reader) = (end(), end());
+    let teller = end();
+    let reader = end();
     let making = blockhaul_io::spawn(make(
         queue.clone(),
         Making {

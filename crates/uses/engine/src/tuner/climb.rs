@@ -376,7 +376,9 @@ mod tests {
         time: Duration,
         rate: impl Fn(Setting) -> f64,
     ) -> (Setting, Vec<(f64, Setting)>) {
-        let (mut now, mut moved, mut requests) = (0.0, 0.0, 0.0);
+        let mut now = 0.0;
+        let mut moved = 0.0;
+        let mut requests = 0.0;
         let mut visited = Vec::new();
         let tick = 0.001;
         while now < seconds {

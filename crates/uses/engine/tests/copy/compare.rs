@@ -19,7 +19,8 @@ fn verification_finds_the_first_difference() {
         bytes[..5 << 20].fill(3);
         let target = source_of(&bytes, false);
         let source = stack(source_of(&bytes, true));
-        let (options, pool) = (Options::default(), Pool::new(16 << 20));
+        let options = Options::default();
+        let pool = Pool::new(16 << 20);
         let check = || async {
             let progress = Arc::new(Progress::new());
             verify(&source, &stack(target.clone()), &options, &pool, &progress).await
@@ -28,7 +29,8 @@ fn verification_finds_the_first_difference() {
         assert_eq!(same.bytes, size as u64);
         assert_eq!(same.digest.as_ref().unwrap().len(), 64);
         let manifest = |device: Arc<ModelDevice>| async move {
-            let (options, pool) = (Options::default(), Pool::new(16 << 20));
+            let options = Options::default();
+            let pool = Pool::new(16 << 20);
             let progress = Arc::new(Progress::new());
             blockhaul_engine::manifest(&stack(device), None, &options, &pool, &progress)
                 .await
@@ -52,7 +54,8 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let (options, pool) = (Options::default(), Pool::new(4 << 20));
+        let options = Options::default();
+        let pool = Pool::new(4 << 20);
         for round in 0..60 {
             let size = rng.between(1, 2 << 20) as usize;
             let bytes = content(&mut rng, size);
@@ -150,11 +153,13 @@ fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
 fn a_comparison_tells_what_could_not_be_done() {
     on_worker(|| async {
         let bytes = vec![7; 3 << 20];
-        let (options, pool) = (Options::default(), Pool::new(4 << 20));
+        let options = Options::default();
+        let pool = Pool::new(4 << 20);
         for kind in [OpKind::Read, OpKind::Extents] {
             let bad = FaultDevice::over(source_of(&bytes, false), 1);
             bad.add(Rule::new(Then::Fail(Kind::Io)).kind(kind).times(1));
-            let (one, other) = (stack(source_of(&bytes, false)), stack(bad.clone()));
+            let one = stack(source_of(&bytes, false));
+            let other = stack(bad.clone());
             let progress = Arc::new(Progress::new());
             let error = blockhaul_engine::compare(&one, &other, &options, &pool, &progress)
                 .await

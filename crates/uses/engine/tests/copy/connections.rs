@@ -44,7 +44,8 @@ impl Backend for &'static Connections {
     }
 
     fn open(&self, _: Target) -> Opening<Opened> {
-        let (device, more) = (self.disks[0].clone(), Arc::new(More(self)));
+        let device = self.disks[0].clone();
+        let more = Arc::new(More(self));
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }
 }
@@ -95,7 +96,8 @@ async fn ends(target_disks: &[Arc<dyn Device>], delay: Duration) -> (Stack, Stac
 }
 
 async fn same_on(source: &Stack, disk: &Arc<dyn Device>) -> bool {
-    let (options, pool) = (Options::default(), Pool::new(16 << 20));
+    let options = Options::default();
+    let pool = Pool::new(16 << 20);
     let progress = Arc::new(Progress::new());
     verify(source, &stack(disk.clone()), &options, &pool, &progress).await.is_ok()
 }

@@ -101,7 +101,8 @@ fn looking_at_nothing_writes_whole_requests() {
         let size = 32 << 20;
         let target = dirty(size);
         // A slow copy would try other sizes.
-        let (request_size, adaptive_size) = (1 << 20, false);
+        let request_size = 1 << 20;
+        let adaptive_size = false;
         let options = Options { sparse: 0, request_size, adaptive_size, ..Options::default() };
         let source = stack(source_of(&vec![0; size], false));
         run(&source, &stack(target.clone()), &options).await.unwrap();
@@ -140,7 +141,8 @@ fn everything_is_looked_at_where_nobody_said_what_is_data() {
         bytes[12 << 20..13 << 20].fill(0);
         let options = Options { extents: false, segment: 4 << 20, ..Options::default() };
         let target = dirty(size);
-        let (from, to) = (stack(source_of(&bytes, true)), stack(target.clone()));
+        let from = stack(source_of(&bytes, true));
+        let to = stack(target.clone());
         let summary = run(&from, &to, &options).await.unwrap();
         assert_eq!((summary.routes.unseen, summary.zeroed), (0, 1 << 20));
         assert!(target.bytes() == bytes);
@@ -188,7 +190,8 @@ fn targets_with_large_blocks_and_few_abilities_are_filled_exactly() {
 fn pipes_are_copied_both_ways() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(11), (3 << 20) + 77);
-        let (options, pool) = (Options::default(), Pool::new(4 << 20));
+        let options = Options::default();
+        let pool = Pool::new(4 << 20);
         let progress = || Arc::new(Progress::new());
         let (reader, writer) = std::io::pipe().unwrap();
         let expected = bytes.clone();

@@ -62,7 +62,8 @@ fn a_cancelled_copy_stops_after_what_is_in_flight() {
         let source = stack(source_of(&vec![7; size], false));
         let progress = Arc::new(Progress::new());
         let pool = Pool::new(8 << 20);
-        let (inner, left) = (target.clone(), 20.into());
+        let inner = target.clone();
+        let left = 20.into();
         let end = stack(Arc::new(Cancels { inner, left, progress: progress.clone() }));
         let error = copy(&source, &end, &Options::default(), &pool, &progress).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ShuttingDown);
@@ -77,7 +78,8 @@ fn a_pool_of_one_request_is_enough() {
         let bytes = content(&mut Rng::new(3), 9 << 20);
         let target = dirty(9 << 20);
         let pool = Pool::new(512 << 10);
-        let (source, end) = (stack(source_of(&bytes, false)), stack(target.clone()));
+        let source = stack(source_of(&bytes, false));
+        let end = stack(target.clone());
         let progress = Arc::new(Progress::new());
         let options = Options::default();
         let work = copy(&source, &end, &options, &pool, &progress);
@@ -99,7 +101,8 @@ fn all_lanes_together_keep_to_the_rate_and_to_its_change() {
             rate: Some(rate.clone()),
             ..Options::default()
         };
-        let (source, end) = (stack(source_of(&vec![7; size], false)), stack(target.clone()));
+        let source = stack(source_of(&vec![7; size], false));
+        let end = stack(target.clone());
         let summary = run(&source, &end, &options).await.unwrap();
         let seconds = summary.elapsed.as_secs_f64();
         // Half a second's worth, less the burst.

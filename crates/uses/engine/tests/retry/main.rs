@@ -60,7 +60,8 @@ fn a_copy_survives_connections_that_die_at_any_moment() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let (mut checked, mut rewritten) = (0, 0);
+        let mut checked = 0;
+        let mut rewritten = 0;
         for round in 0..120 {
             let size = rng.between(1, 3 << 20) as usize;
             let bytes = content(&mut rng, size);
@@ -74,7 +75,8 @@ fn a_copy_survives_connections_that_die_at_any_moment() {
                 *server.refused_dials.get_mut() = rng.between(0, 2);
             }
             to.forgets = rng.chance(50);
-            let (forgets, promise) = (to.forgets, to.promise);
+            let forgets = to.forgets;
+            let promise = to.promise;
             let options = Options {
                 connections: rng.between(1, 4) as usize,
                 flush: rng.chance(50),
@@ -82,7 +84,8 @@ fn a_copy_survives_connections_that_die_at_any_moment() {
                 sampled: rng.chance(50),
                 ..patient()
             };
-            let ((source, _), (target, _)) = (from.open().await, to.open().await);
+            let (source, _) = from.open().await;
+            let (target, _) = to.open().await;
             let told = format!(
                 "seed {seed}, round {round}: {size} bytes, forgets {forgets}, promise {promise}, \
                  {options:?}"
@@ -119,7 +122,8 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         assert!(summary.to_string().contains("0 requests and 0 connections of the source"));
         assert_eq!(server.dials.load(Ordering::SeqCst), 1);
         // The verification begins on the lost connection, and makes its own.
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
     });
 }
@@ -211,7 +215,8 @@ fn errors_that_may_pass_are_tried_again_and_others_are_not() {
                 let rule = Rule::new(then(kind)).kind(op).range(place.clone()).times(2);
                 with_rule(on_source, rule, move |result, sent| {
                     let retried = result.unwrap().retried;
-                    let (source, target) = (retried.source_requests, retried.target_requests);
+                    let source = retried.source_requests;
+                    let target = retried.target_requests;
                     assert_eq!((source, target), if on_source { (2, 0) } else { (0, 2) });
                     assert_eq!(sent, 3, "{kind:?}");
                 });
@@ -262,7 +267,8 @@ fn a_pause_ends_when_the_copy_is_cancelled() {
         source.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read));
         let ends = (Stack::over(source), Stack::over(disk(&vec![0; 1 << 20], 2)));
         let options = Options { retry_delay: Duration::from_secs(1000), ..patient() };
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let watcher = progress.clone();
         drop(blockhaul_io::spawn(async move {
             blockhaul_io::sleep(Duration::from_millis(20)).await;

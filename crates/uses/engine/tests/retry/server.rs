@@ -184,12 +184,14 @@ impl Device for Connection {
             });
         }
         if request.kind().changes() {
-            let (at, len) = (request.at as usize, request.len as usize);
+            let at = request.at as usize;
+            let len = request.len as usize;
             let old = self.server.disk.model().bytes()[at..at + len].to_vec();
             self.before.lock().unwrap().push((at as u64, old));
         }
         let flush = request.kind() == OpKind::Flush;
-        let (inner, dead) = (self.server.disk.submit(request), self.dead.clone());
+        let inner = self.server.disk.submit(request);
+        let dead = self.dead.clone();
         let before = self.before.clone();
         let mark = before.lock().unwrap().len();
         Pending::start(async move {

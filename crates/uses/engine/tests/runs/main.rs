@@ -93,12 +93,13 @@ async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn two_plans_are_copied_over_the_same_connections() {
     on_worker(|| async {
         let size = 4 * MIB;
-        let (source_disk, target_disk) =
-            (disk(&filled(size as usize), 1), disk(&vec![0xa5; size as usize], 2));
+        let source_disk = disk(&filled(size as usize), 1);
+        let target_disk = disk(&vec![0xa5; size as usize], 2);
         let (source, from) = Server::new(source_disk.clone(), 1).open().await;
         let (target, to) = Server::new(target_disk.clone(), 2).open().await;
         let options = Options { connections: 3, requests: 8, ..narrow() };
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let mut engine = Engine::open(&source, &target, &options, &pool, &progress).await.unwrap();
 
         let plan = engine.empty_plan();
@@ -140,7 +141,8 @@ fn zeroes_are_written_where_a_plan_before_has_left_something_else() {
         let target_disk = disk(&vec![0; size as usize], 2);
         let stacks = [Stack::over(source_disk.clone()), Stack::over(target_disk.clone())];
         let options = Options { target_is_zero: true, trust_zero: true, ..narrow() };
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let mut engine =
             Engine::open(&stacks[0], &stacks[1], &options, &pool, &progress).await.unwrap();
         let plan = engine.plan();
@@ -159,7 +161,8 @@ fn nothing_moves_while_the_engine_is_paused() {
         let delay = Duration::from_millis(2);
         let Slow { bytes, source, target, progress, engine } =
             Slow::new(16 * MIB, delay, narrow()).await;
-        let (control, plan) = (engine.control(), engine.plan());
+        let control = engine.control();
+        let plan = engine.plan();
         let running = blockhaul_io::spawn(async move { engine.run_last(&plan).await });
         for _ in 0..3 {
             let before = progress.snapshot().done();
@@ -190,8 +193,10 @@ fn a_paused_engine_can_be_cancelled_and_says_what_was_done() {
     on_worker(|| async {
         let delay = Duration::from_millis(5);
         let Slow { target, progress, mut engine, .. } = Slow::new(16 * MIB, delay, narrow()).await;
-        let (control, plan) = (engine.control(), engine.plan());
-        let (seen, waits) = (progress.clone(), plan.clone());
+        let control = engine.control();
+        let plan = engine.plan();
+        let seen = progress.clone();
+        let waits = plan.clone();
         let waiting = blockhaul_io::spawn(async move { waits.want(15 * MIB, 4096).await });
         control.pause();
         let cancelling = blockhaul_io::spawn(async move {
@@ -223,7 +228,8 @@ fn a_range_that_is_asked_for_arrives_before_the_rest() {
             let options = Options { segment, ..narrow() };
             let mut slow = Slow::new(32 * MIB, Duration::from_millis(4), options).await;
             let plan = slow.engine.plan();
-            let (waits, control) = (plan.clone(), slow.engine.control());
+            let waits = plan.clone();
+            let control = slow.engine.control();
             let progress = slow.progress.clone();
             let waiting = blockhaul_io::spawn(async move {
                 until("something to be copied", || progress.snapshot().done() > 0).await;
@@ -330,7 +336,8 @@ fn ranges_arrive_and_plans_grow_while_connections_die() {
                 *server.cuts_left.get_mut() = rng.between(0, 4);
                 *server.refused_dials.get_mut() = rng.between(0, 2);
             }
-            let ((source, _), (target, _)) = (from.open().await, to.open().await);
+            let (source, _) = from.open().await;
+            let (target, _) = to.open().await;
             let options = Options {
                 retries: 8,
                 retry_delay: Duration::from_millis(1),
@@ -341,13 +348,16 @@ fn ranges_arrive_and_plans_grow_while_connections_die() {
                 ..Options::default()
             };
             let told = format!("seed {seed}, round {round}: {size} bytes, {options:?}");
-            let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+            let pool = Pool::new(8 << 20);
+            let progress = Arc::new(Progress::new());
             let opened = Engine::open(&source, &target, &options, &pool, &progress).await;
             let mut engine = opened.unwrap();
             for number in 0..3 {
-                let (plan, control) = (engine.empty_plan(), engine.control());
-                let (grows, from_disk, to_disk) =
-                    (plan.clone(), source_disk.clone(), target_disk.clone());
+                let plan = engine.empty_plan();
+                let control = engine.control();
+                let grows = plan.clone();
+                let from_disk = source_disk.clone();
+                let to_disk = target_disk.clone();
                 let mut rng = Rng::new(rng.number());
                 let growing = blockhaul_io::spawn(async move {
                     let mut blocks: Vec<u64> = (0..size / 65536).collect();

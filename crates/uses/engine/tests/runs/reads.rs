@@ -65,7 +65,8 @@ impl Pair {
         });
         let [source, target] = ends;
         let stacks = [&source, &target].map(|device| Stack::over(device.clone()));
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let end = work.has_target().then_some(&stacks[1]);
         let engine = Engine::open_to_read(&stacks[0], end, options, &pool, &progress).unwrap();
         (Pair { source, target, progress, pool }, engine)
@@ -185,11 +186,12 @@ struct Copied {
 
 impl Copied {
     async fn new(options: Options) -> Copied {
-        let (source_disk, target_disk) =
-            (disk(&filled(SIZE as usize), 1), disk(&vec![0xa5; SIZE as usize], 2));
+        let source_disk = disk(&filled(SIZE as usize), 1);
+        let target_disk = disk(&vec![0xa5; SIZE as usize], 2);
         let (source, from) = Server::new(source_disk.clone(), 1).open().await;
         let (target, to) = Server::new(target_disk.clone(), 2).open().await;
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let mut engine = Engine::open(&source, &target, &options, &pool, &progress).await.unwrap();
         let plan = engine.empty_plan();
         plan.add(0, SIZE).unwrap();
@@ -273,10 +275,11 @@ fn a_verification_survives_connections_that_die() {
 #[test]
 fn another_run_may_follow_a_verification() {
     on_worker(|| async {
-        let (source_disk, target_disk) =
-            (disk(&filled(SIZE as usize), 1), disk(&vec![0xa5; SIZE as usize], 2));
+        let source_disk = disk(&filled(SIZE as usize), 1);
+        let target_disk = disk(&vec![0xa5; SIZE as usize], 2);
         let stacks = [Stack::over(source_disk.clone()), Stack::over(target_disk.clone())];
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let opened = Engine::open(&stacks[0], &stacks[1], &lanes(2), &pool, &progress).await;
         let mut engine = opened.unwrap();
         for round in 0..3 {
@@ -299,8 +302,10 @@ fn connections_that_may_show_other_disks_are_not_made_to_read() {
             server.promise = false;
             server
         });
-        let ((source, from), (target, to)) = (one.open().await, other.open().await);
-        let (pool, progress) = (Pool::new(8 << 20), Arc::new(Progress::new()));
+        let (source, from) = one.open().await;
+        let (target, to) = other.open().await;
+        let pool = Pool::new(8 << 20);
+        let progress = Arc::new(Progress::new());
         let opened = Engine::open_to_read(&source, Some(&target), &lanes(3), &pool, &progress);
         let mut engine = opened.unwrap();
         assert_eq!(engine.compare().await.unwrap(), None);

@@ -111,10 +111,12 @@ pub(super) fn unmount(path: &Path, lazily: bool) -> Result<bool, Error> {
     command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
     let cannot = |why: String| Error(format!("cannot unmount {}: {why}", path.display()));
     let ran = command.output().map_err(|error| cannot(blockhaul_io::plain(&error)))?;
-    match ran.status.success() || super::table::find(path).is_none() {
-        true => Ok(true),
-        false if !lazily => Ok(false),
-        false => Err(cannot(said(&ran.stderr, name))),
+    if ran.status.success() || super::table::find(path).is_none() {
+        Ok(true)
+    } else if !lazily {
+        Ok(false)
+    } else {
+        Err(cannot(said(&ran.stderr, name)))
     }
 }
 

@@ -15,7 +15,8 @@ fn find_in(table: &[u8], path: &[u8]) -> Option<String> {
     let mut found = None;
     for line in table.split(|&byte| byte == b'\n') {
         let mut fields = line.split(|&byte| byte == b' ');
-        let (device, place) = (fields.nth(2), fields.nth(1));
+        let device = fields.nth(2);
+        let place = fields.nth(1);
         if let (Some(device), Some(place)) = (device, place)
             && unescaped(place) == path
         {

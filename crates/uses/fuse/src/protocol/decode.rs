@@ -133,7 +133,8 @@ impl Header {
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         let mut fields = Fields(bytes.get(..HEADER).ok_or(SHORT_HEADER)?);
         let mut next = || fields.u32().ok_or(SHORT_HEADER);
-        let (len, opcode) = (next()?, next()?);
+        let len = next()?;
+        let opcode = next()?;
         let mut next = || fields.u64().ok_or(SHORT_HEADER);
         Ok(Header { len, opcode, unique: next()?, node: next()? })
     }
@@ -206,7 +207,9 @@ fn name(arguments: &[u8]) -> Option<&[u8]> {
 }
 
 fn init(mut fields: Fields<'_>) -> Option<Init> {
-    let (major, minor, max_readahead) = (fields.u32()?, fields.u32()?, fields.u32()?);
+    let major = fields.u32()?;
+    let minor = fields.u32()?;
+    let max_readahead = fields.u32()?;
     let low = u64::from(fields.u32()?);
     // Older kernels end here.
     let high = match low & super::init_flags::EXTENDED {
@@ -218,7 +221,8 @@ fn init(mut fields: Fields<'_>) -> Option<Init> {
 
 fn set_attr(mut fields: Fields<'_>) -> Option<SetAttr> {
     let valid = fields.u32()?;
-    let (_padding, _handle) = (fields.u32()?, fields.u64()?);
+    let _padding = fields.u32()?;
+    let _handle = fields.u64()?;
     let size = fields.u64()?;
     // The lock's owner, times, mode, user and group.
     fields.skip(SET_ATTR_REST)?;
@@ -236,7 +240,8 @@ fn range(fields: &mut Fields<'_>) -> Option<(u64, u32)> {
 
 fn write(mut fields: Fields<'_>) -> Option<Operation<'_>> {
     let (at, len) = range(&mut fields)?;
-    let (_flags_of_write, _owner) = (fields.u32()?, fields.u64()?);
+    let _flags_of_write = fields.u32()?;
+    let _owner = fields.u64()?;
     let flags = fields.u32()?;
     fields.u32()?;
     Some(Operation::Write { at, len, flags })

@@ -75,7 +75,8 @@ impl Attr {
             out.extend(self.time.subsec_nanos().to_ne_bytes());
         }
         let links = if self.kind == NodeKind::Folder { 2_u32 } else { 1 };
-        let (device, flags) = (0, 0);
+        let device = 0;
+        let flags = 0;
         let mode = self.kind.mode() | self.permissions;
         for number in [mode, links, self.uid, self.gid, device, self.block_size, flags] {
             out.extend(number.to_ne_bytes());
@@ -188,7 +189,9 @@ pub struct Statfs {
 /// The body of a reply to STATFS.
 pub fn statfs(facts: &Statfs) -> Vec<u8> {
     let mut out = Vec::new();
-    let (free, available, free_files) = (0, 0, 0);
+    let free = 0;
+    let available = 0;
+    let free_files = 0;
     for number in [facts.blocks, free, available, facts.files, free_files] {
         out.extend(number.to_ne_bytes());
     }

@@ -66,7 +66,9 @@ impl Session {
     /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
     /// one of the storage fails meanwhile.
     fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {
-        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let kind = request.kind();
+        let at = request.at;
+        let len = request.len;
         let name = self.device.facts().name.clone();
         let named = move |error: Error| error.during(kind, at, len).on(&name);
         let alone = self.flush_failures_stay;

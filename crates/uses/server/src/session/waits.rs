@@ -244,7 +244,8 @@ impl Session {
 
 /// The output of `one`, or `None` if `other` completes first. `one` can be continued.
 async fn either<T>(one: impl Future<Output = T> + Unpin, other: impl Future) -> Option<T> {
-    let (mut one, mut other) = (one, pin!(other));
+    let mut one = one;
+    let mut other = pin!(other);
     poll_fn(|cx| match pin!(&mut one).poll(cx) {
         Poll::Ready(output) => Poll::Ready(Some(output)),
         Poll::Pending => other.as_mut().poll(cx).map(|_| None),

@@ -48,10 +48,12 @@ fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: Eng
     let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
     let scratch = Scratch::new().unwrap();
     let pool = Pool::new(memory);
-    let (offers, tls) = (Offers::default(), blockhaul_server::Tls::Off);
+    let offers = Offers::default();
+    let tls = blockhaul_server::Tls::Off;
     let config = Config { exports, limits, offers, pool: pool.clone(), tls };
     let server = Server::new(config);
-    let (there, path) = (server.clone(), scratch.socket("server"));
+    let there = server.clone();
+    let path = scratch.socket("server");
     runtime.block_on(move || async move {
         drop(blockhaul_io::spawn(there.listen(Listener::bind_unix(&path).unwrap())));
     });

@@ -246,17 +246,21 @@ fn ranged(
         return Err(Status::Failed);
     }
     let zeroes = command == Command::Zero;
-    let (needed, request) = match zeroes {
-        true => (Can::ZERO, Request::zero(at, len)),
-        // The flag is for zeroes only.
-        false if unmap => return Err(Status::Unsupported),
-        false => (Can::TRIM, Request::trim(at, len)),
-    };
-    match facts.can.contains(needed | Can::WRITE) {
-        true if zeroes && !unmap => Ok(request.with(Flags::NO_HOLE)),
-        true => Ok(request),
-        false => Err(Status::Unsupported),
+    // The flag is for zeroes only.
+    if unmap && !zeroes {
+        return Err(Status::Unsupported);
     }
+    let needed = if zeroes { Can::ZERO } else { Can::TRIM };
+    if !facts.can.contains(needed | Can::WRITE) {
+        return Err(Status::Unsupported);
+    }
+    Ok(if !zeroes {
+        Request::trim(at, len)
+    } else if unmap {
+        Request::zero(at, len)
+    } else {
+        Request::zero(at, len).with(Flags::NO_HOLE)
+    })
 }
 
 /// Copies what was read to the driver's memory. Returns the number of bytes.
@@ -282,7 +286,8 @@ fn deliver(asked: &Asked, wanted: &Wanted, reply: Reply) -> Result<u64, Error> {
 /// Fills the segments with zeroes.
 fn clear(memory: &Memory, segments: &[Segment]) -> Result<(), Malformed> {
     for segment in segments {
-        let (mut at, mut left) = (segment.at.0, segment.len as usize);
+        let mut at = segment.at.0;
+        let mut left = segment.len as usize;
         while left > 0 {
             let part = left.min(Data::ZEROES_MAX);
             let zeroes = Data::zeroes(part);

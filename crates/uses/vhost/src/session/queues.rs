@@ -132,7 +132,8 @@ impl Queues {
         // Without the optional parts of the protocol, queues are always enabled.
         let always = !self.features.contains(Features::PROTOCOL_FEATURES);
         let event_idx = self.features.contains(Features::EVENT_IDX);
-        let (disk, space) = (self.disk.clone(), self.space.clone());
+        let disk = self.disk.clone();
+        let space = self.space.clone();
         let number = u16::try_from(index).unwrap_or(u16::MAX);
         let entries = |table: &Table, size| {
             let entries = table.queue(number, size);
@@ -157,7 +158,8 @@ impl Queues {
         };
         Ring::new(layout, queue.base, &space.now()).map_err(|why| why.to_string())?;
         let kick = kick.try_clone().map_err(|error| blockhaul_io::plain(&error))?;
-        let (base, call) = (queue.base, queue.call.clone());
+        let base = queue.base;
+        let call = queue.call.clone();
         let start = Start { disk, space, layout, base, kick, call, entries: entries? };
         let (stopper, stop) = queue::stopper();
         let worker = Remote::to(blockhaul_io::worker() + usize::from(number));

@@ -82,7 +82,8 @@ impl Item {
 
     /// Cost of the expansion of only this part.
     fn work_of(&self, part: &Range<u64>) -> u64 {
-        let (start, end) = (part.start, part.end.min(self.len));
+        let start = part.start;
+        let end = part.end.min(self.len);
         if start >= end || self.zero {
             return ITEM_COST;
         }
@@ -250,7 +251,9 @@ impl Writer<'_> {
         let len = (range.end - range.start) as u64;
         let most = (CHUNK / bytes.len()).max(1) as u64;
         let chunk = bytes.repeat(most.min(len / bytes.len() as u64 + 1) as usize);
-        let (mut at, mut left, mut skip) = (range.start as u64, len, phase);
+        let mut at = range.start as u64;
+        let mut left = len;
+        let mut skip = phase;
         while left > 0 {
             let here = left.min((chunk.len() - skip) as u64);
             self.device.write_now(at, &chunk[skip..skip + here as usize])?;

@@ -97,7 +97,8 @@ blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
 }
 
 fn make(target: &Target) -> Result<MemoryDevice> {
-    let (args, variables) = (&target.args, target.args.others());
+    let args = &target.args;
+    let variables = target.args.others();
     let behind = Some(target.text()?).filter(|text| !text.is_empty());
     let given = [behind, args.text("data"), args.text("raw"), args.text("base64")];
     if given.iter().flatten().count() > 1 {

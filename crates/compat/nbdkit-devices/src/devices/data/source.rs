@@ -92,7 +92,9 @@ fn run(script: &str, len: Option<u64>) -> Result<Vec<u8>> {
 pub fn base64(text: &str) -> Result<Vec<u8>> {
     let wrong = |what: &str| Error::new(Kind::Usage, format!("base64: {what}"));
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut bits, mut count, mut padding) = (0_u32, 0, 0);
+    let mut bits = 0_u32;
+    let mut count = 0;
+    let mut padding = 0;
     for symbol in text.bytes().filter(|byte| !byte.is_ascii_whitespace()) {
         let value = match symbol {
             b'A'..=b'Z' => symbol - b'A',

@@ -125,7 +125,8 @@ impl Layout {
         out.fill(0);
         let end = at + out.len() as u64;
         for part in self.within(at, end) {
-            let (from, to) = (part.at.max(at), (part.at + part.len).min(end));
+            let from = part.at.max(at);
+            let to = (part.at + part.len).min(end);
             let out = &mut out[(from - at) as usize..(to - at) as usize];
             let from = from - part.at;
             match &part.what {
@@ -144,7 +145,9 @@ impl Layout {
     }
 
     fn extents(&self, at: u64, len: u64, most: usize) -> Extents {
-        let (mut extents, mut next, end) = (Extents::new(), at, at + len);
+        let mut extents = Extents::new();
+        let mut next = at;
+        let end = at + len;
         for part in self.within(at, end) {
             if extents.len() >= most {
                 return extents;

@@ -30,7 +30,8 @@ impl Names {
             }
             _ => (name, ""),
         };
-        let (base, extension) = (Plain::of(base, 8), Plain::of(extension, 3));
+        let base = Plain::of(base, 8);
+        let extension = Plain::of(extension, 3);
         let make = |base: &[u8]| {
             let mut short = [b' '; 11];
             short[..base.len()].copy_from_slice(base);

@@ -144,10 +144,12 @@ impl Stamp {
         const LAST: u64 = 4_354_819_199;
         let seconds = time.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
         let seconds = seconds.map_or(0, |time| time.as_secs()).clamp(FIRST, LAST);
-        let (day, second) = (seconds / 86_400, seconds % 86_400);
+        let day = seconds / 86_400;
+        let second = seconds % 86_400;
         // Days since 1 March of year 0 in the Gregorian calendar, whose pattern repeats after 400 years.
         let shifted = day + 719_468;
-        let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+        let era = shifted / 146_097;
+        let of_era = shifted % 146_097;
         let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
         let of_year = of_era - (365 * year + year / 4 - year / 100);
         let march = (5 * of_year + 2) / 153;

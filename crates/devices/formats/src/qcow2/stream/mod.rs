@@ -150,7 +150,8 @@ async fn measure(
     plan: &mut Plan,
     made: &mut Made,
 ) -> Result<()> {
-    let (cluster, mut from) = (plan.cluster(), 0);
+    let cluster = plan.cluster();
+    let mut from = 0;
     let pool = pool(cluster);
     loop {
         // The plan changes behind these.

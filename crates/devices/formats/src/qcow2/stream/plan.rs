@@ -84,7 +84,8 @@ impl Plan {
     /// # Errors
     /// If the disk is too large for the cluster size.
     pub(super) fn finish(self) -> Result<Tables> {
-        let (cluster, mut next) = (self.cluster(), 0);
+        let cluster = self.cluster();
+        let mut next = 0;
         let mut groups = Vec::with_capacity(self.groups.len());
         for (number, clusters) in self.groups {
             if clusters.iter().all(|stored| *stored == Stored::Not) {
@@ -136,7 +137,8 @@ impl Parts {
         }
         let others = 1 + l1_len + l2_len + data_len.div_ceil(cluster);
         // Refcounts describe themselves, too: the number of their clusters grows until it fits.
-        let (mut table, mut blocks) = (1, 1);
+        let mut table = 1;
+        let mut blocks = 1;
         loop {
             let all = others + table + blocks;
             let needed = (all * REFCOUNT_BYTES).div_ceil(cluster);
@@ -151,7 +153,8 @@ impl Parts {
         }
         let refcount_blocks = 1 + table;
         let l1 = refcount_blocks + blocks;
-        let (l2, data) = (l1 + l1_len, l1 + l1_len + l2_len);
+        let l2 = l1 + l1_len;
+        let data = l1 + l1_len + l2_len;
         Ok(Parts {
             refcount_table: 1,
             refcount_table_len: table,
@@ -215,7 +218,8 @@ impl Tables {
     }
 
     fn placed_in<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = Placed> + 'a {
-        let (cluster, start) = (self.cluster(), self.offset(self.parts.data));
+        let cluster = self.cluster();
+        let start = self.offset(self.parts.data);
         let mut next = group.start;
         let numbers = group.number * (cluster / 8)..;
         let clusters = group.clusters.iter().copied();
@@ -242,7 +246,8 @@ impl Tables {
             if number < self.parts.data {
                 return 1;
             }
-            let (start, end) = (self.offset(number), self.offset(number + 1));
+            let start = self.offset(number);
+            let end = self.offset(number + 1);
             let mut count = 0_u16;
             while let Some(next) = placed.peek().filter(|next| next.host < end) {
                 count = count.saturating_add(u16::from(next.end() > start));

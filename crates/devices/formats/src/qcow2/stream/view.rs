@@ -115,7 +115,8 @@ struct More {
 
 impl Another for More {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let (more, image) = (self.more.clone(), self.image.clone());
+        let more = self.more.clone();
+        let image = self.image.clone();
         Box::pin(async move {
             let source = fence(emulate(more.another().await?));
             Ok(Arc::new(View::new(source, image)) as Arc<dyn Device>)
@@ -161,7 +162,8 @@ impl Device for View {
         let Op::Read(room) = request.op else {
             return Error::new(Kind::ReadOnly, "an image that is made as it is read").into();
         };
-        let (at, len) = (request.at, room.len() as u64);
+        let at = request.at;
+        let len = room.len() as u64;
         if let Some((source_at, plain)) = self.parts.plain(at, len)
             && plain == len
         {
@@ -219,7 +221,8 @@ impl Parts {
 
     async fn fill_tables(&self, at: u64, out: &mut [u8]) {
         let Image { tables, options, .. } = &self.image;
-        let (mut next, mut rest) = (at, out);
+        let mut next = at;
+        let mut rest = out;
         while !rest.is_empty() {
             let cluster = next / tables.cluster();
             let bytes = table(tables, *options, cluster);
@@ -263,7 +266,8 @@ fn put(packed: &Packed, place: &Placed, at: u64, out: &mut [u8]) -> Result<()> {
     debug_assert!(packed.stored != Stored::Not);
     let start = at.max(place.host);
     let end = (at + out.len() as u64).min(place.end());
-    let (from, to) = (index(start - place.host), index(end - place.host));
+    let from = index(start - place.host);
+    let to = index(end - place.host);
     let bytes = packed.bytes.bytes().get(from..to).ok_or_else(Error::misfit)?;
     out[index(start - at)..index(end - at)].copy_from_slice(bytes);
     Ok(())

@@ -63,7 +63,8 @@ impl Parts {
 
     /// All words of an L2 table.
     async fn table_words(&self, table: u64) -> Result<Vec<u64>> {
-        let (cluster, slice) = (self.image.layout.cluster(), self.image.slice);
+        let cluster = self.image.layout.cluster();
+        let slice = self.image.slice;
         let mut words = Vec::with_capacity(index(cluster / 8));
         for offset in (0..cluster).step_by(index(slice)) {
             words.extend_from_slice(&self.image.load(&self.file, table + offset).await?);

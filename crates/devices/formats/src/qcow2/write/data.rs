@@ -91,7 +91,8 @@ impl Parts {
     /// without waiting.
     fn in_place(&self, at: u64, end: u64) -> Option<u64> {
         let layout = self.image.layout_now();
-        let (mut next, mut host) = (at, None);
+        let mut next = at;
+        let mut host = None;
         while next < end {
             let number = next / layout.l2_covers();
             let entry = self.image.l1_entry(number);
@@ -131,7 +132,8 @@ impl Parts {
 
     /// The same for a range whose clusters are locked.
     pub(super) async fn write_locked(&self, mut data: Payload) -> Result<()> {
-        let (mut next, end) = (data.at, data.end());
+        let mut next = data.at;
+        let end = data.end();
         while next < end {
             let covers = self.image.layout.l2_covers();
             let table_end = (next / covers + 1).saturating_mul(covers).min(end);
@@ -168,7 +170,9 @@ impl Parts {
                 Ok(until)
             }
             None => {
-                let (mut until, mut count, mut last) = (cluster_end(at), 1, first);
+                let mut until = cluster_end(at);
+                let mut count = 1;
+                let mut last = first;
                 while until < end && count < CLUSTERS_MAX {
                     let next = self.found(table, until).await?;
                     if next.own.is_some() {
@@ -217,7 +221,8 @@ impl Parts {
         self.extend_data(host + layout.cluster());
         self.write_piece(piece, at, data.part(at, end)).await?;
         let touched = layout.touched(at, end);
-        let (units, zeroes) = (found.units | touched, found.zeroes & !touched);
+        let units = found.units | touched;
+        let zeroes = found.zeroes & !touched;
         let entry = layout.data_entry(host, units, zeroes);
         let number = at >> layout.cluster_bits;
         self.set_l2(table, number..number + 1, |_, words| {
@@ -261,7 +266,8 @@ impl Parts {
             self.write_piece(piece, at, data.part(at, until)).await?;
             let first = clusters.first;
             self.set_l2(table, number..number + clusters.count, |one, words| {
-                let (from, to) = (start.max(one << bits), stop.min((one + 1) << bits));
+                let from = start.max(one << bits);
+                let to = stop.min((one + 1) << bits);
                 let host = (first + (one - number)) << bits;
                 let old = words.first().copied();
                 let zeroes = words.get(1).map_or(0, |bits| bits >> 32);
@@ -303,7 +309,8 @@ impl Parts {
         let until = at + data.len() as u64;
         // What the data file ends before cannot be written, and is not read either.
         let end = end.min(start + self.data.facts().size.saturating_sub(host)).max(until);
-        let (mut gaps, mut is_needed) = (Vec::new(), false);
+        let mut gaps = Vec::new();
+        let mut is_needed = false;
         for (from, to) in [(start, at), (until, end)] {
             if from < to {
                 // The last cluster may be longer than the disk.

@@ -180,9 +180,12 @@ impl Drop for Parts {
         {
             return;
         }
-        let (image, is_external) = (self.image.clone(), self.is_external);
-        let (file, data): (Arc<dyn Device>, _) = (self.file.clone(), self.data.clone());
-        let (pieces, packed) = (self.pieces.clone(), self.packed.clone());
+        let image = self.image.clone();
+        let is_external = self.is_external;
+        let file: Arc<dyn Device> = self.file.clone();
+        let data = self.data.clone();
+        let pieces = self.pieces.clone();
+        let packed = self.packed.clone();
         let worker = self.worker.clone();
         writer.enter();
         let parts = Parts { image, file, data, is_external, backing: None, pieces, packed, worker };

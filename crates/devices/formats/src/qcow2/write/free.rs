@@ -109,10 +109,12 @@ impl Parts {
         if !self.file.facts().can.contains(Can::TRIM) {
             return;
         }
-        let (bits, size) = (self.image.layout.cluster_bits, self.file.facts().size);
+        let bits = self.image.layout.cluster_bits;
+        let size = self.file.facts().size;
         for run in clusters.chunk_by(|one, next| one + 1 == *next) {
             let (Some(first), Some(last)) = (run.first(), run.last()) else { continue };
-            let (at, end) = (first << bits, ((last + 1) << bits).min(size));
+            let at = first << bits;
+            let end = ((last + 1) << bits).min(size);
             if at < end
                 && let Err(error) = self.file.trim(at, end - at).await
             {

@@ -48,7 +48,8 @@ impl Parts {
         old: Option<u64>,
         clusters: Clusters,
     ) -> Result<u64> {
-        let (cluster, slice) = (self.image.layout.cluster(), self.image.slice);
+        let cluster = self.image.layout.cluster();
+        let slice = self.image.slice;
         let table = clusters.first << self.image.layout.cluster_bits;
         let mut words = Vec::with_capacity(index(cluster / 8));
         for offset in (0..cluster).step_by(index(slice)) {
@@ -114,7 +115,8 @@ impl Parts {
         mut change: impl FnMut(u64, &mut [u64]) -> Option<u64>,
     ) -> Result<()> {
         let layout = self.image.layout;
-        let (words_each, slice) = (index(layout.entry_words()), self.image.slice);
+        let words_each = index(layout.entry_words());
+        let slice = self.image.slice;
         let per_slice = slice / 8 / layout.entry_words();
         let mut next = clusters.start;
         while next < clusters.end {

@@ -138,14 +138,16 @@ impl Parts {
     /// Notes zeroes of a raw data file in entries, as far as these are about whole clusters.
     async fn mark_zero(&self, at: u64, end: u64) -> Result<()> {
         let layout = self.image.layout;
-        let (mut next, cluster) = (at, layout.cluster());
+        let mut next = at;
+        let cluster = layout.cluster();
         while next < end {
             let until = ((next | (cluster - 1)) + 1).min(end);
             let is_whole = next.is_multiple_of(cluster)
                 && (until.is_multiple_of(cluster) || until == self.image.size);
             if is_whole {
                 let table = self.own_table(next).await?;
-                let (number, entry) = (next >> layout.cluster_bits, layout.zero_entry(Some(next)));
+                let number = next >> layout.cluster_bits;
+                let entry = layout.zero_entry(Some(next));
                 let set = |_, words: &mut [u64]| {
                     words.copy_from_slice(&entry[..words.len()]);
                     None
@@ -182,7 +184,8 @@ impl Parts {
         let entry = if nothing { [0, 0] } else { layout.zero_entry(None) };
         self.set_l2(table, numbers, |_, words| {
             let old = words.first().copied();
-            let (is_free, has_bits) = (old == Some(0), words.get(1).is_some_and(|&bits| bits != 0));
+            let is_free = old == Some(0);
+            let has_bits = words.get(1).is_some_and(|&bits| bits != 0);
             if is_free && !has_bits && is_zero {
                 // It reads as zeroes already.
                 return None;
@@ -234,8 +237,8 @@ impl Parts {
     /// Gives zeroes of the disk new clusters, from cluster `number` of the disk on.
     async fn reserve_clusters(&self, table: u64, number: u64, clusters: Clusters) -> Result<()> {
         let layout = self.image.layout;
-        let (at, end) =
-            (clusters.first << layout.cluster_bits, clusters.count << layout.cluster_bits);
+        let at = clusters.first << layout.cluster_bits;
+        let end = clusters.count << layout.cluster_bits;
         let end = (at + end).min(self.data.facts().size);
         if at < end {
             let zero = Request::zero(at, end - at).with(Flags::NO_HOLE);

@@ -187,9 +187,11 @@ impl Driver for Uring {
         let entry = match &mut op {
             FileOp::Read { file, buf, start, at, direct } => {
                 let number = direct.then(|| self.fixed.number(&self.ring.submitter(), buf.block()));
-                let (fd, at) = (types::Fd(file.as_raw_fd()), *at);
+                let fd = types::Fd(file.as_raw_fd());
+                let at = *at;
                 let part = &mut buf[*start..];
-                let (ptr, len) = (part.as_mut_ptr(), u32::try_from(part.len()).unwrap_or(u32::MAX));
+                let ptr = part.as_mut_ptr();
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
                 match number.flatten() {
                     Some(number) => opcode::ReadFixed::new(fd, ptr, len, number).offset(at).build(),
                     None => opcode::Read::new(fd, ptr, len).offset(at).build(),
@@ -199,9 +201,11 @@ impl Driver for Uring {
                 let block = data.block().filter(|_| *direct);
                 let number =
                     block.and_then(|block| self.fixed.number(&self.ring.submitter(), block));
-                let (fd, at) = (types::Fd(file.as_raw_fd()), *at);
+                let fd = types::Fd(file.as_raw_fd());
+                let at = *at;
                 let part = &data.bytes()[*start..];
-                let (ptr, len) = (part.as_ptr(), u32::try_from(part.len()).unwrap_or(u32::MAX));
+                let ptr = part.as_ptr();
+                let len = u32::try_from(part.len()).unwrap_or(u32::MAX);
                 match number {
                     Some(number) => {
                         opcode::WriteFixed::new(fd, ptr, len, number).offset(at).build()

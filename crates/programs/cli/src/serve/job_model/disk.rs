@@ -122,7 +122,9 @@ impl Disk {
 
     /// Carries a request out. Long ones take effect in two parts.
     async fn carry_out(self: Arc<Self>, request: Request, waits: [u64; 2]) -> Outcome {
-        let (at, len, flags) = (request.at, request.len as usize, request.flags);
+        let at = request.at;
+        let len = request.len as usize;
+        let flags = request.flags;
         let half = len / 2;
         let parts = [(0, half), (half, len - half)];
         wait(waits[0]).await;

@@ -121,7 +121,8 @@ impl Guest {
         let from = self.rng.below(self.bytes.len() as u64 - 1) as usize;
         let longest = if self.rng.chance(10) { 40_000 } else { 5000 };
         let len = (self.rng.between(1, longest) as usize).min(self.bytes.len() - from);
-        let (at, range) = ((self.start + from) as u64, from..from + len);
+        let at = (self.start + from) as u64;
+        let range = from..from + len;
         let action = self.rng.below(10);
         match action {
             0 => self.insist(async |device| device.flush().await).await,

@@ -131,7 +131,8 @@ impl World {
 
     async fn increment(&mut self) {
         let Some(Chain { bitmap, target }) = &self.chain else { return };
-        let (bitmap, target) = (bitmap.clone(), target.clone());
+        let bitmap = bitmap.clone();
+        let target = target.clone();
         let begin = self.begin(Some(bitmap.clone()), None);
         let (ended, moment) = self.backup(&target, begin).await;
         if ended.completed {
@@ -145,7 +146,8 @@ impl World {
         let breaks = begin.options.on_failure == OnFailure::BreakSnapshot;
         let limited = begin.options.max < SIZE as u64;
         let moment = Arc::new(Mutex::new(Vec::new()));
-        let (seen, disk) = (moment.clone(), self.disk.clone());
+        let seen = moment.clone();
+        let disk = self.disk.clone();
         let look: AtOnce = Box::new(move || *seen.lock().unwrap() = disk.bytes());
         let mut options = Vec::new();
         if self.rng.chance(25) {
@@ -199,7 +201,8 @@ impl World {
 
     async fn mirror_of_changes(&mut self) {
         let Some(Chain { bitmap, target }) = &self.chain else { return };
-        let (bitmap, target) = (bitmap.clone(), target.clone());
+        let bitmap = bitmap.clone();
+        let target = target.clone();
         if !self.mirror(&target, First::Dirty(bitmap.clone())).await {
             return;
         }
@@ -262,8 +265,11 @@ impl World {
     /// Controls a job at random until it has ended; `switch`: how a mirror is to end.
     async fn drive(&mut self, job: &Arc<Job>, switch: Option<bool>) -> Ended {
         let started = Instant::now();
-        let (cancels, quiet) = (self.rng.chance(25), self.rng.chance(50));
-        let (mut actions, mut cancelled, mut completing) = (0, false, false);
+        let cancels = self.rng.chance(25);
+        let quiet = self.rng.chance(50);
+        let mut actions = 0;
+        let mut cancelled = false;
+        let mut completing = false;
         while !job.is_over() {
             let late = started.elapsed() > LIMIT;
             assert!(!late, "{}: a job hangs: {}", self.place(), job.described());
@@ -324,7 +330,8 @@ impl World {
     ) {
         let said = || format!("{}: {:?}: {}", self.place(), ended.error, job.described());
         let insists = |policy| matches!(policy, OnError::Ignore | OnError::Stop);
-        let (read, flush) = (self.disk.failed(OpKind::Read), target.failed(OpKind::Flush));
+        let read = self.disk.failed(OpKind::Read);
+        let flush = target.failed(OpKind::Flush);
         let written = target.failed(OpKind::Write) + target.failed(OpKind::Zero);
         let faults = read + flush + written;
         if !ended.completed {
@@ -407,7 +414,8 @@ impl World {
     fn trouble(&mut self, target: &Arc<Disk>) -> Trouble {
         let rng = &mut self.rng;
         let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
-        let (mut source, mut both) = (Vec::new(), Vec::new());
+        let mut source = Vec::new();
+        let mut both = Vec::new();
         if rng.chance(25) {
             source.push(fault(rng, OpKind::Read));
         }
@@ -480,7 +488,8 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
         mirrored: Mutex::default(),
         snapshot_of: None,
     };
-    let (name, description) = ("a".to_string(), String::new());
+    let name = "a".to_string();
+    let description = String::new();
     let named = Named { name, description, exports: shared, single: true };
     table.serve(named, running).unwrap();
     let export = table.running().remove(0);

@@ -15,7 +15,8 @@ use crate::serve::snapshots::GRANULARITY;
 impl Monitor {
     /// `block-dirty-bitmap-add`.
     pub(super) async fn add_bitmap(&self, arguments: &Arguments) -> Result<()> {
-        let (node, name) = (needed(arguments, "node"), needed(arguments, "name"));
+        let node = needed(arguments, "node");
+        let name = needed(arguments, "name");
         let found = self.find(node).await?;
         if name.is_empty() {
             return Err(Error::generic("Bitmap name cannot be empty"));

@@ -120,7 +120,8 @@ impl Monitor {
 
     /// `block-export-add`.
     pub(super) async fn add_export(&self, arguments: &Arguments) -> Result<()> {
-        let (id, node) = (needed(arguments, "id"), needed(arguments, "node-name"));
+        let id = needed(arguments, "id");
+        let node = needed(arguments, "node-name");
         if !is_well_formed(id) {
             return Err(Error::generic("Invalid block export id"));
         }
@@ -296,7 +297,8 @@ fn is_before_write(node: &Arc<Node>) -> bool {
 fn listen_unix(path: &Path) -> Result<Listener> {
     let listener = Listener::replace_unix(path);
     listener.map_err(|error| {
-        let (path, why) = (path.display(), crate::exit::plain(&error));
+        let path = path.display();
+        let why = crate::exit::plain(&error);
         Error::generic(format!("Failed to bind socket to {path}: {why}"))
     })
 }

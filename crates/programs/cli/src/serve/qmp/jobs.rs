@@ -162,7 +162,8 @@ impl Monitor {
 
     /// The source and the target of a job.
     async fn ends(&self, arguments: &Arguments) -> Result<(End, End)> {
-        let (source, target) = (needed(arguments, "device"), needed(arguments, "target"));
+        let source = needed(arguments, "device");
+        let target = needed(arguments, "target");
         let source = self.end(source).await?;
         let target = self.end(target).await?;
         if source.name == target.name {
@@ -440,7 +441,8 @@ enum BitmapUse {
 impl BitmapUse {
     fn of(arguments: &Arguments) -> Result<BitmapUse> {
         let sync = needed(arguments, "sync");
-        let (bitmap, mode) = (text(arguments, "bitmap"), text(arguments, "bitmap-mode"));
+        let bitmap = text(arguments, "bitmap");
+        let mode = text(arguments, "bitmap-mode");
         let wrong = |text: &str| Err(Error::generic(text));
         match (sync, bitmap, mode) {
             ("incremental" | "bitmap", None, _) => Err(Error::generic(format!(

@@ -176,7 +176,8 @@ impl Monitor {
 
     fn raw_plan(&self, options: &Arguments, depth: usize) -> Result<Plan> {
         let mut plan = self.child(options, "file", depth)?;
-        let (offset, size) = (number(options, "offset"), number(options, "size"));
+        let offset = number(options, "offset");
+        let size = number(options, "size");
         if offset.is_some() || size.is_some() {
             let range = size.map(|size| format!("&range={size}")).unwrap_or_default();
             plan.layers.push(format!("offset?offset={}{range}", offset.unwrap_or(0)));
@@ -251,7 +252,8 @@ impl Monitor {
         let mut begin = begin_of(options)?;
         begin.options.directory = file_of(&target_node).and_then(Path::parent).map(PathBuf::from);
         if let Some(bitmap) = options.get("bitmap").and_then(Value::as_object) {
-            let (node, bitmap) = (needed(bitmap, "node"), needed(bitmap, "name"));
+            let node = needed(bitmap, "node");
+            let bitmap = needed(bitmap, "name");
             // What is not in it could be left out of the point in time; all of it is shown.
             self.bitmap(node, bitmap).await?;
         }
@@ -538,7 +540,8 @@ fn nbd_plan(options: &Arguments) -> Result<Plan> {
             format!("nbd+unix:///{}?socket={socket}", escaped(export))
         }
         "inet" => {
-            let (host, port) = (needed(server, "host"), needed(server, "port"));
+            let host = needed(server, "host");
+            let port = needed(server, "port");
             let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
             format!("nbd://{host}:{port}/{}", escaped(export))
         }

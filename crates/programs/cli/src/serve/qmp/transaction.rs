@@ -51,7 +51,8 @@ impl Monitor {
             self.add_bitmap(action.data).await?;
             added.push((needed(action.data, "node"), needed(action.data, "name")));
         }
-        let (mut disks, mut uses) = (Vec::new(), Vec::new());
+        let mut disks = Vec::new();
+        let mut uses = Vec::new();
         let mut at_once: Vec<AtOnce> = Vec::new();
         for action in actions {
             match action.kind {

@@ -20,15 +20,16 @@ fn listed(uri: &str) -> Vec<(String, String)> {
 #[test]
 fn several_exports_on_several_listeners_each_with_its_layers() {
     let scratch = Scratch::new().unwrap();
-    let (one, two) = (scratch.socket("one"), scratch.socket("two"));
+    let one = scratch.socket("one");
+    let two = scratch.socket("two");
     let other = scratch.file("other.raw");
     std::fs::write(&other, vec![7; 1 << 20]).unwrap();
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("x"), vec![1; 4096]).unwrap();
     std::os::unix::fs::symlink("../other.raw", folder.join("out")).unwrap();
-    let (vms, plain) =
-        (format!("vms=dir:{}", folder.display()), format!("a%3Db={}", other.display()));
+    let vms = format!("vms=dir:{}", folder.display());
+    let plain = format!("a%3Db={}", other.display());
     let mut command = Command::new(OURS);
     command.args(["serve", "-f", "--exit-with-parent", "-i", "127.0.0.1", "-p", "0", "-p", "0"]);
     command.arg("-U").arg(&one).arg("-U").arg(&two);
@@ -125,7 +126,8 @@ fn names_of_any_length_and_kind_are_taken_or_refused() {
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(scratch.file("secret"), "secret").unwrap();
     let long = "n".repeat(4096);
-    let (longest, dir) = (format!("{long}=memory:1M"), format!("d=dir:{}", folder.display()));
+    let longest = format!("{long}=memory:1M");
+    let dir = format!("d=dir:{}", folder.display());
     let server = start(&scratch, &["zero:2M", "--export", &longest, "--export", &dir]);
     let too_long = "n".repeat(4097);
     let cases: [(&[u8], u32); 9] = [

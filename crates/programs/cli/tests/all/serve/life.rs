@@ -5,9 +5,11 @@ use super::*;
 #[test]
 fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
     let scratch = Scratch::new().unwrap();
-    let (socket, pidfile) = (scratch.socket("s"), scratch.file("pid"));
+    let socket = scratch.socket("s");
+    let pidfile = scratch.file("pid");
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
-    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    let s = socket.to_str().unwrap();
+    let p = pidfile.to_str().unwrap();
     let output =
         blockhaul(&["serve", "--background", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -178,7 +180,8 @@ fn what_cannot_be_served_is_said_in_one_line() {
 fn a_stop_gives_up_what_devices_hold_and_says_so() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
-    let (own, log) = (socket.to_str().unwrap(), scratch.file("log"));
+    let own = socket.to_str().unwrap();
+    let log = scratch.file("log");
     let serve = ["serve", "-f", "--exit-with-parent", "-U", own, "memory:1M", "-e", "disk"];
     let slow = ["--layer", "delay?read=1000s", "--drain-timeout"];
     for second in [false, true] {
@@ -356,7 +359,9 @@ fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
 #[test]
 fn in_the_background_messages_go_to_a_file_that_standard_error_leads_to() {
     let scratch = Scratch::new().unwrap();
-    let (socket, pidfile, log) = (scratch.socket("s"), scratch.file("pid"), scratch.file("log"));
+    let socket = scratch.socket("s");
+    let pidfile = scratch.file("pid");
+    let log = scratch.file("log");
     let mut command = Command::new(OURS);
     command.args(["serve", "--background", "--layer", "error?error=EIO&read=100%", "pattern:1M"]);
     command.arg("-U").arg(&socket).arg("-P").arg(&pidfile);
@@ -374,8 +379,10 @@ fn in_the_background_messages_go_to_a_file_that_standard_error_leads_to() {
 #[test]
 fn a_file_that_is_no_pid_file_is_not_overwritten() {
     let scratch = Scratch::new().unwrap();
-    let (socket, pidfile) = (scratch.socket("s"), scratch.file("a.raw"));
-    let (s, p) = (socket.to_str().unwrap(), pidfile.to_str().unwrap());
+    let socket = scratch.socket("s");
+    let pidfile = scratch.file("a.raw");
+    let s = socket.to_str().unwrap();
+    let p = pidfile.to_str().unwrap();
     for content in [&b"data"[..], &[b'1'; 100]] {
         std::fs::write(&pidfile, content).unwrap();
         assert_fails(&["serve", "-U", s, "-P", p, "memory:1M"], 2, &["--pidfile", p]);
@@ -400,7 +407,8 @@ fn a_socket_belongs_to_the_user_of_the_server() {
     // The folder of the tests may be below one that only root may enter.
     let own = path.join("blockhaul");
     std::fs::copy(OURS, &own).unwrap();
-    let (at, own) = (socket.display(), own.display());
+    let at = socket.display();
+    let own = own.display();
     let script = format!("stat -c %u {at}; {own} info --size \"$uri\"");
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let output = blockhaul(&[

@@ -117,7 +117,8 @@ fn the_client_at_standard_input_is_served_through_sockets_and_pipes() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut to, mut from) = (server.stdin.take().unwrap(), server.stdout.take().unwrap());
+    let mut to = server.stdin.take().unwrap();
+    let mut from = server.stdout.take().unwrap();
     let mut greeting = [0; 18];
     from.read_exact(&mut greeting).unwrap();
     assert_eq!(&greeting[..8], b"NBDMAGIC");
@@ -146,7 +147,8 @@ fn the_client_at_standard_input_is_served_through_sockets_and_pipes() {
 fn several_sockets_of_the_service_manager_and_our_own_are_served_together() {
     use std::os::fd::OwnedFd;
     let scratch = Scratch::new().unwrap();
-    let (one, own) = (scratch.socket("one"), scratch.socket("own"));
+    let one = scratch.socket("one");
+    let own = scratch.socket("own");
     let unix = std::os::unix::net::UnixListener::bind(&one).unwrap();
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = tcp.local_addr().unwrap().port();
@@ -351,7 +353,8 @@ fn a_foreign_server_of_https_goes_on_with_nbd() {
     let pki = scratch.file("pki").display().to_string();
     assert!(blockhaul(&["tls", "init", "--host", "lxd.example", &pki]).status.success());
     let nbd = Server::nbdkit(&nbdkit, &scratch.socket("kit"), &["memory", "8M"]).unwrap();
-    let (listen, log) = (scratch.socket("http"), scratch.file("log"));
+    let listen = scratch.socket("http");
+    let log = scratch.file("log");
     let mut command = python.tied_command();
     command.args(["-c", RELAY]).arg(&listen).arg(nbd.socket()).arg(&pki).arg(&log);
     let relay = Server::start(command, &listen).unwrap();

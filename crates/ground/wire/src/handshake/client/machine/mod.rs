@@ -88,7 +88,8 @@ impl Handshake {
                     };
                     let length = head.length as usize;
                     if length > limits::OPTION_REPLY {
-                        let (len, max) = (head.length.into(), limits::OPTION_REPLY as u64);
+                        let len = head.length.into();
+                        let max = limits::OPTION_REPLY as u64;
                         return Err(Error::TooLong { what: "the server's reply", len, max });
                     }
                     let bytes = OptionReplyHeader::LEN + length;
@@ -162,7 +163,8 @@ impl Handshake {
             let magic = [magic::INIT_PASSWD.to_be_bytes(), second.to_be_bytes()].concat();
             magic.iter().zip(input).all(|(due, found)| due == found)
         };
-        let (newstyle, oldstyle) = (is_start(magic::IHAVEOPT), is_start(magic::CLISERV));
+        let newstyle = is_start(magic::IHAVEOPT);
+        let oldstyle = is_start(magic::CLISERV);
         if !newstyle && !oldstyle {
             return Err(Error::NotNbd { found: input[..input.len().min(16)].to_vec() });
         }

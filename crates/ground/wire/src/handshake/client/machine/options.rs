@@ -164,7 +164,8 @@ impl Handshake {
             check_query(query)?;
         }
         if queries.len() > limits::QUERIES {
-            let (len, max) = (queries.len() as u64, limits::QUERIES as u64);
+            let len = queries.len() as u64;
+            let max = limits::QUERIES as u64;
             return Err(Error::TooLong { what: "list of context queries", len, max });
         }
         let mut payload = Vec::new();

@@ -60,12 +60,14 @@ impl Waiting {
             }
             // nbd: meta.list-id
             (OptionCode::ListMetaContext, ReplyCode::MetaContext) => {
-                let (held, max) = (self.contexts.len(), limits::CONTEXTS_LISTED);
+                let held = self.contexts.len();
+                let max = limits::CONTEXTS_LISTED;
                 below("the server's list of contexts", held, max)?;
                 self.contexts.push(Context::parse(payload)?);
             }
             (OptionCode::SetMetaContext, ReplyCode::MetaContext) => {
-                let (held, max) = (self.contexts.len(), limits::CONTEXTS);
+                let held = self.contexts.len();
+                let max = limits::CONTEXTS;
                 below("the server's list of contexts", held, max)?;
                 let context = Context::parse(payload)?;
                 if self.contexts.iter().any(|before| before.id == context.id) {

@@ -14,7 +14,8 @@ impl Handshake {
     pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), Error> {
         self.begin_option(head.code)?;
         if head.length > limits::OPTION_SKIP {
-            let (len, max) = (head.length.into(), limits::OPTION_SKIP.into());
+            let len = head.length.into();
+            let max = limits::OPTION_SKIP.into();
             return Err(Error::TooLong { what: "payload of an option", len, max });
         }
         if head.code == OptionCode::ExportName {
@@ -65,7 +66,8 @@ impl Handshake {
         let harmless = matches!(code, OptionCode::StartTls | OptionCode::Abort);
         self.turned_away |= self.config.tls == Tls::Required && !self.tls && !harmless;
         if self.options > self.allowed {
-            let (len, max) = (self.options.into(), self.allowed.into());
+            let len = self.options.into();
+            let max = self.allowed.into();
             return Err(Error::TooLong { what: "the client's list of options", len, max });
         }
         // nbd: handshake.options-need-fixed, tls.fixed-newstyle
@@ -195,7 +197,8 @@ impl Handshake {
         if request.name.len() > self.config.name {
             return Handled::Refused(OptionError::TooBig, NAME_TOO_LONG);
         }
-        let (name, wants) = (request.name.clone(), request.wants);
+        let name = request.name.clone();
+        let wants = request.wants;
         self.state = State::AskExport { code, request };
         Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
     }
