@@ -16,7 +16,7 @@ use openssl::x509::X509Name;
 use openssl::x509::store::X509Lookup;
 use openssl::x509::verify::X509VerifyFlags;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, TlsErrorKind};
 use crate::handshake::{self, Role, Session, Shaking};
 use crate::psk::Users;
 use crate::seen::{Seen, escaped};
@@ -77,7 +77,7 @@ impl Acceptor {
         let keys = match credentials {
             Credentials::Keys(_) if verify_peer => {
                 let text = "clients with pre-shared keys have no certificates to verify";
-                return Err(Error::new(Kind::Setup, text));
+                return Err(Error::new(TlsErrorKind::Setup, text));
             }
             Credentials::Keys(path) => {
                 let users = Users::read(path)?;
@@ -353,12 +353,12 @@ fn client_key(
             Some(key) => (user.to_string(), key.to_vec()),
             None => {
                 let text = format!("{shown}: user {user:?} has no key in it; check the name");
-                return Err(Error::new(Kind::Setup, text));
+                return Err(Error::new(TlsErrorKind::Setup, text));
             }
         },
         None => users
             .choose(login())
-            .map_err(|why| Error::new(Kind::Setup, format!("{shown}: {why}")))?,
+            .map_err(|why| Error::new(TlsErrorKind::Setup, format!("{shown}: {why}")))?,
     };
     only_keys(context)?;
     context.set_psk_client_callback(move |_, _, name, into| {
@@ -440,7 +440,7 @@ fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<()
 fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
     let why = crate::error::first(stack);
     let text = format!("cannot use {}: {why}; check that it is {due}, in PEM", path.display());
-    Error::new(Kind::Setup, text)
+    Error::new(TlsErrorKind::Setup, text)
 }
 
 /// Checks that a file can be opened, for a better message than OpenSSL's.
@@ -450,7 +450,7 @@ fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
         Ok(_) => Ok(path),
         Err(error) => {
             let why = crate::psk::advice(&error);
-            Err(Error::new(Kind::File, format!("cannot read {}: {why}", path.display())))
+            Err(Error::new(TlsErrorKind::File, format!("cannot read {}: {why}", path.display())))
         }
     }
 }
@@ -473,5 +473,5 @@ fn none_in(dirs: &[PathBuf], file: &str) -> Error {
          init",
         if places.is_empty() { "any usual place".to_string() } else { places.join(" or ") }
     );
-    Error::new(Kind::File, text)
+    Error::new(TlsErrorKind::File, text)
 }

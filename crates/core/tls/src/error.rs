@@ -7,7 +7,7 @@ use openssl::ssl;
 
 /// What the caller can do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TlsErrorKind {
     /// A file is missing or cannot be read.
     File,
     /// The settings are inconsistent, or a file has the wrong contents.
@@ -21,23 +21,23 @@ pub enum Kind {
 /// One line: what was tried, and why it failed.
 #[derive(Debug, Clone)]
 pub struct Error {
-    kind: Kind,
+    kind: TlsErrorKind,
     text: String,
 }
 
 impl Error {
     /// An error of this kind.
-    pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Error {
+    pub(crate) fn new(kind: TlsErrorKind, text: impl Into<String>) -> Error {
         Error { kind, text: text.into() }
     }
 
     /// OpenSSL rejects its input.
     pub(crate) fn setup(what: impl fmt::Display, stack: &ErrorStack) -> Error {
-        Error::new(Kind::Setup, format!("{what}: {}", first(stack)))
+        Error::new(TlsErrorKind::Setup, format!("{what}: {}", first(stack)))
     }
 
     /// What the caller can do about it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> TlsErrorKind {
         self.kind
     }
 }

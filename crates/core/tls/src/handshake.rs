@@ -9,7 +9,7 @@ use openssl::nid::Nid;
 use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
 use openssl::x509::{X509Ref, X509VerifyResult};
 
-use crate::error::{Error, Kind, reason};
+use crate::error::{Error, TlsErrorKind, reason};
 use crate::names::Names;
 use crate::records::{self, Peer, Suite};
 use crate::seen::{Seen, escaped};
@@ -69,7 +69,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
                     "TLS: the other side closed the connection during the handshake{}",
                     advice(&shaking.role)
                 );
-                return Err(Error::new(Kind::Lost, text));
+                return Err(Error::new(TlsErrorKind::Lost, text));
             }
             count => shaking.receive(&buffer[..count]),
         }
@@ -194,7 +194,7 @@ fn subject(certificate: &X509Ref) -> String {
 /// Why a handshake failed, in helpful words.
 fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> Error {
     let seen = seen.lock().expect("no panic under this lock");
-    let refused = |text: String| Error::new(Kind::Refused, text);
+    let refused = |text: String| Error::new(TlsErrorKind::Refused, text);
     if let Some(user) = &seen.user {
         return refused(if seen.unknown {
             format!("TLS: user \"{user}\" has no key here")
@@ -250,5 +250,5 @@ fn advice(role: &Role) -> &'static str {
 }
 
 fn lost(error: &std::io::Error) -> Error {
-    Error::new(Kind::Lost, format!("TLS: {error}"))
+    Error::new(TlsErrorKind::Lost, format!("TLS: {error}"))
 }

@@ -22,7 +22,7 @@ mod seen;
 mod wrapped;
 
 pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates};
-pub use error::{Error, Kind};
+pub use error::{Error, TlsErrorKind};
 pub use handshake::{About, Session};
 pub use names::Names;
 

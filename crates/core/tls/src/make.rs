@@ -21,7 +21,7 @@ use openssl::x509::extension::{
 };
 use openssl::x509::{X509, X509Builder, X509Name};
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, TlsErrorKind};
 
 /// Lifetime of an authority in days: ten years. After that, make everything anew.
 const AUTHORITY_DAYS: u32 = 3653;
@@ -74,14 +74,17 @@ pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
     let mut text = String::new();
     for (index, user) in users.iter().enumerate() {
         if user.is_empty() || user.len() > 128 || user.contains([':', '\n', '\r', '\0', '#']) {
-            return Err(Error::new(Kind::Setup, format!("{user:?} cannot be a user's name")));
+            return Err(Error::new(
+                TlsErrorKind::Setup,
+                format!("{user:?} cannot be a user's name"),
+            ));
         }
         if users[..index].contains(user) {
-            return Err(Error::new(Kind::Setup, format!("user {user:?} is named twice")));
+            return Err(Error::new(TlsErrorKind::Setup, format!("user {user:?} is named twice")));
         }
         if known.as_ref().is_some_and(|known| known.contains(user)) {
             let text = format!("{} has a key for user {user:?} already", path.display());
-            return Err(Error::new(Kind::File, text));
+            return Err(Error::new(TlsErrorKind::File, text));
         }
         let mut key = [0; KEY];
         let made = openssl::rand::rand_bytes(&mut key);
@@ -102,7 +105,7 @@ fn users_of(path: &Path) -> Result<Option<Vec<String>>, Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
             let text = format!("cannot read {}: {error}", path.display());
-            return Err(Error::new(Kind::File, text));
+            return Err(Error::new(TlsErrorKind::File, text));
         }
     };
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -113,7 +116,7 @@ fn users_of(path: &Path) -> Result<Option<Vec<String>>, Error> {
                 "{} exists already, and is no file of keys: choose another place",
                 path.display()
             );
-            Err(Error::new(Kind::File, text))
+            Err(Error::new(TlsErrorKind::File, text))
         }
     });
     users.collect::<Result<_, _>>().map(Some)
@@ -138,7 +141,7 @@ fn absent(path: &Path) -> Result<(), Error> {
         Err(error) => Err(cannot_write(path, &error)),
         Ok(_) => {
             let text = format!("{} exists already: choose another place", path.display());
-            Err(Error::new(Kind::File, text))
+            Err(Error::new(TlsErrorKind::File, text))
         }
     }
 }
@@ -153,12 +156,12 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
-    Error::new(Kind::File, format!("cannot write {}: {error}", path.display()))
+    Error::new(TlsErrorKind::File, format!("cannot write {}: {error}", path.display()))
 }
 
 /// Names become part of OpenSSL's configuration language, so only plain names are allowed.
 fn check_names(wanted: &Certificates) -> Result<(), Error> {
-    let wrong = |text: String| Err(Error::new(Kind::Setup, text));
+    let wrong = |text: String| Err(Error::new(TlsErrorKind::Setup, text));
     for host in &wanted.hosts {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let name = host.strip_prefix("*.").unwrap_or(host);
@@ -311,7 +314,7 @@ mod tests {
         // No file is overwritten, and none is made if one exists.
         let before = fs::read(&files[1]).unwrap();
         fs::remove_file(&files[5]).unwrap();
-        assert_eq!(certificates(&dir, &all).unwrap_err().kind(), Kind::File);
+        assert_eq!(certificates(&dir, &all).unwrap_err().kind(), TlsErrorKind::File);
         assert_eq!(fs::read(&files[1]).unwrap(), before);
         assert!(!files[5].exists());
     }
@@ -330,7 +333,7 @@ mod tests {
             (&["a"], &long),
         ] {
             let error = certificates(dir.path(), &wanted(hosts, client)).unwrap_err();
-            assert_eq!(error.kind(), Kind::Setup, "{error}");
+            assert_eq!(error.kind(), TlsErrorKind::Setup, "{error}");
         }
         let path = dir.path().join("keys");
         let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, TlsErrorKind};
 
 /// Maximum key length in bytes: OpenSSL's limit.
 const KEY_MAX: usize = 256;
@@ -33,14 +33,16 @@ impl Users {
     /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Users, Error> {
         let shown = path.display();
-        let cannot = |why: String| Error::new(Kind::File, format!("cannot read {shown}: {why}"));
+        let cannot =
+            |why: String| Error::new(TlsErrorKind::File, format!("cannot read {shown}: {why}"));
         let failed = |error: std::io::Error| cannot(advice(&error));
         let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > FILE_MAX {
             return Err(cannot(format!("{size} bytes are no file of keys")));
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
-        Users::parse(&text).map_err(|why| Error::new(Kind::Setup, format!("{shown}: {why}")))
+        Users::parse(&text)
+            .map_err(|why| Error::new(TlsErrorKind::Setup, format!("{shown}: {why}")))
     }
 
     fn parse(text: &str) -> Result<Users, String> {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::abi::{self, Handle};
+use crate::abi::{self, RawHandle};
 
 /// `BLOCKHAUL_PLUGIN_MAGIC`: "BHPLUGIN".
 const MAGIC: u64 = 0x4248_504c_5547_494e;
@@ -11,7 +11,7 @@ const VERSION: u32 = 1;
 
 /// `conn` and `reqid` of the interface.
 pub(crate) type Conn = *mut c_void;
-type Transfer<P> = unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, P, u32, u64) -> c_int;
+type Transfer<P> = unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, P, u32, u64) -> c_int;
 
 /// The description of an asynchronous plugin.
 #[repr(C)]
@@ -20,18 +20,19 @@ pub(crate) struct AsyncPlugin {
     magic: u64,
     size: u32,
     version: u32,
-    pub(crate) plugin: *const abi::Plugin,
+    pub(crate) plugin: *const abi::PluginTable,
     pub(crate) pread: Option<Transfer<*mut c_void>>,
     pub(crate) pwrite: Option<Transfer<*const c_void>>,
-    pub(crate) flush: Option<unsafe extern "C-unwind" fn(Conn, u64, Handle) -> c_int>,
+    pub(crate) flush: Option<unsafe extern "C-unwind" fn(Conn, u64, RawHandle) -> c_int>,
     pub(crate) trim:
-        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, u32, u64) -> c_int>,
+        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, u32, u64) -> c_int>,
     pub(crate) zero:
-        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, Handle, u32, u64, u32) -> c_int>,
-    pub(crate) extents:
-        Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64, u32, *mut c_void) -> c_int>,
-    pub(crate) cache: Option<unsafe extern "C-unwind" fn(Conn, u64, Handle, u32, u64) -> c_int>,
-    pub(crate) cancel: Option<unsafe extern "C-unwind" fn(Conn, Handle)>,
+        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, u32, u64, u32) -> c_int>,
+    pub(crate) extents: Option<
+        unsafe extern "C-unwind" fn(Conn, u64, RawHandle, u32, u64, u32, *mut c_void) -> c_int,
+    >,
+    pub(crate) cache: Option<unsafe extern "C-unwind" fn(Conn, u64, RawHandle, u32, u64) -> c_int>,
+    pub(crate) cancel: Option<unsafe extern "C-unwind" fn(Conn, RawHandle)>,
     /// Maximum bytes of requests lent to the plugin at a time; 0: the host's default.
     pub(crate) max_bytes: u64,
     /// The plugin's own copy of this; not part of the layout.

@@ -43,7 +43,7 @@ enum Memory {
     None,
     Read(Buf),
     Write(Data),
-    Extents(Box<lists::Extents>),
+    Extents(Box<lists::ExtentList>),
 }
 
 /// A connection's requests; its token is the plugin's `conn`.
@@ -97,7 +97,7 @@ impl AsyncDevice {
             Op::Read(room) => Memory::Read(room.into_buf()),
             Op::Write(data) => Memory::Write(aligned(data)),
             Op::Extents(_) => {
-                Memory::Extents(Box::new(lists::Extents::new(at, self.handle.facts.size)))
+                Memory::Extents(Box::new(lists::ExtentList::new(at, self.handle.facts.size)))
             }
             _ => Memory::None,
         };

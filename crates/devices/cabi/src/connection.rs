@@ -136,7 +136,7 @@ impl Connection {
             let listed = |name| Listed { name, description: String::new() };
             return Ok(default.map(listed).into_iter().collect());
         };
-        let mut exports = lists::Exports::default();
+        let mut exports = lists::ExportList::default();
         let context = Arc::new(self.context(None, tls));
         let pointer = (&raw mut exports).cast();
         // SAFETY: the list lives through the call, and only the callback uses it meanwhile.

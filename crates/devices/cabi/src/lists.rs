@@ -19,7 +19,7 @@ pub(crate) struct Extent {
 }
 
 /// The extents of a range, in ascending order and without gaps.
-pub(crate) struct Extents {
+pub(crate) struct ExtentList {
     start: u64,
     end: u64,
     /// Where the next extent must begin, after the first one.
@@ -27,10 +27,10 @@ pub(crate) struct Extents {
     list: Vec<Extent>,
 }
 
-impl Extents {
+impl ExtentList {
     /// An empty list for the range from `start` up to `end`.
-    pub(crate) fn new(start: u64, end: u64) -> Extents {
-        Extents { start, end, next: None, list: Vec::new() }
+    pub(crate) fn new(start: u64, end: u64) -> ExtentList {
+        ExtentList { start, end, next: None, list: Vec::new() }
     }
 
     /// Adds an extent. Ignores what lies outside the range.
@@ -92,7 +92,7 @@ pub struct CExport {
 
 /// The exports that a plugin offers.
 #[derive(Default)]
-pub(crate) struct Exports {
+pub(crate) struct ExportList {
     list: Vec<Export>,
     /// Strings that were passed to a filter.
     shown: Vec<CString>,
@@ -100,7 +100,7 @@ pub(crate) struct Exports {
     pub(crate) default_at: Vec<usize>,
 }
 
-impl Exports {
+impl ExportList {
     /// Adds an export.
     pub(crate) fn add(
         &mut self,
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn extents_are_clipped_joined_and_checked() {
-        let mut extents = Extents::new(100, 200);
+        let mut extents = ExtentList::new(100, 200);
         extents.add(0, 50, 0).unwrap();
         extents.add(50, 60, 3).unwrap();
         extents.add(110, 10, 3).unwrap();
@@ -186,14 +186,14 @@ mod tests {
 
     #[test]
     fn a_list_must_cover_its_start_and_not_overflow() {
-        assert!(Extents::new(100, 200).add(101, 1, 0).is_err());
-        assert!(Extents::new(100, 200).add(300, 1, 0).is_err());
-        assert!(Extents::new(100, 200).add(u64::MAX, 2, 0).is_err());
+        assert!(ExtentList::new(100, 200).add(101, 1, 0).is_err());
+        assert!(ExtentList::new(100, 200).add(300, 1, 0).is_err());
+        assert!(ExtentList::new(100, 200).add(u64::MAX, 2, 0).is_err());
     }
 
     #[test]
     fn a_full_list_ends_early_but_has_no_gap() {
-        let mut extents = Extents::new(0, u64::MAX);
+        let mut extents = ExtentList::new(0, u64::MAX);
         for at in 0..EXTENTS_MAX as u64 + 10 {
             extents.add(at, 1, (at % 2) as u32).unwrap();
         }
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_default_export_stands_where_it_was_put() {
-        let mut exports = Exports::default();
+        let mut exports = ExportList::default();
         exports.add("a", None).unwrap();
         exports.add_default().unwrap();
         exports.add("b", Some("text")).unwrap();

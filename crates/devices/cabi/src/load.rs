@@ -162,7 +162,7 @@ static LOADED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 /// The description in a shared object.
 pub(crate) struct Described {
     pub(crate) library: Library,
-    pub(crate) plugin: abi::Plugin,
+    pub(crate) plugin: abi::PluginTable,
     pub(crate) asynchronous: Option<AsyncPlugin>,
 }
 
@@ -254,7 +254,7 @@ impl Library {
     }
 }
 
-fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<AsyncPlugin>)> {
+fn describe(library: &Library, shown: &str) -> Result<(abi::PluginTable, Option<AsyncPlugin>)> {
     let wrong = |why: String| Error::new(Kind::Usage, format!("plugin {shown}: {why}"));
     let asynchronous = library.symbol(c"blockhaul_plugin_init");
     let (pointer, asynchronous) = if asynchronous.is_null() {
@@ -267,7 +267,7 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
             ));
         }
         // SAFETY: the symbol of this name is such a function (nbdkit's interface).
-        let init: extern "C" fn() -> *const abi::Plugin = unsafe { std::mem::transmute(init) };
+        let init: extern "C" fn() -> *const abi::PluginTable = unsafe { std::mem::transmute(init) };
         (init(), None)
     } else {
         // SAFETY: the symbol of this name is such a function (blockhaul-plugin.h).
@@ -284,8 +284,8 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
     if !(abi::OLDEST_SIZE..=1 << 16).contains(&size) {
         return Err(wrong(format!("its description of {size} bytes has an unknown version")));
     }
-    let len = size_of::<abi::Plugin>().min(usize::try_from(size).unwrap_or(usize::MAX));
-    let mut plugin = std::mem::MaybeUninit::<abi::Plugin>::zeroed();
+    let len = size_of::<abi::PluginTable>().min(usize::try_from(size).unwrap_or(usize::MAX));
+    let mut plugin = std::mem::MaybeUninit::<abi::PluginTable>::zeroed();
     // SAFETY: the plugin declares `size` bytes, of which at most our struct's size is copied.
     unsafe {
         std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), plugin.as_mut_ptr().cast(), len);
@@ -297,7 +297,7 @@ fn describe(library: &Library, shown: &str) -> Result<(abi::Plugin, Option<Async
     Ok((plugin, asynchronous))
 }
 
-fn check(plugin: &abi::Plugin, asynchronous: Option<&AsyncPlugin>) -> Result<(), String> {
+fn check(plugin: &abi::PluginTable, asynchronous: Option<&AsyncPlugin>) -> Result<(), String> {
     let version: c_int = plugin.api_version;
     if !(0..=abi::API_VERSION).contains(&version) {
         return Err(format!(

@@ -62,7 +62,7 @@ pub(crate) type Hanging = Arc<AtomicUsize>;
 
 /// A plugin that is ready. It ends when this and everything opened from it are dropped.
 pub(crate) struct Plugin {
-    pub(crate) abi: abi::Plugin,
+    pub(crate) abi: abi::PluginTable,
     pub(crate) asynchronous: Option<AsyncPlugin>,
     pub(crate) name: String,
     pub(crate) model: ThreadModel,
@@ -80,7 +80,7 @@ pub(crate) struct Plugin {
     /// There are filters over it; `abi` has their callbacks.
     pub(crate) filtered: bool,
     /// The plugin's own description.
-    pub(crate) described: abi::Plugin,
+    pub(crate) described: abi::PluginTable,
     /// Callbacks that were given up.
     pub(crate) hanging: Hanging,
     /// `get_ready` succeeded: cleanup is necessary.

@@ -216,7 +216,7 @@ fn abilities(flags: ExportFlags, contexts: bool) -> Can {
 // nbd: sizes.obeyed, sizes.client-maximum
 /// Limits of the server, within those of the protocol ("Size constraints").
 fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
-    let maximum = blockhaul_wire::BlockSizes::DEFAULT.maximum;
+    let maximum = blockhaul_wire::BlockSizeInfo::DEFAULT.maximum;
     let usual = BlockSizes { maximum, ..BlockSizes::default() };
     match negotiated.info.block_sizes {
         None => usual,

@@ -97,10 +97,10 @@ pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
 /// Maps errors of TLS.
 pub(crate) fn insecure(error: blockhaul_tls::Error) -> Error {
     let kind = match error.kind() {
-        blockhaul_tls::Kind::File => Kind::NotFound,
-        blockhaul_tls::Kind::Setup => Kind::Invalid,
-        blockhaul_tls::Kind::Refused => Kind::Refused,
-        blockhaul_tls::Kind::Lost => Kind::Disconnected,
+        blockhaul_tls::TlsErrorKind::File => Kind::NotFound,
+        blockhaul_tls::TlsErrorKind::Setup => Kind::Invalid,
+        blockhaul_tls::TlsErrorKind::Refused => Kind::Refused,
+        blockhaul_tls::TlsErrorKind::Lost => Kind::Disconnected,
     };
     Error::new(kind, error.to_string())
 }

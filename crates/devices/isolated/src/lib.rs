@@ -175,7 +175,7 @@ async fn device(apart: Arc<Apart>, member: &Member, served: bool) -> Result<Arc<
         Ok(Connected { device: inner, negotiated }) => {
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
-                let blockhaul_wire::BlockSizes { minimum, preferred, maximum } = sizes;
+                let blockhaul_wire::BlockSizeInfo { minimum, preferred, maximum } = sizes;
                 facts.advertised = Some(BlockSizes { minimum, preferred, maximum });
                 facts.block.minimum = 1;
             }

@@ -8,7 +8,7 @@ use crate::handshake::client::{self, Handshake as Client};
 use crate::handshake::negotiation::{End, Negotiation, Step, Wants};
 use crate::handshake::server::{self, Config, ExportInfo, Handshake as Server, Refusal, Tls};
 use crate::option::{
-    BlockSizes, Context, Info, InfoRequest, Infos, ListEntry, MetaRequest, OptionError,
+    BlockSizeInfo, Context, Info, InfoRequest, Infos, ListEntry, MetaRequest, OptionError,
     OptionHeader, OptionReplyHeader,
 };
 use crate::reply::{self, Answer, ChunkKind, Failure, Hole};
@@ -347,7 +347,7 @@ fn export(name: &str) -> Result<ExportInfo, Refusal> {
     Ok(ExportInfo {
         size: name.len() as u64,
         flags: ExportFlags::from_bits(name.bytes().map(u16::from).sum()),
-        block_sizes: name.len().is_multiple_of(2).then_some(BlockSizes::DEFAULT),
+        block_sizes: name.len().is_multiple_of(2).then_some(BlockSizeInfo::DEFAULT),
         require_block_sizes: name.starts_with('r'),
         name: name.starts_with('c').then(|| "canonical".to_owned()),
         description: name.starts_with('d').then(|| "described".to_owned()),

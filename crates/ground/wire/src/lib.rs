@@ -39,7 +39,7 @@ pub use bytes::HeaderBytes;
 pub use errno::Errno;
 pub use error::Error;
 pub use flags::{ClientFlags, CommandFlags, ExportFlags, HandshakeFlags, ReplyFlags};
-pub use option::{BlockSizes, Context, Infos, ListEntry, OptionCode, OptionError};
+pub use option::{BlockSizeInfo, Context, Infos, ListEntry, OptionCode, OptionError};
 pub use reply::Replies;
 pub use request::{Command, Headers};
 pub use text::{printable, unprintable};

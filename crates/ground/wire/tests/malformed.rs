@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use blockhaul_wire::option::{
-    BlockSizes, Context, Info, InfoRequest, ListEntry, MetaRequest, OptionHeader,
+    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, MetaRequest, OptionHeader,
 };
 use blockhaul_wire::reply::{ChunkKind, Failure, Header, Hole};
 use blockhaul_wire::request::{self, Filter};
@@ -252,8 +252,9 @@ fn replies_to_options_are_checked() {
 // nbd: sizes.minimum, sizes.preferred, sizes.maximum
 #[test]
 fn block_sizes_have_rules() {
-    let valid = |minimum, preferred, maximum| BlockSizes { minimum, preferred, maximum }.is_valid();
-    assert!(BlockSizes::DEFAULT.is_valid());
+    let valid =
+        |minimum, preferred, maximum| BlockSizeInfo { minimum, preferred, maximum }.is_valid();
+    assert!(BlockSizeInfo::DEFAULT.is_valid());
     assert!(valid(1, 512, 512) && valid(65536, 65536, u32::MAX) && valid(512, 4096, 5000));
     assert!(!valid(0, 4096, 4096) && !valid(3, 4096, 4096) && !valid(131_072, 131_072, u32::MAX));
     assert!(!valid(1, 256, 4096) && !valid(4096, 512, 4096) && !valid(1, 5000, 8192));

@@ -17,7 +17,7 @@ use blockhaul_wire::request::{self, Filter};
 use blockhaul_wire::status::{self, Extent, Form, Status, Wanted};
 use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
 use blockhaul_wire::{
-    BlockSizes, Command, CommandFlags, Context, Errno, ExportFlags, Headers, Infos, ListEntry,
+    BlockSizeInfo, Command, CommandFlags, Context, Errno, ExportFlags, Headers, Infos, ListEntry,
     OptionCode, Replies, ReplyFlags,
 };
 
@@ -328,7 +328,7 @@ proptest! {
             Info::Export { size, flags: ExportFlags::from_bits(flags) },
             Info::Name(name),
             Info::Description("a plain text".to_owned()),
-            Info::BlockSize(BlockSizes { minimum, preferred, maximum }),
+            Info::BlockSize(BlockSizeInfo { minimum, preferred, maximum }),
             Info::Other(other),
         ] {
             let mut bytes = Vec::new();

@@ -45,7 +45,7 @@ pub struct Ground<'a> {
 
 /// Why something failed, with the end of what it printed to stderr.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ProcessFailure {
     /// One line.
     pub why: String,
     /// The last lines of stderr.
@@ -60,7 +60,7 @@ pub struct Timed {
     /// What it used.
     pub usage: Usage,
     /// Why it failed, if it did.
-    pub failure: Option<Failure>,
+    pub failure: Option<ProcessFailure>,
 }
 
 /// A server that runs. Dropping it ends it at once.
@@ -89,7 +89,7 @@ impl Ground<'_> {
         let mut group = match self.spawn(words, &log) {
             Ok(group) => group,
             Err(why) => {
-                let failure = Some(Failure { why, stderr: String::new() });
+                let failure = Some(ProcessFailure { why, stderr: String::new() });
                 return Timed { wall: start.elapsed(), usage: Usage::default(), failure };
             }
         };
@@ -134,7 +134,7 @@ impl Ground<'_> {
             (None, Ok(status)) => ended_badly(status).map(|how| format!("{program} {how}")),
             (None, Err(error)) => Some(format!("cannot wait for {program}: {error}")),
         };
-        let failure = why.map(|why| Failure { why, stderr: tail(&log) });
+        let failure = why.map(|why| ProcessFailure { why, stderr: tail(&log) });
         Timed { wall, usage, failure }
     }
 
@@ -154,9 +154,9 @@ impl Ground<'_> {
     }
 
     /// Starts a server and waits until it is ready.
-    pub fn serve(&self, plan: &ServerPlan) -> Result<Server, Failure> {
+    pub fn serve(&self, plan: &ServerPlan) -> Result<Server, ProcessFailure> {
         let log = self.logs.join(format!("server-{}", plan.name.replace('/', "_")));
-        let fail = |why: String, log: Option<&Path>| Failure {
+        let fail = |why: String, log: Option<&Path>| ProcessFailure {
             why: format!("server {}: {why}", plan.name),
             stderr: log.map(tail).unwrap_or_default(),
         };
@@ -211,14 +211,14 @@ impl Ground<'_> {
 
 impl Server {
     /// What it has used since it was ready. An error if it has ended by itself.
-    pub fn usage(&mut self) -> Result<Usage, Failure> {
+    pub fn usage(&mut self) -> Result<Usage, ProcessFailure> {
         if self.group.ended_within(Duration::ZERO) {
             let how = match self.group.reap() {
                 Ok((status, _)) => ended_badly(status).unwrap_or_else(|| "ended".to_owned()),
                 Err(error) => error.to_string(),
             };
             let why = format!("server {}: {how} while it was used", self.name);
-            return Err(Failure { why, stderr: tail(&self.log) });
+            return Err(ProcessFailure { why, stderr: tail(&self.log) });
         }
         let now = Usage::of(self.group.child.id()).unwrap_or(self.before);
         let mut used = now.since(&self.before);
@@ -228,11 +228,11 @@ impl Server {
     }
 
     /// Asks it to end, and waits until it has.
-    pub fn end(self) -> Result<(), Failure> {
+    pub fn end(self) -> Result<(), ProcessFailure> {
         self.group.signal(Signal::TERM);
         if !self.group.ended_within(END_TIMEOUT) {
             let why = format!("server {}: did not end in {} s", self.name, END_TIMEOUT.as_secs());
-            return Err(Failure { why, stderr: tail(&self.log) });
+            return Err(ProcessFailure { why, stderr: tail(&self.log) });
         }
         Ok(())
     }

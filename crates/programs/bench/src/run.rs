@@ -259,7 +259,7 @@ fn carry_out(
     act: &Act,
     plan: &Plan,
     ground: &Ground<'_>,
-) -> std::result::Result<(), process::Failure> {
+) -> std::result::Result<(), process::ProcessFailure> {
     let done = match act {
         Act::Run(words) => {
             let timed = ground.run(words, plan.timeout.max(STEP_TIMEOUT));
@@ -274,11 +274,11 @@ fn carry_out(
     done.map_err(|error| plain(error.to_string()))
 }
 
-fn plain(why: String) -> process::Failure {
-    process::Failure { why, stderr: String::new() }
+fn plain(why: String) -> process::ProcessFailure {
+    process::ProcessFailure { why, stderr: String::new() }
 }
 
-fn at(stage: &str, failure: process::Failure) -> Failure {
+fn at(stage: &str, failure: process::ProcessFailure) -> Failure {
     Failure { stage: stage.to_owned(), why: failure.why, stderr: failure.stderr }
 }
 

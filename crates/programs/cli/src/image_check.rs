@@ -33,8 +33,8 @@ pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
     };
     let repair = match args.repair {
         None => Repair::Nothing,
-        Some(args::Repair::Leaks) => Repair::Leaks,
-        Some(args::Repair::All) => Repair::All,
+        Some(args::RepairArg::Leaks) => Repair::Leaks,
+        Some(args::RepairArg::All) => Repair::All,
     };
     let intent = match repair {
         Repair::Nothing => Intent::READ,

@@ -133,13 +133,13 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
         return Err(Failure::usage(text));
     };
     let scheme = match format {
-        args::Format::Auto => detected(path),
-        args::Format::Raw => None,
-        args::Format::Qcow2 => Some("qcow2"),
-        args::Format::Vmdk => Some("vmdk"),
-        args::Format::Vhdx => Some("vhdx"),
-        args::Format::Vhd => Some("vhd"),
-        args::Format::Vdi => Some("vdi"),
+        args::FormatArg::Auto => detected(path),
+        args::FormatArg::Raw => None,
+        args::FormatArg::Qcow2 => Some("qcow2"),
+        args::FormatArg::Vmdk => Some("vmdk"),
+        args::FormatArg::Vhdx => Some("vhdx"),
+        args::FormatArg::Vhd => Some("vhd"),
+        args::FormatArg::Vdi => Some("vdi"),
     };
     let Some(text) = path.to_str() else {
         return Err(Failure::usage("--format: the path is not UTF-8: use file:PATH"));

@@ -79,7 +79,7 @@ const DISKS_MAX: usize = 1000;
 /// The contents of a job file, combined with the command line.
 pub struct JobFile {
     /// Options for all disks together.
-    pub common: args::Copy,
+    pub common: args::CopyArgs,
     /// The disks, in the file's order.
     pub disks: Vec<Disk>,
 }
@@ -91,7 +91,7 @@ pub struct Disk {
     /// Its position in the file, for messages.
     pub place: String,
     /// How to copy it.
-    pub args: args::Copy,
+    pub args: args::CopyArgs,
     /// Its `[ CMD … ]`.
     pub groups: Groups,
     /// Keys that are not options of `copy`, as text.
@@ -410,7 +410,7 @@ impl Reader<'_> {
         options: &[Keyed],
         at: usize,
         whose: &str,
-    ) -> Result<(args::Copy, Groups), Failure> {
+    ) -> Result<(args::CopyArgs, Groups), Failure> {
         let (words, groups) =
             brackets::take(words).map_err(|why| self.wrong(at, format!("{whose}{why}")))?;
         let error = match args::parse(words) {

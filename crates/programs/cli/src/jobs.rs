@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use blockhaul_engine::{ByKernel, Rate};
 use blockhaul_io::{Pool, Remote};
 
-use crate::copy::job::{Job, Report, overlap};
+use crate::copy::job::{CopyJob, Report, overlap};
 use crate::ends::{full, same_place};
 use crate::exit::{self, Failure, Outcome};
 use crate::jobfile::{self, Disk};
@@ -20,7 +20,7 @@ use crate::{args, brackets, long, signals};
 const PARALLEL: u16 = 4;
 
 /// Runs `blockhaul copy --job FILE`.
-pub fn run(args: &args::Copy, file: &Path) -> Outcome {
+pub fn run(args: &args::CopyArgs, file: &Path) -> Outcome {
     let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
     let given =
         args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
@@ -35,7 +35,7 @@ pub fn run(args: &args::Copy, file: &Path) -> Outcome {
 
 /// The disks of a job, which share limits and workers.
 pub(crate) struct Copies {
-    common: args::Copy,
+    common: args::CopyArgs,
     limit: Option<Arc<Rate>>,
     parallel: usize,
     pool: Pool,
@@ -46,7 +46,7 @@ pub(crate) struct Copies {
 
 impl Copies {
     /// Checks all disks, as far as nothing must be opened for that.
-    pub(crate) fn prepare(common: args::Copy, listed: Vec<Disk>) -> Result<Copies, Failure> {
+    pub(crate) fn prepare(common: args::CopyArgs, listed: Vec<Disk>) -> Result<Copies, Failure> {
         let limit = long::rate(&common)?;
         let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.len());
         let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
@@ -60,7 +60,7 @@ impl Copies {
             disks.push(disk);
         }
         check_together(&disks)?;
-        let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(Job::memory).max();
+        let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(CopyJob::memory).max();
         let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
         Ok(Copies { common, limit, parallel, pool, disks, session: None })
     }
@@ -115,7 +115,7 @@ struct Running {
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
     /// Taken while a worker has it.
-    job: Option<Job>,
+    job: Option<CopyJob>,
     /// The result; `None` before it has begun.
     result: Option<Result<Report, Failure>>,
 }
@@ -126,7 +126,7 @@ impl Running {
         let at = |failure: Failure| {
             Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
         };
-        let mut job = Job::new(&args, &groups).map_err(at)?;
+        let mut job = CopyJob::new(&args, &groups).map_err(at)?;
         if args.discard_source && args.journal.is_none() {
             // When the job runs again, disks without one are copied from the beginning.
             let text = "discard-source needs a journal: add journal = \"FILE\"";
@@ -166,7 +166,7 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     for (file, disk) in files.into_values() {
         let beside = blockhaul_catalog::Spec::Path(file.to_path_buf());
         let is_beside =
-            |job: &Job| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
+            |job: &CopyJob| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
         let taken =
             |other: &&Running| other.job.as_ref().is_some_and(|job| is_beside(job) != [false; 2]);
         if let Some(other) = disks.iter().find(taken) {
@@ -215,10 +215,10 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
 /// Opens all disks, then copies them, `parallel` at a time.
 async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
     // All checks come before a target is touched.
-    if !open_each(&mut disks, Job::prepare_source).await
-        || !open_each(&mut disks, Job::check_both).await
+    if !open_each(&mut disks, CopyJob::prepare_source).await
+        || !open_each(&mut disks, CopyJob::check_both).await
         || !are_apart(&mut disks)
-        || !open_each(&mut disks, Job::prepare_target).await
+        || !open_each(&mut disks, CopyJob::prepare_target).await
     {
         return disks;
     }
@@ -237,8 +237,8 @@ async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<R
 /// Opens a side of each disk; false: one cannot be opened.
 async fn open_each<F, O>(disks: &mut [Running], open: F) -> bool
 where
-    F: Fn(Job) -> O + Send + Copy + 'static,
-    O: Future<Output = (Result<(), Failure>, Job)> + 'static,
+    F: Fn(CopyJob) -> O + Send + Copy + 'static,
+    O: Future<Output = (Result<(), Failure>, CopyJob)> + 'static,
 {
     // One after another: errors are reported in the file's order.
     for (index, disk) in disks.iter_mut().enumerate() {

@@ -10,7 +10,7 @@ use blockhaul_engine::{Progress, Summary};
 use blockhaul_io::{Pool, Runtime};
 
 use crate::args::{self, Command};
-use crate::copy::job::Job;
+use crate::copy::job::CopyJob;
 use crate::devices;
 pub use crate::exit::Failure;
 
@@ -31,10 +31,10 @@ pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
 }
 
 /// A copy of one disk that has not begun.
-pub struct Copy(Job);
+pub struct Copy(CopyJob);
 
 /// The result of a copy.
-pub struct Copied {
+pub struct CopySummary {
     /// The line that `copy --verbose` prints.
     pub text: String,
     /// Its counters.
@@ -67,7 +67,7 @@ impl Copy {
             let text = "--job, --metrics and --progress are for the command only";
             return Err(Failure::usage(text));
         }
-        let mut job = Job::between(&args, source, target)?;
+        let mut job = CopyJob::between(&args, source, target)?;
         job.options.rate = crate::long::rate(&args)?;
         Ok(Copy(job))
     }
@@ -81,7 +81,7 @@ impl Copy {
     ///
     /// # Errors
     /// The failed side, and why. After a cancel, the state of the target.
-    pub fn run(self, runtime: &Runtime) -> Result<Copied, Failure> {
+    pub fn run(self, runtime: &Runtime) -> Result<CopySummary, Failure> {
         let Copy(job) = self;
         let pool = Pool::new(job.memory());
         let progress = job.progress.clone();
@@ -94,7 +94,7 @@ impl Copy {
             Ok(report) => {
                 let text = report.text;
                 let summary = report.summary;
-                Ok(Copied { text, summary, verified: report.verified })
+                Ok(CopySummary { text, summary, verified: report.verified })
             }
             Err(failure) if progress.is_cancelled() => {
                 let text = stopped.replace("stopped by a signal", "stopped");

@@ -151,7 +151,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// The requested rate limit, and a thread that changes it.
-pub fn rate(args: &args::Copy) -> Result<Option<Arc<Rate>>, Failure> {
+pub fn rate(args: &args::CopyArgs) -> Result<Option<Arc<Rate>>, Failure> {
     let iops = args.iops.unwrap_or(0);
     let limit = match (&args.rate_file, &args.rate) {
         (Some(file), _) => Limit::File(file.clone()),

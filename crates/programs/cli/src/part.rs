@@ -25,7 +25,7 @@ pub struct Part {
 
 impl Part {
     /// Parses and checks the options, before anything is opened.
-    pub fn new(args: &args::Copy, source: &Spec, target: &Spec) -> Result<Part, Failure> {
+    pub fn new(args: &args::CopyArgs, source: &Spec, target: &Spec) -> Result<Part, Failure> {
         let pipe = [source, target].contains(&&Spec::Pipe);
         let increment = args.bitmap.is_some() || args.since.is_some();
         if args.range.is_some() && *source == Spec::Pipe {

@@ -58,7 +58,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// The copy that restores.
-fn as_copy(args: &args::Restore, source: OsString) -> Result<args::Copy, Failure> {
+fn as_copy(args: &args::Restore, source: OsString) -> Result<args::CopyArgs, Failure> {
     let words = ["blockhaul", "copy", "null:", "null:"].map(OsString::from).to_vec();
     let parsed = args::parse(words);
     let Ok(args::Cli { command: args::Command::Copy(mut copy) }) = parsed else {

@@ -24,7 +24,7 @@ pub struct Session {
 impl Session {
     /// Sets it up for copies that share a rate limit.
     pub fn start(
-        args: &args::Copy,
+        args: &args::CopyArgs,
         sink: Option<Sink>,
         disks: Vec<Watched>,
         limit: Option<Arc<Rate>>,

@@ -13,7 +13,8 @@ pub fn run(args: &args::Tls) -> Outcome {
 
 fn init(args: &args::TlsInit) -> Outcome {
     let failed = |error: blockhaul_tls::Error| {
-        let status = if error.kind() == blockhaul_tls::Kind::Setup { USAGE } else { FAILED };
+        let status =
+            if error.kind() == blockhaul_tls::TlsErrorKind::Setup { USAGE } else { FAILED };
         Failure::new(status, error.to_string())
     };
     if !args.psk.is_empty() {

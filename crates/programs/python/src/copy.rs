@@ -58,7 +58,7 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    fn of(copied: library::Copied) -> Copied {
+    fn of(copied: library::CopySummary) -> Copied {
         let summary = copied.summary;
         let retried = summary.retried;
         Copied {
@@ -117,7 +117,7 @@ impl Copying {
         let (sender, receiver) = channel();
         let (done, ended) = channel::<()>();
         let copying = move || {
-            let result: Result<library::Copied, Failure> = copy.run(&runtime);
+            let result: Result<library::CopySummary, Failure> = copy.run(&runtime);
             // Nobody waits any more after an exception.
             let _ = sender.send(result);
             drop(done);

@@ -3,12 +3,12 @@
 
 use std::io::ErrorKind;
 
-use blockhaul_block::{Can, Facts};
+use blockhaul_block::{BlockSizes, Can, Facts};
 use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use blockhaul_wire::option::check_query;
-use blockhaul_wire::{BlockSizes, Context, ExportFlags, Headers, Replies, http};
+use blockhaul_wire::{BlockSizeInfo, Context, ExportFlags, Headers, Replies, http};
 
 use crate::connection::Connection;
 use crate::disconnect::Disconnect;
@@ -378,15 +378,15 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let of_device = sizes_of_device(config, &facts);
     let sizes = of_device.unwrap_or(facts.block);
     let usual = sizes.minimum == 1
-        && sizes.preferred == BlockSizes::DEFAULT.preferred
-        && sizes.maximum >= BlockSizes::DEFAULT.maximum;
+        && sizes.preferred == BlockSizeInfo::DEFAULT.preferred
+        && sizes.maximum >= BlockSizeInfo::DEFAULT.maximum;
     let silent = !config.offers.block_sizes && of_device.is_none() && usual;
     let least = sizes.minimum.max(512);
     let maximum = largest_payload(config, &facts);
     ExportInfo {
         size: facts.size,
         flags: flags(&facts),
-        block_sizes: (!silent).then(|| BlockSizes {
+        block_sizes: (!silent).then(|| BlockSizeInfo {
             minimum: sizes.minimum,
             preferred: sizes.preferred.max(least).min(1 << maximum.ilog2()),
             maximum,
@@ -398,11 +398,11 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
 }
 
 /// The sizes to advertise, before the limits of the server.
-fn sizes_of_device(config: &Config, facts: &Facts) -> Option<blockhaul_block::BlockSizes> {
-    let free = |preferred| blockhaul_block::BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
+fn sizes_of_device(config: &Config, facts: &Facts) -> Option<BlockSizes> {
+    let free = |preferred| BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
     match (facts.advertised, config.offers.preferred) {
         (Some(told), Some(least)) => {
-            Some(blockhaul_block::BlockSizes { preferred: told.preferred.max(least), ..told })
+            Some(BlockSizes { preferred: told.preferred.max(least), ..told })
         }
         (told, least) => told.or_else(|| least.map(free)),
     }

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::{failed, text};
 use crate::context;
-use crate::lists::{Exports, Extents};
+use crate::lists::{ExportList, ExtentList};
 
 /// Adds an extent to a list.
 ///
@@ -13,7 +13,7 @@ use crate::lists::{Exports, Extents};
 /// `extents` came from this crate and is used by one thread at a time.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_add_extent(
-    extents: *mut Extents,
+    extents: *mut ExtentList,
     at: u64,
     len: u64,
     state: u32,
@@ -33,18 +33,18 @@ unsafe extern "C" fn nbdkit_add_extent(
 
 /// A new list of extents for the plugin.
 #[unsafe(no_mangle)]
-extern "C" fn nbdkit_extents_new(start: u64, end: u64) -> *mut Extents {
+extern "C" fn nbdkit_extents_new(start: u64, end: u64) -> *mut ExtentList {
     if start > end || end > i64::MAX as u64 {
         context::set_errno(libc::ERANGE);
         return failed("nbdkit_extents_new: not a range", ptr::null_mut());
     }
-    Box::into_raw(Box::new(Extents::new(start, end)))
+    Box::into_raw(Box::new(ExtentList::new(start, end)))
 }
 
 /// # Safety
 /// `extents` is null or came from [`nbdkit_extents_new`], and is not used again.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_extents_free(extents: *mut Extents) {
+unsafe extern "C" fn nbdkit_extents_free(extents: *mut ExtentList) {
     if !extents.is_null() {
         // SAFETY: the plugin's promise.
         drop(unsafe { Box::from_raw(extents) });
@@ -54,7 +54,7 @@ unsafe extern "C" fn nbdkit_extents_free(extents: *mut Extents) {
 /// # Safety
 /// `extents` came from this crate.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_extents_count(extents: *const Extents) -> usize {
+unsafe extern "C" fn nbdkit_extents_count(extents: *const ExtentList) -> usize {
     // SAFETY: the plugin's promise.
     unsafe { extents.as_ref() }.map_or(0, |extents| extents.list().len())
 }
@@ -70,7 +70,7 @@ struct CExtent {
 /// # Safety
 /// `extents` came from this crate.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_get_extent(extents: *const Extents, index: usize) -> CExtent {
+unsafe extern "C" fn nbdkit_get_extent(extents: *const ExtentList, index: usize) -> CExtent {
     // SAFETY: the plugin's promise.
     let extents = unsafe { extents.as_ref() };
     match extents.and_then(|extents| extents.list().get(index)) {
@@ -88,7 +88,7 @@ unsafe extern "C" fn nbdkit_get_extent(extents: *const Extents, index: usize) ->
 /// `exports` came from this crate; `description` may be null.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_add_export(
-    exports: *mut Exports,
+    exports: *mut ExportList,
     name: *const c_char,
     description: *const c_char,
 ) -> c_int {
@@ -111,7 +111,7 @@ unsafe extern "C" fn nbdkit_add_export(
 /// # Safety
 /// `exports` came from this crate.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_use_default_export(exports: *mut Exports) -> c_int {
+unsafe extern "C" fn nbdkit_use_default_export(exports: *mut ExportList) -> c_int {
     // SAFETY: the plugin's promise.
     let Some(exports) = (unsafe { exports.as_mut() }) else {
         return failed("nbdkit_use_default_export: the list is NULL", -1);
@@ -122,7 +122,7 @@ unsafe extern "C" fn nbdkit_use_default_export(exports: *mut Exports) -> c_int {
 /// # Safety
 /// `exports` is null: plugins make no lists of exports, but many refer to this function.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_exports_free(exports: *mut Exports) {
+unsafe extern "C" fn nbdkit_exports_free(exports: *mut ExportList) {
     if !exports.is_null() {
         // SAFETY: the plugin's promise: it came from [`nbdkit_exports_new`].
         drop(unsafe { Box::from_raw(exports) });
@@ -131,6 +131,6 @@ unsafe extern "C" fn nbdkit_exports_free(exports: *mut Exports) {
 
 /// A new list of exports for the plugin.
 #[unsafe(no_mangle)]
-extern "C" fn nbdkit_exports_new() -> *mut Exports {
+extern "C" fn nbdkit_exports_new() -> *mut ExportList {
     Box::into_raw(Box::default())
 }

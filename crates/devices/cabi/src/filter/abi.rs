@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::lists::{Exports, Extents};
+use crate::lists::{ExportList, ExtentList};
 
 /// The version of the interface, and the prefix of the release's name: its layout is the one below.
 pub(super) const API_VERSION: c_int = 6;
@@ -30,7 +30,7 @@ pub(super) type Next = *mut OpaqueOpen;
 pub(super) type NextConfig = unsafe extern "C" fn(Backends, *const c_char, *const c_char) -> c_int;
 pub(super) type NextComplete = unsafe extern "C" fn(Backends) -> c_int;
 pub(super) type NextPreconnect = unsafe extern "C" fn(Backends, c_int) -> c_int;
-pub(super) type NextList = unsafe extern "C" fn(Backends, c_int, *mut Exports) -> c_int;
+pub(super) type NextList = unsafe extern "C" fn(Backends, c_int, *mut ExportList) -> c_int;
 pub(super) type NextDefault = unsafe extern "C" fn(Backends, c_int) -> *const c_char;
 pub(super) type NextOpen = unsafe extern "C" fn(Next, c_int, *const c_char) -> c_int;
 
@@ -59,7 +59,7 @@ pub(super) struct Filter {
     pub(super) cleanup: Option<unsafe extern "C" fn(Backends)>,
     pub(super) preconnect: Option<unsafe extern "C" fn(NextPreconnect, Backends, c_int) -> c_int>,
     pub(super) list_exports:
-        Option<unsafe extern "C" fn(NextList, Backends, c_int, c_int, *mut Exports) -> c_int>,
+        Option<unsafe extern "C" fn(NextList, Backends, c_int, c_int, *mut ExportList) -> c_int>,
     pub(super) default_export:
         Option<unsafe extern "C" fn(NextDefault, Backends, c_int, c_int) -> *const c_char>,
     pub(super) open:
@@ -90,7 +90,7 @@ pub(super) struct Filter {
     pub(super) trim: Option<Range>,
     pub(super) zero: Option<Range>,
     pub(super) extents: Option<
-        unsafe extern "C" fn(Next, Handle, u32, u64, u32, *mut Extents, *mut c_int) -> c_int,
+        unsafe extern "C" fn(Next, Handle, u32, u64, u32, *mut ExtentList, *mut c_int) -> c_int,
     >,
     pub(super) cache: Option<Range>,
 }
@@ -120,7 +120,7 @@ pub(super) struct NextOps {
     pub(super) trim: unsafe extern "C" fn(Next, u32, u64, u32, *mut c_int) -> c_int,
     pub(super) zero: unsafe extern "C" fn(Next, u32, u64, u32, *mut c_int) -> c_int,
     pub(super) extents:
-        unsafe extern "C" fn(Next, u32, u64, u32, *mut Extents, *mut c_int) -> c_int,
+        unsafe extern "C" fn(Next, u32, u64, u32, *mut ExtentList, *mut c_int) -> c_int,
     pub(super) cache: unsafe extern "C" fn(Next, u32, u64, u32, *mut c_int) -> c_int,
 }
 

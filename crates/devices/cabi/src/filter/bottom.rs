@@ -11,7 +11,7 @@ use crate::abi::{
     CACHE_NATIVE, FLAG_FAST_ZERO, FLAG_FUA, FLAG_MAY_TRIM, FUA_EMULATE, FUA_NATIVE, FUA_NONE,
 };
 use crate::context::{self, Context, said};
-use crate::lists::{Exports, Extents};
+use crate::lists::{ExportList, ExtentList};
 
 /// # Safety
 /// Key and value are C strings that are never freed.
@@ -42,7 +42,7 @@ pub(super) unsafe fn preconnect(readonly: c_int) -> c_int {
 
 /// # Safety
 /// `exports` is a valid list.
-pub(super) unsafe fn list_exports(readonly: c_int, tls: c_int, exports: *mut Exports) -> c_int {
+pub(super) unsafe fn list_exports(readonly: c_int, tls: c_int, exports: *mut ExportList) -> c_int {
     match chain().plugin.list_exports {
         // SAFETY: the caller's promise.
         Some(call) => unsafe { call(readonly, tls, exports.cast()) },
@@ -359,7 +359,7 @@ impl Bottom {
         count: u32,
         at: u64,
         flags: u32,
-        extents: *mut Extents,
+        extents: *mut ExtentList,
     ) -> c_int {
         let Some(callback) = chain().plugin.extents else { return libc::EINVAL };
         // SAFETY: an open handle, and the caller's promise.

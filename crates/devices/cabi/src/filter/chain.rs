@@ -14,12 +14,12 @@ use super::bottom;
 use crate::about::About;
 use crate::api::text;
 use crate::context::{self, said};
-use crate::lists::Exports;
+use crate::lists::ExportList;
 use crate::load::{self, Library};
 
 /// A chain; the plugin is the first backend, the outermost filter the last.
 pub(crate) struct Chain {
-    pub(super) plugin: crate::abi::Plugin,
+    pub(super) plugin: crate::abi::PluginTable,
     pub(super) backends: Vec<Backend>,
     /// The strictest thread model of all.
     model: AtomicI32,
@@ -46,7 +46,7 @@ static CHAIN: OnceLock<Chain> = OnceLock::new();
 /// Loads filters (outermost first) over a plugin, and stores them as the process's chain. `loaded`
 /// is called with each and its name.
 pub(crate) fn set_up(
-    plugin: crate::abi::Plugin,
+    plugin: crate::abi::PluginTable,
     name: &str,
     path: &Path,
     filters: &[String],
@@ -379,7 +379,7 @@ pub(super) unsafe extern "C" fn preconnect(backend: Backends, readonly: c_int) -
 pub(super) unsafe extern "C" fn list_exports(
     backend: Backends,
     readonly: c_int,
-    exports: *mut Exports,
+    exports: *mut ExportList,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let own = unsafe { known(backend) };

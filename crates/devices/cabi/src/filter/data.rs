@@ -8,7 +8,7 @@ use super::abi::{Filter, Next, ZERO_NATIVE};
 use super::context::{self, Open, known};
 use super::{NOTHING, ZEROES};
 use crate::abi::{CACHE_EMULATE, FLAG_FAST_ZERO, FLAG_FUA};
-use crate::lists::Extents;
+use crate::lists::ExtentList;
 
 /// Bytes per step of a cache request done by reading, or of a zero request done by writing.
 const PIECE: usize = ZEROES;
@@ -192,7 +192,7 @@ pub(super) unsafe extern "C" fn extents(
     count: u32,
     at: u64,
     flags: u32,
-    extents: *mut Extents,
+    extents: *mut ExtentList,
     error: *mut c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.

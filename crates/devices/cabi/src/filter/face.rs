@@ -5,13 +5,13 @@ use std::ffi::{c_char, c_int, c_void};
 use super::abi::Next;
 use super::chain::{self, Chain, chain};
 use super::{context as open, data};
-use crate::abi::{CACHE_NATIVE, FUA_NATIVE, Handle, Plugin};
+use crate::abi::{CACHE_NATIVE, FUA_NATIVE, PluginTable, RawHandle};
 use crate::context;
 
 /// The chain as a plugin: the plugin's description, with our callbacks.
-pub(crate) fn face(inner: &Chain) -> Plugin {
-    Plugin {
-        struct_size: size_of::<Plugin>() as u64,
+pub(crate) fn face(inner: &Chain) -> PluginTable {
+    PluginTable {
+        struct_size: size_of::<PluginTable>() as u64,
         api_version: crate::abi::API_VERSION,
         // Already done, as the order matters.
         load: None,
@@ -121,7 +121,7 @@ unsafe extern "C-unwind" fn default_export(readonly: c_int, _tls: c_int) -> *con
 }
 
 /// Opens the chain for a connection.
-unsafe extern "C-unwind" fn enter(readonly: c_int) -> Handle {
+unsafe extern "C-unwind" fn enter(readonly: c_int) -> RawHandle {
     let name = context::now().and_then(|context| context.export.clone()).unwrap_or_default();
     // SAFETY: the top is one of the chain's.
     unsafe {
@@ -134,7 +134,7 @@ unsafe extern "C-unwind" fn enter(readonly: c_int) -> Handle {
     }
 }
 
-unsafe extern "C-unwind" fn leave(handle: Handle) {
+unsafe extern "C-unwind" fn leave(handle: RawHandle) {
     let top: Next = handle.cast();
     // SAFETY: the host passes the result of `enter`, for the last time.
     unsafe {
@@ -146,7 +146,7 @@ unsafe extern "C-unwind" fn leave(handle: Handle) {
 /// A callback for the host that passes the result of `enter` and its other arguments to the top.
 macro_rules! pass {
     ($($name:ident($($arg:ident: $kind:ty),*) -> $result:ty = $to:path;)*) => {$(
-        unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> $result {
+        unsafe extern "C-unwind" fn $name(handle: RawHandle, $($arg: $kind),*) -> $result {
             // SAFETY: the host passes the result of `enter`, and pointers that are valid meanwhile.
             unsafe { $to(handle.cast(), $($arg),*) }
         }
@@ -168,14 +168,14 @@ pass! {
 }
 
 /// The end of the chain decides how: the flag enters at the top.
-unsafe extern "C-unwind" fn can_fua(handle: Handle) -> c_int {
+unsafe extern "C-unwind" fn can_fua(handle: RawHandle) -> c_int {
     // SAFETY: the host passes the result of `enter`.
     let answer = unsafe { open::can_fua(handle.cast()) };
     if answer > 0 { FUA_NATIVE } else { answer }
 }
 
 /// As for [`can_fua`].
-unsafe extern "C-unwind" fn can_cache(handle: Handle) -> c_int {
+unsafe extern "C-unwind" fn can_cache(handle: RawHandle) -> c_int {
     // SAFETY: the host passes the result of `enter`.
     let answer = unsafe { open::can_cache(handle.cast()) };
     if answer > 0 { CACHE_NATIVE } else { answer }
@@ -184,7 +184,7 @@ unsafe extern "C-unwind" fn can_cache(handle: Handle) -> c_int {
 /// A request from the host, passed to the top; returns its error number.
 macro_rules! request {
     ($($name:ident($($arg:ident: $kind:ty),*) = $to:path, $($passed:expr),*;)*) => {$(
-        unsafe extern "C-unwind" fn $name(handle: Handle, $($arg: $kind),*) -> c_int {
+        unsafe extern "C-unwind" fn $name(handle: RawHandle, $($arg: $kind),*) -> c_int {
             let mut number = 0;
             // SAFETY: the host passes the result of `enter`, and pointers that are valid meanwhile.
             let result = unsafe { $to(handle.cast(), $($passed),*, &raw mut number) };

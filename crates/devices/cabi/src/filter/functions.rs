@@ -7,7 +7,7 @@ use super::abi::{Backends, Next};
 use super::{context as open, data};
 use crate::abi::FLAG_REQ_ONE;
 use crate::context::{self, said};
-use crate::lists::{CExport, Exports, Extents};
+use crate::lists::{CExport, ExportList, ExtentList};
 
 /// The backend below the filter with this open backend.
 ///
@@ -71,13 +71,13 @@ unsafe extern "C" fn nbdkit_extents_full(
     at: u64,
     flags: u32,
     error: *mut c_int,
-) -> *mut Extents {
+) -> *mut ExtentList {
     let flags = flags & !FLAG_REQ_ONE;
     let end = at.saturating_add(count.into());
-    let mut all = Extents::new(at, end);
+    let mut all = ExtentList::new(at, end);
     let mut from = at;
     while from < end {
-        let mut part = Extents::new(from, end);
+        let mut part = ExtentList::new(from, end);
         let left = u32::try_from(end - from).unwrap_or(u32::MAX);
         // SAFETY: the filter's promise, and a list that lives through the call.
         if unsafe { data::extents(own, left, from, flags, &raw mut part, error) } == -1 {
@@ -111,11 +111,11 @@ unsafe extern "C" fn nbdkit_extents_aligned(
     at: u64,
     flags: u32,
     align: u32,
-    extents: *mut Extents,
+    extents: *mut ExtentList,
     error: *mut c_int,
 ) -> c_int {
     let end = at.saturating_add(count.into());
-    let mut found = Extents::new(at, end);
+    let mut found = ExtentList::new(at, end);
     // SAFETY: the filter's promise, and a list that lives through the call.
     if unsafe { data::extents(own, count, at, flags, &raw mut found, error) } == -1 {
         return -1;
@@ -149,7 +149,7 @@ unsafe extern "C" fn nbdkit_extents_aligned(
 }
 
 /// A list in whole blocks; a block is a hole or zero only if all of it is.
-fn in_blocks(list: &Extents, block: u64) -> blockhaul_block::Extents {
+fn in_blocks(list: &ExtentList, block: u64) -> blockhaul_block::Extents {
     let runs = list.list().iter();
     let runs = runs.map(|run| blockhaul_block::Extent { len: run.len, state: run.state.into() });
     runs.collect::<blockhaul_block::Extents>().in_blocks(block, |one, other| one & other)
@@ -160,9 +160,9 @@ fn in_blocks(list: &Extents, block: u64) -> blockhaul_block::Extents {
 /// # Safety
 /// `exports` is null or a valid list.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_exports_count(exports: *const Exports) -> usize {
+unsafe extern "C" fn nbdkit_exports_count(exports: *const ExportList) -> usize {
     // SAFETY: the filter's promise.
-    unsafe { exports.as_ref() }.map_or(0, Exports::count)
+    unsafe { exports.as_ref() }.map_or(0, ExportList::count)
 }
 
 /// An export of a list, by its index; valid as long as the list.
@@ -170,7 +170,7 @@ unsafe extern "C" fn nbdkit_exports_count(exports: *const Exports) -> usize {
 /// # Safety
 /// `exports` is a valid list that does not change meanwhile.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn nbdkit_get_export(exports: *mut Exports, index: usize) -> CExport {
+unsafe extern "C" fn nbdkit_get_export(exports: *mut ExportList, index: usize) -> CExport {
     // SAFETY: the filter's promise.
     match unsafe { exports.as_mut() } {
         Some(exports) => exports.get(index),

@@ -254,7 +254,7 @@ impl Handle {
         };
         let count = u32::try_from(len.min(RANGE_MAX)).expect("bounded just here");
         let one = flags.contains(Flags::ONE_EXTENT);
-        let mut list = lists::Extents::new(at, self.facts.size);
+        let mut list = lists::ExtentList::new(at, self.facts.size);
         let out = (&raw mut list).cast();
         // SAFETY: an open handle, on its lane; the list lives through the call.
         self.call(c"extents", || unsafe {
@@ -266,7 +266,7 @@ impl Handle {
     /// A plugin's list as a reply.
     pub(crate) fn extents_from(
         &self,
-        list: &lists::Extents,
+        list: &lists::ExtentList,
         len: u64,
         one: bool,
     ) -> Result<Extents> {

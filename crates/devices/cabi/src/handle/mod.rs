@@ -42,7 +42,7 @@ pub(crate) struct Token {
 
 /// The result of `open`: a token for the plugin.
 #[derive(Clone, Copy)]
-pub(crate) struct HandlePointer(pub(crate) abi::Handle);
+pub(crate) struct HandlePointer(pub(crate) abi::RawHandle);
 
 // SAFETY: never dereferenced here; the plugin gets it back according to its thread model.
 unsafe impl Send for HandlePointer {}

@@ -9,7 +9,7 @@ use blockhaul_io::{Data, Task};
 
 use super::Handle;
 use super::blocks::State;
-use super::hold::Hold;
+use super::hold::CacheHold;
 
 /// Maximum number of runs of blocks being written back at a time, equal to the number of pieces of
 /// scratch memory.
@@ -71,7 +71,7 @@ impl Handle {
             let Some((from, to, state)) = found else { return Ok(()) };
             let (at, end) = store.bytes(from, to);
             // Blocks that become absent must have no other holder.
-            let hold = if state == State::Zero { Hold::Alone } else { Hold::Carry };
+            let hold = if state == State::Zero { CacheHold::Alone } else { CacheHold::Carry };
             let _held = store.locks.lock_for(hold, at, end).await;
             {
                 let mut blocks = store.blocks();
@@ -169,7 +169,7 @@ impl Handle {
         let mut next = first;
         while next < last {
             let (at, end) = store.bytes(next, next + 1);
-            let alone = store.locks.try_lock_for(Hold::Alone, at, end);
+            let alone = store.locks.try_lock_for(CacheHold::Alone, at, end);
             if alone.is_some() && store.blocks().get(next) == State::Clean {
                 store.drop_blocks(next, next + 1).await;
             }

@@ -2,7 +2,7 @@
 
 /// What a range is locked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Hold {
+pub(super) enum CacheHold {
     /// To change the range exclusively.
     Alone,
     /// To use the range in place: shared with all but `Alone`.
@@ -13,14 +13,14 @@ pub(super) enum Hold {
     Carry,
 }
 
-impl blockhaul_io::Hold for Hold {
-    fn excludes(self, other: Hold) -> bool {
+impl blockhaul_io::Hold for CacheHold {
+    fn excludes(self, other: CacheHold) -> bool {
         matches!(
             (self, other),
-            (Hold::Alone, _)
-                | (_, Hold::Alone)
-                | (Hold::Write, Hold::Write)
-                | (Hold::Carry, Hold::Carry)
+            (CacheHold::Alone, _)
+                | (_, CacheHold::Alone)
+                | (CacheHold::Write, CacheHold::Write)
+                | (CacheHold::Carry, CacheHold::Carry)
         )
     }
 }
@@ -35,9 +35,9 @@ mod tests {
 
     #[test]
     fn who_does_not_go_together_waits() {
-        use Hold::{Alone, Carry, Stay, Write};
+        use CacheHold::{Alone, Carry, Stay, Write};
         let free_beside = |first, second| {
-            let locks = Arc::<RangeLocks<Hold>>::default();
+            let locks = Arc::<RangeLocks<CacheHold>>::default();
             let held = locks.try_lock_for(first, 10, 20).unwrap();
             assert!(locks.try_lock_for(second, 0, 10).is_some(), "a neighbour");
             let free = locks.try_lock_for(second, 19, 21).is_some();

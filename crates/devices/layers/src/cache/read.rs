@@ -8,7 +8,7 @@ use blockhaul_block::{
 use blockhaul_io::{Buf, Data, Reservation, Task};
 
 use super::blocks::State;
-use super::hold::Hold;
+use super::hold::CacheHold;
 use super::store::{Store, View};
 use super::{Handle, is_full};
 
@@ -52,7 +52,7 @@ impl Handle {
             match state {
                 State::Zero => buf[part].fill(0),
                 State::Clean | State::Dirty => {
-                    let _stays = store.locks.lock_for(Hold::Stay, next, to).await;
+                    let _stays = store.locks.lock_for(CacheHold::Stay, next, to).await;
                     if !store.keeps(next, to) {
                         continue;
                     }
@@ -98,7 +98,7 @@ impl Handle {
         let store = &self.store;
         let (first, last) = store.touched(at, end);
         let (start, stop) = store.bytes(first, last);
-        let alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        let alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
         let is_full = {
             let blocks = store.blocks();
             if blocks.run(first, last) != (State::Absent, last) {

@@ -9,7 +9,7 @@ use blockhaul_io::{Allocate, Buf, Data, File};
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
 
 use super::blocks::{Blocks, State};
-use super::hold::Hold;
+use super::hold::CacheHold;
 use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
 use crate::flushes::Flushes;
 use crate::temporary;
@@ -30,7 +30,7 @@ pub(super) struct Store {
     pub(super) size: u64,
     pub(super) bound: Option<Bound>,
     /// Locks on bytes.
-    pub(super) locks: Arc<blockhaul_io::RangeLocks<Hold>>,
+    pub(super) locks: Arc<blockhaul_io::RangeLocks<CacheHold>>,
     /// Number of handles.
     pub(super) handles: AtomicUsize,
     /// Eviction is running.

@@ -7,7 +7,7 @@ use blockhaul_io::Data;
 
 use super::Handle;
 use super::blocks::State;
-use super::hold::Hold;
+use super::hold::CacheHold;
 use super::options::Mode;
 
 /// How often a write fetches the rest of its blocks: other tasks may make them absent again.
@@ -35,7 +35,7 @@ impl Handle {
     async fn write_through(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Result<()> {
         let store = &self.store;
         let end = at + data.len() as u64;
-        let held = store.locks.lock_for(Hold::Write, at, end).await;
+        let held = store.locks.lock_for(CacheHold::Write, at, end).await;
         let asked = Request::write(at, data.clone()).with(flags);
         let written = self.inner.submit(asked).await.map(drop);
         let stored = match &written {
@@ -48,7 +48,7 @@ impl Handle {
             log::debug!("cache: blocks are dropped after a write: {error}");
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
-            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
             store.drop_blocks(first, last).await;
         }
         written
@@ -87,7 +87,7 @@ impl Handle {
         let (first, last) = store.touched(at, end);
         let (whole, behind) = store.whole(at, end);
         for _ in 0..TRIES {
-            let held = store.locks.lock_for(Hold::Write, at, end).await;
+            let held = store.locks.lock_for(CacheHold::Write, at, end).await;
             let (parts, is_full) = {
                 let blocks = store.blocks();
                 let lacks = |block: u64| {
@@ -134,7 +134,7 @@ impl Handle {
         let mut next = at;
         while next < end {
             let (state, to) = store.run(next, end);
-            let _held = store.locks.lock_for(Hold::Write, next, to).await;
+            let _held = store.locks.lock_for(CacheHold::Write, next, to).await;
             let (now, till) = store.run(next, to);
             if till != to || (now == State::Absent) != (state == State::Absent) {
                 continue;
@@ -156,7 +156,7 @@ impl Handle {
     async fn restore_holes(&self, first: u64, last: u64) {
         let store = &self.store;
         let (start, stop) = store.bytes(first, last);
-        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
         let mut next = first;
         while next < last {
             let (state, to) = store.blocks().run(next, last);
@@ -191,7 +191,7 @@ impl Handle {
         if store.mode == Mode::Writethrough {
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
-            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
             let zeroed = self.inner.submit(Request::zero(at, len).with(flags)).await;
             store.drop_blocks(first, last).await;
             return zeroed;
@@ -199,7 +199,7 @@ impl Handle {
         let (start, stop) = if first < last { store.bytes(first, last) } else { (end, end) };
         // First of all: a refused request (FAST) must not have changed anything.
         if first < last {
-            let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+            let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
             if below {
                 let flags = flags & (Flags::NO_HOLE | Flags::FAST);
                 self.inner.submit(Request::zero(start, stop - start).with(flags)).await?;
@@ -239,7 +239,7 @@ impl Handle {
             return Ok(Reply::Done);
         }
         let (start, stop) = store.bytes(first, last);
-        let _alone = store.locks.lock_for(Hold::Alone, start, stop).await;
+        let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
         store.drop_blocks(first, last).await;
         let flags = if store.mode == Mode::Unsafe { Flags::empty() } else { flags };
         self.inner.submit(Request::trim(start, stop - start).with(flags)).await

@@ -10,7 +10,7 @@ mod payload;
 
 pub use code::{InfoKind, OptionCode, OptionError, ReplyCode};
 pub use payload::{
-    BlockSizes, Context, Info, InfoRequest, ListEntry, MetaRequest, check_query, check_string,
+    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, MetaRequest, check_query, check_string,
 };
 pub(crate) use payload::{QUERIES, string};
 

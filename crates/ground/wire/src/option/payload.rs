@@ -236,7 +236,7 @@ impl Context {
 
 /// Block sizes of an export ("Size constraints"), all in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockSizes {
+pub struct BlockSizeInfo {
     /// Smallest unit and alignment of requests: a power of 2, at most 64 KiB.
     pub minimum: u32,
     /// Smallest efficient unit: a power of 2, at least 512 and the minimum.
@@ -245,10 +245,10 @@ pub struct BlockSizes {
     pub maximum: u32,
 }
 
-impl BlockSizes {
+impl BlockSizeInfo {
     /// The sizes to assume for servers that report none.
-    pub const DEFAULT: BlockSizes =
-        BlockSizes { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
+    pub const DEFAULT: BlockSizeInfo =
+        BlockSizeInfo { minimum: 1, preferred: 4096, maximum: limits::PAYLOAD };
 
     // nbd: sizes.minimum, sizes.preferred, sizes.maximum
     /// Whether the sizes are within the document's rules.
@@ -277,7 +277,7 @@ pub enum Info {
     /// A text for users.
     Description(String),
     /// The block sizes, as they were sent: possibly invalid.
-    BlockSize(BlockSizes),
+    BlockSize(BlockSizeInfo),
     /// An unknown item, to be ignored.
     Other(u16),
 }
@@ -306,7 +306,7 @@ impl Info {
                 let minimum = size()?;
                 let preferred = size()?;
                 let maximum = size()?;
-                Info::BlockSize(BlockSizes { minimum, preferred, maximum })
+                Info::BlockSize(BlockSizeInfo { minimum, preferred, maximum })
             }
             InfoKind::Other(kind) => return Ok(Info::Other(kind)),
         };

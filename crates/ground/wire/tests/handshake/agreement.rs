@@ -7,7 +7,7 @@ use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client;
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
-use blockhaul_wire::{BlockSizes, Error, ExportFlags, Headers, Infos, Replies};
+use blockhaul_wire::{BlockSizeInfo, Error, ExportFlags, Headers, Infos, Replies};
 
 use crate::{FLAGS, answer};
 
@@ -174,7 +174,7 @@ proptest! {
             .with(ExportFlags::BLOCK_STATUS_PAYLOAD, extended && with_contexts);
         prop_assert_eq!(ours.info.flags, flags);
         prop_assert_eq!(ours.info.size, 1 << 40);
-        let sizes = BlockSizes { minimum: 512, ..BlockSizes::DEFAULT };
+        let sizes = BlockSizeInfo { minimum: 512, ..BlockSizeInfo::DEFAULT };
         if fixed_newstyle {
             prop_assert_eq!(ours.protocol, Protocol::FixedNewstyle);
             prop_assert_eq!(ours.info.block_sizes, Some(sizes));

@@ -14,7 +14,9 @@ use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::{self, Handshake as Client};
 use blockhaul_wire::handshake::server::{self, Config, ExportInfo, Handshake as Server, Refusal};
 use blockhaul_wire::option::{OptionHeader, OptionReplyHeader, ReplyCode};
-use blockhaul_wire::{BlockSizes, Context, Error, ExportFlags, ListEntry, OptionCode, OptionError};
+use blockhaul_wire::{
+    BlockSizeInfo, Context, Error, ExportFlags, ListEntry, OptionCode, OptionError,
+};
 
 const FLAGS: ExportFlags = ExportFlags::from_bits(0xded);
 
@@ -24,7 +26,7 @@ fn export(name: &str) -> Result<ExportInfo, Refusal> {
         "" | "a" => Ok(ExportInfo {
             size: 1 << 40,
             flags: FLAGS,
-            block_sizes: Some(BlockSizes { minimum: 512, ..BlockSizes::DEFAULT }),
+            block_sizes: Some(BlockSizeInfo { minimum: 512, ..BlockSizeInfo::DEFAULT }),
             require_block_sizes: false,
             name: Some("a".to_owned()),
             description: Some("the first".to_owned()),

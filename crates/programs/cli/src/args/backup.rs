@@ -10,7 +10,7 @@ use super::engine::Engine;
 /// Options of `blockhaul pull`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Pull {
+pub struct PullArgs {
     /// File that lists the disks; see JOB FILES
     #[arg(value_name = "JOB.toml")]
     pub job: PathBuf,

@@ -48,7 +48,7 @@ pub struct Check {
     /// Leaks are repaired only if nothing else is wrong. What cannot be repaired is reported as
     /// before: restore such an image.
     #[arg(long, value_name = "WHAT")]
-    pub repair: Option<Repair>,
+    pub repair: Option<RepairArg>,
 
     /// Print the result as JSON
     #[arg(long)]
@@ -57,7 +57,7 @@ pub struct Check {
 
 /// What `blockhaul check` repairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Repair {
+pub enum RepairArg {
     /// Clusters that are lost
     Leaks,
     /// All that can be repaired

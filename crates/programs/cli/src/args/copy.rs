@@ -17,7 +17,7 @@ use crate::devices;
 /// Options of `blockhaul copy`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Copy {
+pub struct CopyArgs {
     /// Device to copy; - reads standard input (see blockhaul help devices)
     #[arg(value_name = "SOURCE", required_unless_present = "job", conflicts_with = "job")]
     pub source: Option<OsString>,

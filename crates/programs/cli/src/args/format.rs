@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 /// What a file contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum FormatArg {
     /// What its first bytes say: an image, or else a raw disk
     Auto,
     /// The disk, byte for byte
@@ -38,7 +38,7 @@ pub struct ImageFormat {
     ///
     /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
     #[arg(long, alias = "image-format", value_name = "FORMAT", hide_possible_values = true)]
-    pub format: Option<Format>,
+    pub format: Option<FormatArg>,
 
     /// Open the files that an image names, with --format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
@@ -52,7 +52,7 @@ pub struct OnlyImageFormat {
     ///
     /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
     #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
-    pub image_format: Option<Format>,
+    pub image_format: Option<FormatArg>,
 
     /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", requires = "image_format", hide_possible_values = true)]

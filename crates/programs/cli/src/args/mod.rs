@@ -23,13 +23,13 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub use self::backup::{Chain, ChainCommand, Pull, Restore};
+pub use self::backup::{Chain, ChainCommand, PullArgs, Restore};
 #[cfg(feature = "formats")]
-pub use self::check::{Check, Repair};
+pub use self::check::{Check, RepairArg};
 pub use self::check::{Checksum, Compare, Reading, Verify};
-pub use self::copy::{Copy, JOB_FILES};
+pub use self::copy::{CopyArgs, JOB_FILES};
 pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
-pub use self::format::{Backing, Format, ImageFormat};
+pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{
     Bitmap, BitmapCommand, Create, InfoChain, Listed, Measure, Resize, Snapshot, SnapshotCommand,
@@ -71,14 +71,14 @@ pub enum Command {
     /// Holes and zeroes are not transferred. The options are those of nbdcopy. TARGET must be at
     /// least as large as SOURCE. A file as TARGET is resized to the size of SOURCE, and its old
     /// content is lost.
-    Copy(Box<Copy>),
+    Copy(Box<CopyArgs>),
     /// Back up the disks of a machine in use, in full or what has changed
     ///
     /// Copy the disks that the file lists, each to a directory of its own: in full, or what a dirty
     /// bitmap marks as changed since the last pull. Each pull adds a point in time, which restore, and
     /// all commands as backup:DIR?point=NAME, read. A pull that was interrupted leaves no point; the same
     /// command resumes it. Nothing is written before all disks are open and checked.
-    Pull(Box<Pull>),
+    Pull(Box<PullArgs>),
     /// Restore a disk from its backups
     ///
     /// Check the digests of a point, and copy the disk as it was then to TARGET.
@@ -413,7 +413,7 @@ mod tests {
         parse(text.split_whitespace().map(OsString::from).collect())
     }
 
-    fn copy(text: &str) -> Copy {
+    fn copy(text: &str) -> CopyArgs {
         match parse_text(&format!("blockhaul copy {text}")).unwrap().command {
             Command::Copy(copy) => *copy,
             other => panic!("{other:?}"),

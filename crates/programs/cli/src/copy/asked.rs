@@ -12,7 +12,7 @@ use crate::exit::{self, Failure, plain};
 use crate::image_format::{self, Use};
 
 /// The engine's options for a command line.
-pub(super) fn options(args: &args::Copy) -> Options {
+pub(super) fn options(args: &args::CopyArgs) -> Options {
     let usual = Options::default();
     Options {
         connections: args.connections.map_or(usual.connections, usize::from),
@@ -46,7 +46,7 @@ pub(super) fn options(args: &args::Copy) -> Options {
 }
 
 /// Warns where the bytes of an image in a format are copied or overwritten, and not the disk in it.
-pub(super) fn warn_of_formats(args: &args::Copy, source: &Spec, target: &Spec) {
+pub(super) fn warn_of_formats(args: &args::CopyArgs, source: &Spec, target: &Spec) {
     let ends = [
         (source, !args.source_layer.is_empty(), Use::Source),
         (target, !args.target_layer.is_empty(), Use::Target),
@@ -62,7 +62,11 @@ pub(super) fn warn_of_formats(args: &args::Copy, source: &Spec, target: &Spec) {
 }
 
 /// Refuses invalid combinations, before anything is opened.
-pub(super) fn check_ends(args: &args::Copy, source: &Spec, target: &Spec) -> Result<(), Failure> {
+pub(super) fn check_ends(
+    args: &args::CopyArgs,
+    source: &Spec,
+    target: &Spec,
+) -> Result<(), Failure> {
     let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
     if pipes == [true, true] {
         return Err(Failure::usage("copies from - to -: one of them must be a device"));

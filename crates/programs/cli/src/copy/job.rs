@@ -110,7 +110,7 @@ pub(crate) trait Follower: Send + Sync {
 type Following = Pin<Box<dyn Future<Output = blockhaul_block::Result<Summary>>>>;
 
 /// A copy that is about to run.
-pub(crate) struct Job {
+pub(crate) struct CopyJob {
     registry: Registry,
     source: Spec,
     source_layers: Vec<Arc<dyn Layer>>,
@@ -199,9 +199,9 @@ impl Report {
 
 /// The first of several open copies with a side that is the target of another one: its index, what
 /// overlaps, and the index of the other.
-pub(crate) fn overlap(jobs: &[Option<&Job>]) -> Option<(usize, &'static str, usize)> {
-    let files: Vec<_> = jobs.iter().map(|job| job.and_then(Job::files)).collect();
-    let parts: Vec<_> = jobs.iter().map(|job| job.map(Job::shows_a_part)).collect();
+pub(crate) fn overlap(jobs: &[Option<&CopyJob>]) -> Option<(usize, &'static str, usize)> {
+    let files: Vec<_> = jobs.iter().map(|job| job.and_then(CopyJob::files)).collect();
+    let parts: Vec<_> = jobs.iter().map(|job| job.map(CopyJob::shows_a_part)).collect();
     for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
         for (other_index, (other, other_part)) in files.iter().zip(&parts).enumerate() {
             let (Some([source, target]), Some(part)) = (one, part) else { continue };
@@ -225,17 +225,21 @@ pub(crate) fn overlap(jobs: &[Option<&Job>]) -> Option<(usize, &'static str, usi
     None
 }
 
-impl Job {
+impl CopyJob {
     /// Parses the arguments, with all checks possible without opening anything.
-    pub(crate) fn new(args: &args::Copy, groups: &Groups) -> Result<Job, Failure> {
+    pub(crate) fn new(args: &args::CopyArgs, groups: &Groups) -> Result<CopyJob, Failure> {
         let (Some(source), Some(target)) = (&args.source, &args.target) else {
             return Err(Failure::usage("give a source and a target, or --job with a file"));
         };
-        Job::between(args, groups.spec(source)?, groups.spec(target)?)
+        CopyJob::between(args, groups.spec(source)?, groups.spec(target)?)
     }
 
     /// The same for these ends.
-    pub(crate) fn between(args: &args::Copy, source: Spec, target: Spec) -> Result<Job, Failure> {
+    pub(crate) fn between(
+        args: &args::CopyArgs,
+        source: Spec,
+        target: Spec,
+    ) -> Result<CopyJob, Failure> {
         let source = crate::image_format::chosen(source, &args.image)?;
         let registry =
             devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_slice());
@@ -260,7 +264,7 @@ impl Job {
             interval: args.journal_interval,
             keep: false,
         });
-        Ok(Job {
+        Ok(CopyJob {
             registry,
             source,
             source_layers,
@@ -372,21 +376,21 @@ impl Job {
 
     /// Opens the source and makes all checks that are possible before the target is touched. For
     /// devices, not for pipes.
-    pub(crate) async fn prepare_source(mut self) -> (Result<(), Failure>, Job) {
+    pub(crate) async fn prepare_source(mut self) -> (Result<(), Failure>, CopyJob) {
         let opened = self.open_first().await;
         let result = opened.map(|source| self.first = Some(source));
         (result, self)
     }
 
     /// Opens and checks the target, too, without changing its contents.
-    pub(crate) async fn check_both(mut self) -> (Result<(), Failure>, Job) {
+    pub(crate) async fn check_both(mut self) -> (Result<(), Failure>, CopyJob) {
         let opened = self.open_both().await;
         let result = opened.map(|ready| self.ready = Some(ready));
         (result, self)
     }
 
     /// Resizes and empties the target, so that the copy itself begins at once.
-    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, Job) {
+    pub(crate) async fn prepare_target(mut self) -> (Result<(), Failure>, CopyJob) {
         let result = self.touch().await;
         (result, self)
     }
@@ -402,7 +406,7 @@ impl Job {
         [0, 1].map(|side| !self.seen_through[side].is_empty())
     }
 
-    pub(crate) async fn run(mut self, pool: Pool) -> (Result<Report, Failure>, Job) {
+    pub(crate) async fn run(mut self, pool: Pool) -> (Result<Report, Failure>, CopyJob) {
         let result = self.copy(pool).await;
         (result, self)
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use blockhaul_catalog::Spec;
 use blockhaul_io::Pool;
 
-use self::job::Job;
+use self::job::CopyJob;
 use crate::brackets::Groups;
 use crate::exit::{Failure, Outcome};
 use crate::long;
@@ -19,7 +19,7 @@ use crate::snapshot::{End, Watched};
 use crate::{args, jobs, logger, signals};
 
 /// Runs `blockhaul copy`.
-pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
+pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     logger::start(args.verbose);
     if let Some(file) = &args.job {
         return jobs::run(args, file);
@@ -29,7 +29,7 @@ pub fn run(args: &args::Copy, groups: &Groups) -> Outcome {
         let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(Failure::usage(text));
     }
-    let mut job = Job::new(args, groups)?;
+    let mut job = CopyJob::new(args, groups)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     job.options.rate = long::rate(args)?;
     let ends = job.shown_ends();

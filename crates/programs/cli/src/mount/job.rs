@@ -15,7 +15,7 @@ use super::{Current, disk_of, unmountable, variables};
 use crate::ends::without_secrets;
 use crate::exit::{FAILED, Failure, OPEN, TARGET, plain};
 use crate::serve::background::Background;
-use crate::serve::command::{self, Running};
+use crate::serve::command::{self, RunningCommand};
 use crate::serve::job::write_pid;
 use crate::serve::notify::Notify;
 use crate::serve::stdio;
@@ -215,7 +215,7 @@ impl Job {
     }
 
     /// Starts the command of `--run`, whose end unmounts.
-    fn start_command(&self, disk: &Path) -> Result<Option<Running>, Failure> {
+    fn start_command(&self, disk: &Path) -> Result<Option<RunningCommand>, Failure> {
         let Some(script) = &self.run else { return Ok(None) };
         let stopper = self.stopper.clone();
         let ended = move |status| stopper.stop(Stop::Command(status));

@@ -2,7 +2,7 @@
 
 use blockhaul_store::{Point, Ranges, Store, Writer};
 
-use super::wanted::{Found, Mode, Question, Wanted};
+use super::wanted::{Found, Mode, Question, WantedDisk};
 use crate::exit::{self, Failure};
 
 /// What is copied of a disk.
@@ -133,7 +133,7 @@ pub(super) enum Begin {
 /// Decides whether what an earlier run has left is continued.
 pub(super) fn begin(
     writer: &Writer,
-    wanted: &Wanted,
+    wanted: &WantedDisk,
     found: &Found,
     restart: bool,
 ) -> Result<Begin, Failure> {

@@ -19,7 +19,7 @@ use blockhaul_store::{Content, Full, Increment, Point, Store, Writer};
 
 use self::decide::{Begin, What, begin};
 use self::report::Row;
-use self::wanted::{Found, Wanted};
+use self::wanted::{Found, WantedDisk};
 use crate::exit::{self, Failure, Outcome, plain};
 use crate::jobfile::{self, JobFile};
 use crate::jobs::Copies;
@@ -27,14 +27,14 @@ use crate::progress::Reporter;
 use crate::{args, devices, logger};
 
 /// Runs `blockhaul pull`.
-pub fn run(args: &args::Pull) -> Outcome {
+pub fn run(args: &args::PullArgs) -> Outcome {
     logger::start(args.verbose);
     let JobFile { mut common, disks } = jobfile::read_pull(&args.job)?;
     common.verbose |= args.verbose;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     let mut wanted = Vec::with_capacity(disks.len());
     for disk in disks {
-        wanted.push(Wanted::new(disk, args)?);
+        wanted.push(WantedDisk::new(disk, args)?);
     }
     wanted::check_together(&wanted)?;
     let stores = all(&wanted, |one| Store::open_or_new(&one.dir).map_err(stored))?;
@@ -87,8 +87,8 @@ pub(crate) fn stored(error: Error) -> Failure {
 
 /// The result for each disk, or the first failure with the place of the disk.
 fn all<T>(
-    wanted: &[Wanted],
-    work: impl Fn(&Wanted) -> Result<T, Failure>,
+    wanted: &[WantedDisk],
+    work: impl Fn(&WantedDisk) -> Result<T, Failure>,
 ) -> Result<Vec<T>, Failure> {
     wanted.iter().map(|one| work(one).map_err(|failure| one.at(failure))).collect()
 }
@@ -96,7 +96,7 @@ fn all<T>(
 /// Opens each source, and reads its bitmap if an increment is possible.
 fn look(
     config: &blockhaul_io::Config,
-    wanted: &[Wanted],
+    wanted: &[WantedDisk],
     stores: &[Store],
 ) -> Result<Vec<Found>, Failure> {
     let runtime = Runtime::start(config).map_err(|error| {
@@ -117,7 +117,7 @@ fn look(
 /// A disk that is copied.
 struct Pull {
     disk: Option<jobfile::Disk>,
-    wanted: Wanted,
+    wanted: WantedDisk,
     writer: Writer,
     number: u32,
 }
@@ -141,7 +141,7 @@ impl Pull {
 /// Locks the stores, and records in each what is about to be copied. Nothing is written before all are
 /// locked and checked.
 fn prepare(
-    wanted: Vec<Wanted>,
+    wanted: Vec<WantedDisk>,
     found: Vec<Found>,
     stores: &[Store],
     restart: bool,
@@ -174,7 +174,12 @@ fn prepare(
 }
 
 /// Records what is about to be copied, and makes the copy of it.
-fn start(mut one: Wanted, found: Found, mut writer: Writer, next: Begin) -> Result<Pull, Failure> {
+fn start(
+    mut one: WantedDisk,
+    found: Found,
+    mut writer: Writer,
+    next: Begin,
+) -> Result<Pull, Failure> {
     let number = match next {
         Begin::Resume(number) => {
             writer.list(number, found.what.ranges()).map_err(stored)?;

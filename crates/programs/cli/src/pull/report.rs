@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::decide::What;
-use super::wanted::{Found, Wanted};
+use super::wanted::{Found, WantedDisk};
 use crate::exit::Failure;
 use crate::out;
 
@@ -39,7 +39,7 @@ pub(super) enum State {
 
 impl Row {
     /// The result of a disk that is not copied yet.
-    pub(super) fn new(wanted: &Wanted, found: &Found) -> Row {
+    pub(super) fn new(wanted: &WantedDisk, found: &Found) -> Row {
         let kind = match &found.what {
             What::Increment { parent, bitmap, ranges } => RowKind::Increment {
                 parent: parent.clone(),

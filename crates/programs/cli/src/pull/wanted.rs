@@ -28,7 +28,7 @@ pub(super) enum Mode {
 }
 
 /// A disk of the file.
-pub(super) struct Wanted {
+pub(super) struct WantedDisk {
     pub(super) name: String,
     pub(super) place: String,
     pub(super) dir: PathBuf,
@@ -54,9 +54,9 @@ pub(super) struct Found {
     pub(super) what: What,
 }
 
-impl Wanted {
+impl WantedDisk {
     /// Checks the keys of a disk; the command line takes precedence.
-    pub(super) fn new(disk: Disk, args: &args::Pull) -> Result<Wanted, Failure> {
+    pub(super) fn new(disk: Disk, args: &args::PullArgs) -> Result<WantedDisk, Failure> {
         let name = disk.name.clone();
         let place = disk.place.clone();
         let wrong = |text: &str| Failure::usage(format!("{place}: disk {name}: {text}"));
@@ -93,7 +93,7 @@ impl Wanted {
             (context, parent.unwrap_or(own))
         });
         let disk = Some(disk);
-        Ok(Wanted { name, place, dir, bitmap, point, checkpoint, mode, digests, disk })
+        Ok(WantedDisk { name, place, dir, bitmap, point, checkpoint, mode, digests, disk })
     }
 
     /// The failure, with the place of the disk.
@@ -201,9 +201,9 @@ fn fresh_name(store: &Store) -> String {
 }
 
 /// Refuses two disks with one store.
-pub(super) fn check_together(wanted: &[Wanted]) -> Result<(), Failure> {
+pub(super) fn check_together(wanted: &[WantedDisk]) -> Result<(), Failure> {
     for (index, one) in wanted.iter().enumerate() {
-        let same = |other: &&Wanted| full(&other.dir) == full(&one.dir);
+        let same = |other: &&WantedDisk| full(&other.dir) == full(&one.dir);
         if let Some(other) = wanted[..index].iter().find(same) {
             let text = format!("disk {} has the same store: choose another directory", other.name);
             return Err(one.at(Failure::usage(text)));

@@ -14,7 +14,7 @@ use crate::exit::{FAILED, Failure, plain};
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A running command.
-pub struct Running {
+pub struct RunningCommand {
     pid: Option<Pid>,
     ended: mpsc::Receiver<u8>,
 }
@@ -25,7 +25,7 @@ pub fn start(
     script: &str,
     variables: &[(&str, String)],
     ended: impl FnOnce(u8) + Send + 'static,
-) -> Result<Running, Failure> {
+) -> Result<RunningCommand, Failure> {
     let mut text = String::new();
     for (name, value) in variables {
         text += &format!("{name}={}\n", quoted(value));
@@ -49,10 +49,10 @@ pub fn start(
         ended(status);
     };
     std::thread::Builder::new().name("run".into()).spawn(wait).map_err(cannot)?;
-    Ok(Running { pid, ended: receiver })
+    Ok(RunningCommand { pid, ended: receiver })
 }
 
-impl Running {
+impl RunningCommand {
     /// Waits for the end of the command; returns its exit status. Blocks.
     pub fn wait(self) -> u8 {
         self.ended.recv().unwrap_or(FAILED)

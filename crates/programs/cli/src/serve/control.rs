@@ -22,7 +22,7 @@ use super::exports::{One, Running, Table};
 use super::figures;
 use super::job_errors::OnError;
 use super::job_state::Status;
-use super::jobs::{Item, Job, Jobs, Settings, Source, To, Wanted, WantedMirror};
+use super::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
 use super::listen::Cleanup;
 use super::mirror::{self, CopyMode, Ending, First};
 use super::notify::Notify;
@@ -508,7 +508,7 @@ impl Operations {
                 settings: settings.clone(),
             });
         }
-        let wanted = Wanted { disks: items, grouped: true, at_once: Vec::new() };
+        let wanted = WantedJobs { disks: items, grouped: true, at_once: Vec::new() };
         let jobs = self.jobs.backup(&self.table, wanted).await.map_err(Refusal::of)?;
         let described: Vec<_> = jobs.iter().map(|job| job.described()).collect();
         for job in &described {

@@ -24,7 +24,7 @@ use crate::exit::Failure;
 use crate::image_format::{self, Use};
 
 /// The requested exports.
-pub struct Wanted {
+pub struct WantedExports {
     registry: Registry,
     exports: Vec<One>,
     /// Over each of them.
@@ -84,9 +84,13 @@ pub struct Running {
     pub snapshot_of: Option<SnapshotOf>,
 }
 
-impl Wanted {
+impl WantedExports {
     /// Parses the command line; nothing is opened yet.
-    pub fn new(args: &args::Serve, groups: &Groups, registry: Registry) -> Result<Wanted, Failure> {
+    pub fn new(
+        args: &args::Serve,
+        groups: &Groups,
+        registry: Registry,
+    ) -> Result<WantedExports, Failure> {
         let mut exports = Vec::new();
         let mut name = None;
         for word in &args.export {
@@ -140,7 +144,7 @@ impl Wanted {
         let trace = args.trace;
         let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
         let wanted =
-            Wanted { registry, exports, layers, any_name, per_client, trace, bitmap_files };
+            WantedExports { registry, exports, layers, any_name, per_client, trace, bitmap_files };
         wanted.check()?;
         for one in &wanted.exports {
             let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
@@ -361,7 +365,7 @@ fn device_name(spec: &Spec) -> Option<&str> {
 
 /// The exports of a running server, which can be changed.
 pub struct Table {
-    wanted: Wanted,
+    wanted: WantedExports,
     exports: Arc<Several>,
     /// In the order in which they were added.
     running: Mutex<Vec<Arc<Running>>>,
@@ -374,7 +378,7 @@ pub struct Table {
 
 impl Table {
     /// For the requested exports; nothing is opened yet.
-    pub fn new(wanted: Wanted) -> Result<Table, Failure> {
+    pub fn new(wanted: WantedExports) -> Result<Table, Failure> {
         Ok(Table {
             wanted,
             exports: Arc::new(Several::new(Vec::new())?),
@@ -385,7 +389,7 @@ impl Table {
     }
 
     /// The initially requested exports.
-    pub fn wanted(&self) -> &Wanted {
+    pub fn wanted(&self) -> &WantedExports {
         &self.wanted
     }
 

@@ -110,7 +110,7 @@ impl Job {
 
     /// Accepts clients, and reports that once the user has changed. The monitor's first commands
     /// run before that.
-    async fn start(&mut self, opened: Opened) -> Result<Running, Failure> {
+    async fn start(&mut self, opened: Opened) -> Result<RunningServer, Failure> {
         let Opened { server, listening, export, uri } = opened;
         let Listening { listeners, vhost, addresses, cleanup } = listening;
         let mut accepting: Vec<_> = (listeners.into_iter())
@@ -142,7 +142,7 @@ impl Job {
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
         self.notify.ready(&format!("serving {} at {uri}", self.table.wanted().shown()));
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
-        Ok(Running {
+        Ok(RunningServer {
             server,
             operations,
             accepting,
@@ -158,9 +158,9 @@ impl Job {
     }
 
     /// Ends the jobs, the clients and everything that a client can connect to.
-    async fn stop(&self, running: Running, why: Stop) -> End {
+    async fn stop(&self, running: RunningServer, why: Stop) -> End {
         let begun = Instant::now();
-        let Running { server, operations, accepting, control, monitor, .. } = running;
+        let RunningServer { server, operations, accepting, control, monitor, .. } = running;
         let mut child = running.child;
         self.notify.stopping("stopping: waiting for requests in progress");
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
@@ -261,7 +261,7 @@ impl Job {
         addresses: &Addresses,
         export: &str,
         uri: &str,
-    ) -> Result<Option<command::Running>, Failure> {
+    ) -> Result<Option<command::RunningCommand>, Failure> {
         let Some(script) = &self.run else { return Ok(None) };
         let stopper = self.stopper.clone();
         let ended = move |status| stopper.stop(Stop::Command(status));
@@ -305,7 +305,7 @@ struct Opened {
 }
 
 /// A server with everything that ends when it stops.
-struct Running {
+struct RunningServer {
     server: Arc<Server>,
     operations: Arc<Operations>,
     accepting: Vec<blockhaul_io::Task<()>>,
@@ -314,7 +314,7 @@ struct Running {
     monitor: Option<(Arc<Monitor>, Vec<Serving>)>,
     page: Arc<status::Page>,
     metrics: Metrics,
-    child: Option<command::Running>,
+    child: Option<command::RunningCommand>,
     rest: Option<single::Rest>,
     alive: Option<blockhaul_io::Task<()>>,
     /// Removes socket files.
@@ -322,7 +322,7 @@ struct Running {
 }
 
 /// Exit status of a server that stops for a reason, after its command has ended.
-async fn status_of(why: Stop, child: Option<command::Running>) -> u8 {
+async fn status_of(why: Stop, child: Option<command::RunningCommand>) -> u8 {
     match (why, child) {
         (Stop::Command(status), _) => status,
         (Stop::Signal(signal), Some(_)) => signals::status(signal),

@@ -19,7 +19,7 @@ use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args::{self, Command};
-use crate::copy::job::{Job as Copy, JobControl, Report, overlap};
+use crate::copy::job::{CopyJob, JobControl, Report, overlap};
 use crate::exit::{FAILED, Failure};
 use crate::long;
 
@@ -161,7 +161,7 @@ impl To {
 }
 
 /// What a backup is to do.
-pub struct Wanted {
+pub struct WantedJobs {
     /// The disks, at one point in time.
     pub disks: Vec<Item>,
     /// If one fails, the others are cancelled, and a rate is for all together.
@@ -216,9 +216,9 @@ impl Jobs {
     pub async fn backup(
         self: &Arc<Self>,
         table: &Arc<Table>,
-        wanted: Wanted,
+        wanted: WantedJobs,
     ) -> Result<Vec<Arc<Job>>, Failure> {
-        let Wanted { disks, grouped, at_once } = wanted;
+        let WantedJobs { disks, grouped, at_once } = wanted;
         let mut copies = Vec::new();
         let mut rate = None;
         for (index, item) in disks.iter().enumerate() {
@@ -325,7 +325,7 @@ impl Jobs {
         &self,
         export: &Running,
         target: &To,
-        copy: &mut Copy,
+        copy: &mut CopyJob,
         work: Work,
         settings: Settings,
         errors: Arc<Errors>,
@@ -437,7 +437,7 @@ async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, Failure> 
 }
 
 /// Copies the disks of a backup.
-async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<Copy>) {
+async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopyJob>) {
     let (mut results, copies) = copy_group(&disks, copies).await;
     // Not on a worker: it may wait for the server of `[ CMD ]`.
     let _ = blockhaul_io::offload(move || drop(copies)).await;
@@ -477,8 +477,8 @@ async fn settle(disks: &[Disk]) -> bool {
 /// Copies all disks; once one has failed, the others end soon.
 async fn copy_group(
     disks: &[Disk],
-    copies: Vec<Copy>,
-) -> (Vec<Result<Report, Failure>>, Vec<Copy>) {
+    copies: Vec<CopyJob>,
+) -> (Vec<Result<Report, Failure>>, Vec<CopyJob>) {
     let mut open = Vec::new();
     let mut refused = None;
     // All checks come before a target is touched.
@@ -505,7 +505,7 @@ async fn copy_group(
         return (results, open);
     }
     let jobs: Arc<[Arc<Job>]> = disks.iter().map(|disk| disk.job.clone()).collect();
-    let memory = open.first().map_or(0, Copy::memory);
+    let memory = open.first().map_or(0, CopyJob::memory);
     let pool = Pool::new(memory);
     let first = Arc::new(OnceLock::new());
     let running: Vec<_> = open
@@ -557,10 +557,10 @@ fn copy(
     target: &To,
     options: &[String],
     bitmap: Option<&str>,
-) -> Result<Copy, Failure> {
+) -> Result<CopyJob, Failure> {
     let args = copy_options(command, options, bitmap)?;
     let named = Spec::Path(export.storage().into());
-    let mut copy = Copy::between(&args, named, target.spec().clone())?;
+    let mut copy = CopyJob::between(&args, named, target.spec().clone())?;
     copy.options.flush = true;
     copy.options.rate = long::rate(&args)?;
     Ok(copy)
@@ -571,7 +571,7 @@ fn copy_options(
     command: &str,
     options: &[String],
     bitmap: Option<&str>,
-) -> Result<args::Copy, Failure> {
+) -> Result<args::CopyArgs, Failure> {
     let mut words: Vec<OsString> = ["blockhaul", "copy", "--no-progress"].map(Into::into).into();
     words.extend(options.iter().map(Into::into));
     words.extend(["source", "target"].map(Into::into));

@@ -58,7 +58,7 @@ use crate::metrics::Destinations;
 use crate::{args, devices, logger, signals};
 use background::Background;
 use control::{Control, Shared};
-use exports::{Table, Wanted};
+use exports::{Table, WantedExports};
 use job::{End, Job};
 use listen::Where;
 use notify::Notify;
@@ -106,7 +106,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
 /// The parsed command line, with all checks possible before anything is opened, while the terminal
 /// is still available.
 struct Asked {
-    wanted: Wanted,
+    wanted: WantedExports,
     limits: Limits,
     secured: Secured,
     tls: blockhaul_server::Tls,
@@ -122,7 +122,7 @@ impl Asked {
         if let Some(again) = args.isolate {
             registry = devices::isolated(registry, again);
         }
-        let wanted = Wanted::new(args, groups, registry)?;
+        let wanted = WantedExports::new(args, groups, registry)?;
         let limits = limits(args)?;
         allow_files(&limits);
         let secured = Secured::new(&args.tls)?;

@@ -61,7 +61,8 @@ impl Secured {
             (None, None) => Credentials::Usual,
         };
         let acceptor = Acceptor::new(&credentials, self.verify_peer).map_err(|error| {
-            let status = if error.kind() == blockhaul_tls::Kind::Setup { USAGE } else { OPEN };
+            let status =
+                if error.kind() == blockhaul_tls::TlsErrorKind::Setup { USAGE } else { OPEN };
             Failure::new(status, format!("cannot offer TLS: {error}"))
         })?;
         let acceptor = Arc::new(acceptor);

@@ -13,7 +13,7 @@
 //! [`super::negotiation`] sends the usual sequence of options.
 
 use super::Protocol;
-use crate::option::{BlockSizes, Context, ListEntry, OptionCode, OptionError};
+use crate::option::{BlockSizeInfo, Context, ListEntry, OptionCode, OptionError};
 use crate::{ExportFlags, Headers, Replies};
 
 mod machine;
@@ -66,7 +66,7 @@ pub struct ExportInfo {
     /// Its flags, without those that contradict the session (DF without structured replies, ...).
     pub flags: ExportFlags,
     /// Its block sizes. Sizes that violate the protocol are ignored, as peers do.
-    pub block_sizes: Option<BlockSizes>,
+    pub block_sizes: Option<BlockSizeInfo>,
     /// The canonical name, if the server sent it.
     pub name: Option<String>,
     /// A text for users, if the server sent it: without control characters.

@@ -11,7 +11,7 @@
 //!                 ── Transmission    send, serve
 //! ```
 
-use crate::option::{BlockSizes, Context, Infos, OptionError};
+use crate::option::{BlockSizeInfo, Context, Infos, OptionError};
 use crate::{ExportFlags, Headers, Replies, limits, magic};
 
 mod machine;
@@ -139,7 +139,7 @@ pub struct ExportInfo {
     /// to what was negotiated.
     pub flags: ExportFlags,
     /// Its block sizes, within the document's rules; `None` if it has no preference.
-    pub block_sizes: Option<BlockSizes>,
+    pub block_sizes: Option<BlockSizeInfo>,
     /// Refuse clients that do not request the block sizes.
     pub require_block_sizes: bool,
     /// The canonical name, if it may differ from the requested one.

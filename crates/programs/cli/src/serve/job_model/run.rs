@@ -15,7 +15,7 @@ use crate::devices;
 use crate::serve::exports::{self, Running, Table};
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Status;
-use crate::serve::jobs::{Item, Job, Jobs, Settings, Source, To, Wanted, WantedMirror};
+use crate::serve::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{CopyMode, Ending, First};
 use crate::serve::snapshots::{AtOnce, Begin};
 
@@ -164,7 +164,7 @@ impl World {
             source: Source::Now(begin),
             settings: self.settings(&trouble),
         };
-        let wanted = Wanted { disks: vec![item], grouped: true, at_once: vec![look] };
+        let wanted = WantedJobs { disks: vec![item], grouped: true, at_once: vec![look] };
         let jobs = self.jobs.backup(&self.table, wanted).await;
         let job = jobs.unwrap_or_else(|why| panic!("{}: {why}", self.place())).remove(0);
         let ended = self.drive(&job, None).await;
@@ -468,7 +468,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
     let Command::Serve(args) = args::parse(words).unwrap().command else { unreachable!() };
     let (_, groups) = brackets::take(Vec::new()).unwrap();
     let registry = devices::registry(Duration::from_secs(1));
-    let table = Table::new(exports::Wanted::new(&args, &groups, registry).unwrap()).unwrap();
+    let table = Table::new(exports::WantedExports::new(&args, &groups, registry).unwrap()).unwrap();
     let stack = Stack::over(Arc::new(Handle(disk.clone())));
     let shared = Shared::new("a", "", stack.device().clone());
     let running = Running {

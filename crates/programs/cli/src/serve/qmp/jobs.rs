@@ -14,7 +14,7 @@ use super::error::{Error, Result};
 use super::nodes::{BARRIER, Found, Node, is_well_formed, on_failure};
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Verb;
-use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, Wanted, WantedMirror};
+use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{CopyMode, Ending, First, WITHIN};
 use crate::serve::snapshots::{AtOnce, Begin, Taken};
 
@@ -53,11 +53,11 @@ impl Monitor {
     /// `blockdev-backup`.
     pub(super) async fn backup(&self, arguments: &Arguments) -> Result<()> {
         let Prepared { item, uses, at_once } = self.prepare_backup(arguments).await?;
-        self.begin(Wanted { disks: vec![item], grouped: true, at_once }, vec![uses]).await
+        self.begin(WantedJobs { disks: vec![item], grouped: true, at_once }, vec![uses]).await
     }
 
     /// Begins checked backups.
-    pub(super) async fn begin(&self, wanted: Wanted, uses: Vec<Use>) -> Result<()> {
+    pub(super) async fn begin(&self, wanted: WantedJobs, uses: Vec<Use>) -> Result<()> {
         {
             let mut state = self.state();
             let jobs = &self.jobs;

@@ -10,7 +10,7 @@ use super::Monitor;
 use super::commands::{self, ACTIONS, Arguments, needed, switch, text};
 use super::error::{Error, Result};
 use super::jobs::Prepared;
-use crate::serve::jobs::Wanted;
+use crate::serve::jobs::WantedJobs;
 use crate::serve::snapshots::AtOnce;
 
 /// Maximum number of actions.
@@ -80,7 +80,7 @@ impl Monitor {
         if disks.is_empty() {
             at_once.iter().for_each(|change| change());
         } else {
-            self.begin(Wanted { disks, grouped, at_once }, uses).await?;
+            self.begin(WantedJobs { disks, grouped, at_once }, uses).await?;
         }
         for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;

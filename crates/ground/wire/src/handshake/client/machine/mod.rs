@@ -8,7 +8,7 @@ use self::waiting::Waiting;
 use super::{Event, ExportInfo, Negotiated};
 use crate::bytes::Reader;
 use crate::handshake::Protocol;
-use crate::option::{BlockSizes, Context, OptionCode, OptionReplyHeader, ReplyCode};
+use crate::option::{BlockSizeInfo, Context, OptionCode, OptionReplyHeader, ReplyCode};
 use crate::text::error_text;
 use crate::{
     ClientFlags, Error, ExportFlags, HandshakeFlags, Headers, Replies, limits, magic, printable,
@@ -285,7 +285,7 @@ impl Handshake {
                 let info = ExportInfo {
                     size,
                     flags: self.flags(flags),
-                    block_sizes: waiting.block_sizes.filter(BlockSizes::is_valid),
+                    block_sizes: waiting.block_sizes.filter(BlockSizeInfo::is_valid),
                     name: waiting.name,
                     description: waiting.description,
                 };

@@ -1,7 +1,7 @@
 //! An option that was sent, until its last reply has arrived.
 
 use crate::option::{
-    BlockSizes, Context, Info, ListEntry, OptionCode, OptionReplyHeader, ReplyCode,
+    BlockSizeInfo, Context, Info, ListEntry, OptionCode, OptionReplyHeader, ReplyCode,
 };
 use crate::{Error, ExportFlags, limits};
 
@@ -15,7 +15,7 @@ pub(super) struct Waiting {
     pub(super) contexts: Vec<Context>,
     pub(super) infos: usize,
     pub(super) exports: Option<(u64, ExportFlags)>,
-    pub(super) block_sizes: Option<BlockSizes>,
+    pub(super) block_sizes: Option<BlockSizeInfo>,
     pub(super) name: Option<String>,
     pub(super) description: Option<String>,
 }

@@ -3,7 +3,7 @@
 use super::{Handshake, State, sendable};
 use crate::handshake::server::{ExportInfo, Negotiated, Refusal, plain_flags};
 use crate::option::{
-    BlockSizes, Context, Info, InfoRequest, ListEntry, OptionCode, OptionError, ReplyCode,
+    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, OptionCode, OptionError, ReplyCode,
     check_string, emit_reply,
 };
 use crate::{ClientFlags, Error, ExportFlags, Headers, Replies, limits, magic};
@@ -205,7 +205,7 @@ impl Handshake {
         // nbd: sizes.advertised, info.sizes-requested
         // Sizes that differ from the defaults should be sent even if not requested.
         if let Some(sizes) = info.block_sizes
-            && (request.wants.block_size || sizes != BlockSizes::DEFAULT)
+            && (request.wants.block_size || sizes != BlockSizeInfo::DEFAULT)
         {
             items.push(Info::BlockSize(sizes));
         }
