@@ -362,7 +362,13 @@ fn layers_come_and_go_under_a_client_that_verifies() {
         "--rw=randwrite",
         "--bsrange=4k-64k",
     ]);
-    command.args(["--size=32M", "--io_size=256M", "--iodepth=16", "--verify=crc32c"]);
+    command.args([
+        "--size=32M",
+        "--io_size=256M",
+        "--iodepth=16",
+        "--verify=crc32c",
+        "--verify_state_save=0",
+    ]);
     command.args(["--verify_backlog=64", "--verify_fatal=1", "--fsync=97", "--randrepeat=1"]);
     command.arg(format!("--uri={}", served.server.uri("a"))).arg("--output-format=terse");
     // Where it keeps what it has verified.

@@ -159,7 +159,13 @@ fn fio(folder: &Path) {
     let Some(fio) = Peer::require("fio") else { return };
     let mut command = fio.command();
     command.args(["--name=verify", "--rw=randrw", "--bsrange=512-256k", "--size=64M"]);
-    command.args(["--ioengine=libaio", "--direct=1", "--iodepth=16", "--verify=crc32c"]);
+    command.args([
+        "--ioengine=libaio",
+        "--direct=1",
+        "--iodepth=16",
+        "--verify=crc32c",
+        "--verify_state_save=0",
+    ]);
     command.args(["--fsync=64", "--do_verify=1", "--verify_fatal=1", "--minimal"]);
     let output = bounded(command.arg(format!("--directory={}", text(folder))), LIMIT);
     assert!(output.status.success(), "{}", lossy(&output.stdout) + &lossy(&output.stderr));

@@ -126,7 +126,12 @@ fn fio_verifies_what_it_wrote() {
             let mut command = fio.command();
             command.current_dir(scratch.path());
             command.args(["--name=x", "--ioengine=nbd", "--rw=randrw", "--iodepth=32"]);
-            command.args(["--verify=crc32c", "--verify_fatal=1", "--randrepeat=0"]);
+            command.args([
+                "--verify=crc32c",
+                "--verify_state_save=0",
+                "--verify_fatal=1",
+                "--randrepeat=0",
+            ]);
             command.args(jobs).arg(format!("--bsrange={sizes}"));
             command.arg(format!("--uri={}", server.uri("")));
             let said = done(&mut command);

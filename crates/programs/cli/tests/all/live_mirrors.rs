@@ -153,7 +153,13 @@ fn verifying_client(disk: &Disk, rate: &str) -> Option<Killed> {
     let mut command = fio.command();
     command.args(["--name=verified", "--thread", "--ioengine=nbd", "--rw=randwrite"]);
     command.args(["--bsrange=4k-64k", "--size=32M", "--time_based", "--runtime=100000"]);
-    command.args(["--iodepth=16", "--verify=crc32c", "--verify_backlog=64", "--verify_fatal=1"]);
+    command.args([
+        "--iodepth=16",
+        "--verify=crc32c",
+        "--verify_state_save=0",
+        "--verify_backlog=64",
+        "--verify_fatal=1",
+    ]);
     command.args(["--fsync=97", "--randrepeat=1", "--output-format=terse"]);
     command.args([format!("--rate=,{rate}"), format!("--uri={}", disk.server.uri("a"))]);
     command.arg(format!("--aux-path={}", disk.scratch.path().display()));
