@@ -290,6 +290,8 @@ fn long_version() -> String {
         ("fuse", cfg!(feature = "fuse")),
         ("luks", cfg!(feature = "luks")),
         ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
+        ("vddk", cfg!(feature = "vddk")),
+        ("vhost", cfg!(feature = "vhost")),
     ];
     let features: Vec<_> = features.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let kernel = rustix::system::uname();

@@ -61,4 +61,10 @@ fn the_version_has_what_a_report_of_an_error_needs() {
         assert!(said.contains(word), "{said}");
     }
     assert_eq!(text(&blockhaul(&["-V"]).stdout).lines().count(), 1);
+    // The tests are built with the default features.
+    let manifest: toml::Table = include_str!("../../Cargo.toml").parse().unwrap();
+    let defaults = manifest["features"]["default"].as_array().unwrap();
+    let named = said.lines().find_map(|line| line.strip_prefix("features: ")).unwrap();
+    let defaults: Vec<_> = defaults.iter().map(|name| name.as_str().unwrap()).collect();
+    assert_eq!(named.split(' ').collect::<Vec<_>>(), defaults);
 }
