@@ -98,7 +98,7 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
         "--hangup-stops",
         "--no-locks",
         "--quiet",
-        "--names-nbdinfo",
+        "--as-nbdkit",
     ];
     words.extend(like_nbdkit.map(OsString::from));
     // nbdkit's limit for reads and writes.

@@ -320,9 +320,10 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub hangup_stops: bool,
 
-    /// Print the URI with the program that nbdkit names, and keep the file of the process ID, as nbdkit does.
+    /// Do as nbdkit does: print the URI with the program that nbdkit names, keep the file of the process ID, and change
+    /// to the directory / in the background.
     #[arg(long, hide = true)]
-    pub names_nbdinfo: bool,
+    pub as_nbdkit: bool,
 
     /// Leave it to the client to report what it is refused: it is the server that started this one.
     #[arg(long, hide = true)]

@@ -19,7 +19,7 @@ use blockhaul_io::Runtime;
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, OPEN, Outcome, plain};
 use crate::image_format::{self, Use};
-use crate::serve::background::{self, Background};
+use crate::serve::background::{self, Background, Directory};
 use crate::serve::notify::Notify;
 use crate::serve::stop::{Stop, Stopper};
 use crate::serve::{close, job as serve_job, stdio};
@@ -38,7 +38,9 @@ pub fn run(args: &args::Mount, groups: &Groups) -> Outcome {
         drop(asked);
         return background::start("mount");
     }
-    let background = if args.in_background { Background::enter()? } else { Background::none() };
+    // The directory may be the one that the mount covers.
+    let background =
+        if args.in_background { Background::enter(Directory::Root) } else { Background::none() };
     stdio::guard();
     mount(args, asked, background)
 }

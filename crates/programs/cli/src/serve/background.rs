@@ -69,31 +69,41 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
     Ok(super::command::exit_status(status))
 }
 
+/// The working directory of a process in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Directory {
+    /// The one in which it was started: relative names that are used later keep their meaning.
+    Kept,
+    /// `/`, so that no file system is kept busy.
+    Root,
+}
+
 /// The child's side.
 pub struct Background {
-    entered: bool,
+    /// None: it is in the foreground.
+    entered: Option<Directory>,
 }
 
 impl Background {
     /// For a server that stays in the foreground.
     pub fn none() -> Background {
-        Background { entered: false }
+        Background { entered: None }
     }
 
     /// Leaves the terminal's session.
-    pub fn enter() -> Result<Background, Failure> {
+    pub fn enter(directory: Directory) -> Background {
         // Fails only for the leader of a process group, which a new child is not.
         let _ = rustix::process::setsid();
-        Ok(Background { entered: true })
+        Background { entered: Some(directory) }
     }
 
     /// Prints `text`, signals that the server is ready, and detaches from the terminal. Standard
     /// error is kept if the server is verbose or it is a file; a terminal or a pipe would be kept
     /// busy, so messages go to the system's log instead.
     pub fn ready(&self, text: &str, verbose: bool) -> Result<(), Failure> {
-        if !self.entered {
+        let Some(directory) = self.entered else {
             return stdio::print(text.as_bytes());
-        }
+        };
         let cannot = |error: std::io::Error| {
             Failure::new(FAILED, format!("cannot go to the background: {}", plain(&error)))
         };
@@ -109,7 +119,9 @@ impl Background {
             logger::use_syslog();
             rustix::stdio::dup2_stderr(null.as_fd()).map_err(|error| cannot(error.into()))?;
         }
-        // So that no file system is kept busy.
-        std::env::set_current_dir("/").map_err(cannot)
+        match directory {
+            Directory::Kept => Ok(()),
+            Directory::Root => std::env::set_current_dir("/").map_err(cannot),
+        }
     }
 }

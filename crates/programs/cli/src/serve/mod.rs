@@ -56,7 +56,7 @@ use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
 use crate::metrics::Destinations;
 use crate::{args, devices, logger, signals};
-use background::Background;
+use background::{Background, Directory};
 use control::{Control, Shared};
 use exports::{Table, WantedExports};
 use job::{End, Job};
@@ -84,7 +84,7 @@ pub fn is_activated() -> bool {
 /// Runs `blockhaul serve`.
 pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     let verbose = args.verbose || args.trace;
-    if args.names_nbdinfo {
+    if args.as_nbdkit {
         // nbdkit logs no changes.
         logger::start(verbose);
     } else {
@@ -151,7 +151,13 @@ fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
     if args.exit_with_parent {
         listen::tie_to_parent()?;
     }
-    let background = if args.in_background { Background::enter()? } else { Background::none() };
+    let background = if !args.in_background {
+        Background::none()
+    } else if args.as_nbdkit {
+        Background::enter(Directory::Root)
+    } else {
+        Background::enter(Directory::Kept)
+    };
     let single = if args.single { Some(Single::take()?) } else { None };
     if args.single {
         crate::plugin_host::stdio_is_a_client();
@@ -207,7 +213,7 @@ fn serve(
         limits: asked.limits,
         offers: offers(args),
         uri_export: args.uri_export.clone(),
-        print_uri: args.print_uri.then_some(if args.names_nbdinfo {
+        print_uri: args.print_uri.then_some(if args.as_nbdkit {
             "nbdinfo"
         } else {
             "blockhaul info"
@@ -216,7 +222,7 @@ fn serve(
         secured: asked.secured,
         tls: asked.tls,
         pidfile: args.pidfile.clone(),
-        removes_pidfile: !args.names_nbdinfo,
+        removes_pidfile: !args.as_nbdkit,
         run: args.run.clone(),
         verbose: args.verbose,
         announced: !args.quiet

@@ -28,6 +28,56 @@ fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
 }
 
 #[test]
+fn in_the_background_relative_names_keep_their_meaning() {
+    let scratch = Scratch::new().unwrap();
+    std::fs::write(scratch.file("disk.raw"), vec![7; 1 << 20]).unwrap();
+    let socket = scratch.socket("s");
+    let s = socket.to_str().unwrap();
+    // Each client opens the disk.
+    let mut command = Command::new(OURS);
+    command.current_dir(scratch.path()).args(["serve", "--background", "-U", s, "-P", "pid"]);
+    command.args(["--per-client", "--control", "ctl", "--export", "a=disk.raw"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let uri = format!("nbd+unix:///a?socket={s}");
+    assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "1048576\n");
+    let file = scratch.file("pid");
+    let server = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+    kill_process(pid(server), Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while file.exists() || scratch.file("ctl").exists() {
+        assert!(begun.elapsed() < LIMIT, "its files are there still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn in_the_background_bitmaps_are_kept_in_a_relative_directory() {
+    let scratch = Scratch::new().unwrap();
+    std::fs::write(scratch.file("disk.raw"), vec![7; 1 << 20]).unwrap();
+    std::fs::create_dir(scratch.file("bitmaps")).unwrap();
+    let socket = scratch.socket("s");
+    let mut command = Command::new(OURS);
+    command.current_dir(scratch.path()).args(["serve", "--background", "-P", "pid", "-U"]);
+    command.arg(&socket).args(["--control", "ctl", "--bitmaps", "bitmaps", "disk.raw"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let control = scratch.file("ctl");
+    let added = blockhaul(&["ctl", control.to_str().unwrap(), "bitmap-add", "", "b0"]);
+    assert!(added.status.success(), "{}", text(&added.stderr));
+    let file = scratch.file("pid");
+    let server = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
+    kill_process(pid(server), Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while file.exists() {
+        assert!(begun.elapsed() < LIMIT, "the server runs still");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let kept = std::fs::read_dir(scratch.file("bitmaps")).unwrap().count();
+    assert_eq!(kept, 1, "the file of the bitmap");
+}
+
+#[test]
 fn in_the_background_a_failure_is_told_before_it_returns() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
