@@ -25,6 +25,8 @@ const HEADER: u64 = 512;
 const DYNAMIC: u32 = 1;
 const FIXED: u32 = 2;
 const DIFFERENCING: u32 = 4;
+/// Largest block in bytes that is read: VirtualBox writes 1 MiB.
+const BLOCK_MAX: u64 = 256 << 20;
 /// Entries of the block map that are no numbers: not allocated, and zeroes.
 const FREE: u32 = 0xffff_ffff;
 const ZERO: u32 = 0xffff_fffe;
@@ -116,7 +118,7 @@ impl Header {
             let text = format!("sectors of {sector} bytes, and {extra} bytes before each block");
             return Err(unsupported(FORMAT, text, "convert it with \"VBoxManage clonemedium\""));
         }
-        if !block.is_power_of_two() || block < 512 {
+        if !block.is_power_of_two() || !(512..=BLOCK_MAX).contains(&block) {
             return Err(damaged(FORMAT, format!("blocks of {block} bytes in the header")));
         }
         let needed = size.div_ceil(block);
@@ -229,6 +231,7 @@ mod tests {
             (372, 1, "blocks; the header says 4"),
             (376, 3 << 20, "blocks of 3145728"),
             (376, 0, "blocks of 0"),
+            (376, 1 << 31, "blocks of 2147483648"),
             (380, 8, "8 bytes before each block"),
             (384, 3, "4 blocks; the header says 3"),
             (424, 1, "differencing"),

@@ -90,9 +90,11 @@ fn damaged_vdi_images_are_refused() {
     refused(&qemu, "vdi", &put(&good, map, &[0xfd, 0xff, 0xff, 0xff]), &["block 0", "beyond"]);
     refused(&qemu, "vdi", &put(&good, 368, &u64::MAX.to_le_bytes()), &["a disk of"]);
     refused(&qemu, "vdi", &put(&good, 368, &(1_u64 << 50).to_le_bytes()), &["header says 4"]);
-    // 2^32 - 1 blocks of 2 GiB in a short file.
-    let absurd = put(&put(&good, 376, &(1_u32 << 31).to_le_bytes()), 384, &[0xff; 4]);
-    let absurd = put(&absurd, 368, &(1_u64 << 62).to_le_bytes());
+    let large = put(&good, 376, &(1_u32 << 31).to_le_bytes());
+    refused(&qemu, "vdi", &large, &["blocks of 2147483648 bytes"]);
+    // 2^32 - 1 blocks of 256 MiB in a short file.
+    let absurd = put(&put(&good, 376, &(1_u32 << 28).to_le_bytes()), 384, &[0xff; 4]);
+    let absurd = put(&absurd, 368, &(1_u64 << 59).to_le_bytes());
     refused(&qemu, "vdi", &absurd, &["block map", "exceeds"]);
 }
 
