@@ -57,8 +57,14 @@ pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, E
         let built = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         built.map_err(|error| cannot_write(dir, &error))?;
     }
-    for (path, pem) in paths.iter().zip(&made) {
-        write_new(path, pem)?;
+    for (index, (path, pem)) in paths.iter().zip(&made).enumerate() {
+        if let Err(error) = write_new(path, pem) {
+            // What is left would be in the way of the next attempt.
+            for made_before in &paths[..index] {
+                let _ = fs::remove_file(made_before);
+            }
+            return Err(error);
+        }
     }
     Ok(paths.into())
 }
@@ -146,13 +152,14 @@ fn absent(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Writes a file that does not exist. If that fails, nothing is left of it.
 fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let written = opened.and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    written.map_err(|error| cannot_write(path, &error))
+    let mut file = opened.map_err(|error| cannot_write(path, &error))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|error| {
+        let _ = fs::remove_file(path);
+        cannot_write(path, &error)
+    })
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Error {

@@ -197,6 +197,10 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Refused => "; use another user, or change the permissions",
         Kind::ReadOnly if opening => "; open it read-only, or change its permissions",
         Kind::ReadOnly => "; choose another target, or serve it for writing",
+        // A limit of the file system or of the process (ulimit -f).
+        Kind::NoSpace if text.contains("File too large") => {
+            "; no file of this size is allowed there: choose another place, or raise ulimit -f"
+        }
         Kind::NoSpace => "; free some space, then run it again",
         Kind::NoMemory => "; use less memory (--request-size, --queue-size)",
         Kind::TimedOut => "; check that the server is alive, or wait longer with --timeout",
@@ -250,6 +254,8 @@ mod tests {
                 "check the path",
             ),
             (Kind::Io, "cannot open it: Input/output error".into(), "check the storage"),
+            (Kind::NoSpace, "cannot resize it: File too large".into(), "choose another place"),
+            (Kind::NoSpace, "cannot write: No space left on device".into(), "free some space"),
         ] {
             let found = next(kind, &text, true);
             assert!(found.contains(advice), "{text}{found}");

@@ -284,22 +284,36 @@ impl Summary {
     }
 }
 
+/// A number with its noun: `1 request`, `2 requests`.
+fn counted(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Retried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_trouble() {
-            write!(
-                f,
-                "retried: {} requests and {} connections of the source, {} and {} of the target",
-                self.source_requests,
-                self.source_connections,
-                self.target_requests,
-                self.target_connections
-            )?;
+        let sides = [
+            (self.source_requests, self.source_connections, "source"),
+            (self.target_requests, self.target_connections, "target"),
+        ];
+        let mut between = "retried ";
+        for (requests, connections, side) in sides {
+            let repeated = match (requests, connections) {
+                (0, 0) => continue,
+                (requests, 0) => counted(requests, "request"),
+                (0, connections) => counted(connections, "connection"),
+                _ => format!(
+                    "{} and {}",
+                    counted(requests, "request"),
+                    counted(connections, "connection")
+                ),
+            };
+            write!(f, "{between}{repeated} of the {side}")?;
+            between = ", ";
         }
         match (self.checked, self.rewritten) {
             (0, 0) => Ok(()),
             (checked, rewritten) => {
-                let between = if self.is_trouble() { "; " } else { "" };
+                let between = if between == ", " { "; " } else { "" };
                 write!(f, "{between}read back {checked} bytes, rewrote {rewritten}")
             }
         }
@@ -312,14 +326,13 @@ impl fmt::Display for Summary {
         let done = self.data + self.zeroed + self.skipped;
         write!(
             f,
-            "{} bytes: {} data, {} zeroed, {} skipped, {} connections, {} requests of {} bytes, {:.3} s, \
-             {:.1} MiB/s",
+            "{} bytes: {} data, {} zeroed, {} skipped, {}, {} of {} bytes, {:.3} s, {:.1} MiB/s",
             self.size,
             self.data,
             self.zeroed,
             self.skipped,
-            self.lanes,
-            self.requests,
+            counted(self.lanes as u64, "connection"),
+            counted(self.requests as u64, "request"),
             self.request_size,
             self.elapsed.as_secs_f64(),
             done as f64 / self.elapsed.as_secs_f64().max(1e-6) / f64::from(1 << 20)

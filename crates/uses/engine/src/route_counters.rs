@@ -90,7 +90,11 @@ impl Routes {
 /// The nonzero ones: `zero 4096, memory 65536`.
 impl fmt::Display for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut used = self.named().into_iter().filter(|(_, bytes)| *bytes > 0);
+        let named = self.named().map(|(name, bytes)| match name {
+            "unseen" => ("not checked for zeroes", bytes),
+            name => (name, bytes),
+        });
+        let mut used = named.into_iter().filter(|(_, bytes)| *bytes > 0);
         match used.next() {
             None => f.write_str("none"),
             Some((name, bytes)) => {
@@ -173,7 +177,7 @@ mod tests {
         let routes = counters.routes(1200, 7, 0);
         assert_eq!((routes.memory, routes.unseen), (100, 1180));
         let text = "zero 7, reflink 100, socket-to-socket 1000, memory 100, direct-write 50, \
-                    unseen 1180";
+                    not checked for zeroes 1180";
         assert_eq!(routes.to_string(), text);
         assert_eq!(Routes::default().to_string(), "none");
     }

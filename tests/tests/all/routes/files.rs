@@ -73,7 +73,7 @@ fn files_of_one_xfs_share_their_data() {
     assert_same(&source, &target, "shared");
     let bytes = some(&shared, "reflink");
     none(&shared, &["memory", "direct-write", "file-to-file"]);
-    assert_eq!(some(&shared, "unseen"), bytes);
+    assert_eq!(some(&shared, "not checked for zeroes"), bytes);
     // Onto what is there already, of which nothing must shine through.
     garbage(&target, SIZE).unwrap();
     assert_eq!(some(&routes(&mut copy(&ends)), "reflink"), bytes);
@@ -128,7 +128,11 @@ fn copying_by_the_kernel_is_measured_between_files() {
                 ["memory", "file-to-file"].iter().filter_map(|way| taken.get(*way)).sum::<u64>();
             assert!(others >= if alone { 16 << 20 } else { 0 }, "{what}: {taken:?}");
             assert_eq!(others + copied, size, "{what}: {taken:?}");
-            assert_eq!(options[..].contains(&"0"), some(&taken, "unseen") == size, "{taken:?}");
+            assert_eq!(
+                options[..].contains(&"0"),
+                some(&taken, "not checked for zeroes") == size,
+                "{taken:?}"
+            );
         }
         // At an offset that fits nothing.
         let crooked = format!("offset?offset=1000&range={}", size - 1003);

@@ -424,37 +424,38 @@ impl Open<'_> {
     /// Why the path could not be opened, and a remedy.
     fn refused(&self, errno: Errno) -> Error {
         let intent = self.target.intent;
-        let text = match errno {
-            Errno::ACCESS | Errno::PERM | Errno::ROFS if self.handed.is_some() && intent.write => {
-                "cannot reopen the descriptor for writing: check the permissions, or open it for reading \
-                 and writing, without O_APPEND and O_DIRECT"
-            }
-            _ if self.handed.is_some() => {
-                "cannot reopen the descriptor: open it for reading as well, or check the permissions of \
-                 the file"
-            }
+        let (failed, remedy) = match errno {
+            Errno::ACCESS | Errno::PERM | Errno::ROFS if self.handed.is_some() && intent.write => (
+                "cannot reopen the descriptor for writing",
+                "check the permissions, or open it for reading and writing, without O_APPEND and O_DIRECT",
+            ),
+            _ if self.handed.is_some() => (
+                "cannot reopen the descriptor",
+                "open it for reading as well, or check the permissions of the file",
+            ),
             Errno::NOENT if intent.target_size.is_some() => {
-                "cannot create it: create its directory first"
+                ("cannot create it", "create its directory first")
             }
-            Errno::NOENT if intent.write => {
-                "cannot open it: check the name, or create it first, for example with truncate -s 10G \
-                 FILE"
-            }
+            Errno::NOENT if intent.write => (
+                "cannot open it",
+                "check the name, or create it first, for example with truncate -s 10G FILE",
+            ),
             Errno::NOENT if is_host_and_port(self.target) => {
-                "cannot open it: for an NBD server write nbd://HOST:PORT"
+                ("cannot open it", "check the name; for an NBD server write nbd://HOST:PORT")
             }
-            Errno::NOENT => "cannot open it: check the name",
+            Errno::NOENT => ("cannot open it", "check the name"),
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.target_size.is_some() => {
-                "cannot open it for writing: choose another place, or change the permissions"
+                ("cannot open it for writing", "choose another place, or change the permissions")
             }
             Errno::ACCESS | Errno::PERM | Errno::ROFS if intent.write => {
-                "cannot open it for writing: open it read-only, or change the permissions"
+                ("cannot open it for writing", "open it read-only, or change the permissions")
             }
-            Errno::ACCESS | Errno::PERM => "cannot open it: check its read permission",
-            Errno::TXTBSY | Errno::BUSY => "cannot open it: end the program that uses it first",
-            _ => "cannot open it",
+            Errno::ACCESS | Errno::PERM => ("cannot open it", "check its read permission"),
+            Errno::TXTBSY | Errno::BUSY => ("cannot open it", "end the program that uses it first"),
+            _ => return system("cannot open it", errno),
         };
-        system(text, errno)
+        let error = system(failed, errno);
+        Error::new(error.kind(), format!("{error}; {remedy}"))
     }
 }
 

@@ -90,6 +90,27 @@ fn a_disk_is_not_written_to_a_terminal() {
 }
 
 #[test]
+fn certificates_that_cannot_all_be_written_leave_none() {
+    let scratch = Scratch::new().unwrap();
+    let dir = scratch.file("pki");
+    let name = |number: usize| format!("{number}.{}.example", "a".repeat(60));
+    // The authority's certificate fits the limit of 1 or 2 KiB, the server's does not.
+    let hosts: String = (0..40).map(|number| format!("--host {} ", name(number))).collect();
+    let script = format!("ulimit -f 2; exec \"$0\" tls init {hosts} \"$1\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, OURS]).arg(&dir);
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("server-cert.pem: File too large"), "{said}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "{said}");
+    let mut again = Command::new(OURS);
+    again.args(["tls", "init", "--host", "localhost"]).arg(&dir);
+    let again = tools::output(&mut again, LIMIT).unwrap();
+    assert!(again.status.success(), "{}", text(&again.stderr));
+}
+
+#[test]
 fn a_limit_on_the_size_of_files_is_an_error() {
     let scratch = Scratch::new().unwrap();
     let script = "ulimit -f 100; exec \"$0\" copy --no-progress random:1M \"$1\"";
