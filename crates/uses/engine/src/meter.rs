@@ -25,6 +25,7 @@ pub struct Meters {
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     in_flight: AtomicUsize,
+    ended: AtomicU64,
     retried: [AtomicU64; 2],
     reconnected: [AtomicU64; 2],
     latency: [LatencyCounters; 2],
@@ -37,6 +38,18 @@ impl Meter {
 
     pub(crate) fn end(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The number of ended requests once one has ended that begins from now on.
+    pub(crate) fn next_to_end(&self) -> u64 {
+        let in_flight = self.in_flight.load(Ordering::Relaxed) as u64;
+        self.ended.load(Ordering::Relaxed) + in_flight + 1
+    }
+
+    /// Whether as many requests have ended, or none is left.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        self.ended.load(Ordering::Relaxed) >= number || self.in_flight.load(Ordering::Relaxed) == 0
     }
 
     pub(crate) fn retried(&self, side: Side) {

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blockhaul_block::{HOLE, Result, ZERO};
 
@@ -24,9 +24,8 @@ use crate::selection::{self, Choice, Selection};
 const SEGMENTS_AT_ONCE: u64 = 64;
 /// Maximum time for which idle lanes wait for extents before they copy without them.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// Longest range in bytes that is read because lanes have waited too long for its extents: more than
-/// that may be a hole, which costs as much as data.
-const BLIND: u64 = 16 << 20;
+/// Interval at which they look whether the source answers reads meanwhile.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What earlier runs have done.
 #[derive(Debug, Default)]
@@ -106,6 +105,21 @@ struct Maker<'a> {
     segmenter: Segmenter,
     feeds: Feeds,
     choice: Choice,
+    blind: Blind,
+}
+
+/// Whether the source answers reads while a query for extents is in progress. If it does not, a copy
+/// without extents gains no time, and reads holes.
+#[derive(Default)]
+enum Blind {
+    /// Nothing has been read without extents.
+    #[default]
+    Untried,
+    /// Since the query of this time, one segment is being read. The source answers reads once as many
+    /// requests have ended.
+    Tried(Instant, u64),
+    /// It does.
+    Answered,
 }
 
 /// The extents of both sides for a range.
@@ -142,7 +156,8 @@ impl Maker<'_> {
         let feeds = Feeds::of(&making, making.selection.bounds());
         let choice = making.selection.choice(&making.source)?;
         let segmenter = segmenter(&making);
-        Ok(Maker { queue, making, segmenter, feeds, choice })
+        let blind = Blind::default();
+        Ok(Maker { queue, making, segmenter, feeds, choice, blind })
     }
 
     async fn make(mut self) -> Result<()> {
@@ -255,7 +270,7 @@ impl Maker<'_> {
         self.feeds.source.skip_to(at);
         selection::allow(&mut self.feeds.source, &self.choice, ranges);
         let cell = self.making.segment - at % self.making.segment;
-        let known = patiently(self.queue, &mut self.feeds.source, cell).await?;
+        let known = self.look_at_source(cell).await?;
         let len = known.len.min(most);
         // Not all at once, so that queued segments need little memory.
         let some = cell + SEGMENTS_AT_ONCE * self.making.segment;
@@ -277,6 +292,36 @@ impl Maker<'_> {
         Ok((if whole { len } else { len.min(some) }, Some(what), extents_known))
     }
 
+    /// The next extent of the source; an unknown one of `cell` bytes if lanes have waited too long.
+    async fn look_at_source(&mut self, cell: u64) -> Result<Known> {
+        let feed = &mut self.feeds.source;
+        let Some(since) = feed.waits_since() else { return feed.front().await };
+        let meter = &self.making.progress.meter;
+        let begun = match self.blind {
+            Blind::Tried(query, number) if query == since => Some(number),
+            _ => None,
+        };
+        let stopped = || self.queue.is_stopped() || self.making.progress.is_cancelled();
+        let answered = async {
+            let Some(number) = begun else { return };
+            loop {
+                // First the lane that takes the segment begins to read it.
+                blockhaul_io::sleep(LOOK).await;
+                if meter.has_ended(number) || stopped() {
+                    return;
+                }
+            }
+        };
+        let known = patiently(self.queue, feed, cell, answered).await?;
+        if known.state.is_none() && !matches!(self.blind, Blind::Answered) {
+            self.blind = match begun {
+                Some(_) => Blind::Answered,
+                None => Blind::Tried(since, meter.next_to_end()),
+            };
+        }
+        Ok(known)
+    }
+
     /// Whether the target reads as zeroes from `at` on, and for how many bytes that is known.
     async fn is_clean(&mut self, at: u64, len: u64, cell: u64) -> Result<(u64, bool)> {
         if self.making.target_is_zero {
@@ -289,7 +334,7 @@ impl Maker<'_> {
             return Ok((len, true));
         }
         target.skip_to(at);
-        let known = patiently(self.queue, target, cell).await?;
+        let known = patiently(self.queue, target, cell, async {}).await?;
         let state = known.state.unwrap_or(0);
         let clean = state & ZERO != 0 && !(self.making.allocated && state & HOLE != 0);
         Ok((len.min(known.len), clean))
@@ -302,21 +347,28 @@ fn segmenter(making: &Making) -> Segmenter {
     Segmenter::new(size, making.segment, making.grain, making.whole)
 }
 
-/// The next extent; an unknown one, of at most a segment's length, if lanes have waited too long.
-async fn patiently(queue: &SegmentQueue, feed: &mut ExtentFeed, cell: u64) -> Result<Known> {
+/// The next extent; an unknown one of `cell` bytes if lanes have waited too long, and `allowed` has
+/// ended.
+async fn patiently(
+    queue: &SegmentQueue,
+    feed: &mut ExtentFeed,
+    cell: u64,
+    allowed: impl Future<Output = ()>,
+) -> Result<Known> {
     let Some(since) = feed.waits_since() else { return feed.front().await };
     if feed.is_strict() {
         return feed.front().await;
     }
     let tired = async {
         blockhaul_io::sleep_until(since + PATIENCE).await;
+        allowed.await;
         queue.starving().await;
     };
     match first_of(feed.front(), tired).await {
         Some(known) => known,
         None => {
             feed.hurry();
-            Ok(Known { len: cell.min(BLIND), state: None })
+            Ok(Known { len: cell, state: None })
         }
     }
 }

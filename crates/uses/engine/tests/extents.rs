@@ -35,6 +35,8 @@ struct Told {
     delay: Duration,
     /// Time of a read, and bytes being read.
     read_delay: Duration,
+    /// Reads wait until no extents reply is outstanding.
+    exclusive: bool,
     reading: AtomicU64,
     reading_max: AtomicU64,
     /// Maximum bytes described by one reply.
@@ -55,6 +57,7 @@ impl Told {
             run: Box::new(run),
             delay: Duration::ZERO,
             read_delay: Duration::ZERO,
+            exclusive: false,
             reading: AtomicU64::new(0),
             reading_max: AtomicU64::new(0),
             most: u64::MAX,
@@ -111,6 +114,14 @@ impl Device for Handle {
         match request.op {
             Op::Read(room) => {
                 let (run, state) = (told.run)(at);
+                if told.exclusive {
+                    return Pending::start(async move {
+                        while told.waiting.load(Ordering::Relaxed) > 0 {
+                            blockhaul_io::sleep(Duration::from_millis(1)).await;
+                        }
+                        Ok(Reply::Hole)
+                    });
+                }
                 if state & ZERO != 0 && run >= len {
                     return Pending::ready(Ok(Reply::Hole));
                 }
@@ -270,6 +281,23 @@ fn answers_that_are_late_are_about_what_is_ahead() {
             delay *= 2;
             assert!(delay < Duration::from_secs(30), "they wait for answers");
         }
+    });
+}
+
+#[test]
+fn little_is_read_from_a_source_that_answers_no_reads_during_a_query() {
+    on_worker(|| async {
+        let mut source = Told::zeroes(16 << 30);
+        source.delay = Duration::from_secs(1);
+        source.exclusive = true;
+        let source = Arc::new(source);
+        let target = Arc::new(Told::data(16 << 30));
+        let options = Options { connections: 4, adaptive: false, ..Options::default() };
+        run(&stack(&source), &stack(&target), &options).await.unwrap();
+        // One segment of one connection for each query.
+        let read = source.bytes(OpKind::Read);
+        let queries = source.requests(OpKind::Extents) as u64;
+        assert!(queries <= 2 && read <= queries * (128 << 20), "{read}: {:?}", source.asked);
     });
 }
 
