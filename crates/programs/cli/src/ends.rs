@@ -55,6 +55,30 @@ pub(crate) fn without_secrets(described: &str) -> String {
     format!("{}{}", &shown[..authority], &rest[host..])
 }
 
+/// A word of a command line with `…` for passwords among its parameters, because messages are logged.
+/// Files and descriptors that contain passwords remain.
+pub(crate) fn without_passwords(word: &str) -> Cow<'_, str> {
+    let Some((named, parameters)) = word.split_once('?') else { return word.into() };
+    let shown = |parameter: &str| match parameter.split_once('=') {
+        Some((key, value)) if holds_password(key) && !is_elsewhere(value) => format!("{key}=…"),
+        _ => parameter.to_string(),
+    };
+    let parameters: Vec<_> = parameters.split('&').map(shown).collect();
+    format!("{named}?{}", parameters.join("&")).into()
+}
+
+fn holds_password(key: &str) -> bool {
+    ["password", "passphrase", "cookie"].iter().any(|name| key.ends_with(name))
+}
+
+/// Whether this is not a password, but where it is: `+FILE`, `-` or `-FD`.
+fn is_elsewhere(value: &str) -> bool {
+    value.starts_with('+')
+        || value.starts_with("%2B")
+        || value.starts_with("%2b")
+        || value.strip_prefix('-').is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
+}
+
 /// Whether data may arrive later: a pipe or a socket.
 pub(crate) fn is_stream(fd: impl AsFd) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|data| {
@@ -208,5 +232,25 @@ mod tests {
         }
         assert_eq!(shown("vddk:[d] a/b.vmdk?password=x"), "vddk:[d] a/b.vmdk");
         assert_eq!(shown("file:/a?direct=on"), "file:/a?direct=on");
+    }
+
+    #[test]
+    fn passwords_are_left_out_and_the_places_of_passwords_are_not() {
+        for (word, shown) in [
+            ("vddk:[d] a?user=u&password=x%3D&vm=y", "vddk:[d] a?user=u&password=…&vm=y"),
+            ("--layer=luks?passphrase=x", "--layer=luks?passphrase=…"),
+            (
+                "curl:http://h/?cookie=x&proxy-password=y",
+                "curl:http://h/?cookie=…&proxy-password=…",
+            ),
+            ("vddk:a?password=-x", "vddk:a?password=…"),
+            ("vddk:a?password=-3", "vddk:a?password=-3"),
+            ("vddk:a?password=-", "vddk:a?password=-"),
+            ("vddk:a?password=%2B/root/p", "vddk:a?password=%2B/root/p"),
+            ("/a/what?.raw", "/a/what?.raw"),
+            ("password=x", "password=x"),
+        ] {
+            assert_eq!(without_passwords(word), shown);
+        }
     }
 }

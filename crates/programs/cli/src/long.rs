@@ -10,7 +10,7 @@ use blockhaul_catalog::Spec;
 use blockhaul_engine::{JournalOptions, Rate, Schedule};
 
 use crate::args;
-use crate::ends::path_of;
+use crate::ends::{self, path_of};
 use crate::exit::{self, Failure, plain};
 
 /// Interval at which the file of `--rate-file` is read.
@@ -91,7 +91,8 @@ fn identity(spec: &Spec, unchanged: bool) -> String {
             format!("file {device}:{inode} changed at {seconds}.{nanos:09}")
         }
         Some(((device, inode), _)) => format!("file {device}:{inode}"),
-        None => spec.to_string(),
+        // The journal is a file that others may read.
+        None => ends::without_passwords(&spec.to_string()).into_owned(),
     }
 }
 
@@ -115,7 +116,8 @@ pub fn hint((source, target): (&Spec, &Spec)) -> Option<String> {
     words.next()?;
     let ours = words.next()? == "copy";
     let pipe = [source, target].contains(&&Spec::Pipe);
-    let words: Vec<_> = words.map(|word| quoted(&word.to_string_lossy())).collect();
+    let words: Vec<_> =
+        words.map(|word| quoted(&ends::without_passwords(&word.to_string_lossy()))).collect();
     (ours && !pipe).then(|| {
         let journal = quoted(&default_name(target));
         let words = words.join(" ");

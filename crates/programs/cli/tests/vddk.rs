@@ -2,6 +2,7 @@
 #![cfg(feature = "vddk")]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -237,6 +238,49 @@ fn a_refusal_is_one_line_without_the_password() {
     std::fs::write(lab.path("password"), "right\nmore\n").unwrap();
     let totals = lab.ok(&["map", "--totals", &lab.disk(&format!("{login}%2Bpassword"))]);
     assert!(totals.contains("50.0%"), "{totals}");
+}
+
+#[test]
+fn a_copy_that_is_stopped_shows_and_keeps_no_password() {
+    let lab = Lab::new("password=secret\nrate=20M", "size=4G stride=1M data=50");
+    let disk = lab.disk("&server=esx&user=root&vm=x&password=secret");
+    for journal in [&["--journal", "journal"][..], &[]] {
+        let copy = Command::new(env!("CARGO_BIN_EXE_blockhaul"))
+            .current_dir(lab.0.path())
+            .args([&["copy", "--progress=json"], journal, &[&disk, "target"]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The copy has begun: a block that is not zero is written.
+        let target = lab.path("target");
+        wait_for(|| (std::fs::metadata(&target).ok()?.blocks() > 0).then_some(()));
+        let pid = copy.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        let output = copy.wait_with_output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.contains("stopped by a signal") && !said.contains("secret"), "{said}");
+        // The command to repeat is shown if there is no journal.
+        assert_eq!(said.contains("password=…"), journal.is_empty(), "{said}");
+        if !journal.is_empty() {
+            let kept = std::fs::read(lab.path("journal")).unwrap();
+            assert!(!String::from_utf8_lossy(&kept).contains("secret"));
+        }
+        std::fs::remove_file(&target).unwrap();
+    }
+}
+
+#[test]
+fn a_password_comes_from_a_descriptor() {
+    let lab = Lab::new("password=right", "size=1G stride=1M data=50");
+    let disk = lab.disk("&server=esx&user=root&vm=x&password=-9");
+    let script = format!("exec {} map --totals '{disk}'", env!("CARGO_BIN_EXE_blockhaul"));
+    for (password, right) in [("right", true), ("wrong", false)] {
+        let script = format!("echo {password} | {{ exec 9<&0 </dev/null; {script}; }}");
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(output.status.success(), right, "{output:?}");
+    }
 }
 
 #[test]
