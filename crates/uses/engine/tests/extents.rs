@@ -296,7 +296,7 @@ fn little_is_read_from_a_source_that_answers_no_reads_during_a_query() {
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         // One segment of one connection for each query.
         let read = source.bytes(OpKind::Read);
-        let queries = source.requests(OpKind::Extents) as u64;
+        let queries = source.requests(OpKind::Extents);
         assert!(queries <= 2 && read <= queries * (128 << 20), "{read}: {:?}", source.asked);
     });
 }
