@@ -77,7 +77,7 @@ fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() 
     drop(gate);
     let last = said.lines().last().unwrap();
     let words: Vec<&str> = last.split([' ', ',']).filter(|word| !word.is_empty()).collect();
-    let place = words.iter().position(|word| *word == "connections").unwrap();
+    let place = words.iter().position(|word| word.starts_with("connection")).unwrap();
     let warnings = said.lines().filter(|line| line.contains("warning: "));
     Copied {
         lanes: words[place - 1].parse().unwrap(),

@@ -17,7 +17,7 @@ use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, soon, succe
 
 const SIZE: u64 = 512 << 20;
 /// How often the process or its server is killed.
-const KILLS: u64 = 30;
+const KILLS: u64 = 100;
 
 /// A running `blockhaul mount`, in a directory.
 struct Disk {
@@ -210,10 +210,14 @@ fn file_systems_of_the_kernel_work_over_every_kind_of_device() {
     let server = serve(&scratch, "tls", &["--tls-psk", text(&keys), &memory]);
     let socket = text(server.socket());
     let secure = format!("nbds+unix://alice@/?socket={socket}&tls-psk-file={}", text(&keys));
-    let devices: [(&str, Vec<&str>); 4] = [
+    let errors = format!("error?read=2%&write=2%&zero=2%&trim=2%&seed={}", seed >> 1);
+    let retry = "retry?retries=20&retry-delay=1ms&retry-exponential=off";
+    let devices: [(&str, Vec<&str>); 6] = [
         ("file", vec![text(&image)]),
         ("memory", vec![&memory]),
         ("cow", vec!["--layer", "cow", text(&image)]),
+        ("cache", vec!["--layer", "cache", text(&image)]),
+        ("retry over errors", vec!["--layer", &errors, "--layer", retry, text(&image)]),
         ("nbds", vec![&secure]),
     ];
     for (name, args) in devices {

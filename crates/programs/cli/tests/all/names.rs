@@ -61,6 +61,9 @@ fn nbdkit_goes_to_the_background() {
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         let size = run(Command::new(programs.join("nbdinfo")).args(["--size", &uri]));
         assert_eq!(size, "100000\n");
+        let server = fs::read_to_string(&process).unwrap();
+        let dir = fs::read_link(format!("/proc/{}/cwd", server.trim())).unwrap();
+        assert_eq!(dir, Path::new("/"), "it keeps a folder busy");
         let target = scratch.file("target");
         run(Command::new(programs.join("nbdcopy")).arg(&uri).arg(&target));
         assert!(fs::read(target).unwrap() == pattern(100_000));
