@@ -139,8 +139,10 @@ fn wrong_mirrors_are_refused_before_anything_is_touched() {
     disk.ctl_succeeds(&["mirror", "a", "memory:1M"]);
     let output = disk.ctl(&["job-wait", "1", "--ready"]);
     assert!(text(&output.stderr).contains("1048576"), "{output:?}");
-    disk.ctl_succeeds(&["backup", "a", &disk.file("backup.raw")]);
+    // So slow that it is still running.
+    disk.ctl_succeeds(&["backup", "a", &disk.file("backup.raw"), "--rate", "16k"]);
     disk.ctl_fails(&["job-complete", "2"], 2, &["the job is not a mirror"]);
+    disk.ctl_succeeds(&["job-cancel", "2"]);
     disk.ctl_fails(&["job-complete", "9"], 3, &["there is no job 9"]);
     assert_eq!(std::fs::read(&small).unwrap(), b"precious");
     assert_holds(own, 1);
