@@ -2,6 +2,18 @@
 
 use super::*;
 
+/// Ends the server with this file of its process ID, and waits until its files are gone.
+#[track_caller]
+fn end(pidfile: &Path, others: &[&Path]) {
+    let server = std::fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
+    kill_process(pid(server), Signal::TERM).unwrap();
+    let begun = Instant::now();
+    while let Some(left) = others.iter().chain([&pidfile]).find(|file| file.exists()) {
+        assert!(begun.elapsed() < LIMIT, "{} is there still", left.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
     let scratch = Scratch::new().unwrap();
@@ -14,17 +26,7 @@ fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
         blockhaul(&["serve", "--background", "-U", s, "-P", p, "-e", "disk", "memory:64M"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "67108864\n");
-    let server = pid(std::fs::read_to_string(&pidfile).unwrap().trim().parse().unwrap());
-    kill_process(server, Signal::TERM).unwrap();
-    let begun = Instant::now();
-    while socket.exists() {
-        assert!(begun.elapsed() < LIMIT, "the socket is there still");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    while pidfile.exists() {
-        assert!(begun.elapsed() < LIMIT, "the file of the process ID is there still");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    end(&pidfile, &[&socket]);
 }
 
 #[test]
@@ -41,14 +43,7 @@ fn in_the_background_relative_names_keep_their_meaning() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let uri = format!("nbd+unix:///a?socket={s}");
     assert_eq!(text(&blockhaul(&["info", "--size", &uri]).stdout), "1048576\n");
-    let file = scratch.file("pid");
-    let server = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-    kill_process(pid(server), Signal::TERM).unwrap();
-    let begun = Instant::now();
-    while file.exists() || scratch.file("ctl").exists() {
-        assert!(begun.elapsed() < LIMIT, "its files are there still");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    end(&scratch.file("pid"), &[&scratch.file("ctl")]);
 }
 
 #[test]
@@ -65,14 +60,7 @@ fn in_the_background_bitmaps_are_kept_in_a_relative_directory() {
     let control = scratch.file("ctl");
     let added = blockhaul(&["ctl", control.to_str().unwrap(), "bitmap-add", "", "b0"]);
     assert!(added.status.success(), "{}", text(&added.stderr));
-    let file = scratch.file("pid");
-    let server = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-    kill_process(pid(server), Signal::TERM).unwrap();
-    let begun = Instant::now();
-    while file.exists() {
-        assert!(begun.elapsed() < LIMIT, "the server runs still");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    end(&scratch.file("pid"), &[]);
     let kept = std::fs::read_dir(scratch.file("bitmaps")).unwrap().count();
     assert_eq!(kept, 1, "the file of the bitmap");
 }
