@@ -1,4 +1,4 @@
-//! `blockhaul create`, `measure`, `snapshot`, `bitmap` and `info --chain`: commands about images.
+//! `blockhaul create`, `measure`, `snapshot` and `info --chain`: commands about images.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -99,7 +99,7 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
 }
 
 /// Describes the image that a word names.
-fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
+pub(crate) fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
     let spec = holder(groups.spec(&args.image)?)?;
     let name = spec.to_string();
     let (result, open) = run(move |registry| async move {
@@ -136,27 +136,6 @@ pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
     Ok(0)
 }
 
-/// Runs `blockhaul bitmap`.
-pub fn bitmap(args: &args::Bitmap, groups: &Groups) -> Outcome {
-    let args::BitmapCommand::List(args) = &args.command;
-    let found = description(args, groups)?;
-    let text = if args.json {
-        format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) }))
-    } else {
-        found.bitmaps.iter().fold(String::new(), |mut text, one| {
-            let state = match (one.in_use, one.enabled) {
-                (true, _) => "in use",
-                (false, true) => "enabled",
-                (false, false) => "disabled",
-            };
-            let _ = writeln!(text, "{state}\t{}\t{}", one.granularity, out::one_line(&one.name));
-            text
-        })
-    };
-    out::print(text.as_bytes())?;
-    Ok(0)
-}
-
 /// Runs `blockhaul info --chain`.
 pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
     let spec = holder(groups.spec(args.image)?)?;
@@ -185,7 +164,8 @@ fn snapshots(found: &Description) -> Vec<Value> {
     found.snapshots.iter().map(one).collect()
 }
 
-fn bitmaps(found: &Description) -> Vec<Value> {
+/// The bitmaps of an image, as JSON.
+pub(crate) fn bitmaps(found: &Description) -> Vec<Value> {
     let one = |one: &blockhaul_formats::qcow2::describe::BitmapDescription| {
         json!({
             "name": one.name,

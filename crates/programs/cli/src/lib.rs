@@ -8,7 +8,7 @@
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `image_check`: `check`, of the tables of an image. `image_change`: `resize`.
-//!   `image_tools`: `create`, `measure`, `snapshot`, `bitmap list` and `info --chain`.
+//!   `image_bitmap`: `bitmap`. `image_tools`: `create`, `measure`, `snapshot` and `info --chain`.
 //!   `image_format`: images that are given by their paths.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
@@ -40,6 +40,8 @@ mod exit;
 mod figures;
 mod generate;
 mod help;
+#[cfg(feature = "formats")]
+mod image_bitmap;
 #[cfg(feature = "formats")]
 mod image_change;
 #[cfg(feature = "formats")]
@@ -152,7 +154,7 @@ fn run() -> ExitCode {
         #[cfg(feature = "formats")]
         Command::Snapshot(args) => report("snapshot: ", image_tools::snapshot(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Bitmap(args) => report("bitmap: ", image_tools::bitmap(&args, &groups)),
+        Command::Bitmap(args) => report("bitmap: ", image_bitmap::bitmap(args, &groups)),
         Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
         Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
         #[cfg(feature = "fuse")]

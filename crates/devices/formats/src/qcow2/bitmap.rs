@@ -14,28 +14,28 @@ use crate::storage::read;
 /// The state of a dirty range in contexts `qemu:dirty-bitmap:NAME`, as QEMU's server reports it.
 const DIRTY: u64 = 1;
 /// Most bitmaps, and longest directory; QEMU allows as much of both.
-const COUNT_MAX: u32 = 65535;
-const DIRECTORY_MAX: u64 = 64 << 20;
+pub(super) const COUNT_MAX: u32 = 65535;
+pub(super) const DIRECTORY_MAX: u64 = 64 << 20;
 /// Longest bitmap table in bytes that is kept in memory: a bitmap for 1 EiB with the defaults.
-const TABLE_MAX: u64 = 16 << 20;
+pub(super) const TABLE_MAX: u64 = 16 << 20;
 /// Longest name in bytes; QEMU allows as much.
-const NAME_MAX: usize = 1023;
+pub(super) const NAME_MAX: usize = 1023;
 /// Length in bytes of the fixed part of an entry of the directory.
-const FIXED: usize = 24;
+pub(super) const FIXED: usize = 24;
 /// Granularities that QEMU supports, as powers of two.
-const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
+pub(super) const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 /// Offsets in entries of a bitmap table: bits 9 to 55; the others, but the first, are reserved.
 pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-const ALL_ONES: u64 = 1;
+pub(super) const ALL_ONES: u64 = 1;
 /// Part of a bitmap in bytes that is read at a time.
 const PIECE: u64 = 64 << 10;
 
 /// Flags of a bitmap.
-mod flag {
+pub(super) mod flag {
     /// It was not saved correctly.
-    pub(super) const IN_USE: u32 = 1 << 0;
+    pub(in crate::qcow2) const IN_USE: u32 = 1 << 0;
     /// Programs that write to the disk must keep it right.
-    pub(super) const AUTO: u32 = 1 << 1;
+    pub(in crate::qcow2) const AUTO: u32 = 1 << 1;
     /// It may be used although its extra data is not understood.
     pub(super) const EXTRA_IS_COMPATIBLE: u32 = 1 << 2;
 }
@@ -135,17 +135,23 @@ pub(super) async fn describe(
 }
 
 /// An entry of the directory.
-struct Entry {
-    name: String,
-    table: u64,
-    table_entries: u32,
-    flags: u32,
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) table: u64,
+    pub(super) table_entries: u32,
+    pub(super) flags: u32,
     kind: u8,
-    granularity_bits: u8,
+    pub(super) granularity_bits: u8,
     extra: usize,
+    /// Its bytes, up to the next entry.
+    pub(super) raw: Vec<u8>,
 }
 
-async fn entries(
+/// The entries of a directory, in its order.
+///
+/// # Errors
+/// If it exceeds the file or its limits, or an entry exceeds it.
+pub(super) async fn entries(
     file: &Arc<dyn Device>,
     file_len: u64,
     header: &Header,
@@ -176,11 +182,12 @@ async fn entries(
 
 impl Entry {
     /// An entry and its length; `None` if it exceeds the directory.
-    fn parse(bytes: &[u8]) -> Option<(Entry, usize)> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<(Entry, usize)> {
         let name_len = index(be16(bytes, 18)?.into());
         let extra = index(be32(bytes, 20)?.into());
         let start = FIXED.checked_add(extra)?;
         let end = start.checked_add(name_len)?;
+        let used = end.checked_next_multiple_of(8)?;
         let entry = Entry {
             name: text(bytes.get(start..end)?),
             table: be64(bytes, 0)?,
@@ -189,11 +196,49 @@ impl Entry {
             kind: *bytes.get(16)?,
             granularity_bits: *bytes.get(17)?,
             extra,
+            // The last one may lack its padding.
+            raw: bytes.get(..used).or(bytes.get(..end))?.to_vec(),
         };
-        Some((entry, end.checked_next_multiple_of(8)?))
+        Some((entry, used))
     }
 
-    async fn open(self, file: &Arc<dyn Device>, file_len: u64, header: &Header) -> Result<Bitmap> {
+    /// The offsets of the clusters with bits, of a table that was checked.
+    ///
+    /// # Errors
+    /// If the table, or an entry of it, cannot be right.
+    pub(super) async fn clusters(
+        &self,
+        file: &Arc<dyn Device>,
+        file_len: u64,
+        cluster: u64,
+    ) -> Result<Vec<u64>> {
+        let len = u64::from(self.table_entries) * 8;
+        let is_inside = self.table.checked_add(len).is_some_and(|end| end <= file_len);
+        if !is_inside || !self.table.is_multiple_of(cluster) || len > TABLE_MAX {
+            let Entry { table, table_entries, .. } = self;
+            return Err(damaged(format!("a table of {table_entries} entries at offset {table}")));
+        }
+        let bytes = read(file, self.table, len).await?;
+        let mut all = Vec::new();
+        for entry in bytes.chunks_exact(8).filter_map(|entry| be64(entry, 0)) {
+            check(entry, cluster, file_len)?;
+            if entry & OFFSET != 0 {
+                all.push(entry & OFFSET);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The bitmap, if it can be used.
+    ///
+    /// # Errors
+    /// If it is in use or damaged.
+    pub(super) async fn open(
+        &self,
+        file: &Arc<dyn Device>,
+        file_len: u64,
+        header: &Header,
+    ) -> Result<Bitmap> {
         let granularity_bits = u32::from(self.granularity_bits);
         if !(1..=NAME_MAX).contains(&self.name.len()) {
             return Err(damaged(format!("a name of {} bytes", self.name.len())));
@@ -205,7 +250,7 @@ impl Entry {
         if self.flags & flag::IN_USE != 0 {
             return Err(super::error::unsupported(
                 "it was not saved correctly by its last user",
-                "make a new bitmap and a full backup",
+                "remove it, make a new one, and make a full backup",
             ));
         }
         if self.extra > 0 && self.flags & flag::EXTRA_IS_COMPATIBLE == 0 {
@@ -225,7 +270,12 @@ impl Entry {
         for &entry in &table {
             check(entry, header.cluster(), file_len)?;
         }
-        Ok(Bitmap { name: self.name, granularity_bits, cluster_bits: header.cluster_bits, table })
+        Ok(Bitmap {
+            name: self.name.clone(),
+            granularity_bits,
+            cluster_bits: header.cluster_bits,
+            table,
+        })
     }
 }
 

@@ -51,7 +51,8 @@ pub(super) mod autoclear {
     pub(in crate::qcow2) const KNOWN: u64 = BITMAPS | RAW_DATA_FILE;
 }
 
-/// The offset of the auto-clear features, and of the place and length of the refcount table.
+/// The offset of the place of the backing file's name, of the auto-clear features, and of the place and length of the refcount table.
+pub(super) const BACKING_AT: u64 = 8;
 pub(super) const AUTOCLEAR_AT: u64 = 88;
 pub(super) const REFCOUNT_TABLE_AT: u64 = 48;
 
@@ -206,6 +207,81 @@ impl Header {
             bitmaps,
         })
     }
+}
+
+/// Where the parts of the first cluster are that name bitmaps, or must make room for that; offsets in
+/// bytes.
+pub(super) struct Area {
+    /// The bitmaps extension.
+    pub(super) bitmaps: Option<usize>,
+    /// The last extension, which marks the end of all.
+    pub(super) end: usize,
+    /// Offset and length of the name of the backing file.
+    pub(super) name: Option<(u64, u64)>,
+    pub(super) autoclear: u64,
+}
+
+impl Area {
+    /// Length in bytes of the bitmaps extension, and of the one that marks the end.
+    pub(super) const BITMAPS_LEN: usize = 32;
+    pub(super) const END_LEN: usize = 8;
+
+    /// Finds the parts in an image's first cluster.
+    ///
+    /// # Errors
+    /// If the header is damaged.
+    pub(super) fn find(first: &[u8]) -> Result<Area> {
+        let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+        let mut bitmaps = None;
+        let end = walk_extensions(first, fixed.len, |at, kind, _| {
+            if kind == extension::BITMAPS {
+                bitmaps = Some(at);
+            }
+            Ok(())
+        })?;
+        let name = (fixed.backing_offset != 0)
+            .then_some((fixed.backing_offset, u64::from(fixed.backing_len)));
+        Ok(Area { bitmaps, end, name, autoclear: fixed.autoclear })
+    }
+}
+
+/// The bitmaps extension for a directory.
+pub(super) fn bitmaps_extension(directory: BitmapDirectory) -> Vec<u8> {
+    let BitmapDirectory { count, offset, len } = directory;
+    let mut bytes = extension::BITMAPS.to_be_bytes().to_vec();
+    bytes.extend(24_u32.to_be_bytes());
+    bytes.extend(count.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(len.to_be_bytes());
+    bytes.extend(offset.to_be_bytes());
+    bytes
+}
+
+/// Reads the extensions in the first cluster from an offset on, with their offsets, but for the last,
+/// which marks their end; returns its offset. The area may end with the file.
+fn walk_extensions(
+    first: &[u8],
+    start: usize,
+    mut found: impl FnMut(usize, u32, &[u8]) -> Result<()>,
+) -> Result<usize> {
+    let mut at = start;
+    for _ in 0..EXTENSIONS_MAX {
+        let Some((kind, len)) = be32(first, at).zip(be32(first, at + 4)) else { break };
+        if kind == extension::END {
+            break;
+        }
+        let len = index(len.into());
+        let end = (at + 8).checked_add(len);
+        let Some(data) = end.and_then(|end| first.get(at + 8..end)) else {
+            return Err(damaged(format!(
+                "header extension {kind:#x} at offset {at} exceeds the first cluster"
+            )));
+        };
+        found(at, kind, data)?;
+        // The length is at most that of a cluster.
+        at += 8 + len.next_multiple_of(8);
+    }
+    Ok(at)
 }
 
 fn cut_short() -> blockhaul_block::Error {
@@ -414,23 +490,7 @@ impl Extensions {
     /// Reads the extensions in the first cluster from an offset on. The area may end with the file.
     fn parse(first: &[u8], start: usize) -> Result<Extensions> {
         let mut found = Extensions::default();
-        let mut at = start;
-        for _ in 0..EXTENSIONS_MAX {
-            let Some((kind, len)) = be32(first, at).zip(be32(first, at + 4)) else { break };
-            if kind == extension::END {
-                break;
-            }
-            let len = index(len.into());
-            let end = (at + 8).checked_add(len);
-            let Some(data) = end.and_then(|end| first.get(at + 8..end)) else {
-                return Err(damaged(format!(
-                    "header extension {kind:#x} at offset {at} exceeds the first cluster"
-                )));
-            };
-            found.add(kind, data)?;
-            // The length is at most that of a cluster.
-            at += 8 + len.next_multiple_of(8);
-        }
+        walk_extensions(first, start, |_, kind, data| found.add(kind, data))?;
         Ok(found)
     }
 

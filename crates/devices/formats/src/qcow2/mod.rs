@@ -7,10 +7,11 @@
 //! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
-//! [`mod@resize`]. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! [`mod@resize`] and [`mod@bitmap_change`]. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
 //! would be.
 
 mod bitmap;
+pub mod bitmap_change;
 mod cache;
 mod chain;
 pub mod check;

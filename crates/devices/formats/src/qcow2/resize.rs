@@ -120,7 +120,8 @@ async fn refuse(file: &std::sync::Arc<dyn blockhaul_block::Device>, head: &Head)
     if let Some(one) = bitmap::describe(file, *file_len, header).await?.first() {
         let what =
             format!("the image has a bitmap, {:?}, which has the size of the disk", one.name);
-        return Err(unsupported(what, "remove it first, or use \"qemu-img resize\""));
+        let way = "remove it first with \"blockhaul bitmap remove\", or use \"qemu-img resize\"";
+        return Err(unsupported(what, way));
     }
     let snapshots = snapshot::list(file, *file_len, header).await?;
     // QEMU refuses all snapshots of version 2.

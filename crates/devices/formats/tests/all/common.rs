@@ -139,6 +139,12 @@ impl Qemu {
         text
     }
 
+    /// What qemu-img says in the directory, or its error.
+    pub fn try_img(&self, args: &[&str]) -> std::result::Result<String, String> {
+        let (status, text) = self.run(self.img.command(), args);
+        if status { Ok(text) } else { Err(text) }
+    }
+
     /// Makes an image of QEMU.
     pub fn create(&self, name: &str, options: &str, size: u64) {
         self.img(&["create", "-q", "-f", "qcow2", "-o", options, name, &size.to_string()]);

@@ -103,6 +103,71 @@ pub enum BitmapCommand {
     ///
     /// Copy what one marks with copy --bitmap qemu:dirty-bitmap:NAME qcow2:PATH.
     List(Listed),
+
+    /// Add a bitmap without a dirty bit
+    ///
+    /// Programs that write to the disk must keep an enabled bitmap right. blockhaul refuses to write to
+    /// such an image; QEMU sets its bits.
+    Add(BitmapAdd),
+
+    /// Remove a bitmap, also one that is in use
+    Remove(BitmapName),
+
+    /// Clear all bits of a bitmap
+    Clear(BitmapName),
+
+    /// Let writes to the disk set bits of a bitmap from now on
+    Enable(BitmapName),
+
+    /// Let the bits of a bitmap stay as they are from now on
+    Disable(BitmapName),
+
+    /// Set the bits that are set in other bitmaps
+    Merge(BitmapMerge),
+}
+
+/// A bitmap of an image.
+#[derive(Debug, Args)]
+pub struct BitmapName {
+    /// Path of a qcow2 image, or the device that holds it; nothing else may use it
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// Name of the bitmap
+    #[arg(value_name = "NAME")]
+    pub name: String,
+}
+
+/// Options of `blockhaul bitmap add`.
+#[derive(Debug, Args)]
+pub struct BitmapAdd {
+    /// The new bitmap
+    #[command(flatten)]
+    pub bitmap: BitmapName,
+
+    /// Bytes of the disk for each bit, a power of two, 512 to 2G [default: the cluster size, but 4k to 64k]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub granularity: Option<u64>,
+
+    /// Add it disabled: writes to the disk do not set its bits
+    #[arg(long)]
+    pub disabled: bool,
+}
+
+/// Options of `blockhaul bitmap merge`.
+#[derive(Debug, Args)]
+pub struct BitmapMerge {
+    /// The bitmap whose bits are set
+    #[command(flatten)]
+    pub bitmap: BitmapName,
+
+    /// Names of the other bitmaps
+    #[arg(value_name = "SOURCE", required = true)]
+    pub sources: Vec<String>,
+
+    /// The qcow2 image with the other bitmaps, whose disk has the same size [default: IMAGE]
+    #[arg(long, value_name = "IMAGE")]
+    pub from: Option<OsString>,
 }
 
 /// An image that is described.

@@ -32,7 +32,8 @@ pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
 pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{
-    Bitmap, BitmapCommand, Create, InfoChain, Listed, Measure, Resize, Snapshot, SnapshotCommand,
+    Bitmap, BitmapCommand, BitmapMerge, BitmapName, Create, InfoChain, Listed, Measure, Resize,
+    Snapshot, SnapshotCommand,
 };
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
@@ -135,7 +136,7 @@ pub enum Command {
     /// List the internal snapshots of an image
     #[cfg(feature = "formats")]
     Snapshot(Snapshot),
-    /// List the persistent bitmaps of an image
+    /// List, add, remove and change the persistent bitmaps of an image
     #[cfg(feature = "formats")]
     Bitmap(Bitmap),
     /// Print the digest of the content of a device

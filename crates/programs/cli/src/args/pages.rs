@@ -120,6 +120,49 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "bitmap add",
+        "\
+  Add a bitmap, in which QEMU marks what changes from now on:
+      blockhaul bitmap add vm.qcow2 monday
+",
+    ),
+    (
+        "bitmap remove",
+        "\
+  Remove the bitmap of a backup that is no longer needed:
+      blockhaul bitmap remove vm.qcow2 sunday
+",
+    ),
+    (
+        "bitmap clear",
+        "\
+  Begin again, after a full backup:
+      blockhaul bitmap clear vm.qcow2 daily
+",
+    ),
+    (
+        "bitmap enable",
+        "\
+  Mark changes again:
+      blockhaul bitmap enable vm.qcow2 daily
+",
+    ),
+    (
+        "bitmap disable",
+        "\
+  Stop marking, so that blockhaul can write to the image:
+      blockhaul bitmap disable vm.qcow2 daily
+",
+    ),
+    (
+        "bitmap merge",
+        "\
+  Add what two days have changed, and what a bitmap of another image marks:
+      blockhaul bitmap merge vm.qcow2 week monday tuesday
+      blockhaul bitmap merge --from overlay.qcow2 vm.qcow2 week wednesday
+",
+    ),
+    (
         "help",
         "\
   The options of devices, of one layer, and of a command:

@@ -259,8 +259,8 @@ pub(super) async fn refuse_bitmaps(
     if let Some(name) = bitmaps.first() {
         let what =
             format!("the image has an enabled bitmap, {name:?}, which writes would make wrong");
-        let way = "disable it with \"qemu-img bitmap --disable\", remove it with \"--remove\", or write \
-                   through [ qemu-nbd … ]";
+        let way = "disable it with \"blockhaul bitmap disable\", remove it with \"blockhaul bitmap remove\", \
+                   or write through [ qemu-nbd … ]";
         return Err(unsupported(what, way));
     }
     Ok(())

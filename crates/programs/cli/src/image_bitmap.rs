@@ -1,0 +1,74 @@
+//! `blockhaul bitmap`: the persistent bitmaps of a qcow2 image.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+
+use blockhaul_block::Kind;
+use blockhaul_catalog::OpenContext;
+use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
+use serde_json::json;
+
+use crate::args::{self, BitmapCommand, BitmapMerge, BitmapName, Listed};
+use crate::brackets::Groups;
+use crate::exit::{Failure, Outcome};
+use crate::image_tools::{bitmaps, description, holder, run};
+use crate::out;
+
+/// Runs `blockhaul bitmap`.
+pub fn bitmap(args: args::Bitmap, groups: &Groups) -> Outcome {
+    match args.command {
+        BitmapCommand::List(args) => list(&args, groups),
+        BitmapCommand::Add(args) => {
+            let enabled = !args.disabled;
+            let change = BitmapChange::Add { granularity: args.granularity, enabled };
+            changed(args.bitmap, change, groups)
+        }
+        BitmapCommand::Remove(args) => changed(args, BitmapChange::Remove, groups),
+        BitmapCommand::Clear(args) => changed(args, BitmapChange::Clear, groups),
+        BitmapCommand::Enable(args) => changed(args, BitmapChange::Enable, groups),
+        BitmapCommand::Disable(args) => changed(args, BitmapChange::Disable, groups),
+        BitmapCommand::Merge(args) => {
+            let BitmapMerge { bitmap, sources, from } = args;
+            let from = from.map(|from| image(&from, groups)).transpose()?;
+            changed(bitmap, BitmapChange::Merge { sources, from }, groups)
+        }
+    }
+}
+
+fn list(args: &Listed, groups: &Groups) -> Outcome {
+    let found = description(args, groups)?;
+    let text = if args.json {
+        format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) }))
+    } else {
+        found.bitmaps.iter().fold(String::new(), |mut text, one| {
+            let state = match (one.in_use, one.enabled) {
+                (true, _) => "in use",
+                (false, true) => "enabled",
+                (false, false) => "disabled",
+            };
+            let _ = writeln!(text, "{state}\t{}\t{}", one.granularity, out::one_line(&one.name));
+            text
+        })
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// The device that holds the image of a word.
+fn image(word: &OsString, groups: &Groups) -> Result<String, Failure> {
+    Ok(holder(groups.spec(word)?)?.to_string())
+}
+
+fn changed(args: BitmapName, change: BitmapChange, groups: &Groups) -> Outcome {
+    let name = image(&args.image, groups)?;
+    let described = name.clone();
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry);
+        change_bitmap(&context, &described, &args.name, change).await
+    })?;
+    result.map_err(|error| match error.kind() {
+        Kind::Usage => Failure::usage(error.to_string()),
+        _ => Failure::opening("image", &name, &error),
+    })?;
+    Ok(0)
+}
