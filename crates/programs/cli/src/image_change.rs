@@ -13,7 +13,7 @@ use crate::image_tools::{holder, run};
 use crate::{ends, image_format};
 
 /// Whether files that an image names are opened.
-fn policy(backing: Option<Backing>) -> NamePolicy {
+pub(crate) fn policy(backing: Option<Backing>) -> NamePolicy {
     match backing {
         Some(Backing::Allow) => NamePolicy::Allow,
         Some(Backing::Refuse) | None => NamePolicy::Refuse,
@@ -40,7 +40,7 @@ pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
 }
 
 /// What went wrong with an image.
-fn failure(name: &str, error: &Error) -> Failure {
+pub(crate) fn failure(name: &str, error: &Error) -> Failure {
     if error.kind() == Kind::Usage {
         return Failure::usage(error.to_string());
     }

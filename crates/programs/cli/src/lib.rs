@@ -8,7 +8,7 @@
 //! - `tls_init`: keys and certificates.
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `image_check`: `check`, of the tables of an image. `image_change`: `resize`.
-//!   `image_bitmap`: `bitmap`. `image_tools`: `create`, `measure`, `snapshot` and `info --chain`.
+//!   `image_backing`: `rebase` and `commit`. `image_bitmap`: `bitmap`. `image_tools`: `create`, `measure`, `snapshot` and `info --chain`.
 //!   `image_format`: images that are given by their paths.
 //! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
 //!   `direct`: whether to bypass the page cache.
@@ -40,6 +40,8 @@ mod exit;
 mod figures;
 mod generate;
 mod help;
+#[cfg(feature = "formats")]
+mod image_backing;
 #[cfg(feature = "formats")]
 mod image_bitmap;
 #[cfg(feature = "formats")]
@@ -147,6 +149,10 @@ fn run() -> ExitCode {
         }
         #[cfg(feature = "formats")]
         Command::Create(args) => report("create: ", image_tools::create(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Rebase(args) => report("rebase: ", image_backing::run_rebase(&args, &groups)),
+        #[cfg(feature = "formats")]
+        Command::Commit(args) => report("commit: ", image_backing::run_commit(&args, &groups)),
         #[cfg(feature = "formats")]
         Command::Resize(args) => report("resize: ", image_change::run_resize(&args, &groups)),
         #[cfg(feature = "formats")]

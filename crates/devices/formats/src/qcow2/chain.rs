@@ -87,6 +87,34 @@ pub(super) async fn open_base(
     Ok(Base { file, head, below })
 }
 
+/// Opens the device of a name and a format that the image `file`, given by `description`, has or is to
+/// have. Files that images name are opened as the policy of `context` says.
+///
+/// # Errors
+/// Those of a name or a format that is not known, of the policy, and of the device.
+pub(super) async fn backing_device(
+    context: &OpenContext,
+    description: &str,
+    file: &str,
+    (name, format): (&str, &str),
+    intent: Intent,
+) -> Result<Arc<dyn Device>> {
+    let folder = folder_of(description);
+    let from = Namer { format: "qcow2", file, folder: folder.as_deref() };
+    let place = from.description(name, "backing")?;
+    let scheme = match Format::named(format)? {
+        Format::Raw => None,
+        Format::Qcow2 => Some("qcow2"),
+        Format::Other(scheme) => Some(scheme),
+    };
+    let place = match scheme {
+        None => place,
+        Some(scheme) => format!("{scheme}:{}", place.replace('%', "%25").replace('?', "%3f")),
+    };
+    let opened = from.open(context, name, &place, "backing", intent).await?;
+    Ok(Storage::new(opened).device)
+}
+
 /// What the files of the top image are opened for.
 fn top_intent(target: &Target) -> Result<Intent> {
     let Intent { write, direct, exclusive, .. } = target.intent;

@@ -245,6 +245,52 @@ impl Area {
     }
 }
 
+/// The first bytes of an image with other names of its backing file and that file's format, or none: the
+/// header, its extensions and the name, to be written at the beginning of the file.
+///
+/// # Errors
+/// [`Kind::Usage`](blockhaul_block::Kind::Usage) if the name is too long for the first cluster, and
+/// if the header is damaged.
+pub(super) fn with_backing(first: &[u8], names: Option<(&str, &str)>) -> Result<Vec<u8>> {
+    let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+    let old_name_end = fixed.backing_offset.saturating_add(fixed.backing_len.into());
+    let mut new = first.get(..fixed.len).ok_or_else(cut_short)?.to_vec();
+    if let Some((_, format)) = names {
+        push_extension(&mut new, extension::BACKING_FORMAT, format.as_bytes());
+    }
+    let end = walk_extensions(first, fixed.len, |_, kind, data| {
+        if kind != extension::BACKING_FORMAT {
+            push_extension(&mut new, kind, data);
+        }
+        Ok(())
+    })?;
+    push_extension(&mut new, extension::END, &[]);
+    let name = names.map_or("", |(name, _)| name);
+    let place = if name.is_empty() { 0 } else { new.len() as u64 };
+    let room = fixed.cluster().saturating_sub(new.len() as u64).min(BACKING_NAME_MAX.into());
+    let len = u32::try_from(name.len()).ok().filter(|&len| u64::from(len) <= room);
+    let Some(len) = len else {
+        let text = format!("the name of the backing file has {} bytes, of {room}", name.len());
+        return Err(super::error::usage(text));
+    };
+    let at = index(BACKING_AT);
+    new[at..at + 8].copy_from_slice(&place.to_be_bytes());
+    new[at + 8..at + 12].copy_from_slice(&len.to_be_bytes());
+    new.extend(name.as_bytes());
+    // Nothing of the old names is left behind the new ones.
+    let old_end = old_name_end.max((end + Area::END_LEN) as u64).min(first.len() as u64);
+    new.resize(new.len().max(index(old_end)), 0);
+    Ok(new)
+}
+
+fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
+    header.extend(kind.to_be_bytes());
+    // Lengths were read from 32 bits, or are those of short names.
+    header.extend(u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes());
+    header.extend(data);
+    header.resize(header.len().next_multiple_of(8), 0);
+}
+
 /// The bitmaps extension for a directory.
 pub(super) fn bitmaps_extension(directory: BitmapDirectory) -> Vec<u8> {
     let BitmapDirectory { count, offset, len } = directory;

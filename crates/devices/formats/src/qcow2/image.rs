@@ -41,6 +41,8 @@ pub(super) struct Image {
     pub(super) writer: Option<Writer>,
     /// It was made for this program, and nothing was written to it before.
     pub(super) is_new: bool,
+    /// It gets another backing file: zeroes are written also where it shows zeroes of none.
+    pub(super) is_rebased: bool,
     /// The entries that the disk needs.
     pub(super) l1: Vec<AtomicU64>,
     /// Offset of the L1 table in the image file.
@@ -141,6 +143,7 @@ impl Image {
             is_sparse: OnceLock::new(),
             writer,
             is_new: false,
+            is_rebased: false,
             l1_at: header.l1.offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             cache: SliceCache::new(options.memory, slice),

@@ -7,9 +7,10 @@
 //! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
-//! [`mod@resize`] and [`mod@bitmap_change`]. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! [`mod@resize`] and [`mod@bitmap_change`]; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
 //! would be.
 
+pub mod backing_change;
 mod bitmap;
 pub mod bitmap_change;
 mod cache;

@@ -1,4 +1,5 @@
-//! Options of the commands about images: `create`, `resize`, `measure`, `snapshot` and `bitmap`.
+//! Options of the commands about images: `create`, `resize`, `rebase`, `commit`, `measure`, `snapshot` and
+//! `bitmap`.
 
 use std::ffi::OsString;
 
@@ -45,6 +46,55 @@ pub struct Resize {
     /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
     ///
     /// An image with a backing file must know its size to grow.
+    #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
+    pub backing: Option<Backing>,
+}
+
+/// Options of `blockhaul rebase`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct RebaseArgs {
+    /// Path of a qcow2 image, or the device that holds it; nothing else may use it
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// The new backing file: a path, relative to the directory of IMAGE, or a URI
+    #[arg(value_name = "BACKING", required_unless_present = "flatten", conflicts_with = "flatten")]
+    pub to: Option<String>,
+
+    /// Format of BACKING
+    #[arg(long, value_name = "FORMAT", value_parser = ["raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi"],
+          required_unless_present = "flatten", conflicts_with = "flatten", hide_possible_values = false)]
+    pub format: Option<String>,
+
+    /// Leave the image without a backing file
+    #[arg(long)]
+    pub flatten: bool,
+
+    /// Change the names only, for a backing file that was moved: the disk changes if the contents differ
+    #[arg(long = "unsafe", conflicts_with = "backing")]
+    pub names_only: bool,
+
+    /// Whether to open the backing files that the image names: allow or refuse [default: refuse]
+    #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
+    pub backing: Option<Backing>,
+}
+
+/// Options of `blockhaul commit`.
+#[derive(Debug, Args)]
+#[command(infer_long_args = true)]
+pub struct Commit {
+    /// Path of a qcow2 image, or the device that holds it; nothing else may use it or its backing file
+    #[arg(value_name = "IMAGE")]
+    pub image: OsString,
+
+    /// Leave the image as it is, in place of emptying it
+    #[arg(long)]
+    pub keep: bool,
+
+    /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
+    ///
+    /// It is changed, so this must be allow. Other images over the same backing file are then wrong.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<Backing>,
 }

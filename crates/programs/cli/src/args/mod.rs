@@ -127,6 +127,17 @@ pub enum Command {
     /// else may use the image. After a power cut it has the old size or the new one.
     #[cfg(feature = "formats")]
     Resize(Resize),
+    /// Give an image another backing file, or none
+    ///
+    /// The disk stays as it is: what the old backing file shows and the new one does not is written to the
+    /// image, before its names change.
+    #[cfg(feature = "formats")]
+    Rebase(RebaseArgs),
+    /// Copy what an image has to its backing file
+    ///
+    /// The image is empty then, and shows the same disk.
+    #[cfg(feature = "formats")]
+    Commit(Commit),
     /// Measure how long an image of a device would be
     ///
     /// Print the length of a new image with the data of SOURCE, and with data everywhere, without

@@ -83,6 +83,23 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "rebase",
+        "\
+  Put an image over a newer base, and then over none:
+      blockhaul rebase --backing allow vm.qcow2 base-2.qcow2 --format qcow2
+      blockhaul rebase --backing allow --flatten vm.qcow2
+  Say where a base is that was moved:
+      blockhaul rebase --unsafe vm.qcow2 ../bases/base.qcow2 --format qcow2
+",
+    ),
+    (
+        "commit",
+        "\
+  Write the changes of a trial to the disk under it:
+      blockhaul commit --backing allow trial.qcow2
+",
+    ),
+    (
         "measure",
         "\
   Print how many bytes a qcow2 image of a disk would need:

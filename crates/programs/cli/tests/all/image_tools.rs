@@ -169,3 +169,63 @@ fn snapshots_bitmaps_and_chains_are_described() {
     let said = tools.ours(&["info", "--chain", "--backing", "allow", "top.qcow2"]).unwrap_err();
     assert!(said.contains("loop"), "{said}");
 }
+
+#[test]
+fn bitmaps_are_changed() {
+    let Some(tools) = Tools::find() else { return };
+    tools.img(&["create", "-q", "-f", "qcow2", "vm.qcow2", "4M"]);
+    let done = |args: &[&str]| tools.ours(&[&["bitmap"], args].concat());
+    done(&["add", "vm.qcow2", "monday"]).unwrap();
+    done(&["add", "qcow2:vm.qcow2", "week", "--disabled", "--granularity", "4k"]).unwrap();
+    let list = || tools.ours(&["bitmap", "list", "vm.qcow2"]).unwrap();
+    assert_eq!(list(), "enabled\t65536\tmonday\ndisabled\t4096\tweek\n");
+    done(&["disable", "vm.qcow2", "monday"]).unwrap();
+    done(&["enable", "vm.qcow2", "week"]).unwrap();
+    done(&["merge", "vm.qcow2", "week", "monday"]).unwrap();
+    done(&["clear", "vm.qcow2", "monday"]).unwrap();
+    assert_eq!(list(), "disabled\t65536\tmonday\nenabled\t4096\tweek\n");
+    tools.img(&["check", "vm.qcow2"]);
+    done(&["merge", "--from", "qcow2:vm.qcow2", "vm.qcow2", "week", "monday"]).unwrap_err();
+    done(&["remove", "vm.qcow2", "monday"]).unwrap();
+    done(&["remove", "vm.qcow2", "week"]).unwrap();
+    assert_eq!(list(), "");
+    for (args, wanted) in [
+        (&["remove", "vm.qcow2", "week"][..], "no bitmap \"week\" (it has none)"),
+        (&["add", "vm.qcow2", "b", "--granularity", "100"], "granularity 100"),
+        (&["merge", "vm.qcow2", "week"], "SOURCE"),
+        (&["add", "missing", "b"], "missing"),
+    ] {
+        let said = done(args).unwrap_err();
+        assert!(said.contains(wanted), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn backing_files_are_changed() {
+    let Some(tools) = Tools::find() else { return };
+    std::fs::write(tools.scratch.file("base.raw"), vec![1; 1 << 20]).unwrap();
+    let create = ["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw"];
+    tools.img(&[&create[..], &["top.qcow2"]].concat());
+    let info = || -> Value {
+        serde_json::from_str(&tools.img(&["info", "--output=json", "top.qcow2"])).unwrap()
+    };
+    let said = tools.ours(&["commit", "top.qcow2"]).unwrap_err();
+    assert!(said.contains("--backing allow"), "{said}");
+    assert_eq!(
+        tools.ours(&["commit", "--backing", "allow", "top.qcow2"]).unwrap(),
+        "0 bytes were written to the backing file\n"
+    );
+    std::fs::rename(tools.scratch.file("base.raw"), tools.scratch.file("moved.raw")).unwrap();
+    let said = tools.ours(&["rebase", "--unsafe", "top.qcow2", "moved.raw"]).unwrap_err();
+    assert!(said.contains("--format"), "{said}");
+    tools.ours(&["rebase", "--unsafe", "top.qcow2", "moved.raw", "--format", "raw"]).unwrap();
+    assert_eq!(info()["backing-filename"], "moved.raw");
+    let flatten = ["rebase", "--flatten", "top.qcow2"];
+    let said = tools.ours(&flatten).unwrap_err();
+    assert!(said.contains("--backing allow"), "{said}");
+    let flatten = ["rebase", "--backing", "allow", "--flatten", "top.qcow2"];
+    assert_eq!(tools.ours(&flatten).unwrap(), "1048576 bytes were written to the image\n");
+    assert_eq!(info()["backing-filename"], Value::Null);
+    tools.img(&["compare", "-f", "qcow2", "-F", "raw", "top.qcow2", "moved.raw"]);
+    tools.img(&["check", "top.qcow2"]);
+}

@@ -98,7 +98,10 @@ impl Parts {
             _ if writer.external == External::Raw => false,
             Erase::Keep => self.image.layout.has_zero(),
             // Version 2 has entries for nothing only, which shows the backing file.
-            Erase::Zero | Erase::Trim => self.image.layout.has_zero() || self.backing.is_none(),
+            Erase::Zero | Erase::Trim => {
+                let is_alone = self.backing.is_none() && !self.image.is_rebased;
+                self.image.layout.has_zero() || is_alone
+            }
         }
     }
 
@@ -107,7 +110,7 @@ impl Parts {
         if at >= end || erase == Erase::Trim {
             return Ok(());
         }
-        if erase == Erase::Zero && self.reads_zero(at, end).await? {
+        if erase == Erase::Zero && !self.image.is_rebased && self.reads_zero(at, end).await? {
             return Ok(());
         }
         self.write_zeroes(at, end).await
@@ -170,7 +173,8 @@ impl Parts {
             let number = at / layout.l2_covers();
             self.image.layout_now().l2_table(number, self.image.l1_entry(number))?.is_some()
         };
-        let is_zero = self.backing.as_ref().is_none_or(|backing| at >= backing.size);
+        let is_zero = !self.image.is_rebased
+            && self.backing.as_ref().is_none_or(|backing| at >= backing.size);
         if !has_table && (erase == Erase::Trim || (erase == Erase::Zero && is_zero)) {
             return Ok(());
         }

@@ -1,0 +1,45 @@
+//! `blockhaul rebase` and `blockhaul commit`: images and their backing files.
+
+use blockhaul_catalog::OpenContext;
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
+
+use crate::args::{self, RebaseArgs};
+use crate::brackets::Groups;
+use crate::exit::Outcome;
+use crate::image_change::{failure, policy};
+use crate::image_tools::{holder, run};
+use crate::out;
+
+/// Runs `blockhaul rebase`.
+pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
+    let name = holder(groups.spec(&args.image)?)?.to_string();
+    let names = policy(args.backing);
+    let new = args.to.clone().zip(args.format.clone());
+    let new = new.map(|(name, format)| BackingName { name, format });
+    let how = if args.names_only { Rebase::Unsafe } else { Rebase::Safe };
+    let described = name.clone();
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(names);
+        rebase(&context, &described, new.as_ref(), how).await
+    })?;
+    let written = result.map_err(|error| failure(&name, &error))?;
+    if !args.names_only {
+        out::print(format!("{written} bytes were written to the image\n").as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// Runs `blockhaul commit`.
+pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
+    let name = holder(groups.spec(&args.image)?)?.to_string();
+    let names = policy(args.backing);
+    let keep = args.keep;
+    let described = name.clone();
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(names);
+        commit(&context, &described, keep).await
+    })?;
+    let written = result.map_err(|error| failure(&name, &error))?;
+    out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;
+    Ok(0)
+}
