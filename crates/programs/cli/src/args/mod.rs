@@ -32,8 +32,8 @@ pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
 pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{
-    Bitmap, BitmapCommand, BitmapMerge, BitmapName, Create, InfoChain, Listed, Measure, Resize,
-    Snapshot, SnapshotCommand,
+    Bitmap, BitmapCommand, BitmapMerge, BitmapName, Commit, Create, InfoChain, Listed, Measure,
+    RebaseArgs, Resize, Snapshot, SnapshotCommand,
 };
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
