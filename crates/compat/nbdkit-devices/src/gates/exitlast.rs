@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockhaul_block::Result;
 use blockhaul_catalog::{Client, GateKind, Shutdown};
 
-use super::{Choice, Guest, Rule, gate};
+use super::rule::{Choice, Guest, Rule, gate};
 
 /// The gate `exitlast`.
 pub static EXITLAST: GateKind = GateKind {

@@ -11,7 +11,7 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, Shutdown, parse_number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{Guest, Rule, gate};
+use super::rule::{Guest, Rule, gate};
 use blockhaul_layers::support::{param, param_or, usage};
 
 /// Exit status of a script that reports the event (nbdkit's exitwhen filter).

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind};
 
-use super::{Choice, Guest, Rule, gate};
+use super::rule::{Choice, Guest, Rule, gate};
 use blockhaul_layers::support::{param, param_or, usage};
 
 /// The gate `exportname`.

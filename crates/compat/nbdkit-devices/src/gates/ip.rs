@@ -8,7 +8,7 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, parse_number};
 use rustix::net::AddressFamily;
 
-use super::{Guest, Rule, gate};
+use super::rule::{Guest, Rule, gate};
 use blockhaul_layers::support::{param, usage};
 
 /// The gate `ip`.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Client, GateKind, ParamKind};
 
-use super::{Guest, Rule, gate};
+use super::rule::{Guest, Rule, gate};
 use blockhaul_layers::support::param_or;
 
 /// The gate `limit`.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
 use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind, Sharing};
 
-use super::{Choice, Guest, Rule, gate};
+use super::rule::{Choice, Guest, Rule, gate};
 use blockhaul_layers::support::param_or;
 
 /// The gate `tls-fallback`.

@@ -1,0 +1,125 @@
+//! What a gate decides, and how exports are guarded by it.
+
+use std::sync::Arc;
+
+use blockhaul_block::Result;
+use blockhaul_catalog::{Client, Export, Exports, Gate, Listed, Opening, Visit};
+
+/// The decisions of a gate. The defaults change nothing.
+pub(super) trait Rule: Send + Sync + 'static {
+    /// Decides whether to admit a client; the returned value is dropped when the client has
+    /// disconnected.
+    fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>>;
+
+    /// Called when the gate is put before exports.
+    fn start(self: &Arc<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A client that was admitted.
+pub(super) trait Guest: Send + Sync {
+    /// It opens an export: the name to use, or another export instead.
+    fn open(&self, name: &str, tls: bool) -> Result<Choice> {
+        let _ = tls;
+        Ok(Choice::Name(name.to_string()))
+    }
+
+    /// What it gets of an export below.
+    fn opened(&self, export: Export) -> Export {
+        export
+    }
+
+    /// The exports that it may open, given those below.
+    fn list(&self, listed: Vec<Listed>, tls: bool) -> Result<Vec<Listed>> {
+        let _ = tls;
+        Ok(listed)
+    }
+
+    /// Whether the list below is needed at all.
+    fn needs_list(&self, tls: bool) -> bool {
+        let _ = tls;
+        true
+    }
+}
+
+/// The result of opening an export.
+pub(super) enum Choice {
+    /// The export below with this name.
+    Name(String),
+    /// Another export.
+    Export(Export),
+}
+
+/// A gate with this rule.
+pub(super) fn gate(rule: Arc<impl Rule>) -> Result<Arc<dyn Gate>> {
+    Ok(Arc::new(RuleGate(rule)))
+}
+
+struct RuleGate<R>(Arc<R>);
+
+impl<R: Rule> Gate for RuleGate<R> {
+    fn guard(self: Arc<Self>, inner: Arc<dyn Exports>) -> Result<Arc<dyn Exports>> {
+        self.0.start()?;
+        Ok(Arc::new(Gated { inner, rule: self.0.clone() }))
+    }
+}
+
+struct Gated<R> {
+    inner: Arc<dyn Exports>,
+    rule: Arc<R>,
+}
+
+impl<R: Rule> Exports for Gated<R> {
+    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+        // Before anything below sees the client.
+        let guest = match self.rule.clone().admit(&client) {
+            Ok(guest) => guest,
+            Err(error) => return Box::pin(std::future::ready(Err(error))),
+        };
+        let admitted = self.inner.admit(client);
+        Box::pin(async move {
+            let visit = GatedVisit { inner: admitted.await?, guest };
+            Ok(Arc::new(visit) as Arc<dyn Visit>)
+        })
+    }
+
+    fn state(&self) -> Option<String> {
+        self.inner.state()
+    }
+}
+
+struct GatedVisit {
+    inner: Arc<dyn Visit>,
+    guest: Arc<dyn Guest>,
+}
+
+impl Visit for GatedVisit {
+    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+        let guest = self.guest.clone();
+        let below = guest.needs_list(tls).then(|| self.inner.list(tls));
+        Box::pin(async move {
+            let listed = match below {
+                Some(below) => below.await?,
+                None => Vec::new(),
+            };
+            guest.list(listed, tls)
+        })
+    }
+
+    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+        match self.guest.open(name, tls) {
+            Ok(Choice::Name(name)) => {
+                let below = self.inner.open(&name, tls);
+                let guest = self.guest.clone();
+                Box::pin(async move { Ok(below.await?.map(|export| guest.opened(export))) })
+            }
+            Ok(Choice::Export(export)) => Box::pin(std::future::ready(Ok(Some(export)))),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        }
+    }
+
+    fn gone(&self) {
+        self.inner.gone();
+    }
+}
