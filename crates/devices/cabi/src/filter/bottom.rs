@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::abi::{Handle, ZERO_EMULATE, ZERO_NATIVE};
 use super::chain::{call_plugin, chain};
-use super::{NOTHING, ZEROES};
+use super::zeroes::{NOTHING, ZEROES};
 use crate::abi::{
     CACHE_NATIVE, FLAG_FAST_ZERO, FLAG_FUA, FLAG_MAY_TRIM, FUA_EMULATE, FUA_NATIVE, FUA_NONE,
 };

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU8, Ordering::Rel
 
 use super::abi::{Backends, Handle, Next, NextOps, OpaqueOpen};
 use super::bottom::Bottom;
+use super::calls;
 use super::chain::{self, Backend, no_handle};
 use super::data;
 use crate::context::{self, Context, said};
@@ -116,7 +117,7 @@ pub(super) unsafe fn open(
     let tls = current.as_ref().is_some_and(|context| context.tls);
     if name.is_empty() && current.is_some() {
         // SAFETY: one of the chain's; returns null or a C string.
-        let default = unsafe { chain::default_export(backend.address(), readonly) };
+        let default = unsafe { calls::default_export(backend.address(), readonly) };
         if default.is_null() {
             said("default export (\"\") not permitted");
             return ptr::null_mut();

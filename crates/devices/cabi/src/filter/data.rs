@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 
 use super::abi::{Filter, Next, ZERO_NATIVE};
 use super::context::{self, Open, known};
-use super::{NOTHING, ZEROES};
+use super::zeroes::{NOTHING, ZEROES};
 use crate::abi::{CACHE_EMULATE, FLAG_FAST_ZERO, FLAG_FUA};
 use crate::lists::ExtentList;
 

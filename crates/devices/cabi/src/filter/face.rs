@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::abi::Next;
-use super::chain::{self, Chain, chain};
-use super::{context as open, data};
+use super::chain::{Chain, chain};
+use super::{calls, context as open, data};
 use crate::abi::{CACHE_NATIVE, FUA_NATIVE, PluginTable, RawHandle};
 use crate::context;
 
@@ -73,12 +73,12 @@ unsafe extern "C-unwind" fn unload() {
 
 unsafe extern "C-unwind" fn config(key: *const c_char, value: *const c_char) -> c_int {
     // SAFETY: the host passes C strings that are never freed.
-    unsafe { chain::config(chain().top().address(), key, value) }
+    unsafe { calls::config(chain().top().address(), key, value) }
 }
 
 unsafe extern "C-unwind" fn config_complete() -> c_int {
     // SAFETY: the top is one of the chain's.
-    unsafe { chain::config_complete(chain().top().address()) }
+    unsafe { calls::config_complete(chain().top().address()) }
 }
 
 unsafe extern "C-unwind" fn dump_plugin() {
@@ -103,7 +103,7 @@ unsafe extern "C-unwind" fn cleanup() {
 
 unsafe extern "C-unwind" fn preconnect(readonly: c_int) -> c_int {
     // SAFETY: the top is one of the chain's.
-    unsafe { chain::preconnect(chain().top().address(), readonly) }
+    unsafe { calls::preconnect(chain().top().address(), readonly) }
 }
 
 unsafe extern "C-unwind" fn list_exports(
@@ -112,12 +112,12 @@ unsafe extern "C-unwind" fn list_exports(
     exports: *mut c_void,
 ) -> c_int {
     // SAFETY: the top is one of the chain's; the host passes its list.
-    unsafe { chain::list_exports(chain().top().address(), readonly, exports.cast()) }
+    unsafe { calls::list_exports(chain().top().address(), readonly, exports.cast()) }
 }
 
 unsafe extern "C-unwind" fn default_export(readonly: c_int, _tls: c_int) -> *const c_char {
     // SAFETY: the top is one of the chain's.
-    unsafe { chain::default_export(chain().top().address(), readonly) }
+    unsafe { calls::default_export(chain().top().address(), readonly) }
 }
 
 /// Opens the chain for a connection.

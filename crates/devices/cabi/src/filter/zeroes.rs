@@ -1,0 +1,12 @@
+//! The zeroes that emulated zero requests write.
+
+/// Bytes per write of an emulated zero request.
+pub(super) const ZEROES: usize = 1 << 20;
+
+/// The zeroes to write: page-aligned, as the data of all writes is.
+#[repr(align(4096))]
+pub(super) struct Zeroes(pub(super) [u8; ZEROES]);
+
+pub(super) static NOTHING: Zeroes = Zeroes([0; ZEROES]);
+
+const _: () = assert!(align_of::<Zeroes>() == blockhaul_io::ALIGN);
