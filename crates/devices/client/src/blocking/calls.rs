@@ -7,7 +7,8 @@ use blockhaul_block::{Can, Error, Flags, Kind, OpKind, Reply, Request};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Headers};
 
-use super::{Blocking, GoOn, Mine, Part, Read, Stop};
+use super::connection::{Blocking, Mine, Part, Read};
+use super::stop::{GoOn, Stop};
 use crate::device::command_flags;
 use crate::reply::{Expected, Want, covers};
 use crate::session::Payload;

@@ -14,7 +14,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
 };
 
-use super::{GoOn, LOOK, Stop, lost};
+use super::stop::{GoOn, LOOK, Stop, lost};
 use crate::reply::cut_off;
 
 /// Bytes received at once besides the payload of a read: some small replies. The bytes of a payload among

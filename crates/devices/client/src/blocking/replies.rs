@@ -8,8 +8,9 @@ use blockhaul_block::Error;
 use blockhaul_wire::reply::{self, Chunk, ChunkKind, Header, Hole};
 use blockhaul_wire::{Errno, Replies};
 
+use super::connection::{Blocking, Mine, Part, Read, State};
 use super::receiver::Receiver;
-use super::{Blocking, GoOn, LOOK, Mine, Part, Read, State, Stop};
+use super::stop::{GoOn, LOOK, Stop};
 use crate::reply::{CHUNKS_MAX, Want, server_error, small_chunk, violation, wrong};
 
 /// Pause of a thread that waits until others have taken their replies.

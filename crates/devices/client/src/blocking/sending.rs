@@ -8,9 +8,10 @@ use std::time::Duration;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags};
 
+use super::connection::{Blocking, Part, Slot};
 use super::receiver::Patience;
 use super::replies::Turn;
-use super::{Blocking, GoOn, LOOK, Part, Slot, Stop};
+use super::stop::{GoOn, LOOK, Stop};
 use crate::link::refused;
 
 /// Longest wait for room in the socket while another thread receives: that may end.

@@ -1,0 +1,180 @@
+//! A connection, and what the threads that use it share.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use blockhaul_block::{Device, Error, Facts, Result};
+use blockhaul_io::Stream;
+use slab::Slab;
+
+use super::receiver::{Receiver, Socket};
+use super::stop::{GoOn, Stop};
+use crate::device::{self, Export};
+use crate::link::Link;
+use crate::reply::Expected;
+
+/// A connection in transmission, for threads that wait.
+pub struct Blocking {
+    pub(super) export: Arc<Export>,
+    pub(super) socket: Socket,
+    /// The rest of a request whose sender went away: it goes before all others.
+    pub(super) sending: Mutex<Vec<u8>>,
+    pub(super) state: Mutex<State>,
+}
+
+pub(super) struct State {
+    /// Requests by the lower half of their cookies.
+    pub(super) in_flight: Slab<Slot>,
+    /// Makes cookies of reused slots differ.
+    pub(super) generation: u32,
+    /// Nothing while a thread receives.
+    pub(super) receiver: Option<Receiver>,
+    /// Threads that wait until somebody else has received something.
+    pub(super) waiting: VecDeque<Arc<Condvar>>,
+    pub(super) broken: Option<Error>,
+    /// The server is shutting down.
+    pub(super) refused: Option<Error>,
+    pub(super) retired: bool,
+}
+
+/// A request in flight.
+pub(super) struct Slot {
+    pub(super) cookie: u64,
+    pub(super) owner: Arc<Condvar>,
+    /// `None` while a message of its reply is taken in.
+    pub(super) part: Option<Part>,
+    pub(super) done: bool,
+    /// Nobody waits for the reply any more.
+    pub(super) abandoned: bool,
+}
+
+/// A reply so far.
+pub(super) struct Part {
+    pub(super) expected: Expected,
+    pub(super) read: Option<Read>,
+}
+
+/// What has arrived of a read.
+#[derive(Default)]
+pub(super) struct Read {
+    /// Ranges that have arrived, relative to the request, in order of arrival.
+    pub(super) covered: Vec<(u64, u64)>,
+    /// The bytes, if another thread has received them.
+    pub(super) stored: Option<Vec<u8>>,
+}
+
+/// A request of the thread that waits, and where its bytes go.
+pub(super) struct Mine<'a> {
+    pub(super) cookie: u64,
+    pub(super) into: &'a mut [u8],
+}
+
+/// What remains of a [`Blocking`]: a worker can go on with the connection.
+pub struct Retired {
+    socket: OwnedFd,
+    export: Arc<Export>,
+    timeout: Duration,
+}
+
+impl Blocking {
+    /// A connection whose handshake is over. `timeout`: time without a byte, with requests in flight, after
+    /// which it is dropped; zero: none.
+    ///
+    /// # Errors
+    /// If the socket cannot be used, or the server has sent more than the handshake.
+    pub(crate) fn new(link: &Link, export: Arc<Export>, timeout: Duration) -> Result<Blocking> {
+        export.check()?;
+        if !link.window.bytes().is_empty() {
+            return Err(crate::reply::violation("bytes after the handshake"));
+        }
+        let socket = Socket::new(&link.stream, timeout);
+        let socket = socket.map_err(|error| Error::system("cannot use the socket", error))?;
+        let state = State {
+            in_flight: Slab::new(),
+            generation: 0,
+            receiver: Some(Receiver::new()),
+            waiting: VecDeque::new(),
+            broken: None,
+            refused: None,
+            retired: false,
+        };
+        Ok(Blocking { export, socket, sending: Mutex::default(), state: Mutex::new(state) })
+    }
+
+    /// The facts of the export. Requests must comply with them.
+    pub fn facts(&self) -> Arc<Facts> {
+        self.export.facts.clone()
+    }
+
+    /// Takes the connection away, after the requests in flight: later ones fail with [`Stop::Retired`].
+    ///
+    /// # Errors
+    /// [`Stop::Retired`] if somebody else has done so.
+    pub fn retire(&self, go_on: GoOn<'_>) -> Result<Retired, Stop> {
+        let before = std::mem::replace(&mut self.lock().retired, true);
+        if before {
+            return Err(Stop::Retired);
+        }
+        let retired = self.drained(go_on).and_then(|()| {
+            let socket = self.socket.released();
+            Ok(socket.map_err(|error| Error::system("cannot use the socket", error))?)
+        });
+        match retired {
+            Ok(socket) => {
+                let export = self.export.clone();
+                let timeout = self.socket.timeout;
+                Ok(Retired { socket, export, timeout })
+            }
+            Err(stop) => {
+                self.lock().retired = false;
+                Err(stop)
+            }
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// Fails everything in flight and all later requests.
+    pub(super) fn break_off(&self, error: &Error) {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        state.broken = Some(error.clone());
+        for owner in state.in_flight.iter().map(|(_, slot)| slot.owner.clone()) {
+            owner.notify_all();
+        }
+        for waiting in state.waiting.drain(..) {
+            waiting.notify_all();
+        }
+        drop(state);
+        self.socket.shutdown();
+    }
+}
+
+impl Drop for Blocking {
+    fn drop(&mut self) {
+        let state = self.lock();
+        let unusable = state.retired || state.broken.is_some();
+        drop(state);
+        if !unusable {
+            self.say_goodbye();
+        }
+    }
+}
+
+impl Retired {
+    /// The connection as a device; its tasks run on this worker.
+    ///
+    /// # Errors
+    /// If the socket cannot be used.
+    pub fn device(self) -> Result<Arc<dyn Device>> {
+        let stream = Stream::new(self.socket);
+        let stream = stream.map_err(|error| Error::system("cannot use the socket", error))?;
+        Ok(device::over(Link::new(stream), self.export, self.timeout))
+    }
+}

@@ -1,0 +1,33 @@
+//! Why a call has no result, and how the thread that waits says that it wants none any more.
+
+use std::time::Duration;
+
+use blockhaul_block::{Error, Kind};
+
+/// Interval at which a waiting thread asks whether to go on.
+pub const LOOK: Duration = Duration::from_millis(100);
+
+/// Called by a thread that waits, each [`LOOK`] and after signals; false: it does not want to wait any more.
+pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+
+/// Why a call has no result.
+#[derive(Debug)]
+pub enum Stop {
+    /// It has failed.
+    Failed(Error),
+    /// The thread did not want to wait any more. A change may still happen.
+    Interrupted,
+    /// The connection was given away ([`Blocking::retire`](super::Blocking::retire)); the request was not sent.
+    Retired,
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Failed(error)
+    }
+}
+
+/// The server has closed the connection, or it was lost.
+pub(super) fn lost(what: &'static str, error: std::io::Error) -> Error {
+    Error::new(Kind::Disconnected, what).because(error)
+}
