@@ -2,34 +2,18 @@
 
 use std::sync::Arc;
 
+use super::image::Image;
+use super::map::Place;
+use super::parts::Parts;
+use super::{extents, read};
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
-    Request,
+    Access, BASE_ALLOCATION, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Request,
 };
-use blockhaul_io::Pool;
-
-use super::{Image, Place, extents, read};
 
 /// An open image.
 pub(super) struct Handle {
     facts: Arc<Facts>,
     parts: Arc<Parts>,
-}
-
-/// What requests work with.
-pub(super) struct Parts {
-    pub(super) image: Arc<Image>,
-    pub(super) files: Vec<Arc<dyn Device>>,
-    pub(super) backing: Option<Arc<dyn Device>>,
-    /// Memory for pieces of requests that are in several places.
-    pub(super) pieces: Pool,
-    /// Memory for compressed data.
-    pub(super) packed: Pool,
-}
-
-/// The context of holes and zeroes of an emulated device, which has one.
-pub(super) fn base_of(facts: &Facts) -> Contexts {
-    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
 }
 
 impl Handle {

@@ -6,8 +6,8 @@ use blockhaul_block::{
     Contexts, Device, Error, Extents, Flags, HOLE, Outcome, Reply, Request, Result, ZERO,
 };
 
-use super::device::{Parts, base_of};
-use super::{Place, Run};
+use super::map::{Place, Run};
+use super::parts::{Parts, base_of};
 
 /// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;

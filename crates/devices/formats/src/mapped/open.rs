@@ -6,7 +6,8 @@ use blockhaul_block::{Device, Error, Kind, Result, fence};
 use blockhaul_catalog::{Another, Intent, OpenContext, Opened, Opening, Target};
 
 use super::device::Handle;
-use super::{Found, Image, unsupported, usage};
+use super::errors::{unsupported, usage};
+use super::image::{Found, Image};
 use crate::named::{Namer, Storage, context_for_names, folder_of};
 use crate::storage::len_of;
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blockhaul_block::{Device, Error, Result};
 use blockhaul_io::RangeLocks;
 
-use super::damaged;
+use super::errors::damaged;
 use crate::bytes::{array, index};
 use crate::storage::read;
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Outcome, Pending, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
-use super::device::Parts;
-use super::{Place, Run, Unpack, damaged};
+use super::errors::damaged;
+use super::map::{Place, Run, Unpack};
+use super::parts::Parts;
 use crate::bytes::index;
 use crate::storage;
 

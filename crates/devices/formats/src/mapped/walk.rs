@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Result};
 
+use super::errors::damaged;
+use super::image::Image;
+use super::map::{Place, Run};
 use super::pages::Look;
-use super::{Image, Place, Run, damaged};
 
 impl Image {
     /// The runs of a range that is within the disk, at least one of them; ends early when there are

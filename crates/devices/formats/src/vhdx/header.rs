@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 
-use super::{CHUNK, FORMAT, MIB};
 use crate::bytes::{array, index, le16, le32, le64};
 use crate::crc32c::of_structure;
 use crate::mapped::{check_within, checked_size, damaged, other_file, unsupported};
 use crate::storage::{len_of, read};
 use crate::windows::utf16;
 
+/// The scheme, in errors.
+pub(super) const FORMAT: &str = "vhdx";
+pub(super) const MIB: u64 = 1 << 20;
+/// Sectors that a bitmap block describes: the bits of 1 MiB (2.4, "chunk").
+pub(super) const CHUNK: u64 = 1 << 23;
 /// Offsets of both headers (2.2.2) and of both region tables (2.2.3), and their lengths.
 const HEADERS: [u64; 2] = [64 << 10, 128 << 10];
 const HEADER: u64 = 4 << 10;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 
-use super::FORMAT;
-use super::header::{Guid, Header};
+use super::header::{FORMAT, Guid, Header};
 use crate::bytes::{array, index, le32, le64};
 use crate::crc32c::Crc32c;
 use crate::mapped::{check_within, damaged, unsupported};

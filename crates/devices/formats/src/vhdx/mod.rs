@@ -22,12 +22,7 @@ use crate::mapped::{
 };
 use crate::named::Storage;
 use crate::storage::len_of;
-use header::{Layout, Parent};
-
-const FORMAT: &str = "vhdx";
-const MIB: u64 = 1 << 20;
-/// Sectors that a bitmap block describes: the bits of 1 MiB (2.4, "chunk").
-const CHUNK: u64 = 1 << 23;
+use header::{CHUNK, FORMAT, Layout, MIB, Parent};
 
 /// The backend `vhdx:DEVICE`.
 pub struct Vhdx;

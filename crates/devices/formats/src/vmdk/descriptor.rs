@@ -2,9 +2,10 @@
 
 use blockhaul_block::Result;
 
-use super::FORMAT;
 use crate::mapped::{damaged, unsupported};
 
+/// The scheme, in errors.
+pub(super) const FORMAT: &str = "vmdk";
 /// Most extents of a disk: each is an open file.
 const EXTENTS_MAX: usize = 2000;
 /// The parent's content identifier of a disk without a parent.

@@ -21,10 +21,9 @@ use crate::mapped::{
 };
 use crate::named::Storage;
 use crate::storage::{len_of, read};
-use descriptor::{Descriptor, Kind};
+use descriptor::{Descriptor, FORMAT, Kind};
 use sparse::Sparse;
 
-const FORMAT: &str = "vmdk";
 /// Longest descriptor in bytes.
 const DESCRIPTOR_MAX: u64 = 2 << 20;
 

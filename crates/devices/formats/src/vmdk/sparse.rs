@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 
-use super::FORMAT;
+use super::descriptor::FORMAT;
 use crate::bytes::{index, le16, le32, le64};
 use crate::mapped::{Look, Place, check_within, damaged, unsupported};
 use crate::storage::read;

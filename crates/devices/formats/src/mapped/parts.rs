@@ -1,0 +1,24 @@
+//! What the requests of a handle work with.
+
+use std::sync::Arc;
+
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Facts};
+use blockhaul_io::Pool;
+
+use super::image::Image;
+
+/// What requests work with.
+pub(super) struct Parts {
+    pub(super) image: Arc<Image>,
+    pub(super) files: Vec<Arc<dyn Device>>,
+    pub(super) backing: Option<Arc<dyn Device>>,
+    /// Memory for pieces of requests that are in several places.
+    pub(super) pieces: Pool,
+    /// Memory for compressed data.
+    pub(super) packed: Pool,
+}
+
+/// The context of holes and zeroes of an emulated device, which has one.
+pub(super) fn base_of(facts: &Facts) -> Contexts {
+    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
+}
