@@ -5,11 +5,24 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Extents, Result};
 
-use super::describe::BitmapDescription;
 use super::error::damaged;
 use super::header::{BitmapDirectory, Header};
 use crate::bytes::{be16, be32, be64, index, text};
 use crate::storage::read;
+
+/// A persistent bitmap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BitmapDescription {
+    /// Its name.
+    pub name: String,
+    /// Bytes of the disk for each bit.
+    pub granularity: u64,
+    /// Whether writers must keep it right.
+    pub enabled: bool,
+    /// Whether it was not saved correctly, and must not be used.
+    pub in_use: bool,
+}
 
 /// The state of a dirty range in contexts `qemu:dirty-bitmap:NAME`, as QEMU's server reports it.
 const DIRTY: u64 = 1;

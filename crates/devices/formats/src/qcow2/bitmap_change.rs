@@ -17,7 +17,7 @@ use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Area, BitmapDirectory, Header, autoclear};
 use super::image::Head;
-use super::write::bytes_of;
+use super::words::bytes_of;
 use crate::bytes::index;
 use crate::storage::{len_of, read};
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device, Error, FileId, Kind, Result, fence};
 use blockhaul_catalog::{Another, Intent, OpenContext, Opened, Opening, Target};
 
-use super::device::{Backing, Handle};
+use super::device::Handle;
 use super::error::{unsupported, usage};
 use super::header::{Header, MAGIC, incompatible};
 use super::image::{Head, Image, Options};
+use super::parts::Backing;
 use crate::bytes::index;
 use crate::named::{Namer, Storage, context_for_names, folder_of};
 use crate::storage::{len_of, read};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, FileId, Kind, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
+pub use super::bitmap::BitmapDescription;
 use super::header::{Compression, Header, autoclear, incompatible};
 use super::image::Head;
 use super::{bitmap, snapshot};
@@ -59,20 +60,6 @@ pub struct SnapshotDescription {
     pub name: String,
     /// Size of its disk in bytes.
     pub size: u64,
-}
-
-/// A persistent bitmap.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BitmapDescription {
-    /// Its name.
-    pub name: String,
-    /// Bytes of the disk for each bit.
-    pub granularity: u64,
-    /// Whether writers must keep it right.
-    pub enabled: bool,
-    /// Whether it was not saved correctly, and must not be used.
-    pub in_use: bool,
 }
 
 /// Describes the image in a device.

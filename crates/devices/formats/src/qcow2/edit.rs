@@ -8,13 +8,14 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Result};
 use blockhaul_io::Remote;
 
-use super::device::{Backing, Parts};
 use super::entry::Layout;
 use super::error::damaged;
 use super::header::{Header, L1Place, incompatible};
 use super::image::{Head, Image, Options, l1_table};
+use super::parts::{Backing, Parts};
 use super::read;
-use super::write::{Writer, bytes_of};
+use super::words::bytes_of;
+use super::write::Writer;
 use crate::bytes::index;
 use crate::storage;
 

@@ -4,8 +4,8 @@ use blockhaul_block::{
     Can, Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Reply, Request, Result, ZERO,
 };
 
-use super::device::{FIRST_BITMAP, Parts, base_of};
 use super::entry::{Place, Run};
+use super::parts::{FIRST_BITMAP, Parts, base_of};
 
 /// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;

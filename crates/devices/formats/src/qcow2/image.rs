@@ -12,7 +12,8 @@ use super::entry::{Layout, Place, Run, push};
 use super::error::damaged;
 use super::header::{Compression, Header, L1Place, incompatible};
 use super::snapshot::{self, Snapshot};
-use super::write::{self, Writer};
+use super::words::words;
+use super::write::{Writer, refuse_bitmaps};
 use crate::bytes::index;
 use crate::kept::Kept;
 use crate::storage::{len_of, read, read_into};
@@ -115,7 +116,7 @@ impl Image {
             Some(_) => Vec::new(),
         };
         let writer = if options.write {
-            write::refuse_bitmaps(file, header, layout).await?;
+            refuse_bitmaps(file, header, layout).await?;
             Some(Writer::open(file, header, layout, &l1).await?)
         } else {
             None
@@ -311,11 +312,6 @@ pub(super) struct Options<'a> {
     /// Memory for tables, in bytes.
     pub(super) memory: u64,
     pub(super) write: bool,
-}
-
-pub(super) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
-    let (words, _) = bytes.as_chunks::<8>();
-    words.iter().map(|word| u64::from_be_bytes(*word))
 }
 
 /// Reads the entries of an L1 table that a disk of `size` bytes needs.

@@ -4,7 +4,8 @@
 //! `header`, `entry`, `snapshot` and `bitmap` read the tables, and check them. An
 //! `image` has the metadata of a file, once for all handles, with a `cache` of L2 tables.
 //! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
-//! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer.
+//! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer with
+//! the `parts` of a handle.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
 //! [`mod@resize`] and [`mod@bitmap_change`]; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
@@ -26,12 +27,14 @@ mod extents;
 mod header;
 mod image;
 pub mod measure;
+mod parts;
 mod read;
 mod refcount;
 pub mod resize;
 mod snapshot;
 pub mod stream;
 mod unpack;
+mod words;
 mod write;
 
 pub use write::data_was_lost;

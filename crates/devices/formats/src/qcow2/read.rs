@@ -6,9 +6,9 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Outcome, Pending, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
-use super::device::Parts;
 use super::entry::{Place, Run};
 use super::error::damaged;
+use super::parts::Parts;
 use super::unpack::unpack;
 use super::write::Writer;
 use crate::bytes::index;

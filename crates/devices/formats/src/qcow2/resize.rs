@@ -7,12 +7,12 @@ use blockhaul_block::{Error, Flags, Kind, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
 use super::chain::{Base, open_base};
-use super::device::Parts;
 use super::edit::Edit;
 use super::entry::Layout;
 use super::error::{unsupported, usage};
 use super::header::{Header, incompatible};
 use super::image::Head;
+use super::parts::Parts;
 use super::write::zero::Erase;
 use super::{bitmap, snapshot};
 

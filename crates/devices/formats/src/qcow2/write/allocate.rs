@@ -2,12 +2,13 @@
 
 use blockhaul_block::{Error, Kind, Result};
 
-use super::{OFFSET_MAX, Writer};
+use super::writer::{OFFSET_MAX, Refcounts, Writer};
 use crate::bytes::index;
 use crate::qcow2::cache::{Freed, Stage};
-use crate::qcow2::device::Parts;
 use crate::qcow2::error::damaged;
 use crate::qcow2::header::REFCOUNT_TABLE_AT;
+use crate::qcow2::parts::Parts;
+use crate::qcow2::words::bytes_of;
 use crate::storage;
 
 /// Longest refcount table in bytes; QEMU reads as much.
@@ -220,7 +221,7 @@ impl Parts {
                 places.fresh = places.fresh.max(end);
             }
         }
-        *writer.refcounts() = super::Refcounts { offset: table, clusters: len, entries };
+        *writer.refcounts() = Refcounts { offset: table, clusters: len, entries };
         let old = old_offset >> layout.cluster_bits;
         let mut places = writer.places();
         places.tables.retain(|cluster| !(old..old + old_clusters).contains(cluster));
@@ -228,11 +229,6 @@ impl Parts {
         self.image.cache.free(Freed { first: old, count: old_clusters });
         Ok(())
     }
-}
-
-/// The words of a table as they are in the file.
-pub(in crate::qcow2) fn bytes_of(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
 pub(super) fn full() -> Error {

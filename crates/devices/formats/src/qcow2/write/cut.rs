@@ -4,7 +4,7 @@ use blockhaul_block::Result;
 
 use crate::bytes::index;
 use crate::qcow2::cache::Freed;
-use crate::qcow2::device::Parts;
+use crate::qcow2::parts::Parts;
 
 impl Parts {
     /// Clears the entries of all clusters from `first` on, and frees what they refer to. Nothing

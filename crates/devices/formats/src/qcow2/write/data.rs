@@ -9,10 +9,10 @@ use blockhaul_block::{
 use blockhaul_io::Data;
 
 use super::allocate::Clusters;
-use super::{COPY, External};
+use super::writer::{COPY, External};
 use crate::bytes::index;
-use crate::qcow2::device::Parts;
 use crate::qcow2::entry::{COPIED, Found, Place, Run};
+use crate::qcow2::parts::Parts;
 use crate::storage;
 
 /// Most clusters of one piece.

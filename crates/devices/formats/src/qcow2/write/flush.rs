@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blockhaul_block::{Device, DeviceExt as _, Result};
 use blockhaul_io::Data;
 
-use super::Writer;
-use super::allocate::bytes_of;
+use super::writer::Writer;
 use crate::bytes::index;
 use crate::qcow2::cache::Slice;
-use crate::qcow2::device::Parts;
 use crate::qcow2::header::AUTOCLEAR_AT;
+use crate::qcow2::parts::Parts;
+use crate::qcow2::words::bytes_of;
 use crate::storage;
 
 /// Slices that are written at a time.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use blockhaul_block::{Can, DeviceExt as _, Result};
 
 use super::allocate::Counter;
-use super::{Writer, lock};
+use super::writer::{Writer, lock};
 use crate::qcow2::cache::Freed;
-use crate::qcow2::device::Parts;
+use crate::qcow2::parts::Parts;
 
 impl Writer {
     /// Clusters have one reference less, in the file as well: they are free when the requests of

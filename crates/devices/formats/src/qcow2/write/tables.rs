@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Error, Result};
 
-use super::Writer;
 use super::allocate::Clusters;
+use super::writer::Writer;
 use crate::bytes::index;
 use crate::qcow2::cache::{Freed, Stage};
-use crate::qcow2::device::Parts;
 use crate::qcow2::entry::COPIED;
+use crate::qcow2::parts::Parts;
+use crate::qcow2::words::bytes_of;
 use crate::storage;
 
 impl Parts {
@@ -60,7 +61,7 @@ impl Parts {
                 None => words.resize(words.len() + index(slice / 8), 0),
             }
         }
-        storage::write(&self.file, table, &super::allocate::bytes_of(&words)).await?;
+        storage::write(&self.file, table, &bytes_of(&words)).await?;
         for (place, words) in words.chunks(index(slice / 8)).enumerate() {
             self.image.cache.keep(table + place as u64 * slice, words.into());
         }

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use blockhaul_block::Result;
 
-use super::Writer;
-use super::allocate::{bytes_of, full};
+use super::allocate::full;
+use super::writer::Writer;
 use crate::bytes::index;
-use crate::qcow2::device::Parts;
+use crate::qcow2::parts::Parts;
+use crate::qcow2::words::bytes_of;
 use crate::storage;
 
 /// Clusters whose refcounts are set without a pause.

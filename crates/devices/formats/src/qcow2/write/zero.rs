@@ -7,9 +7,9 @@ use blockhaul_io::Data;
 
 use super::allocate::Clusters;
 use super::data::Payload;
-use super::{External, Writer};
+use super::writer::{External, Writer};
 use crate::bytes::index;
-use crate::qcow2::device::Parts;
+use crate::qcow2::parts::Parts;
 
 /// Clusters whose entries are changed without a pause.
 const STRETCH: u64 = 16 << 10;
