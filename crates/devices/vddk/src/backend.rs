@@ -15,6 +15,7 @@ use blockhaul_isolated::{Again, Host, Member, Process, WeakHost};
 
 use crate::changes::CONTEXT;
 use crate::disk::Disk;
+use crate::handle;
 use crate::library;
 use crate::options::{self, Access, Options, PARAMS};
 use crate::session::Session;
@@ -59,7 +60,7 @@ impl Backend for Vddk {
                 return host(&target, &options, Again::Never).await?.open(member).await;
             }
             let disk = Disk::start(options, target.intent.write).await?;
-            let device = disk.open().await?;
+            let device = handle::open(&disk).await?;
             Ok(Opened { device, more: Some(Arc::new(Handles(disk))) })
         })
     }
@@ -216,7 +217,7 @@ impl Visit for SeveralVisit {
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let disk = self.disk(name);
         let name = name.to_string();
-        Box::pin(async move { Ok(Some(Export::own(&name, disk?.open().await?))) })
+        Box::pin(async move { Ok(Some(Export::own(&name, handle::open(&disk?).await?))) })
     }
 }
 
@@ -226,7 +227,7 @@ struct Handles(Arc<Disk>);
 impl Another for Handles {
     fn another(&self) -> Opening<Arc<dyn Device>> {
         let disk = self.0.clone();
-        Box::pin(async move { disk.open().await })
+        Box::pin(async move { handle::open(&disk).await })
     }
 }
 
@@ -259,6 +260,6 @@ impl Visit for VddkVisit {
     fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
         let disk = self.0.clone();
         let name = name.to_string();
-        Box::pin(async move { Ok(Some(Export::own(&name, disk.open().await?))) })
+        Box::pin(async move { Ok(Some(Export::own(&name, handle::open(&disk).await?))) })
     }
 }

@@ -4,24 +4,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
+    BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
 };
-
 use blockhaul_catalog::Figure;
+use blockhaul_io::BlockingPool;
 
 use crate::allocation::{Allocation, Bits, PART};
 use crate::changes::{CONTEXT, Changes};
-use crate::handle::{Apart, Handle};
-use crate::library::DiskInfo;
+use crate::library::{DiskInfo, SECTOR};
 use crate::options::{Options, SINGLE_LINK};
-use crate::query::Trial;
 use crate::saved::{self, Place};
 use crate::scan::Scan;
-use crate::session::Session;
+use crate::session::{OpenDisk, Session};
 use crate::statistics;
+use crate::trial::Trial;
 
-/// Bytes of a sector, in which the library counts.
-pub(crate) const SECTOR: u64 = 512;
 /// Preferred request, in bytes, as of nbdkit-vddk-plugin.
 const PREFERRED: u32 = 4096;
 
@@ -75,11 +72,11 @@ impl Disk {
         })
     }
 
-    /// Opens a handle.
+    /// Opens a handle of the library, and returns it with the facts of the disk.
     ///
     /// # Errors
     /// If the library refuses, or the disk has another size than before.
-    pub(crate) async fn open(self: &Arc<Disk>) -> Result<Arc<dyn Device>> {
+    pub(crate) async fn open(&self) -> Result<(OpenDisk, Arc<Facts>)> {
         let named = |error: Error| {
             Error::new(error.kind(), format!("{}: {}", self.options.name(), error.text()))
         };
@@ -103,7 +100,7 @@ impl Disk {
             let before = known.facts.size;
             return Err(wrong(format!("the disk has {size} bytes now, and had {before} before")));
         }
-        Ok(Handle::over(self.clone(), open, known.facts.clone()))
+        Ok((open, known.facts.clone()))
     }
 
     /// Reads the file of `changes=`, for the first handle.
@@ -219,6 +216,18 @@ impl Disk {
             figure.labels.push(("process", std::process::id().to_string()));
         }
         figures
+    }
+}
+
+/// A handle of the library for queries alone.
+pub(crate) struct Apart {
+    pub(crate) thread: BlockingPool,
+    pub(crate) open: OpenDisk,
+}
+
+impl Apart {
+    fn over(open: OpenDisk) -> Arc<Apart> {
+        Arc::new(Apart { thread: BlockingPool::single("vddk-query"), open })
     }
 }
 

@@ -11,17 +11,18 @@ use blockhaul_io::{BlockingPool, Completer, Data};
 
 use crate::allocation::{Allocation, Bits};
 use crate::changes::CONTEXT;
-use crate::disk::{Disk, SECTOR};
-use crate::library::{Code, Memory};
-use crate::query::{Overlap, query};
+use crate::disk::{Apart, Disk};
+use crate::library::{Code, Memory, SECTOR};
+use crate::query::query;
 use crate::scan::Next;
 use crate::session::{OpenDisk, failed};
+use crate::trial::Overlap;
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_MAX: usize = 64 << 10;
 
 /// An open handle. It is closed when the last request has ended.
-pub(crate) struct Handle {
+struct Handle {
     disk: Arc<Disk>,
     facts: Arc<Facts>,
     /// Calls that may block, in order.
@@ -34,13 +35,18 @@ pub(crate) struct Handle {
 /// A handle as a device.
 struct VddkDevice(Arc<Handle>);
 
-impl Handle {
-    /// The device of a handle.
-    pub(crate) fn over(disk: Arc<Disk>, open: OpenDisk, facts: Arc<Facts>) -> Arc<dyn Device> {
-        let thread = BlockingPool::single("vddk-disk");
-        Arc::new(VddkDevice(Arc::new(Handle { disk, facts, thread, open, apart: OnceLock::new() })))
-    }
+/// Opens a handle to a disk.
+///
+/// # Errors
+/// As [`Disk::open`].
+pub(crate) async fn open(disk: &Arc<Disk>) -> Result<Arc<dyn Device>, Error> {
+    let (open, facts) = disk.open().await?;
+    let disk = disk.clone();
+    let thread = BlockingPool::single("vddk-disk");
+    Ok(Arc::new(VddkDevice(Arc::new(Handle { disk, facts, thread, open, apart: OnceLock::new() }))))
+}
 
+impl Handle {
     fn error(&self, doing: &str, function: &str, code: Code) -> Error {
         failed(self.open.library(), doing, function, code)
     }
@@ -343,17 +349,7 @@ impl Drop for Asked {
     }
 }
 
-/// A handle of the library for queries alone.
-pub(crate) struct Apart {
-    thread: BlockingPool,
-    open: OpenDisk,
-}
-
 impl Apart {
-    pub(crate) fn over(open: OpenDisk) -> Arc<Apart> {
-        Arc::new(Apart { thread: BlockingPool::single("vddk-query"), open })
-    }
-
     fn ask(self: Arc<Apart>, asked: Asked) {
         let apart = self.clone();
         self.thread.run(move || {

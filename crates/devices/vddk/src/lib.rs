@@ -6,7 +6,7 @@
 //! - `session`: the thread that opens and closes, and connections that disks share.
 //! - `disk`: what all handles to a disk share; `handle`: one handle, as a device.
 //! - `allocation`: the allocated blocks of a disk; `scan`: each part of them is asked for once; `query`:
-//!   how, and whether reads go on meanwhile.
+//!   how. `trial`: whether reads go on meanwhile.
 //! - `saved`: that map in a file.
 //!
 //! The library runs in a process of its own, unless `isolate=off` says otherwise: a crash in it is
@@ -27,6 +27,7 @@ mod scan;
 mod secret;
 mod session;
 mod statistics;
+mod trial;
 
 pub use backend::Vddk;
 

@@ -15,6 +15,9 @@ use blockhaul_io::{Buf, Data};
 
 use crate::statistics::{Function, Statistics};
 
+/// Bytes of a sector, in which the library counts.
+pub(crate) const SECTOR: u64 = 512;
+
 /// A result of the library: 0 is success.
 pub(crate) type Code = u64;
 
@@ -611,7 +614,7 @@ impl Library {
                 (pointer, bytes.len(), Function::Write, self.functions.write)
             }
         };
-        let count = len as u64 / crate::disk::SECTOR;
+        let count = len as u64 / SECTOR;
         self.statistics.bytes(function, len as u64);
         let number = LENT.enter(Lent { memory, done });
         let data = std::ptr::without_provenance_mut(number as usize);

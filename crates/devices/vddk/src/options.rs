@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Args, Param, ParamKind, parse_options, percent_decode};
 
-use crate::disk::SECTOR;
-use crate::library::{Login, NewDisk};
+use crate::library::{Login, NewDisk, SECTOR};
 use crate::secret;
 
 /// The environment variables of secrets that are not given as parameters.

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blockhaul_io::{Completer, Ticket};
 
 use crate::allocation::{Allocation, Bits, PART, UNIT, units_of};
-use crate::disk::SECTOR;
-use crate::library::Block;
+use crate::library::{Block, SECTOR};
 
 /// What is known of a disk, and what is being asked.
 #[derive(Debug)]
