@@ -14,8 +14,8 @@ use blockhaul_store::{Fold, Point, Store, Writer};
 use serde_json::{Value, json};
 
 use crate::args::{self, ChainCommand};
-use crate::exit::{self, Failure, Outcome, plain};
-use crate::pull::{digests, stored};
+use crate::exit::{self, Failure, Outcome, plain, stored};
+use crate::pull::digests;
 use crate::{devices, logger, out};
 
 /// Longest file with digests, in bytes: far more than the engine makes of the largest disk.

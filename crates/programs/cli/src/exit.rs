@@ -131,6 +131,18 @@ impl Failure {
     }
 }
 
+/// The failure of a store.
+pub fn stored(error: Error) -> Failure {
+    let status = match error.kind() {
+        Kind::Usage => USAGE,
+        Kind::NoSpace => FULL,
+        _ => OPEN,
+    };
+    let next =
+        if error.kind() == Kind::NoSpace { "; free some space, then run it again" } else { "" };
+    Failure::new(status, format!("{error}{next}"))
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.text.trim())

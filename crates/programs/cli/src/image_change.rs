@@ -4,7 +4,7 @@ use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
-use blockhaul_formats::qcow2::resize::{NewSize, resize};
+use blockhaul_formats::qcow2::resize::resize;
 
 use crate::args::{self, Backing};
 use crate::brackets::Groups;
@@ -93,14 +93,4 @@ fn set_len(path: &Path, size: u64) -> std::io::Result<()> {
     let file = std::fs::OpenOptions::new().write(true).open(path)?;
     file.set_len(size)?;
     file.sync_all()
-}
-
-/// Parses SIZE, +SIZE or -SIZE.
-pub fn new_size(text: &str) -> Result<NewSize, String> {
-    let parse = |text: &str| blockhaul_catalog::parse_size(text).map_err(|error| error.text());
-    match (text.strip_prefix('+'), text.strip_prefix('-')) {
-        (Some(more), _) => parse(more).map(NewSize::By),
-        (None, Some(less)) => parse(less).map(NewSize::Less),
-        (None, None) => parse(text).map(NewSize::To),
-    }
 }

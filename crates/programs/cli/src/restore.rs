@@ -6,8 +6,7 @@ use std::path::Path;
 use blockhaul_store::Store;
 
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome};
-use crate::pull::stored;
+use crate::exit::{self, Failure, Outcome, stored};
 use crate::{args, chain, copy, logger};
 
 /// Runs `blockhaul restore`.

@@ -8,7 +8,6 @@ use clap::{Args, Subcommand};
 
 use super::format::Backing;
 use super::value::size;
-use crate::image_change::new_size;
 
 /// Options of `blockhaul create`.
 #[derive(Debug, Args)]
@@ -241,4 +240,14 @@ pub struct InfoChain<'a> {
     pub backing: Option<Backing>,
     /// Whether to print JSON.
     pub json: bool,
+}
+
+/// Parses SIZE, +SIZE or -SIZE.
+fn new_size(text: &str) -> Result<NewSize, String> {
+    let parse = |text: &str| blockhaul_catalog::parse_size(text).map_err(|error| error.text());
+    match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(more), _) => parse(more).map(NewSize::By),
+        (None, Some(less)) => parse(less).map(NewSize::Less),
+        (None, None) => parse(text).map(NewSize::To),
+    }
 }

@@ -5,8 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::{Notify, Stream};
+use serde_json::Value;
 
-use super::{PATIENCE, Status, http};
+use super::http::{self, PATIENCE};
+
+/// Makes a snapshot.
+pub type Status = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// Interval of events.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -2,14 +2,18 @@
 //! connection.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use blockhaul_io::Stream;
 
-use super::Address;
+use super::destination::Address;
 use crate::aside;
 
 /// Longer requests are refused: those of Prometheus and browsers are much shorter.
 pub const REQUEST_MAX: usize = 8 << 10;
+
+/// Maximum time for a request, and for sending a reply or an event.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The headers of every reply. Pages of other origins can neither read a reply nor embed it, and
 /// ours loads nothing from elsewhere.

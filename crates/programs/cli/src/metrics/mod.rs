@@ -17,28 +17,20 @@ mod textfile;
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use blockhaul_io::{Listener, Remote, Stream};
 use serde_json::Value;
 
 pub use self::destination::{Address, Destination, Destinations};
 use self::events::Events;
-use self::http::Reply;
-pub use self::text::Figures;
+pub use self::events::Status;
+use self::http::{PATIENCE, Reply};
+pub use self::text::{Figures, Text};
 use self::textfile::TextFile;
 use crate::aside::{self, Serving};
 use crate::exit::{self, Failure, plain};
 use crate::out;
 
-/// Makes the text for Prometheus, beginning with these metrics.
-pub type Text = Arc<dyn Fn(Figures) -> String + Send + Sync>;
-
-/// Makes a snapshot.
-pub type Status = Arc<dyn Fn() -> Value + Send + Sync>;
-
-/// Maximum time for a request, and for sending a reply or an event.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Maximum number of connections; more are closed at once. A browser opens six at a time.
 const CONNECTIONS_MAX: usize = 32;
 

@@ -1,6 +1,10 @@
 //! Prometheus' text format.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// Makes the text for Prometheus, beginning with these metrics.
+pub type Text = Arc<dyn Fn(Figures) -> String + Send + Sync>;
 
 /// Writes metrics in Prometheus' text format.
 #[derive(Debug, Default)]

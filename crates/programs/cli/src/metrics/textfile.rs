@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blockhaul_io::{Completer, Remote};
 
-use super::{Figures, Text};
+use super::text::{Figures, Text};
 use crate::exit::{self, Failure, plain};
 
 /// Interval between two versions of the file.

@@ -3,7 +3,7 @@
 use blockhaul_store::{Point, Ranges, Store, Writer};
 
 use super::wanted::{Found, Mode, Question, WantedDisk};
-use crate::exit::{self, Failure};
+use crate::exit::{self, Failure, stored};
 
 /// What is copied of a disk.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ pub(super) fn begin(
     let journal = writer.journal(left.number);
     if restart {
         // Refused if its source was discarded: what it has copied is nowhere else.
-        blockhaul_engine::check_journal(&journal, true).map_err(super::stored)?;
+        blockhaul_engine::check_journal(&journal, true).map_err(stored)?;
         return Ok(Begin::Anew);
     }
     if !journal.exists() {

@@ -11,7 +11,6 @@ mod wanted;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{Intent, Spec};
 use blockhaul_engine::{Options, Progress};
 use blockhaul_io::{Pool, Runtime};
@@ -20,7 +19,7 @@ use blockhaul_store::{Content, Full, Increment, Point, Store, Writer};
 use self::decide::{Begin, What, begin};
 use self::report::Row;
 use self::wanted::{Found, WantedDisk};
-use crate::exit::{self, Failure, Outcome, plain};
+use crate::exit::{self, Failure, Outcome, plain, stored};
 use crate::jobfile::{self, JobFile};
 use crate::jobs::Copies;
 use crate::progress::Reporter;
@@ -71,18 +70,6 @@ pub fn run(args: &args::PullArgs) -> Outcome {
 
 fn text_of(failure: &Failure) -> String {
     failure.to_string()
-}
-
-/// The failure of a store.
-pub(crate) fn stored(error: Error) -> Failure {
-    let status = match error.kind() {
-        Kind::Usage => exit::USAGE,
-        Kind::NoSpace => exit::FULL,
-        _ => exit::OPEN,
-    };
-    let next =
-        if error.kind() == Kind::NoSpace { "; free some space, then run it again" } else { "" };
-    Failure::new(status, format!("{error}{next}"))
 }
 
 /// The result for each disk, or the first failure with the place of the disk.

@@ -10,9 +10,8 @@ use blockhaul_snapshot::BITMAP_CONTEXT;
 use blockhaul_store::{Ranges, Store, check_name};
 
 use super::decide::{Decision, What, decide};
-use super::stored;
 use crate::ends::full;
-use crate::exit::{self, Failure};
+use crate::exit::{self, Failure, stored};
 use crate::jobfile::Disk;
 use crate::{args, devices};
 
