@@ -13,7 +13,7 @@ use blockhaul_catalog::Spec;
 use blockhaul_snapshot::Bitmap;
 use serde_json::{Value, json};
 
-use super::exports::Running;
+use super::running::Running;
 use crate::ends::path_of;
 use crate::exit::{FAILED, Failure, plain};
 

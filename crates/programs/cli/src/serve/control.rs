@@ -18,7 +18,7 @@ use blockhaul_snapshot::{OnFailure, Options, Trim};
 use rustix::fs::Mode;
 use serde_json::{Map, Value, json};
 
-use super::exports::{One, Running, Table};
+use super::exports::Table;
 use super::figures;
 use super::job_errors::OnError;
 use super::job_state::Status;
@@ -26,9 +26,11 @@ use super::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirro
 use super::listen::Cleanup;
 use super::mirror::{self, CopyMode, Ending, First};
 use super::notify::Notify;
+use super::running::Running;
 use super::snapshots::{Begin, GRANULARITY};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
+use super::wanted::One;
 use crate::aside::{self, Serving};
 use crate::exit::{Failure, OPEN, USAGE, plain};
 use crate::metrics::Figures;

@@ -13,10 +13,11 @@ use blockhaul_io::{Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
-use super::exports::{Running, Table};
+use super::exports::Table;
 use super::job_errors::{Action, Errors, OnError};
 use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
+use super::running::Running;
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args::{self, Command};
 use crate::copy::job::{CopyJob, JobControl, Report, overlap};

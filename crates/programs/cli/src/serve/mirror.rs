@@ -18,7 +18,8 @@ use blockhaul_io::Notify;
 use blockhaul_snapshot::Changes;
 use serde_json::{Value, json};
 
-use super::exports::{Running, Table};
+use super::exports::Table;
+use super::running::Running;
 use super::snapshots::{GRANULARITY, Taken};
 use crate::copy::job::Follower;
 use crate::exit::Failure;

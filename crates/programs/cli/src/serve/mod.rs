@@ -25,6 +25,7 @@ mod listen;
 mod mirror;
 pub(crate) mod notify;
 mod qmp;
+mod running;
 mod single;
 mod snapshots;
 mod status;
@@ -35,6 +36,7 @@ mod tls;
 mod trace;
 #[cfg(feature = "vhost")]
 mod vhost;
+mod wanted;
 #[cfg(not(feature = "vhost"))]
 mod vhost {
     //! Nothing: no option names a socket.
@@ -58,13 +60,14 @@ use crate::metrics::Destinations;
 use crate::{args, devices, logger, signals};
 use background::{Background, Directory};
 use control::{Control, Shared};
-use exports::{Table, WantedExports};
+use exports::Table;
 use job::{End, Job};
 use listen::Where;
 use notify::Notify;
 use single::Single;
 use stop::{Stop, Stopper};
 use tls::Secured;
+use wanted::WantedExports;
 
 /// Maximum time for devices to close after one has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);

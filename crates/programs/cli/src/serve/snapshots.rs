@@ -1,26 +1,19 @@
 //! Points in time and dirty bitmaps of exports in use.
 
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, fence};
+use blockhaul_block::{Device, Error, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Options, Snapshot, Trim, tracking};
+use blockhaul_snapshot::{Bitmap, Changes, Options, Snapshot, Trim, tracking};
 
-use super::exports::{Running, Table};
+use super::exports::Table;
+use super::running::{Running, SnapshotOf};
 use crate::exit::Failure;
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;
-
-/// An export that shows a point in time of another one.
-pub struct SnapshotOf {
-    /// The export in use.
-    pub live: Arc<Running>,
-    /// Its point in time.
-    pub snapshot: Snapshot,
-}
 
 /// How a point in time begins.
 pub struct Begin {
@@ -412,110 +405,4 @@ impl Table {
         };
         self.serve(storage, running)
     }
-}
-
-impl Running {
-    /// Its bitmaps.
-    pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
-        self.bitmaps.lock().expect("no panic under this lock")
-    }
-
-    /// The bitmap of this name.
-    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, Failure> {
-        self.check_consistent(name)?;
-        let all = self.bitmaps();
-        let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
-        found.ok_or_else(|| {
-            let known: Vec<_> = all.iter().map(|bitmap| format!("{:?}", bitmap.name())).collect();
-            let known = if known.is_empty() {
-                "it has none".to_string()
-            } else {
-                format!("known are {}", known.join(", "))
-            };
-            Failure::usage(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
-        })
-    }
-
-    /// Names of bitmaps that may lack writes, and why.
-    pub fn inconsistent(&self) -> MutexGuard<'_, Vec<(String, String)>> {
-        self.inconsistent.lock().expect("no panic under this lock")
-    }
-
-    fn check_consistent(&self, name: &str) -> Result<(), Failure> {
-        let all = self.inconsistent();
-        match all.iter().find(|(other, _)| other == name) {
-            None => Ok(()),
-            Some((_, why)) => Err(Failure::usage(format!(
-                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
-                self.name
-            ))),
-        }
-    }
-
-    /// Forgets an inconsistent bitmap. False: there is none of this name.
-    pub fn forget_inconsistent(&self, name: &str) -> bool {
-        let mut all = self.inconsistent();
-        let before = all.len();
-        all.retain(|(other, _)| other != name);
-        all.len() < before
-    }
-
-    /// Makes dirty in the bitmap `to` what is dirty in the bitmaps `from`.
-    pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), Failure> {
-        let to = self.bitmap(to)?;
-        let from = from.iter().map(|name| self.bitmap(name)).collect::<Result<Vec<_>, _>>()?;
-        from.iter().for_each(|other| to.merge(other));
-        Ok(())
-    }
-
-    fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
-        self.check_consistent(bitmap.name())?;
-        let mut all = self.bitmaps();
-        if all.iter().any(|other| other.name() == bitmap.name()) {
-            let name = bitmap.name();
-            let text = format!("export {:?} has a bitmap {name:?} already", self.name);
-            return Err(Failure::usage(text));
-        }
-        if all.len() >= BITMAPS_MAX {
-            return Err(Failure::usage(format!("an export has at most {BITMAPS_MAX} bitmaps")));
-        }
-        all.push(Arc::new(bitmap));
-        Ok(())
-    }
-
-    /// Refuses a job for a disk that does not change.
-    pub fn check_writable(&self, facts: &Facts) -> Result<(), Failure> {
-        if facts.can.contains(Can::WRITE) {
-            return Ok(());
-        }
-        let name = &self.name;
-        let text = format!("export {name:?} is read-only: it does not change, copy it as it is");
-        Err(Failure::usage(text))
-    }
-
-    /// What a mirror of it notes.
-    pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
-        self.mirrored.lock().expect("no panic under this lock")
-    }
-
-    /// Refuses what cannot be done while a mirror job runs.
-    pub fn check_not_mirrored(&self) -> Result<(), Failure> {
-        match *self.mirrored() {
-            None => Ok(()),
-            Some(_) => {
-                let text = format!("a mirror job of export {:?} is running", self.name);
-                Err(Failure::usage(text))
-            }
-        }
-    }
-
-    /// Its points in time, the first innermost.
-    pub fn snapshots(&self) -> MutexGuard<'_, Vec<Snapshot>> {
-        self.snapshots.lock().expect("no panic under this lock")
-    }
-}
-
-/// The error of a job or a view whose export was removed.
-pub fn removed() -> Error {
-    Error::new(Kind::ShuttingDown, "the export was removed from the server")
 }

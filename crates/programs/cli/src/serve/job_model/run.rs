@@ -12,12 +12,14 @@ use super::disk::{Disk, Fault, Handle};
 use super::guests::Guests;
 use crate::args::{self, Command};
 use crate::devices;
-use crate::serve::exports::{self, Running, Table};
+use crate::serve::exports::Table;
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Status;
 use crate::serve::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{CopyMode, Ending, First};
+use crate::serve::running::Running;
 use crate::serve::snapshots::{AtOnce, Begin};
+use crate::serve::wanted::WantedExports;
 
 const SIZE: usize = (192 << 10) + 512;
 /// Comparison of disks with bitmaps.
@@ -468,7 +470,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
     let Command::Serve(args) = args::parse(words).unwrap().command else { unreachable!() };
     let (_, groups) = brackets::take(Vec::new()).unwrap();
     let registry = devices::registry(Duration::from_secs(1));
-    let table = Table::new(exports::WantedExports::new(&args, &groups, registry).unwrap()).unwrap();
+    let table = Table::new(WantedExports::new(&args, &groups, registry).unwrap()).unwrap();
     let stack = Stack::over(Arc::new(Handle(disk.clone())));
     let shared = Shared::new("a", "", stack.device().clone());
     let running = Running {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
-use super::Monitor;
 use super::commands::{Arguments, needed, number, switch};
 use super::error::{Error, Result};
+use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found};
-use crate::serve::exports::Running;
+use crate::serve::running::Running;
 use crate::serve::snapshots::GRANULARITY;
 
 impl Monitor {

@@ -1,32 +1,21 @@
 //! The NBD server and its exports, as the monitor protocol starts and stops them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::{Form, Shared};
-use blockhaul_io::{Completer, Listener};
+use blockhaul_io::Listener;
 use serde_json::{Value, json};
 
-use super::Monitor;
 use super::commands::{self, Arguments, needed, switch, text};
 use super::error::{Error, Result};
-use super::nodes::{Found, Node, What, is_well_formed, node_name};
+use super::monitor::Monitor;
+use super::nodes::{Found, is_well_formed, node_name};
+use super::state::{Export, NbdServer, Node, What};
 use crate::aside;
-use crate::serve::exports::Running;
 use crate::serve::listen::{self, Addresses};
-
-/// An export that was added here.
-#[derive(Debug, Clone)]
-pub struct Export {
-    pub id: String,
-    /// The node whose disk it shows.
-    pub node: String,
-    /// The node that the guest's drive was moved to; usually the same.
-    pub drive: String,
-    /// For clients.
-    pub name: String,
-}
+use crate::serve::running::Running;
 
 /// What a guest writes to: an export.
 pub struct GuestDevice {
@@ -34,21 +23,6 @@ pub struct GuestDevice {
     pub node: String,
     /// For `qom-set`.
     pub path: String,
-}
-
-/// The listeners of `nbd-server-start`; dropped, they end.
-pub struct NbdServer {
-    _stop: Vec<Completer<()>>,
-    socket: Option<PathBuf>,
-}
-
-impl Drop for NbdServer {
-    fn drop(&mut self) {
-        if let Some(path) = self.socket.take() {
-            // What cannot be removed is an empty name.
-            let _ = std::fs::remove_file(path);
-        }
-    }
 }
 
 impl Monitor {
@@ -91,7 +65,7 @@ impl Monitor {
             }));
             stop.push(completer);
         }
-        self.state().nbd_server = Some(NbdServer { _stop: stop, socket });
+        self.state().nbd_server = Some(NbdServer::new(stop, socket));
         Ok(())
     }
 

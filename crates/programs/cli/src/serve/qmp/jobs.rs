@@ -8,24 +8,16 @@ use blockhaul_catalog::Stack;
 use blockhaul_snapshot::{Options, Trim};
 use serde_json::{Map, Value, json};
 
-use super::Monitor;
 use super::commands::{Arguments, needed, number, switch, text};
 use super::error::{Error, Result};
-use super::nodes::{BARRIER, Found, Node, is_well_formed, on_failure};
+use super::monitor::Monitor;
+use super::nodes::{BARRIER, Found, is_well_formed, on_failure};
+use super::state::{Node, Use};
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Verb;
 use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{CopyMode, Ending, First, WITHIN};
 use crate::serve::snapshots::{AtOnce, Begin, Taken};
-
-/// Which nodes a job uses, until it ends.
-#[derive(Debug, Clone)]
-pub struct Use {
-    pub job: String,
-    pub source: String,
-    pub target: String,
-    pub bitmap: Option<String>,
-}
 
 /// A backup that was checked.
 pub struct Prepared {

@@ -11,12 +11,14 @@ use blockhaul_catalog::Spec;
 use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
 use serde_json::{Map, Value};
 
-use super::Monitor;
 use super::commands::{self, Arguments, needed, number, switch, text};
 use super::error::{Error, Result};
+use super::monitor::Monitor;
+use super::state::{Node, What};
 use crate::exit::plain;
-use crate::serve::exports::{One, Running};
+use crate::serve::running::Running;
 use crate::serve::snapshots::Begin;
+use crate::serve::wanted::One;
 
 /// Maximum time for requests in flight to end when a point in time begins.
 pub const BARRIER: Duration = Duration::from_secs(30);
@@ -28,28 +30,6 @@ const NODES_MAX: usize = 1024;
 const NULL_SIZE: u64 = 1 << 30;
 /// Deepest nesting of nodes in one command.
 const DEPTH_MAX: usize = 8;
-
-/// A node that was added.
-pub struct Node {
-    pub name: String,
-    pub driver: String,
-    /// Its file, or the description of its device.
-    pub filename: String,
-    pub read_only: bool,
-    /// Nodes below it, by name.
-    pub children: Vec<String>,
-    pub what: What,
-}
-
-/// What a node is.
-pub enum What {
-    /// A disk; what is needed to open it again.
-    Disk { spec: Spec, layers: Vec<String> },
-    /// Saves old contents of the disk of this node.
-    BeforeWrite { disk: String, begin: Box<Begin>, begun: Mutex<Option<Snapshot>> },
-    /// Shows the disk as it was; with bitmaps of its own.
-    Access { of: String, bitmaps: Mutex<Vec<Arc<Bitmap>>> },
-}
 
 /// A node or device that commands name.
 pub enum Found {

@@ -3,9 +3,10 @@
 use blockhaul_block::Can;
 use serde_json::{Value, json};
 
-use super::Monitor;
-use super::nodes::{Node, What};
-use crate::serve::exports::Running;
+use super::exports::GuestDevice;
+use super::monitor::Monitor;
+use super::state::{Node, What};
+use crate::serve::running::Running;
 
 /// The version of QEMU whose commands are offered, which clients compare.
 const VERSION: [u32; 3] = [10, 0, 13];
@@ -90,7 +91,7 @@ impl Monitor {
 
     /// `query-block`: what guests write to, that is, the exports.
     pub(super) fn described_devices(&self) -> Value {
-        let described = |device: super::exports::GuestDevice| {
+        let described = |device: GuestDevice| {
             let running = self.running(&device.node)?;
             Some(json!({
                 "device": device.id,

@@ -7,11 +7,11 @@ use std::time::Duration;
 use blockhaul_io::{Remote, Stream};
 use serde_json::{Map, Value, json};
 
-use super::Monitor;
 use super::commands::{self, Arguments, COMMANDS};
 use super::error::{Error, Result};
 use super::events::Outbox;
 use super::input::{Input, Wrong};
+use super::monitor::Monitor;
 use super::query::greeting;
 use crate::aside::{self, Serving};
 use crate::serve::control::Control;

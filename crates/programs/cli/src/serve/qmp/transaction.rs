@@ -6,10 +6,11 @@
 
 use serde_json::Value;
 
-use super::Monitor;
 use super::commands::{self, ACTIONS, Arguments, needed, switch, text};
 use super::error::{Error, Result};
 use super::jobs::Prepared;
+use super::monitor::Monitor;
+use super::state::Use;
 use crate::serve::jobs::WantedJobs;
 use crate::serve::snapshots::AtOnce;
 
@@ -169,7 +170,7 @@ fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result
 }
 
 /// Refuses two jobs of one name, and two on one target.
-fn check_jobs(uses: &[super::jobs::Use]) -> Result<()> {
+fn check_jobs(uses: &[Use]) -> Result<()> {
     for (index, one) in uses.iter().enumerate() {
         let before = &uses[..index];
         if before.iter().any(|other| other.job == one.job) {

@@ -1,0 +1,173 @@
+//! An open export, for a server and for `ctl`.
+
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use blockhaul_block::{Can, Device, Error, Facts, Kind};
+use blockhaul_catalog::{Adjustable, Exports, Shared, Stack};
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Snapshot};
+
+use crate::exit::Failure;
+
+/// An open export, for a server and for `ctl`.
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    /// For users; may be empty.
+    pub description: String,
+    /// The description of its device, as typed.
+    pub storage: Mutex<String>,
+    /// Clients may write to it.
+    pub write: bool,
+    /// Clients reach it by its name. Otherwise it is a disk of the monitor protocol, which exports
+    /// it under other names.
+    pub served: bool,
+    /// It has no exports of its own.
+    pub single: bool,
+    /// Its own exports, which may report their state.
+    pub own: Option<Weak<dyn Exports>>,
+    /// The device, if all clients share it.
+    pub shared: Option<Arc<Shared>>,
+    /// The stack of the device: to be closed when no worker needs it any more.
+    pub stack: Mutex<Option<Stack>>,
+    /// Its layers and gates, innermost first.
+    pub layers: Mutex<Vec<Arc<Adjustable>>>,
+    /// Its points in time, over the layers.
+    pub snapshots: Mutex<Vec<Snapshot>>,
+    /// Its dirty bitmaps, below the points in time.
+    pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    /// Names of bitmaps from earlier that may lack writes, and why.
+    pub inconsistent: Mutex<Vec<(String, String)>>,
+    /// What has changed, for a mirror of it; between the bitmaps and the points in time.
+    pub mirrored: Mutex<Option<Changes>>,
+    /// The export of which this one is a point in time.
+    pub snapshot_of: Option<SnapshotOf>,
+}
+
+/// An export that shows a point in time of another one.
+pub struct SnapshotOf {
+    /// The export in use.
+    pub live: Arc<Running>,
+    /// Its point in time.
+    pub snapshot: Snapshot,
+}
+
+impl Running {
+    /// Its current layers and gates, innermost first.
+    pub fn layers(&self) -> Vec<Arc<Adjustable>> {
+        self.layers.lock().expect("no panic under this lock").clone()
+    }
+
+    /// The description of its device, as typed.
+    pub fn storage(&self) -> String {
+        self.storage.lock().expect("no panic under this lock").clone()
+    }
+
+    /// The current device, if all clients share it.
+    pub fn device(&self) -> Option<Arc<dyn Device>> {
+        self.shared.as_ref().map(|shared| shared.switch().device())
+    }
+
+    /// Its bitmaps.
+    pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
+        self.bitmaps.lock().expect("no panic under this lock")
+    }
+
+    /// The bitmap of this name.
+    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, Failure> {
+        self.check_consistent(name)?;
+        let all = self.bitmaps();
+        let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
+        found.ok_or_else(|| {
+            let known: Vec<_> = all.iter().map(|bitmap| format!("{:?}", bitmap.name())).collect();
+            let known = if known.is_empty() {
+                "it has none".to_string()
+            } else {
+                format!("known are {}", known.join(", "))
+            };
+            Failure::usage(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
+        })
+    }
+
+    /// Names of bitmaps that may lack writes, and why.
+    pub fn inconsistent(&self) -> MutexGuard<'_, Vec<(String, String)>> {
+        self.inconsistent.lock().expect("no panic under this lock")
+    }
+
+    fn check_consistent(&self, name: &str) -> Result<(), Failure> {
+        let all = self.inconsistent();
+        match all.iter().find(|(other, _)| other == name) {
+            None => Ok(()),
+            Some((_, why)) => Err(Failure::usage(format!(
+                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
+                self.name
+            ))),
+        }
+    }
+
+    /// Forgets an inconsistent bitmap. False: there is none of this name.
+    pub fn forget_inconsistent(&self, name: &str) -> bool {
+        let mut all = self.inconsistent();
+        let before = all.len();
+        all.retain(|(other, _)| other != name);
+        all.len() < before
+    }
+
+    /// Makes dirty in the bitmap `to` what is dirty in the bitmaps `from`.
+    pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), Failure> {
+        let to = self.bitmap(to)?;
+        let from = from.iter().map(|name| self.bitmap(name)).collect::<Result<Vec<_>, _>>()?;
+        from.iter().for_each(|other| to.merge(other));
+        Ok(())
+    }
+
+    pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
+        self.check_consistent(bitmap.name())?;
+        let mut all = self.bitmaps();
+        if all.iter().any(|other| other.name() == bitmap.name()) {
+            let name = bitmap.name();
+            let text = format!("export {:?} has a bitmap {name:?} already", self.name);
+            return Err(Failure::usage(text));
+        }
+        if all.len() >= BITMAPS_MAX {
+            return Err(Failure::usage(format!("an export has at most {BITMAPS_MAX} bitmaps")));
+        }
+        all.push(Arc::new(bitmap));
+        Ok(())
+    }
+
+    /// Refuses a job for a disk that does not change.
+    pub fn check_writable(&self, facts: &Facts) -> Result<(), Failure> {
+        if facts.can.contains(Can::WRITE) {
+            return Ok(());
+        }
+        let name = &self.name;
+        let text = format!("export {name:?} is read-only: it does not change, copy it as it is");
+        Err(Failure::usage(text))
+    }
+
+    /// What a mirror of it notes.
+    pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
+        self.mirrored.lock().expect("no panic under this lock")
+    }
+
+    /// Refuses what cannot be done while a mirror job runs.
+    pub fn check_not_mirrored(&self) -> Result<(), Failure> {
+        match *self.mirrored() {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("a mirror job of export {:?} is running", self.name);
+                Err(Failure::usage(text))
+            }
+        }
+    }
+
+    /// Its points in time, the first innermost.
+    pub fn snapshots(&self) -> MutexGuard<'_, Vec<Snapshot>> {
+        self.snapshots.lock().expect("no panic under this lock")
+    }
+}
+
+/// The error of a job or a view whose export was removed.
+pub fn removed() -> Error {
+    Error::new(Kind::ShuttingDown, "the export was removed from the server")
+}
