@@ -1,8 +1,9 @@
 //! `cargo xtask lint`: formatting, clippy, documentation, and where unsafe code is allowed.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::rust_files::rust_files;
 use crate::{Outcome, links, protocol, run, simulate};
 
 pub const HELP: &str = "\
@@ -157,23 +158,6 @@ fn misplaced(root: &Path) -> Result<Vec<String>, String> {
         }
     }
     Ok(found)
-}
-
-pub(crate) fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
-    let dir = root.join(below);
-    let entries =
-        fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let path = below.join(&name);
-        let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_dir && name != "target" && !name.to_string_lossy().starts_with('.') {
-            rust_files(root, &path, files)?;
-        } else if !is_dir && path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
-    Ok(())
 }
 
 /// The line without a `//` comment and without text in double quotes or in backticks, which Rust

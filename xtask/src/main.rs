@@ -16,6 +16,7 @@ mod peers;
 mod protocol;
 mod races;
 mod run;
+mod rust_files;
 mod simulate;
 mod site;
 mod source;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::lint::rust_files;
+use crate::rust_files::rust_files;
 use crate::{Outcome, run};
 
 pub const HELP: &str = "\

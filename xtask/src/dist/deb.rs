@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::Command;
 
 use super::build::{self, Flavour};
-use super::{Dist, Made, files, maintainer, write};
+use super::files;
+use super::piece::{Dist, Made, maintainer, write};
 use crate::{Outcome, run};
 
 pub fn make(dist: &Dist) -> Result<Made, String> {

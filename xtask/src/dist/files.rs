@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::build::Flavour;
-use super::{Dist, licenses, write};
+use super::licenses;
+use super::piece::{Dist, sorted, write};
 use crate::{Outcome, run};
 
 /// Names under which the program takes the command lines of other programs.
@@ -192,15 +193,6 @@ fn same_modes(dir: &Path) -> Outcome {
         }
     }
     Ok(())
-}
-
-/// The entries of a directory, sorted.
-pub fn sorted(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let entries =
-        fs::read_dir(dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    Ok(paths)
 }
 
 /// All files below a directory, relative to it, sorted.

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::build::{self, Flavour};
-use super::{Dist, Made, files, licenses, sums, write};
+use super::piece::{Dist, Made, size_of, write};
+use super::{files, licenses, sums};
 use crate::{Outcome, run};
 
 /// User and group of the program in the container.
@@ -79,7 +80,7 @@ struct Blob {
 /// Moves a file to the blobs, under its digest.
 fn keep(file: &Path, blobs: &Path) -> Result<Blob, String> {
     let sum = sums::of(file)?;
-    let size = super::size_of(file)?;
+    let size = size_of(file)?;
     fs::rename(file, blobs.join(&sum))
         .map_err(|error| format!("cannot move {}: {error}", file.display()))?;
     Ok(Blob { digest: format!("sha256:{sum}"), size })

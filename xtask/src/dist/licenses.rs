@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::build::Flavour;
 use super::closure;
-use super::files::sorted;
+use super::piece::sorted;
 
 /// Beginnings of the names of files with licences, in capitals.
 const NAMES: &[&str] = &["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];

@@ -1,5 +1,5 @@
 //! `cargo xtask dist`: packages of the program, in `target/dist`. Each kind of package has its own
-//! file here; `files` lays out what they install.
+//! file here; `files` lays out what they install, and `piece` has what all of them use.
 
 mod build;
 mod check;
@@ -8,17 +8,16 @@ mod deb;
 mod files;
 mod image;
 mod licenses;
+mod piece;
 mod rpm;
 mod sbom;
 mod sums;
 mod tarball;
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Instant;
 
+use self::piece::{Dist, Made, Packages, size_of};
 use crate::{Outcome, run};
 
 pub const HELP: &str = "\
@@ -43,23 +42,11 @@ maintainer in the .deb and .rpm is DEBFULLNAME and DEBEMAIL.
            removes the package, and fails if a file is left. Needs root and debootstrap
 ";
 
-/// The bar for the stripped program that is linked against glibc, in bytes.
-const LARGEST_PROGRAM: u64 = 16_000_000;
-
 /// A kind of package: its name on the command line, and what makes it.
 struct Piece {
     name: &'static str,
     make: fn(&Dist) -> Result<Made, String>,
 }
-
-/// What became of a piece: files, or the reason for which it is left out.
-enum Made {
-    Files(Vec<PathBuf>),
-    LeftOut(String),
-}
-
-/// The packages of a run by the names of their pieces; of several files the first one.
-type Packages = BTreeMap<&'static str, PathBuf>;
 
 /// Every piece, in the order in which they are made. To add one, add a file and a line here.
 const PIECES: &[Piece] = &[
@@ -70,18 +57,6 @@ const PIECES: &[Piece] = &[
     Piece { name: "image", make: image::make },
     Piece { name: "sbom", make: sbom::make },
 ];
-
-/// What all pieces share.
-pub struct Dist {
-    /// The version of the workspace.
-    version: &'static str,
-    /// Where the packages go: `target/dist`.
-    out: PathBuf,
-    /// Where trees are laid out before they are packed. Emptied for each piece.
-    work: PathBuf,
-    /// Seconds since 1970, for dates in packages.
-    epoch: u64,
-}
 
 pub fn main(args: &[String]) -> Outcome {
     let mut names = Vec::new();
@@ -123,84 +98,6 @@ fn report(piece: &str, files: &[PathBuf], begun: Instant) -> Outcome {
         println!("{piece}: {name}, {size} bytes, {:.1} s", begun.elapsed().as_secs_f64());
     }
     Ok(())
-}
-
-fn size_of(file: &Path) -> Result<u64, String> {
-    let data = fs::metadata(file)
-        .map_err(|error| format!("cannot find the size of {}: {error}", file.display()))?;
-    Ok(data.len())
-}
-
-impl Dist {
-    fn new() -> Result<Dist, String> {
-        let target = run::target();
-        let dist = Dist {
-            version: env!("CARGO_PKG_VERSION"),
-            out: target.join("dist"),
-            work: target.join("dist-work"),
-            epoch: epoch()?,
-        };
-        fs::create_dir_all(&dist.out)
-            .map_err(|error| format!("cannot make {}: {error}", dist.out.display()))?;
-        Ok(dist)
-    }
-
-    /// An empty directory for the tree of a piece.
-    fn empty(&self, name: &str) -> Result<PathBuf, String> {
-        let dir = self.work.join(name);
-        if dir.exists() {
-            fs::remove_dir_all(&dir)
-                .map_err(|error| format!("cannot empty {}: {error}", dir.display()))?;
-        }
-        fs::create_dir_all(&dir)
-            .map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
-        Ok(dir)
-    }
-
-    /// A command with the date that tools write into packages.
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.env("SOURCE_DATE_EPOCH", self.epoch.to_string());
-        // Names of months in packages are English.
-        command.env("LC_ALL", "C.UTF-8");
-        command
-    }
-
-    /// `tar`, set up so that the same files give the same bytes: sorted, owned by root, dated.
-    fn tar(&self, file: &Path, below: &Path) -> Command {
-        let mut tar = self.command("tar");
-        tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--format=gnu"]);
-        tar.arg(format!("--mtime=@{}", self.epoch)).arg("-cf").arg(file).arg("-C").arg(below);
-        tar
-    }
-}
-
-/// The date of packages: SOURCE_DATE_EPOCH, else that of the last commit.
-fn epoch() -> Result<u64, String> {
-    let text = match std::env::var("SOURCE_DATE_EPOCH") {
-        Ok(text) => text,
-        Err(_) => run::quiet(Command::new("git").current_dir(run::workspace()).args([
-            "log",
-            "-1",
-            "--format=%ct",
-        ]))?,
-    };
-    text.trim().parse().map_err(|_| format!("'{}' is not a number of seconds", text.trim()))
-}
-
-/// Who is named in packages, in the form `NAME <ADDRESS>`, by Debian's variables.
-fn maintainer() -> String {
-    let name = std::env::var("DEBFULLNAME").unwrap_or("The blockhaul developers".into());
-    let address = std::env::var("DEBEMAIL").unwrap_or("root@localhost".into());
-    format!("{name} <{address}>")
-}
-
-fn write(path: &Path, text: impl AsRef<[u8]>) -> Outcome {
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)
-            .map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
-    }
-    fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

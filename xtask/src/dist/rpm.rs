@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::build::{self, Flavour};
-use super::{Dist, Made, files, maintainer, write};
+use super::files;
+use super::piece::{Dist, Made, maintainer, write};
 use crate::run;
 
 pub fn make(dist: &Dist) -> Result<Made, String> {

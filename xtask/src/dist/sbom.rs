@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::build::Flavour;
 use super::closure::{self, Crate};
-use super::{Dist, Made, write};
+use super::piece::{Dist, Made, write};
 
 pub fn make(dist: &Dist) -> Result<Made, String> {
     let mut files = Vec::new();

@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{Dist, files, write};
+use super::files;
+use super::piece::{Dist, write};
 use crate::{Outcome, run};
 
 /// Writes the sums of every package of this version, also of those made earlier.

@@ -1,7 +1,8 @@
 //! Tarballs: everything below one directory, to be unpacked anywhere.
 
 use super::build::{self, Flavour};
-use super::{Dist, Made, files};
+use super::files;
+use super::piece::{Dist, Made};
 use crate::run;
 
 pub fn make(dist: &Dist) -> Result<Made, String> {

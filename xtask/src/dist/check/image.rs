@@ -8,7 +8,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::root::Root;
-use super::{EXPORT_SIZE, Flavour, build, server, unpack};
+use super::{EXPORT_SIZE, server, unpack};
+use crate::dist::build::{self, Flavour};
 use crate::dist::sums;
 use crate::{Outcome, run};
 

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use self::root::Root;
 use super::build::{self, Flavour};
-use super::{Dist, Packages, deb, files, tarball};
+use super::piece::{Dist, Packages, sorted};
+use super::{deb, files, tarball};
 use crate::{Outcome, run};
 
 /// Debian releases whose root file systems are used.
@@ -178,7 +179,7 @@ fn static_tarball(tarball: &Path) -> Outcome {
 
 /// The program in the only directory of a root file system, as seen from inside.
 fn program_below(root: &Root) -> Result<String, String> {
-    let top = files::sorted(&root.path("/"))?;
+    let top = sorted(&root.path("/"))?;
     let [dir] = top.as_slice() else { return Err(format!("the tarball has {top:?}")) };
     Ok(format!("/{}/bin/blockhaul", dir.file_name().unwrap_or_default().display()))
 }
