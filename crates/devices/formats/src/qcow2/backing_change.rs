@@ -11,7 +11,8 @@ use blockhaul_catalog::{Intent, OpenContext};
 use blockhaul_io::{Buf, is_zero};
 
 use super::chain::{Base, backing_device, open_base};
-use super::device::{ALLOCATION_DEPTH, Backing, Handle, base_of};
+use super::device::Handle;
+use super::parts::{ALLOCATION_DEPTH, Backing, base_of};
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Header, incompatible};

@@ -12,7 +12,7 @@ use blockhaul_catalog::{Intent, OpenContext};
 
 use super::bitmap::{self, Bitmap, Entry, flag};
 use super::chain::{Base, open_base};
-use super::device::Parts;
+use super::parts::Parts;
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Area, BitmapDirectory, Header, autoclear};
