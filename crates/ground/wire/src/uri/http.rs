@@ -10,8 +10,8 @@
 
 use std::fmt::Write as _;
 
+use super::nbd::{Error, TlsParameters, Transport};
 use super::parse::{decode_text, host_and_port, is_scheme, take_parameter};
-use super::{Error, TlsParameters, Transport};
 use crate::http::Request;
 use crate::{limits, printable};
 

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use super::{Error, PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri};
+use super::nbd::{Error, PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri};
 use crate::{limits, magic, printable};
 
 impl Uri {
@@ -79,6 +79,14 @@ impl Uri {
         // The user and the TLS parameters are useless without TLS, but harmless: libnbd accepts
         // them.
         Ok(Uri { transport, export, tls: secure.then_some(tls) })
+    }
+}
+
+impl std::str::FromStr for Uri {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Uri, Error> {
+        Uri::parse(text)
     }
 }
 
