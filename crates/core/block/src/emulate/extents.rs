@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::supply::supply;
 use crate::{
     Access, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Op, Pending, Reply, Request,
 };
@@ -13,7 +14,7 @@ pub(super) struct AllData {
 
 impl AllData {
     pub(super) fn new(inner: Arc<dyn Device>) -> AllData {
-        let mut facts = super::supply(&inner.facts(), Can::EXTENTS);
+        let mut facts = supply(&inner.facts(), Can::EXTENTS);
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         AllData { inner, facts: Arc::new(facts) }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::supply::supply;
 use crate::{Access, Can, Device, Error, Facts, FileRange, Flags, Pending, Request};
 
 pub(super) struct Fua {
@@ -11,7 +12,7 @@ pub(super) struct Fua {
 
 impl Fua {
     pub(super) fn new(inner: Arc<dyn Device>) -> Fua {
-        let facts = Arc::new(super::supply(&inner.facts(), Can::FUA));
+        let facts = Arc::new(supply(&inner.facts(), Can::FUA));
         Fua { inner, facts }
     }
 }

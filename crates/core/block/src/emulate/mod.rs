@@ -7,11 +7,12 @@
 mod align;
 mod extents;
 mod fua;
+mod supply;
 mod zero;
 
 use std::sync::Arc;
 
-use crate::{Can, Device, Facts};
+use crate::{Can, Device};
 
 /// Adds all emulations that the device needs.
 ///
@@ -33,12 +34,4 @@ pub fn emulate(device: Arc<dyn Device>) -> Arc<dyn Device> {
         device = Arc::new(align::Align::new(device));
     }
     device
-}
-
-/// The facts with an ability added and marked as emulated; all other requests pass unchanged.
-fn supply(below: &Facts, can: Can) -> Facts {
-    let mut facts = Facts::same(below);
-    facts.can |= can;
-    facts.emulated |= can;
-    facts
 }

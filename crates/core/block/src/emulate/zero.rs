@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use blockhaul_io::Data;
 
+use super::supply::supply;
 use crate::{
     Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request, Result,
 };
@@ -19,7 +20,7 @@ pub(super) struct Zero {
 
 impl Zero {
     pub(super) fn new(inner: Arc<dyn Device>) -> Zero {
-        let facts = Arc::new(super::supply(&inner.facts(), Can::ZERO));
+        let facts = Arc::new(supply(&inner.facts(), Can::ZERO));
         Zero { inner, facts }
     }
 }
