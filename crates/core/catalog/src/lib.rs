@@ -13,7 +13,6 @@
 mod adjust;
 mod backend;
 pub mod brackets;
-mod context;
 mod exports;
 mod gate;
 mod layer;
@@ -29,8 +28,7 @@ mod stack;
 mod switch;
 
 pub use adjust::Adjustable;
-pub use backend::{Backend, Target};
-pub use context::{NamePolicy, OpenContext};
+pub use backend::{Backend, NamePolicy, OpenContext, Target};
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };
