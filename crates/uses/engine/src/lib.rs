@@ -70,7 +70,7 @@ pub use manifest::Manifest;
 pub use meter::Meters;
 pub use options::{
     Bitmap, ByKernel, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried,
-    SEGMENT, Summary,
+    Summary,
 };
 pub use plan::Plan;
 pub use progress::{Progress, Snapshot};
@@ -78,6 +78,7 @@ pub use rate::{Rate, Schedule};
 pub use resolved::{check_discard, check_source};
 pub use route_counters::Routes;
 pub use sample::is_coarse;
+pub use segment::SEGMENT;
 pub use selection::bitmap_ranges;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};

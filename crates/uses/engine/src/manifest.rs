@@ -21,7 +21,10 @@ use std::str::FromStr;
 
 use blockhaul_block::{Error, Kind, Result};
 
-use crate::options::SEGMENT;
+use crate::segment::SEGMENT;
+
+/// Size of a digest block and of a read in bytes. Part of the digest's definition: do not change.
+pub(crate) const BLOCK: u64 = 256 << 10;
 
 pub(crate) type Digest = [u8; blake3::OUT_LEN];
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::algorithm::Algorithm;
 use crate::journal::JournalOptions;
+use crate::manifest::BLOCK;
 use crate::rate::Rate;
 use crate::route_counters::Routes;
+use crate::segment::SEGMENT;
 
-/// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
-pub const SEGMENT: u64 = 128 << 20;
 /// Smallest allowed request size in bytes.
 pub const MIN_REQUEST: u32 = 4096;
 /// Largest allowed request size in bytes.
@@ -134,7 +134,7 @@ pub struct Bitmap {
 const MEMORY: u64 = 36 << 20;
 
 /// What a verification or a digest needs at least, in bytes: a block of each side.
-const READING: u64 = 2 * crate::reading::BLOCK;
+const READING: u64 = 2 * BLOCK;
 
 impl Options {
     /// Bytes of buffers that a copy can use, for [`blockhaul_io::Pool::new`]: the full window of

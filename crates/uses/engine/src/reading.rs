@@ -10,11 +10,8 @@ use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
 use crate::blocks::{first_difference, room};
 use crate::ledger::Range;
-use crate::manifest::Digest;
+use crate::manifest::{BLOCK, Digest};
 use crate::segment::What;
-
-/// Size of a digest block and of a read in bytes. Part of the digest's definition: do not change.
-pub(crate) const BLOCK: u64 = 256 << 10;
 
 /// Offsets and digests of units.
 pub(crate) type Digests = Vec<(u64, Digest)>;

@@ -2,6 +2,9 @@
 
 use crate::ledger::Range;
 
+/// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
+pub const SEGMENT: u64 = 128 << 20;
+
 /// A unit of work, written by one lane. A segment longer than the usual size is all zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {

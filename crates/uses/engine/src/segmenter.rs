@@ -172,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::options::SEGMENT;
+    use crate::segment::SEGMENT;
 
     fn cut(runs: &[(u64, What)], grain: u64, whole: (bool, bool)) -> Vec<Segment> {
         let size = runs.iter().map(|run| run.0).sum();

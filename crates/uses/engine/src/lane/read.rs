@@ -10,7 +10,8 @@ use super::chunk::Failed;
 use super::open::{OpenSegment, Piece};
 use super::{Lane, Stepped};
 use crate::blocks::find;
-use crate::reading::{BLOCK, Reading, SegmentReading};
+use crate::manifest::BLOCK;
+use crate::reading::{Reading, SegmentReading};
 use crate::segment_queue::SegmentQueue;
 use crate::side::Side;
 

@@ -10,7 +10,8 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::{Buf, Data, File, Pool, Task};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 
-use super::{room_now, summary};
+use super::room::room_now;
+use super::summary::summary;
 use crate::algorithm::Hasher;
 use crate::handle::Retries;
 use crate::options::{Options, Summary};

@@ -9,7 +9,8 @@ use blockhaul_block::{Error, Kind, Reply, Request, Result};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, File, Pool, Task};
 
-use super::{room_now, summary};
+use super::room::room_now;
+use super::summary::summary;
 use crate::algorithm::Hasher;
 use crate::handle::{Handle, Retries};
 use crate::options::{Options, Summary};
