@@ -25,7 +25,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "crates/ground/os",
     "crates/devices/cabi",
     "crates/devices/vddk/src/library.rs",
-    "crates/testkit/vddk-simulator/src/ffi.rs",
+    "crates/testkit/vddk-simulator/src/ffi",
 ];
 
 /// Calls that a simulation cannot replace.

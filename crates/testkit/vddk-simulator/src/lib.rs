@@ -8,12 +8,13 @@
 //!
 //! - `ffi`: the exported functions. `types`: structures and numbers of the interface.
 //! - `settings`: what the user sets. `disk`: contents. `state`: connections, handles and rules.
-//! - `transfer`: asynchronous requests and their threads. `query`: allocated blocks.
+//! - `job`: asynchronous requests. `transfer`: their threads. `query`: allocated blocks.
 //! - `counters`: calls and misuse, as JSON.
 
 mod counters;
 mod disk;
 mod ffi;
+mod job;
 mod query;
 mod settings;
 mod state;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
 use crate::disk::Disk;
+use crate::job::Job;
 use crate::settings::{Effect, Fault, Settings, Wrong};
-use crate::transfer::Job;
 use crate::types::{FAIL, FILE_ERROR, LOCKED, NO_ACCESS, NOT_FOUND, PERMISSIONS, THUMBPRINT};
 use crate::types::{INVALID, NOT_SUPPORTED, VixError};
 

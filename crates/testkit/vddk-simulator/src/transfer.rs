@@ -1,78 +1,18 @@
-//! Reads and writes: their time, and the threads that carry them out.
+//! Reads and writes: how long they take, and the threads that carry them out.
 
-use std::cmp::{Ordering, Reverse};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::disk::Disk;
-use crate::ffi::Lent;
+use crate::job::{Answer, Job, Transfer};
 use crate::state::{Extra, SIMULATOR, Simulator, State};
 use crate::types::{
-    ASYNC, Callback, FAIL, FILE_ERROR, INVALID, OK, OUT_OF_MEMORY, READ_ONLY, SECTOR, VixError,
+    ASYNC, FAIL, FILE_ERROR, INVALID, OK, OUT_OF_MEMORY, READ_ONLY, SECTOR, VixError,
 };
 
 /// Longest wait of an idle thread: it then looks whether the library was ended.
 const IDLE: Duration = Duration::from_secs(1);
-
-/// A read or a write.
-pub(crate) struct Transfer {
-    /// The function, for counters.
-    pub(crate) function: &'static str,
-    pub(crate) handle: usize,
-    pub(crate) write: bool,
-    /// First sector, and number of sectors.
-    pub(crate) sector: u64,
-    pub(crate) count: u64,
-    pub(crate) memory: Lent,
-}
-
-/// Whom to answer.
-pub(crate) struct Answer {
-    pub(crate) callback: Callback,
-    pub(crate) data: usize,
-}
-
-/// A transfer that is under way.
-pub(crate) struct Job {
-    /// When it ends.
-    pub(crate) due: Instant,
-    transfer: Transfer,
-    answer: Answer,
-    started: Instant,
-}
-
-impl Job {
-    /// The same, later.
-    pub(crate) fn later(self, by: Duration) -> Job {
-        Job { due: self.due + by, ..self }
-    }
-
-    pub(crate) fn handle(&self) -> usize {
-        self.transfer.handle
-    }
-}
-
-impl PartialEq for Job {
-    fn eq(&self, other: &Job) -> bool {
-        self.due == other.due
-    }
-}
-
-impl Eq for Job {}
-
-impl PartialOrd for Job {
-    fn partial_cmp(&self, other: &Job) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Job {
-    /// The next one is the greatest.
-    fn cmp(&self, other: &Job) -> Ordering {
-        Reverse(self.due).cmp(&Reverse(other.due))
-    }
-}
 
 impl Simulator {
     /// Starts an asynchronous transfer; returns [`ASYNC`] or an error.

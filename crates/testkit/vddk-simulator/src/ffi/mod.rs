@@ -2,13 +2,16 @@
 
 #![expect(unsafe_code, reason = "C functions with pointers of the program")]
 
+pub(crate) mod lent;
+
 use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use self::lent::Lent;
+use crate::job::{Answer, Transfer};
 use crate::query::Query;
 use crate::state::{Login, SIMULATOR, State};
-use crate::transfer::{Answer, Transfer};
 use crate::types::{
     Callback, ConnectParams, CreateParams, FAIL, FILE_ERROR, INVALID, LogFunction, NOT_FOUND, OK,
     OPEN_READ_ONLY, SECTOR, VixError, text,
@@ -16,38 +19,6 @@ use crate::types::{
 
 unsafe extern "C" {
     fn vddk_simulator_log(function: LogFunction, format: *const c_char, ...);
-}
-
-/// Memory of the program, for one request.
-pub(crate) struct Lent {
-    pointer: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the program lends the memory to the library until its callback is called; only the
-// request that holds this uses it.
-unsafe impl Send for Lent {}
-
-impl Lent {
-    /// # Safety
-    /// `pointer` is null or leads to `len` bytes that are the library's until the request ends.
-    unsafe fn new(pointer: *mut u8, len: usize) -> Option<Lent> {
-        (!pointer.is_null()).then_some(Lent { pointer, len })
-    }
-
-    pub(crate) fn address(&self) -> usize {
-        self.pointer.addr()
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the promise of `new`; sectors of a disk fit in memory as its range was checked.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
-    }
-
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and this is the only user.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.len) }
-    }
 }
 
 /// The text behind a pointer.
