@@ -3,7 +3,7 @@
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
 
-use super::{Conversation, Said, array};
+use super::conversation::{Conversation, Said, array};
 
 /// One reply to an option.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use blockhaul_io::{Data, Reservation};
 use blockhaul_wire::request::{Filter, Header};
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
 
+use super::conversation::{Conversation, Said};
 use super::offer::{HandshakeFault, How, Offer, Style};
-use super::{Conversation, Said};
 use crate::model::lock;
 
 /// Transmission flags for these abilities.

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::{Conversation, Offer, Said, serve};
+use super::conversation::{Conversation, Said};
+use super::offer::Offer;
+use super::serve::serve;
 use crate::model::lock;
 use crate::tools::Scratch;
 
