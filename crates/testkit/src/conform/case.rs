@@ -8,7 +8,8 @@ use blockhaul_block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Reques
 use blockhaul_catalog::Stack;
 use blockhaul_io::Data;
 
-use super::{Content, Options, Subject};
+use super::options::{Content, Options};
+use super::subject::Subject;
 use crate::arbitrary::Fill;
 use crate::rng::Rng;
 

@@ -7,7 +7,7 @@ use blockhaul_block::{Can, Flags, Kind, Reply, Request};
 use blockhaul_io::Reservation;
 
 use super::case::{Case, WHOLE_MAX, read_bytes, same};
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 
 /// The contents match the facts and the options, and are the same in pieces of any length.
 pub(super) async fn the_content_is_as_told(case: Case) -> Checked {

@@ -3,7 +3,7 @@
 use blockhaul_block::{Can, Contexts, Extents, Flags, HOLE, Reply, Request, ZERO};
 
 use super::case::Case;
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 
 /// Maximum number of replies for one walk.
 const ANSWERS_MAX: usize = 200_000;

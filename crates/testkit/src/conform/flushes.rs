@@ -7,7 +7,7 @@ use blockhaul_block::{Can, Device, Flags, Kind, OpKind, Request};
 use blockhaul_io::Data;
 
 use super::case::Case;
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 use crate::fault::{FaultDevice, Rule, Then};
 use crate::model::Seen;
 

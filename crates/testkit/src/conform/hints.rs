@@ -5,7 +5,7 @@ use blockhaul_block::{Can, Contexts, Reply, Request};
 use blockhaul_io::{Data, File, Parked, Pool, Reservation};
 
 use super::case::{Case, read_bytes, same};
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 
 /// Length of a payload that is worth parking.
 const PARKED: u64 = 64 << 10;

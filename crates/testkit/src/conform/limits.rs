@@ -8,7 +8,7 @@ use blockhaul_block::{Access, BASE_ALLOCATION, Can, Contexts, Flags, Kind, Op, R
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use super::case::{Case, WHOLE_MAX, same};
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 use crate::arbitrary::Generator;
 
 /// The facts follow their own rules.

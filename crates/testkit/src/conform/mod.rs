@@ -31,224 +31,24 @@ mod extents;
 mod flushes;
 mod hints;
 mod limits;
+mod options;
 mod random;
 mod requests;
+mod subject;
+mod verdict;
 
-use std::any::Any;
 use std::fmt::Write as _;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use blockhaul_block::Device;
-use blockhaul_catalog::{Another, Opened, Stack};
 use blockhaul_io::{Config, Engine, Runtime};
 
-use crate::fault::FaultDevice;
-use crate::model::ModelDevice;
+use self::case::Case;
+pub use self::options::{Content, Options};
+pub use self::subject::Subject;
+use self::verdict::Checked;
+pub use self::verdict::Verdict;
 use crate::rng;
-use case::Case;
-
-/// How a subject is checked.
-#[derive(Clone)]
-pub struct Options {
-    /// The initial contents of the device.
-    pub content: Content,
-    /// Missing abilities are added by `blockhaul_block::emulate`, as callers do. Without it the
-    /// device is checked with its own block sizes and only the fence before it; a [`Stack`] has its
-    /// emulation in any case.
-    pub emulate: bool,
-    /// Written data can be read again. False for devices that discard writes.
-    pub keeps_writes: bool,
-    /// Each request takes at least this long, because the subject delays it: 64 in flight must not
-    /// take much longer than one.
-    pub latency: Option<Duration>,
-    /// `submit` must return within this time, in the best of five attempts.
-    pub submit_max: Duration,
-    /// One request must complete within this.
-    pub request_timeout: Duration,
-    /// One check must end within this.
-    pub check_timeout: Duration,
-    /// Number of random sequences.
-    pub rounds: usize,
-    /// Number of requests in each of them.
-    pub steps: usize,
-    /// Checks to skip, with the reason; names as in the report.
-    pub skip: Vec<(&'static str, &'static str)>,
-    /// If not empty: only these checks.
-    pub only: Vec<&'static str>,
-    /// The seed of everything random; `None`: that of [`rng::seed`].
-    pub seed: Option<u64>,
-    /// Engines to run on; uring is skipped if the kernel refuses it.
-    pub engines: Vec<Engine>,
-}
-
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            content: Content::Any,
-            emulate: true,
-            keeps_writes: true,
-            latency: None,
-            submit_max: Duration::from_millis(50),
-            request_timeout: Duration::from_secs(20),
-            check_timeout: Duration::from_secs(120),
-            rounds: 6,
-            steps: 120,
-            skip: Vec::new(),
-            only: Vec::new(),
-            seed: None,
-            engines: vec![Engine::Uring, Engine::Threads],
-        }
-    }
-}
-
-impl Options {
-    /// The same, without the check of this name.
-    #[must_use]
-    pub fn without(mut self, check: &'static str, reason: &'static str) -> Options {
-        self.skip.push((check, reason));
-        self
-    }
-
-    /// The same, without emulation.
-    #[must_use]
-    pub fn raw(mut self) -> Options {
-        self.emulate = false;
-        self
-    }
-
-    /// The same, for a device with these initial contents.
-    #[must_use]
-    pub fn content(mut self, content: Content) -> Options {
-        self.content = content;
-        self
-    }
-}
-
-/// The initial contents of a device.
-#[derive(Clone)]
-pub enum Content {
-    /// Anything, but the same on every read.
-    Any,
-    /// Zeroes.
-    Zeroes,
-    /// The byte at an offset.
-    Oracle(Arc<dyn Fn(u64) -> u8 + Send + Sync>),
-}
-
-impl Content {
-    /// Contents by a function from offset to byte.
-    pub fn oracle(byte: impl Fn(u64) -> u8 + Send + Sync + 'static) -> Content {
-        Content::Oracle(Arc::new(byte))
-    }
-}
-
-/// A device to be checked, with further access for the suite.
-pub struct Subject {
-    device: Arc<dyn Device>,
-    stack: Option<Stack>,
-    more: Option<Arc<dyn Another>>,
-    durable: Option<Box<dyn Fn() -> Vec<u8>>>,
-    below: Option<Arc<FaultDevice>>,
-    model: Option<Arc<ModelDevice>>,
-    keep: Vec<Box<dyn Any>>,
-}
-
-impl Subject {
-    /// A device alone.
-    pub fn new(device: Arc<dyn Device>) -> Subject {
-        Subject {
-            device,
-            stack: None,
-            more: None,
-            durable: None,
-            below: None,
-            model: None,
-            keep: Vec::new(),
-        }
-    }
-
-    /// With access to the bytes that would be left after a power cut, so that flush and FUA can be
-    /// checked.
-    #[must_use]
-    pub fn durable(mut self, durable: impl Fn() -> Vec<u8> + 'static) -> Subject {
-        self.durable = Some(Box::new(durable));
-        self
-    }
-
-    /// With the device that this one is a layer over, so that its flushes can be made to fail.
-    #[must_use]
-    pub fn below(mut self, below: Arc<FaultDevice>) -> Subject {
-        self.below = Some(below);
-        self
-    }
-
-    /// With the model that this one is a layer over, so that the suite sees the requests that
-    /// arrive there.
-    #[must_use]
-    pub fn over(mut self, model: Arc<ModelDevice>) -> Subject {
-        self.model = Some(model);
-        self
-    }
-
-    /// With something that must live as long as the device: a directory, a server.
-    #[must_use]
-    pub fn keep(mut self, thing: impl Any) -> Subject {
-        self.keep.push(Box::new(thing));
-        self
-    }
-}
-
-impl From<Arc<dyn Device>> for Subject {
-    fn from(device: Arc<dyn Device>) -> Subject {
-        Subject::new(device)
-    }
-}
-
-impl From<Opened> for Subject {
-    fn from(opened: Opened) -> Subject {
-        Subject { more: opened.more, ..Subject::new(opened.device) }
-    }
-}
-
-impl From<Stack> for Subject {
-    fn from(stack: Stack) -> Subject {
-        Subject { stack: Some(stack.clone()), ..Subject::new(stack.device().clone()) }
-    }
-}
-
-/// The result of a check that did not fail.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// The sentence holds.
-    Held,
-    /// It does not apply, for this reason.
-    Skipped(String),
-}
-
-/// The result of a check: an error says what is wrong.
-type Checked = Result<Verdict, String>;
-
-/// Fails the check unless the condition holds.
-macro_rules! ensure {
-    ($condition:expr, $($text:tt)+) => {
-        if !$condition {
-            return Err(format!($($text)+));
-        }
-    };
-}
-pub(crate) use ensure;
-
-/// Leaves the check, which does not apply.
-macro_rules! skip_if {
-    ($condition:expr, $reason:expr) => {
-        if $condition {
-            return Ok($crate::conform::Verdict::Skipped($reason.to_string()));
-        }
-    };
-}
-pub(crate) use skip_if;
 
 type Check = fn(Case) -> std::pin::Pin<Box<dyn Future<Output = Checked>>>;
 

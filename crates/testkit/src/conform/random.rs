@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Flags, Kind, OpKind, Outcome, Reply, ZERO};
 
 use super::case::{Case, read_bytes};
-use super::{Checked, Verdict, skip_if};
+use super::verdict::{Checked, Verdict, skip_if};
 use crate::arbitrary::{Generator, Step, shrink};
 
 /// Maximum attempts to shorten a failing sequence: each is a separate run.

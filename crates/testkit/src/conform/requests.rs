@@ -8,7 +8,7 @@ use blockhaul_block::{Can, Device, Flags, OpKind, Pending, Request};
 use blockhaul_io::{Data, Remote, Reservation};
 
 use super::case::{Case, read_bytes, same};
-use super::{Checked, Verdict, ensure, skip_if};
+use super::verdict::{Checked, Verdict, ensure, skip_if};
 
 /// Requests in flight: the number in the contract.
 const MANY: usize = 64;
