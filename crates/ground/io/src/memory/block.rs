@@ -5,10 +5,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::alignment::ALIGN;
 use super::shared::SharedPart;
-
-/// Alignment of every buffer in bytes: enough for O_DIRECT on all common devices.
-pub const ALIGN: usize = 4096;
 
 /// From this size on, in bytes, a block is a separate mapping: its pages are allocated on first
 /// use, while the allocator would write zeroes to all of them first.

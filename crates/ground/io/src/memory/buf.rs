@@ -5,7 +5,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
 
-use super::block::{ALIGN, Block};
+use super::alignment::ALIGN;
+use super::block::Block;
 use super::charge::Charge;
 use super::route_counters::RouteCounters;
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
-use super::block::{ALIGN, Block};
+use super::alignment::ALIGN;
+use super::block::Block;
 use super::buf::Buf;
 use super::park::Parked;
 use super::route_counters::RouteCounters;

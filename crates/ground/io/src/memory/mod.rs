@@ -1,6 +1,7 @@
 //! The memory of requests: bounded in total, owned by the request, and copied as little as
 //! possible.
 
+mod alignment;
 mod block;
 mod buf;
 mod charge;
@@ -12,7 +13,7 @@ mod reservation;
 mod route_counters;
 mod shared;
 
-pub use self::block::ALIGN;
+pub use self::alignment::ALIGN;
 pub(crate) use self::block::{Block, Pages};
 pub use self::buf::Buf;
 pub use self::data::Data;

@@ -20,7 +20,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::block::{ALIGN, Block};
+use super::alignment::ALIGN;
+use super::block::Block;
 use crate::sync::{Completer, Ticket, ticket};
 
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.

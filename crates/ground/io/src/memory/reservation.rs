@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::block::{ALIGN, Block};
+use super::alignment::ALIGN;
+use super::block::Block;
 use super::buf::Buf;
 use super::charge::{Charge, InUse, KeptCharge};
 use super::pool::{Hold, Pool, TooLarge, class};

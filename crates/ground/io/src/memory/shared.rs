@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::block::ALIGN;
+use super::alignment::ALIGN;
 use crate::fifo_lock::FifoLock;
 use crate::sync::Notify;
 

@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use super::world::{self, Armed, Event};
+use super::workers::{self, Armed, File};
+use super::world::Event;
 use crate::driver::{Done, Driver, FileOp, Interest, Sleep};
 
 /// The driver of one worker, by its number across all machines.
@@ -11,26 +12,28 @@ pub(super) struct Simulated(pub(super) usize);
 
 impl Driver for Simulated {
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
-        world::with(|world| {
+        workers::with(|workers, world| {
             let number = world.number();
             let armed = Armed { member: self.0, slot, fd, interest, scheduled: false };
-            world.armed.insert(number, armed);
-            world.by_slot.insert((self.0, slot), number);
+            workers.armed.insert(number, armed);
+            workers.by_slot.insert((self.0, slot), number);
         });
     }
 
     fn disarm(&mut self, slot: usize) {
-        world::with(|world| {
-            let Some(number) = world.by_slot.remove(&(self.0, slot)) else { return };
-            world.armed.remove(&number);
-            world.members[self.0].done.push(Done { slot, result: -libc::ECANCELED, op: None });
+        workers::with(|workers, _| {
+            let Some(number) = workers.by_slot.remove(&(self.0, slot)) else { return };
+            workers.armed.remove(&number);
+            workers.all[self.0].done.push(Done { slot, result: -libc::ECANCELED, op: None });
         });
     }
 
     fn start(&mut self, op: FileOp, slot: usize) {
-        world::with(|world| {
+        workers::with(|workers, world| {
             let delay = world.delay(world.faults.file_delay);
-            world.after(delay, Event::File { member: self.0, slot, op });
+            let number = world.number();
+            workers.files.insert(number, File { slot, op });
+            world.after(delay, Event::File { member: self.0, number });
         });
     }
 
@@ -41,7 +44,7 @@ impl Driver for Simulated {
     fn cancel(&mut self, _slot: usize) {}
 
     fn turn(&mut self, _: Sleep, _: bool, done: &mut Vec<Done>) -> io::Result<()> {
-        world::with(|world| done.append(&mut world.members[self.0].done));
+        workers::with(|workers, _| done.append(&mut workers.all[self.0].done));
         Ok(())
     }
 }

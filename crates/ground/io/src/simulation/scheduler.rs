@@ -8,9 +8,12 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::mortal::Life;
+use super::driver;
+use super::life::Life;
+use super::report::Report;
+use super::settings::Settings;
+use super::workers::{self, File, Simulated, Workers};
 use super::world::{self, Event, Member, World};
-use super::{Report, Settings, Simulated};
 use crate::context::{Worker, replace_worker};
 use crate::driver::{Done, Interest, Sleep, run_file_op};
 use crate::ending::Ending;
@@ -73,7 +76,7 @@ impl Machine {
         let inboxes = (0..workers)
             .map(|index| Inbox::new(index, ending.clone()).map(Arc::new))
             .collect::<std::io::Result<Vec<_>>>()?;
-        let number = world::with(|world| add_machine(world, &inboxes));
+        let number = workers::with(|workers, world| add_machine(workers, world, &inboxes));
         let number = number.expect("a machine is started in a simulation");
         Ok(Machine { number, remotes: inboxes.into_iter().map(Remote).collect() })
     }
@@ -93,11 +96,11 @@ impl Machine {
     }
 }
 
-fn add_machine(world: &mut World, inboxes: &[Arc<Inbox>]) -> usize {
+fn add_machine(workers: &mut Workers, world: &mut World, inboxes: &[Arc<Inbox>]) -> usize {
     let machine = world.machines;
     world.machines += 1;
     for inbox in inboxes {
-        let driver = Box::new(Simulated(world.members.len()));
+        let driver = Box::new(driver::Simulated(workers.all.len()));
         let worker = Rc::new(Worker {
             inbox: inbox.clone(),
             peers: inboxes.to_vec(),
@@ -110,7 +113,8 @@ fn add_machine(world: &mut World, inboxes: &[Arc<Inbox>]) -> usize {
             moved: Cell::default(),
         });
         let life = Rc::new(Life::default());
-        world.members.push(Member { worker, machine, life, alive: true, done: Vec::new() });
+        world.members.push(Member { machine, life, alive: true });
+        workers.all.push(Simulated { worker, done: Vec::new() });
     }
     machine
 }
@@ -127,6 +131,7 @@ where
 {
     let before = world::replace(Some(World::new(settings)));
     assert!(before.is_none(), "a simulation runs on this thread already");
+    workers::replace(Some(Workers::default()));
     let output = match Machine::start(1) {
         Ok(director) => direct(settings, director, make),
         Err(error) => {
@@ -138,7 +143,9 @@ where
     for machine in (0..machines).rev() {
         kill(machine);
     }
-    let report = world::replace(None).map(World::into_report).unwrap_or_default();
+    let world = world::replace(None);
+    drop(workers::replace(None));
+    let report = world.map(World::into_report).unwrap_or_default();
     (output, report)
 }
 
@@ -201,9 +208,10 @@ enum Work {
 
 /// Does something that is due now; false if there is nothing.
 fn work() -> bool {
-    let work = world::with(|world| {
+    let work = workers::with(|workers, world| {
         world.report.steps += 1;
-        let ready: Vec<usize> = (0..world.members.len()).filter(|m| is_ready(world, *m)).collect();
+        let ready = |member: &usize| is_ready(workers, world, *member);
+        let ready: Vec<usize> = (0..workers.all.len()).filter(ready).collect();
         let choice = world.below(ready.len() as u64 + 1);
         let event = if choice == 0 { world.take_due() } else { None };
         if let Some(event) = event {
@@ -221,11 +229,11 @@ fn work() -> bool {
 }
 
 /// Whether a worker has anything to do.
-fn is_ready(world: &World, member: usize) -> bool {
-    let entry = &world.members[member];
-    if !entry.alive {
+fn is_ready(workers: &Workers, world: &World, member: usize) -> bool {
+    if !world.members[member].alive {
         return false;
     }
+    let entry = &workers.all[member];
     let worker = &entry.worker;
     let due = || {
         let earliest = worker.timers.borrow().earliest();
@@ -236,9 +244,9 @@ fn is_ready(world: &World, member: usize) -> bool {
 
 /// Runs `f` as a task of this worker would.
 fn as_member<R>(member: usize, f: impl FnOnce() -> R) -> R {
-    let worker = world::with(|world| {
+    let worker = workers::with(|workers, world| {
         world.current = Some(member);
-        world.members[member].worker.clone()
+        workers.all[member].worker.clone()
     });
     let before = replace_worker(worker);
     let output = f();
@@ -249,11 +257,12 @@ fn as_member<R>(member: usize, f: impl FnOnce() -> R) -> R {
 
 /// One turn of a worker.
 fn step(member: usize) {
-    let drawn = world::with(|world| {
+    let drawn = workers::with(|workers, world| {
         world.now += STEP;
-        let waiting = world.members[member].worker.ready.borrow().len();
+        let worker = &workers.all[member].worker;
+        let waiting = worker.ready.borrow().len();
         world.trace("step", member as u64, waiting as u64);
-        (world.members[member].worker.clone(), world.below(TASKS_MAX) + 1)
+        (worker.clone(), world.below(TASKS_MAX) + 1)
     });
     let Some((worker, most)) = drawn else { return };
     as_member(member, || {
@@ -277,19 +286,20 @@ fn step(member: usize) {
 fn happen(event: Event) {
     match event {
         Event::Ready(number) => {
-            world::with(|world| {
-                let Some(armed) = world.armed.remove(&number) else { return };
-                world.by_slot.remove(&(armed.member, armed.slot));
+            workers::with(|workers, world| {
+                let Some(armed) = workers.armed.remove(&number) else { return };
+                workers.by_slot.remove(&(armed.member, armed.slot));
                 world.trace("ready", armed.member as u64, armed.slot as u64);
                 let done = Done { slot: armed.slot, result: 0, op: None };
-                world.members[armed.member].done.push(done);
+                workers.all[armed.member].done.push(done);
             });
         }
-        Event::File { member, slot, op } => {
+        Event::File { member, number } => {
+            let Some(File { slot, op }) = take_file(number) else { return };
             let (result, op) = run_file_op(op);
-            world::with(|world| {
+            workers::with(|workers, world| {
                 world.trace("file", member as u64, u64::from(result.unsigned_abs()));
-                world.members[member].done.push(Done { slot, result, op: Some(op) });
+                workers.all[member].done.push(Done { slot, result, op: Some(op) });
             });
         }
         Event::Job { machine, job } => {
@@ -299,18 +309,23 @@ fn happen(event: Event) {
     }
 }
 
+/// A file operation that is carried out now, or never.
+fn take_file(number: u64) -> Option<File> {
+    workers::with(|workers, _| workers.files.remove(&number)).flatten()
+}
+
 /// Looks which sockets are ready, and decides when their tasks will know.
 fn look() {
-    world::with(|world| {
+    workers::with(|workers, world| {
         let waits: Vec<u64> =
-            world.armed.iter().filter(|(_, armed)| !armed.scheduled).map(|(n, _)| *n).collect();
+            workers.armed.iter().filter(|(_, armed)| !armed.scheduled).map(|(n, _)| *n).collect();
         if waits.is_empty() {
             return;
         }
         let mut polled: Vec<PollFd<'_>> = waits
             .iter()
             .map(|number| {
-                let armed = &world.armed[number];
+                let armed = &workers.armed[number];
                 let flags = match armed.interest {
                     Interest::Readable => PollFlags::IN | PollFlags::RDHUP,
                     Interest::Writable => PollFlags::OUT,
@@ -329,7 +344,7 @@ fn look() {
         for number in ready {
             let delay = world.delay(world.faults.socket_delay);
             world.after(delay, Event::Ready(number));
-            if let Some(armed) = world.armed.get_mut(&number) {
+            if let Some(armed) = workers.armed.get_mut(&number) {
                 armed.scheduled = true;
             }
         }
@@ -338,9 +353,11 @@ fn look() {
 
 /// Moves the clock to what comes next; false if nothing does.
 fn advance() -> bool {
-    world::with(|world| {
-        let timers = world.members.iter().filter(|member| member.alive).filter_map(|member| {
-            let earliest = member.worker.timers.borrow().earliest()?;
+    workers::with(|workers, world| {
+        let both = world.members.iter().zip(&workers.all);
+        let alive = both.filter(|(member, _)| member.alive).map(|(_, simulated)| simulated);
+        let timers = alive.filter_map(|simulated| {
+            let earliest = simulated.worker.timers.borrow().earliest()?;
             Some(world.offset(earliest))
         });
         let Some(next) = timers.chain(world.next_event()).min() else { return false };
@@ -366,8 +383,11 @@ fn kill(machine: usize) {
     });
     let Some((members, late)) = ended else { return };
     for (event, happens) in late {
-        if happens {
-            happen(event);
+        match event {
+            event if happens => happen(event),
+            // Outside of `with`, as below.
+            Event::File { number, .. } => drop(take_file(number)),
+            Event::Ready(_) | Event::Job { .. } => {}
         }
     }
     for member in &members {
@@ -384,14 +404,14 @@ fn kill(machine: usize) {
         busy.into_iter().for_each(drain);
     }
     for member in members {
-        let worker = world::with(|world| world.members[member].worker.clone());
+        let worker = workers::with(|workers, _| workers.all[member].worker.clone());
         let Some(worker) = worker else { return };
         as_member(member, || worker::end(&worker));
-        let done = world::with(|world| {
+        let done = workers::with(|workers, world| {
             world.members[member].alive = false;
-            world.armed.retain(|_, armed| armed.member != member);
-            world.by_slot.retain(|(of, _), _| *of != member);
-            std::mem::take(&mut world.members[member].done)
+            workers.armed.retain(|_, armed| armed.member != member);
+            workers.by_slot.retain(|(of, _), _| *of != member);
+            std::mem::take(&mut workers.all[member].done)
         });
         // Outside of `with`: buffers go back to their pools, which wakes tasks.
         drop(done);
@@ -399,8 +419,8 @@ fn kill(machine: usize) {
 }
 
 fn has_tasks(member: usize) -> bool {
-    world::with(|world| {
-        let worker = &world.members[member].worker;
+    workers::with(|workers, _| {
+        let worker = &workers.all[member].worker;
         !worker.ready.borrow().is_empty() || !worker.inbox.is_empty()
     })
     .unwrap_or(false)
@@ -408,7 +428,8 @@ fn has_tasks(member: usize) -> bool {
 
 /// Polls the tasks of a dead worker, each of which then drops its future.
 fn drain(member: usize) {
-    let Some(worker) = world::with(|world| world.members[member].worker.clone()) else { return };
+    let worker = workers::with(|workers, _| workers.all[member].worker.clone());
+    let Some(worker) = worker else { return };
     as_member(member, || {
         let _stop = worker::take_items(&worker);
         worker::run_tasks(&worker, usize::MAX);

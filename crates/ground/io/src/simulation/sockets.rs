@@ -81,14 +81,3 @@ pub(crate) fn sending<'a>(
 pub(crate) fn splicing(socket: BorrowedFd<'_>, len: usize) -> io::Result<usize> {
     allowed(socket, len)
 }
-
-/// Delays a connection, or refuses it.
-pub(crate) async fn dialling() -> io::Result<()> {
-    let drawn = world::with(|world| {
-        let delay = world.delay(world.faults.socket_delay);
-        (delay, world.choose("refuse", world.faults.refuse * 100))
-    });
-    let Some((delay, refused)) = drawn else { return Ok(()) };
-    crate::sleep(delay).await;
-    if refused { Err(Errno::CONNREFUSED.into()) } else { Ok(()) }
-}

@@ -1,14 +1,14 @@
-//! The state of a simulation: the clock, the seed, what is to come, and the record of what was.
+//! The state of a simulation below its workers: the clock, the seed, what is to come, and the record
+//! of what was.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::mortal::Life;
-use super::{Faults, Report, Settings};
-use crate::context::Worker;
-use crate::driver::{Done, FileOp, Interest};
+use super::life::Life;
+use super::report::Report;
+use super::settings::{Faults, Settings};
 use crate::sync::Completer;
 
 thread_local! {
@@ -18,35 +18,19 @@ thread_local! {
 /// Faults in a run beyond which none is recorded, which bounds the memory of a long one.
 const CHOSEN_MAX: usize = 100_000;
 
-/// A worker, numbered across all machines.
+/// What is known here of a worker. Workers are numbered across all machines.
 pub(super) struct Member {
-    pub(super) worker: Rc<Worker>,
     pub(super) machine: usize,
     pub(super) life: Rc<Life>,
     pub(super) alive: bool,
-    /// Completions for its next step.
-    pub(super) done: Vec<Done>,
-}
-
-/// A task's wait for a descriptor.
-pub(super) struct Armed {
-    pub(super) member: usize,
-    pub(super) slot: usize,
-    pub(super) fd: std::os::fd::RawFd,
-    pub(super) interest: Interest,
-    /// It was found ready, and the event is in the queue.
-    pub(super) scheduled: bool,
 }
 
 /// What happens at a time.
 pub(super) enum Event {
     /// A wait ends, by its number.
     Ready(u64),
-    File {
-        member: usize,
-        slot: usize,
-        op: FileOp,
-    },
+    /// A worker's file operation is carried out, by its number.
+    File { member: usize, number: u64 },
     Job {
         /// The machine that asked for it; none for what a job itself started.
         machine: Option<usize>,
@@ -71,8 +55,6 @@ pub(super) struct World {
     pub(super) current: Option<usize>,
     queue: BTreeMap<(Duration, u64), Event>,
     next: u64,
-    pub(super) armed: BTreeMap<u64, Armed>,
-    pub(super) by_slot: BTreeMap<(usize, usize), u64>,
     /// Jobs of pools with one thread end in order: not before this.
     serial: Duration,
     /// Machines to kill before the next step.
@@ -98,8 +80,6 @@ impl World {
             current: None,
             queue: BTreeMap::new(),
             next: 0,
-            armed: BTreeMap::new(),
-            by_slot: BTreeMap::new(),
             serial: Duration::ZERO,
             kills: Vec::new(),
             log: VecDeque::new(),
@@ -174,7 +154,7 @@ impl World {
         self.queue.insert((time, self.next), event);
     }
 
-    /// A fresh number, for a wait.
+    /// A fresh number, for a wait or a file operation.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
