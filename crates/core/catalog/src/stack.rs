@@ -74,12 +74,17 @@ impl Stack {
     /// This storage with layers of which the first `kept` are those of this stack.
     async fn rebuilt(&self, layers: Vec<Arc<dyn Layer>>, kept: usize) -> Result<Stack> {
         let mut levels = self.levels[..=kept].to_vec();
-        let new = pile(levels[kept].clone(), &self.more, &layers, kept, None, self.intent).await?;
+        let over = LayersOver { layers: &layers, ..self.layers_over(self.intent) };
+        let new = over.levels_from(kept, levels[kept].clone()).await?;
         levels.extend(new);
         let top = levels[layers.len()].clone();
         let more = self.more.clone();
         let intent = self.intent;
         Ok(Stack { device: fence(emulate(top)), levels, more, layers, intent })
+    }
+
+    fn layers_over(&self, intent: Intent) -> LayersOver<'_> {
+        LayersOver { more: self.more.as_ref(), layers: &self.layers, export: None, intent }
     }
 
     /// Number of layers.
@@ -98,46 +103,57 @@ impl Stack {
             None => Ok(self.device.clone()),
             Some(more) => {
                 let device = more.another().await?;
-                let intent = self.intent.again();
-                assemble(device, &self.more, &self.layers, None, intent).await
+                self.layers_over(self.intent.again()).fenced(device).await
             }
         }
     }
 }
 
-/// The device with its layers, the first innermost, behind the fence.
-pub(crate) async fn assemble(
-    device: Arc<dyn Device>,
-    more: &Option<Arc<dyn Another>>,
-    layers: &[Arc<dyn Layer>],
-    export: Option<&str>,
+/// Layers to be put over a device.
+#[derive(Clone, Copy)]
+struct LayersOver<'a> {
+    /// Opens the device again, if further handles are separate connections.
+    more: Option<&'a Arc<dyn Another>>,
+    /// The first is the innermost.
+    layers: &'a [Arc<dyn Layer>],
+    /// The export that the device is, by its name.
+    export: Option<&'a str>,
     intent: Intent,
-) -> Result<Arc<dyn Device>> {
-    let levels = pile(device.clone(), more, layers, 0, export, intent).await?;
-    Ok(fence(emulate(levels.into_iter().next_back().unwrap_or(device))))
 }
 
-/// The devices of the layers from `first` on, over the device of those before.
-async fn pile(
-    mut device: Arc<dyn Device>,
-    more: &Option<Arc<dyn Another>>,
-    layers: &[Arc<dyn Layer>],
-    first: usize,
-    export: Option<&str>,
-    intent: Intent,
-) -> Result<Vec<Arc<dyn Device>>> {
-    let mut levels = Vec::with_capacity(layers.len() - first);
-    for (index, layer) in layers.iter().enumerate().skip(first) {
-        let reopen = more.clone().map(|more| {
-            let intent = intent.again();
-            Arc::new(Again { more, layers: layers[..index].to_vec(), intent }) as Arc<dyn Another>
-        });
-        let export = export.map(String::from);
-        let below = Below { device: emulate(device), intent, reopen, export };
-        device = layer.clone().open(below).await?;
-        levels.push(device.clone());
+impl LayersOver<'_> {
+    /// The device with all layers, behind the fence.
+    async fn fenced(self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        Ok(fence(self.emulated(device).await?))
     }
-    Ok(levels)
+
+    /// The device with all layers and the emulation.
+    async fn emulated(self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let levels = self.levels_from(0, device.clone()).await?;
+        Ok(emulate(levels.into_iter().next_back().unwrap_or(device)))
+    }
+
+    /// The devices of the layers from `first` on, over the device of those before.
+    async fn levels_from(
+        self,
+        first: usize,
+        mut device: Arc<dyn Device>,
+    ) -> Result<Vec<Arc<dyn Device>>> {
+        let LayersOver { more, layers, export, intent } = self;
+        let mut levels = Vec::with_capacity(layers.len() - first);
+        for (index, layer) in layers.iter().enumerate().skip(first) {
+            let reopen = more.cloned().map(|more| {
+                let intent = intent.again();
+                let layers = layers[..index].to_vec();
+                Arc::new(Again { more, layers, intent }) as Arc<dyn Another>
+            });
+            let export = export.map(String::from);
+            let below = Below { device: emulate(device), intent, reopen, export };
+            device = layer.clone().open(below).await?;
+            levels.push(device.clone());
+        }
+        Ok(levels)
+    }
 }
 
 /// Opens the lower part of a stack again.
@@ -154,8 +170,8 @@ impl Another for Again {
         let intent = self.intent;
         Box::pin(async move {
             let device = more.another().await?;
-            let levels = pile(device.clone(), &Some(more), &layers, 0, None, intent).await?;
-            Ok(emulate(levels.into_iter().next_back().unwrap_or(device)))
+            let over = LayersOver { more: Some(&more), layers: &layers, export: None, intent };
+            over.emulated(device).await
         })
     }
 }
@@ -206,7 +222,9 @@ impl Visit for LayeredVisit {
         let intent = self.intent;
         Box::pin(async move {
             let Some(mut export) = opening.await? else { return Ok(None) };
-            export.device = assemble(export.device, &None, &layers, Some(&name), intent).await?;
+            let export_name = Some(name.as_str());
+            let over = LayersOver { more: None, layers: &layers, export: export_name, intent };
+            export.device = over.fenced(export.device).await?;
             Ok(Some(export))
         })
     }

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Reservation};
 
 use crate::{
-    Access, BlockSizes, Contexts, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending,
-    Reply, Request, Result,
+    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending, Reply,
+    Request, Result,
 };
 
 /// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: its
@@ -183,7 +183,8 @@ impl Shared {
         match op {
             Op::Read(room) => self.read(at, room, start, end - start).await,
             Op::Extents(contexts) => {
-                self.extents(at, len, start, end - start, contexts, flags).await
+                let wide = Request::extents(start, end - start, contexts).with(flags);
+                self.extents(at, len, wide).await
             }
             Op::Cache => self.inner.submit(Request::cache(start, end - start)).await,
             Op::Flush => self.inner.submit(Request::flush()).await,
@@ -227,17 +228,10 @@ impl Shared {
         Ok(if all_zero { Reply::Hole } else { Reply::Data(buf.into()) })
     }
 
-    async fn extents(
-        &self,
-        at: u64,
-        len: u64,
-        start: u64,
-        wide: u64,
-        contexts: Contexts,
-        flags: Flags,
-    ) -> Result<Reply> {
-        let request = Request::extents(start, wide, contexts).with(flags);
-        let Reply::Extents(mut lists) = self.inner.submit(request).await? else {
+    /// The part from `at` on, of `len` bytes, of the extents that `wide` asks for.
+    async fn extents(&self, at: u64, len: u64, wide: Request) -> Result<Reply> {
+        let start = wide.at;
+        let Reply::Extents(mut lists) = self.inner.submit(wide).await? else {
             return Err(Error::misfit());
         };
         for list in &mut lists {
