@@ -319,53 +319,14 @@ impl Opener for RecordOpener {
         beyond: &mut [u8],
     ) -> io::Result<Opened> {
         let Some(header) = sealed.first_chunk::<HEADER>() else { return Ok(Opened::default()) };
-        let [kind, _, _, high, low] = *header;
-        let body = usize::from(u16::from_be_bytes([high, low]));
-        if kind != APPLICATION_DATA {
-            let what = match kind {
-                ALERT | CHANGE_CIPHER_SPEC | HANDSHAKE => "an unprotected TLS record",
-                _ => "bytes that are no TLS record",
-            };
-            return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
-        }
-        // All suites add a tag and nothing else: a longer body exceeds the maximum of data and
-        // padding together (section 5.4).
-        if body > PLAIN_MAX + 1 + TAG {
-            return Err(self.breach(alert::RECORD_OVERFLOW, "a TLS record that is too long"));
-        }
-        if body <= TAG {
-            return Err(self.breach(alert::BAD_RECORD_MAC, "a TLS record that is too short"));
-        }
+        let body = self.body_len(header)?;
         let Some(record) = sealed.get(HEADER..HEADER + body) else { return Ok(Opened::default()) };
         let used = HEADER + body;
         let (text, tag) = record.split_at(body - TAG);
-        // The last byte is the content type, unless there is padding.
-        let (text, last) = text.split_at(text.len() - 1);
-        let mut kind = [0];
-        let first = text.len().min(plain.len());
-        let rest = text.len() - first;
-        if rest > beyond.len() {
-            return Err(no_room());
-        }
-        self.keys.begin(header)?;
-        self.keys.part(&text[..first], &mut plain[..first])?;
-        self.keys.part(&text[first..], &mut beyond[..rest])?;
-        self.keys.part(last, &mut kind)?;
-        self.keys.context.set_tag(tag)?;
-        if self.keys.context.cipher_final(&mut []).is_err() {
-            let what = "a TLS record that is forged or damaged";
-            return Err(self.breach(alert::BAD_RECORD_MAC, what));
-        }
-        let [mut kind] = kind;
-        let mut len = text.len();
-        while kind == 0 {
-            let Some(left) = len.checked_sub(1) else {
-                let what = "a TLS record without a kind";
-                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
-            };
-            len = left;
-            kind = if len < first { plain[len] } else { beyond[len - first] };
-        }
+        let text_len = text.len() - 1;
+        let first = text_len.min(plain.len());
+        let last = self.decrypt(header, (text, tag), &mut plain[..first], beyond)?;
+        let (kind, len) = self.kind_of(last, text_len, (&plain[..first], beyond))?;
         let opened = Opened { used, len: 0, end: false };
         if kind == APPLICATION_DATA && self.message.is_empty() {
             self.empty = if len > 0 { 0 } else { self.empty + 1 };
@@ -392,6 +353,76 @@ impl Opener for RecordOpener {
 }
 
 impl RecordOpener {
+    /// The length of a record's body, by its header.
+    #[inline]
+    fn body_len(&self, header: &[u8; HEADER]) -> io::Result<usize> {
+        let [kind, _, _, high, low] = *header;
+        let body = usize::from(u16::from_be_bytes([high, low]));
+        if kind != APPLICATION_DATA {
+            let what = match kind {
+                ALERT | CHANGE_CIPHER_SPEC | HANDSHAKE => "an unprotected TLS record",
+                _ => "bytes that are no TLS record",
+            };
+            return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+        }
+        // All suites add a tag and nothing else: a longer body exceeds the maximum of data and
+        // padding together (section 5.4).
+        if body > PLAIN_MAX + 1 + TAG {
+            return Err(self.breach(alert::RECORD_OVERFLOW, "a TLS record that is too long"));
+        }
+        if body <= TAG {
+            return Err(self.breach(alert::BAD_RECORD_MAC, "a TLS record that is too short"));
+        }
+        Ok(body)
+    }
+
+    /// Decrypts the text of a record into `plain` and what does not fit there into `beyond`, except
+    /// for its last byte, which it returns; checks the tag.
+    #[inline]
+    fn decrypt(
+        &mut self,
+        header: &[u8; HEADER],
+        (text, tag): (&[u8], &[u8]),
+        plain: &mut [u8],
+        beyond: &mut [u8],
+    ) -> io::Result<u8> {
+        let (text, last) = text.split_at(text.len() - 1);
+        let (first, rest) = text.split_at(plain.len());
+        let beyond = beyond.get_mut(..rest.len()).ok_or_else(no_room)?;
+        let mut byte = [0];
+        self.keys.begin(header)?;
+        self.keys.part(first, plain)?;
+        self.keys.part(rest, beyond)?;
+        self.keys.part(last, &mut byte)?;
+        self.keys.context.set_tag(tag)?;
+        if self.keys.context.cipher_final(&mut []).is_err() {
+            let what = "a TLS record that is forged or damaged";
+            return Err(self.breach(alert::BAD_RECORD_MAC, what));
+        }
+        Ok(byte[0])
+    }
+
+    /// The content type of a record, and the length of its content: the type is the last byte,
+    /// unless there is padding.
+    #[inline]
+    fn kind_of(
+        &self,
+        last: u8,
+        mut len: usize,
+        (plain, beyond): (&[u8], &[u8]),
+    ) -> io::Result<(u8, usize)> {
+        let mut kind = last;
+        while kind == 0 {
+            let Some(left) = len.checked_sub(1) else {
+                let what = "a TLS record without a kind";
+                return Err(self.breach(alert::UNEXPECTED_MESSAGE, what));
+            };
+            len = left;
+            kind = if len < plain.len() { plain[len] } else { beyond[len - plain.len()] };
+        }
+        Ok((kind, len))
+    }
+
     /// The peer, or an attacker, violated the protocol. `alert` is sent in the closing message.
     fn breach(&self, alert: u8, what: &str) -> io::Error {
         self.received.alert.store(alert, Ordering::Relaxed);

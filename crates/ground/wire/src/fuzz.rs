@@ -417,24 +417,7 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
             }
             _ => {}
         }
-        let queries = ["base:allocation".to_owned()];
-        // If the handshake refuses to send an option now, another one is sent.
-        let sent = (0..11).any(|_| {
-            turn = turn.wrapping_mul(5).wrapping_add(1);
-            let sent = match turn % 11 {
-                0 => client.list(&mut out),
-                1 => client.info("a", Infos::ALL, &mut out),
-                2 => client.go("a", Infos::BLOCK_SIZE, &mut out),
-                3 => client.export_name("a", &mut out),
-                4 => client.structured_replies(&mut out),
-                5 => client.extended_headers(&mut out),
-                6 => client.list_meta_contexts("a", &[], &mut out),
-                7 | 8 => client.set_meta_contexts("a", &queries, &mut out),
-                9 => client.starttls(&mut out),
-                _ => client.abort(&mut out),
-            };
-            sent.is_ok()
-        });
+        let sent = send_option(&mut client, &mut turn, &mut out);
         if !sent && client.export_name("a", &mut out).is_err() {
             panic!("nothing can be sent after {events:?}");
         }
@@ -448,6 +431,28 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
         assert!(!error.to_string().chars().any(char::is_control));
     }
     (out, events, end)
+}
+
+/// Sends an option that `turn` chooses; if the handshake refuses to send it now, another one. False
+/// if it refuses all.
+fn send_option(client: &mut Client, turn: &mut u8, out: &mut Vec<u8>) -> bool {
+    let queries = ["base:allocation".to_owned()];
+    (0..11).any(|_| {
+        *turn = turn.wrapping_mul(5).wrapping_add(1);
+        let sent = match *turn % 11 {
+            0 => client.list(out),
+            1 => client.info("a", Infos::ALL, out),
+            2 => client.go("a", Infos::BLOCK_SIZE, out),
+            3 => client.export_name("a", out),
+            4 => client.structured_replies(out),
+            5 => client.extended_headers(out),
+            6 => client.list_meta_contexts("a", &[], out),
+            7 | 8 => client.set_meta_contexts("a", &queries, out),
+            9 => client.starttls(out),
+            _ => client.abort(out),
+        };
+        sent.is_ok()
+    })
 }
 
 /// Checks what a client sends: its flags, then whole options.

@@ -39,6 +39,17 @@ impl Wanted {
     }
 }
 
+/// A chunk of block status, to be encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusChunk {
+    /// The flags of the chunk.
+    pub flags: ReplyFlags,
+    /// Number of the context.
+    pub context: u32,
+    /// The limits of the request.
+    pub wanted: Wanted,
+}
+
 /// The result of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -62,12 +73,11 @@ pub struct Encoded {
 /// least one); flags that do not fit the 32-bit form.
 pub fn emit(
     answer: &Answer,
-    flags: ReplyFlags,
-    context: u32,
-    wanted: Wanted,
+    chunk: StatusChunk,
     extents: impl IntoIterator<Item = Extent>,
     out: &mut Vec<u8>,
 ) -> Result<Encoded, Error> {
+    let StatusChunk { flags, context, wanted } = chunk;
     let form = match answer.replies {
         Replies::Simple => {
             // nbd: meta.structured
@@ -115,13 +125,14 @@ pub fn emit_payload(
     // nbd: sizes.other-constraints, command-flags.req-one, status.req-one, status.at-most
     // nbd: block-status.req-one
     let most = if wanted.one { 1 } else { wanted.max_extents.clamp(1, limits::EXTENTS) };
-    let mut encoded = Encoded { extents: 0, covered: 0 };
+    let encoded = Encoded { extents: 0, covered: 0 };
+    let mut writer = Writer { form, wanted, most, encoded, out };
     // The extent being joined; it is written when the next one differs.
     let mut open: Option<Extent> = None;
     // nbd: status.nonzero, extended.status-nonzero
     let mut extents = extents.into_iter().filter(|extent| extent.len != 0);
     loop {
-        let reach = encoded.covered.saturating_add(open.map_or(0, |extent| extent.len));
+        let reach = writer.encoded.covered.saturating_add(open.map_or(0, |extent| extent.len));
         let enough = reach >= wanted.length && reach > 0;
         let next = if enough { None } else { extents.next() };
         match (open, next) {
@@ -132,14 +143,15 @@ pub fn emit_payload(
             (None, Some(next)) => open = Some(next),
             (None, None) => break,
             (Some(extent), next) => {
-                close(form, wanted, most, extent, &mut encoded, out)?;
+                writer.close(extent)?;
                 open = next;
-                if encoded.extents >= most {
+                if writer.encoded.extents >= most {
                     break;
                 }
             }
         }
     }
+    let encoded = writer.encoded;
     if encoded.extents == 0 {
         // nbd: block-status.at-least-one
         return Err(Error::Caller { what: "block status needs at least one extent" });
@@ -153,48 +165,54 @@ pub fn emit_payload(
     Ok(encoded)
 }
 
-/// Writes one joined extent, in several descriptors if the 32-bit form requires it.
-fn close(
+/// Writes joined extents.
+struct Writer<'a> {
     form: Form,
     wanted: Wanted,
+    /// Maximum number of descriptors.
     most: usize,
-    extent: Extent,
-    encoded: &mut Encoded,
-    out: &mut Vec<u8>,
-) -> Result<(), Error> {
-    let mut left = extent.len.min(u64::MAX - encoded.covered);
-    if wanted.one {
-        // REQ_ONE for zero bytes is undefined; an extent has at least one byte.
-        left = left.min(wanted.length.max(1));
-    }
-    while left != 0 && encoded.extents < most {
-        let len = match form {
-            Form::Bits32 => {
-                let flags = u32::try_from(extent.flags).map_err(|_| Error::Caller {
-                    // nbd: meta.fits-flags
-                    what: "status flags above 32 bits need extended headers",
-                })?;
-                let len = u32::try_from(left).unwrap_or(SPLIT_32);
-                out.extend_from_slice(&len.to_be_bytes());
-                out.extend_from_slice(&flags.to_be_bytes());
-                u64::from(len)
-            }
-            Form::Bits64 => {
-                out.extend_from_slice(&left.to_be_bytes());
-                out.extend_from_slice(&extent.flags.to_be_bytes());
-                left
-            }
-        };
-        left -= len;
-        encoded.covered += len;
-        encoded.extents += 1;
-        // nbd: status.last-may-exceed
-        // Only the last extent may exceed the requested range.
-        if encoded.covered >= wanted.length {
-            break;
+    encoded: Encoded,
+    out: &'a mut Vec<u8>,
+}
+
+impl Writer<'_> {
+    /// Writes one joined extent, in several descriptors if the 32-bit form requires it.
+    fn close(&mut self, extent: Extent) -> Result<(), Error> {
+        let Writer { form, wanted, most, encoded, out } = self;
+        let mut left = extent.len.min(u64::MAX - encoded.covered);
+        if wanted.one {
+            // REQ_ONE for zero bytes is undefined; an extent has at least one byte.
+            left = left.min(wanted.length.max(1));
         }
+        while left != 0 && encoded.extents < *most {
+            let len = match form {
+                Form::Bits32 => {
+                    let flags = u32::try_from(extent.flags).map_err(|_| Error::Caller {
+                        // nbd: meta.fits-flags
+                        what: "status flags above 32 bits need extended headers",
+                    })?;
+                    let len = u32::try_from(left).unwrap_or(SPLIT_32);
+                    out.extend_from_slice(&len.to_be_bytes());
+                    out.extend_from_slice(&flags.to_be_bytes());
+                    u64::from(len)
+                }
+                Form::Bits64 => {
+                    out.extend_from_slice(&left.to_be_bytes());
+                    out.extend_from_slice(&extent.flags.to_be_bytes());
+                    left
+                }
+            };
+            left -= len;
+            encoded.covered += len;
+            encoded.extents += 1;
+            // nbd: status.last-may-exceed
+            // Only the last extent may exceed the requested range.
+            if encoded.covered >= wanted.length {
+                break;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Where the 32-bit form splits a long extent: the largest length that is a multiple of every

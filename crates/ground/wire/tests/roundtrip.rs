@@ -14,7 +14,7 @@ use blockhaul_wire::option::{
 };
 use blockhaul_wire::reply::{self, Answer, Chunk, ChunkKind, Failure, Hole};
 use blockhaul_wire::request::{self, Filter};
-use blockhaul_wire::status::{self, Extent, Form, Status, Wanted};
+use blockhaul_wire::status::{self, Extent, Form, Status, StatusChunk, Wanted};
 use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
 use blockhaul_wire::{
     BlockSizeInfo, Command, CommandFlags, Context, Errno, ExportFlags, Headers, Infos, ListEntry,
@@ -214,9 +214,9 @@ proptest! {
         let sum: u64 = extents.iter().map(|extent| extent.len).sum();
         let answer = Answer { replies, cookie: 1, offset: 2 };
         let mut bytes = vec![0xee; 3];
-        let encoded = status::emit(
-            &answer, ReplyFlags::DONE, context, Wanted::new(sum), extents.iter().copied(), &mut bytes,
-        ).unwrap();
+        let chunk = StatusChunk { flags: ReplyFlags::DONE, context, wanted: Wanted::new(sum) };
+        let encoded =
+            status::emit(&answer, chunk, extents.iter().copied(), &mut bytes).unwrap();
         prop_assert_eq!(encoded.covered, sum);
         let (header, used) = reply::Header::parse(&bytes[3..], replies).unwrap().unwrap();
         let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
@@ -245,9 +245,9 @@ proptest! {
         let wanted = Wanted { length: part, one, max_extents: most };
         let answer = Answer { replies, cookie: 1, offset: 2 };
         let mut bytes = Vec::new();
-        let encoded = status::emit(
-            &answer, ReplyFlags::DONE, 0, wanted, extents.iter().copied(), &mut bytes,
-        ).unwrap();
+        let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 0, wanted };
+        let encoded =
+            status::emit(&answer, chunk, extents.iter().copied(), &mut bytes).unwrap();
         let (header, used) = reply::Header::parse(&bytes, replies).unwrap().unwrap();
         let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
         let status = Status::parse(Form::of(chunk.kind).unwrap(), &bytes[used..]).unwrap();
@@ -430,8 +430,8 @@ fn block_status_is_joined_split_and_bounded() {
     let emit = |replies, wanted, extents: &[Extent]| {
         let answer = Answer { replies, cookie: 1, offset: 2 };
         let mut out = Vec::new();
-        let flags = ReplyFlags::DONE;
-        let encoded = status::emit(&answer, flags, 5, wanted, extents.iter().copied(), &mut out)?;
+        let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 5, wanted };
+        let encoded = status::emit(&answer, chunk, extents.iter().copied(), &mut out)?;
         let (header, used) = reply::Header::parse(&out, replies)?.unwrap();
         let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
         let status = Status::parse(Form::of(chunk.kind).unwrap(), &out[used..])?;
@@ -472,8 +472,8 @@ fn block_status_is_joined_split_and_bounded() {
     ] {
         let answer = Answer { replies, cookie: 1, offset: 2 };
         let mut out = vec![1, 2, 3];
-        let flags = ReplyFlags::DONE;
-        assert!(status::emit(&answer, flags, 5, all, extents, &mut out).is_err());
+        let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 5, wanted: all };
+        assert!(status::emit(&answer, chunk, extents, &mut out).is_err());
         assert_eq!(out, [1, 2, 3]);
     }
 }

@@ -4,7 +4,7 @@ use blockhaul_block::{Error, Extents, Kind, Reply};
 use blockhaul_io::{Data, Reservation, SendQueue};
 use blockhaul_wire::reply::{Answer, Failure, Hole};
 use blockhaul_wire::request::{Command, Header};
-use blockhaul_wire::status::{Extent, Wanted};
+use blockhaul_wire::status::{Extent, StatusChunk, Wanted};
 use blockhaul_wire::{CommandFlags, Errno, Replies, ReplyFlags};
 
 /// What a reply is made from: the request's header, and for block status the requested IDs.
@@ -121,8 +121,8 @@ fn extents(
             // nbd: extended.status-high-bits
             flags: run.state,
         });
-        blockhaul_wire::status::emit(answer, flags, *id, wanted, runs, &mut bytes)
-            .map_err(misfit)?;
+        let chunk = StatusChunk { flags, context: *id, wanted };
+        blockhaul_wire::status::emit(answer, chunk, runs, &mut bytes).map_err(misfit)?;
     }
     match room {
         Some(room) if bytes.len() > SHORT && bytes.len() <= room.len() => {

@@ -14,22 +14,9 @@ impl Uri {
         if text.len() > limits::URI {
             return Err(Error(format!("NBD URI is too long: {} bytes", text.len())));
         }
-        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme))
-        else {
-            return Err(Error(format!(
-                "\"{}\" is not an NBD URI, it does not start with a scheme; to connect to a local socket \
-                 write \"nbd+unix:///?socket=PATH\"",
-                shown(text)
-            )));
-        };
+        let (scheme, rest) = split_scheme(text)?;
         let (secure, kind) = scheme_of(scheme)?;
-        let Some(rest) = rest.strip_prefix("//") else {
-            return Err(Error(format!(
-                "\"{}\" lacks the slashes after its scheme: write \"{}://...\"",
-                shown(text),
-                shown(scheme)
-            )));
-        };
+        let rest = skip_slashes(text, scheme, rest)?;
         // A fragment names a part of a document; an export has none.
         if rest.contains('#') {
             return Err(Error(format!(
@@ -88,6 +75,29 @@ impl std::str::FromStr for Uri {
     fn from_str(text: &str) -> Result<Uri, Error> {
         Uri::parse(text)
     }
+}
+
+/// The scheme, and what follows its colon.
+fn split_scheme(text: &str) -> Result<(&str, &str), Error> {
+    let found = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
+    found.ok_or_else(|| {
+        Error(format!(
+            "\"{}\" is not an NBD URI, it does not start with a scheme; to connect to a local socket \
+             write \"nbd+unix:///?socket=PATH\"",
+            shown(text)
+        ))
+    })
+}
+
+/// What follows the slashes behind the scheme's colon.
+fn skip_slashes<'a>(text: &str, scheme: &str, rest: &'a str) -> Result<&'a str, Error> {
+    rest.strip_prefix("//").ok_or_else(|| {
+        Error(format!(
+            "\"{}\" lacks the slashes after its scheme: write \"{}://...\"",
+            shown(text),
+            shown(scheme)
+        ))
+    })
 }
 
 /// The port of SSH servers.

@@ -72,7 +72,8 @@ fn codec(number: u32) -> Result<()> {
             (0..64_u64).map(|at| blockhaul_wire::status::Extent { len: 4096 + at, flags: at & 3 });
         let wanted = blockhaul_wire::status::Wanted::new(1 << 20);
         let mut out = Vec::new();
-        blockhaul_wire::status::emit(&answer, flags, 1, wanted, list, &mut out).map_err(broken)?;
+        let chunk = blockhaul_wire::status::StatusChunk { flags, context: 1, wanted };
+        blockhaul_wire::status::emit(&answer, chunk, list, &mut out).map_err(broken)?;
         black_box(&out);
     }
     Ok(())

@@ -44,7 +44,7 @@ impl Handshake {
         };
         let flags = self.flags(&info, !contexts.is_empty());
         if code != OptionCode::ExportName {
-            self.emit_info(code, &request, &info, flags, out)?;
+            emit_info(code, &request, &info, flags, out)?;
         }
         // nbd: info.block-size-reqd
         if info.require_block_sizes && info.block_sizes.is_some() && !request.wants.block_size {
@@ -183,39 +183,39 @@ impl Handshake {
             .with(ExportFlags::SEND_DF, df)
             .with(ExportFlags::BLOCK_STATUS_PAYLOAD, payload)
     }
+}
 
-    fn emit_info(
-        &self,
-        code: OptionCode,
-        request: &InfoRequest,
-        info: &ExportInfo,
-        flags: ExportFlags,
-        out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        // nbd: info.export
-        let mut items = vec![Info::Export { size: info.size, flags }];
-        if request.wants.name {
-            let name = info.name.as_ref().unwrap_or(&request.name);
-            sendable_name(name)?;
-            items.push(Info::Name(name.clone()));
-        }
-        if let (true, Some(description)) = (request.wants.description, &info.description) {
-            items.push(Info::Description(sendable(description)));
-        }
-        // nbd: sizes.advertised, info.sizes-requested
-        // Sizes that differ from the defaults should be sent even if not requested.
-        if let Some(sizes) = info.block_sizes
-            && (request.wants.block_size || sizes != BlockSizeInfo::DEFAULT)
-        {
-            items.push(Info::BlockSize(sizes));
-        }
-        for item in items {
-            let mut payload = Vec::new();
-            item.emit(&mut payload);
-            emit_reply(code, ReplyCode::Info, &payload, out);
-        }
-        Ok(())
+/// Appends the replies of INFO and GO that describe an export.
+fn emit_info(
+    code: OptionCode,
+    request: &InfoRequest,
+    info: &ExportInfo,
+    flags: ExportFlags,
+    out: &mut Vec<u8>,
+) -> Result<(), Error> {
+    // nbd: info.export
+    let mut items = vec![Info::Export { size: info.size, flags }];
+    if request.wants.name {
+        let name = info.name.as_ref().unwrap_or(&request.name);
+        sendable_name(name)?;
+        items.push(Info::Name(name.clone()));
     }
+    if let (true, Some(description)) = (request.wants.description, &info.description) {
+        items.push(Info::Description(sendable(description)));
+    }
+    // nbd: sizes.advertised, info.sizes-requested
+    // Sizes that differ from the defaults should be sent even if not requested.
+    if let Some(sizes) = info.block_sizes
+        && (request.wants.block_size || sizes != BlockSizeInfo::DEFAULT)
+    {
+        items.push(Info::BlockSize(sizes));
+    }
+    for item in items {
+        let mut payload = Vec::new();
+        item.emit(&mut payload);
+        emit_reply(code, ReplyCode::Info, &payload, out);
+    }
+    Ok(())
 }
 
 // nbd: meta.name-utf8

@@ -53,6 +53,14 @@ enum State {
     Over,
 }
 
+/// What was made of the bytes of an option.
+enum Taken {
+    /// There are too few: this many are needed.
+    NeedMore(usize),
+    /// So many were used; the caller handles the event.
+    Bytes(usize, Option<Event>),
+}
+
 impl Handshake {
     /// The longest message of a client in bytes.
     pub const MAX_MESSAGE: usize = OptionHeader::LEN + limits::OPTION_PAYLOAD;
@@ -102,33 +110,15 @@ impl Handshake {
                         used += 4;
                     }
                 },
-                State::Options => {
-                    let Some(head) = OptionHeader::parse(rest)? else {
-                        return need(OptionHeader::LEN);
-                    };
-                    let length = head.length as usize;
-                    if length > limits::OPTION_PAYLOAD || head.code == OptionCode::Abort {
-                        self.start_skip(head)?;
-                        used += OptionHeader::LEN;
-                        continue;
+                State::Options => match self.take_option(rest, out)? {
+                    Taken::NeedMore(bytes) => return need(bytes),
+                    Taken::Bytes(bytes, event) => {
+                        used += bytes;
+                        if let Some(event) = event {
+                            return Ok((used, event));
+                        }
                     }
-                    let end = OptionHeader::LEN + length;
-                    let Some(payload) = rest.get(OptionHeader::LEN..end) else {
-                        return need(end);
-                    };
-                    used += end;
-                    self.begin_option(head.code)?;
-                    let event = self.option(head.code, payload, out)?;
-                    if matches!(event, Some(Event::StartTls)) && used < input.len() {
-                        return Err(Error::Unexpected {
-                            what: "the client sent bytes behind STARTTLS, before TLS could be up"
-                                .to_owned(),
-                        });
-                    }
-                    if let Some(event) = event {
-                        return Ok((used, event));
-                    }
-                }
+                },
                 State::Skip { left, code } => {
                     let skipped = rest.len().min(*left as usize);
                     #[expect(clippy::cast_possible_truncation, reason = "at most `left`")]
@@ -158,6 +148,30 @@ impl Handshake {
                 State::Over => return Err(Error::Caller { what: "the handshake is over" }),
             }
         }
+    }
+
+    /// Handles the option at the start of `rest`, or begins to skip it.
+    fn take_option(&mut self, rest: &[u8], out: &mut Vec<u8>) -> Result<Taken, Error> {
+        let Some(head) = OptionHeader::parse(rest)? else {
+            return Ok(Taken::NeedMore(OptionHeader::LEN));
+        };
+        let length = head.length as usize;
+        if length > limits::OPTION_PAYLOAD || head.code == OptionCode::Abort {
+            self.start_skip(head)?;
+            return Ok(Taken::Bytes(OptionHeader::LEN, None));
+        }
+        let end = OptionHeader::LEN + length;
+        let Some(payload) = rest.get(OptionHeader::LEN..end) else {
+            return Ok(Taken::NeedMore(end));
+        };
+        self.begin_option(head.code)?;
+        let event = self.option(head.code, payload, out)?;
+        if matches!(event, Some(Event::StartTls)) && end < rest.len() {
+            return Err(Error::Unexpected {
+                what: "the client sent bytes behind STARTTLS, before TLS could be up".to_owned(),
+            });
+        }
+        Ok(Taken::Bytes(end, event))
     }
 
     /// After [`Event::StartTls`]: TLS is established, and later bytes arrive through it.

@@ -9,6 +9,9 @@ use crate::option::{
 };
 use crate::{ClientFlags, Error, Replies, limits};
 
+/// The refusal of an option with a payload that has none.
+const NO_DATA: &str = "this option has no data";
+
 impl Handshake {
     /// Starts to skip a payload that is too long, or not needed (ABORT).
     pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), Error> {
@@ -118,7 +121,6 @@ impl Handshake {
     ) -> Result<Handled, Error> {
         use Handled::Refused;
         let with_data = !payload.is_empty();
-        let no_data = "this option has no data";
         Ok(match code {
             OptionCode::ExportName if self.replies == Replies::Extended => {
                 Refused(OptionError::Invalid, "extended headers need GO instead of EXPORT_NAME")
@@ -137,7 +139,7 @@ impl Handshake {
             },
             // nbd: list.data-refused, starttls.reply
             OptionCode::List | OptionCode::StartTls if with_data => {
-                Refused(OptionError::Invalid, no_data)
+                Refused(OptionError::Invalid, NO_DATA)
             }
             OptionCode::List => {
                 self.state = State::AskList;
@@ -149,39 +151,12 @@ impl Handshake {
             OptionCode::StartTls if self.config.tls == Tls::Off => {
                 Refused(OptionError::Unsupported, "TLS is not offered")
             }
-            OptionCode::StartTls => {
-                // nbd: starttls.forgets, extended.starttls-forgets
-                self.replies = Replies::Simple;
-                self.selected = None;
-                self.state = State::AwaitTls;
-                // nbd: tls.starttls-accepted
-                emit_reply(code, ReplyCode::Ack, &[], out);
-                Handled::Event(Event::StartTls)
-            }
-            // nbd: structured.data-refused
+            OptionCode::StartTls => self.start_tls(out),
             OptionCode::StructuredReply if self.config.structured => {
-                match (with_data, self.replies) {
-                    (true, _) => Refused(OptionError::Invalid, no_data),
-                    (_, Replies::Extended) => Refused(
-                        OptionError::ExtendedHeadersRequired,
-                        // nbd: extended.structured-refused
-                        "extended headers are in use, they replace structured replies",
-                    ),
-                    (_, Replies::Structured) => {
-                        Refused(OptionError::Invalid, "structured replies are in use")
-                    }
-                    (_, Replies::Simple) => self.acknowledge(code, Replies::Structured, out),
-                }
+                self.structured_replies(with_data, out)
             }
-            // nbd: extended.data-refused
             OptionCode::ExtendedHeaders if self.config.extended => {
-                match (with_data, self.replies) {
-                    (true, _) => Refused(OptionError::Invalid, no_data),
-                    (_, Replies::Extended) => {
-                        Refused(OptionError::Invalid, "extended headers are in use")
-                    }
-                    _ => self.acknowledge(code, Replies::Extended, out),
-                }
+                self.extended_headers(with_data, out)
             }
             OptionCode::ListMetaContext | OptionCode::SetMetaContext
                 if self.config.meta_contexts =>
@@ -191,6 +166,45 @@ impl Handshake {
             // nbd: reply.unsupported
             _ => Refused(OptionError::Unsupported, "the option is not known"),
         })
+    }
+
+    fn start_tls(&mut self, out: &mut Vec<u8>) -> Handled {
+        // nbd: starttls.forgets, extended.starttls-forgets
+        self.replies = Replies::Simple;
+        self.selected = None;
+        self.state = State::AwaitTls;
+        // nbd: tls.starttls-accepted
+        emit_reply(OptionCode::StartTls, ReplyCode::Ack, &[], out);
+        Handled::Event(Event::StartTls)
+    }
+
+    // nbd: structured.data-refused
+    fn structured_replies(&mut self, with_data: bool, out: &mut Vec<u8>) -> Handled {
+        use Handled::Refused;
+        match (with_data, self.replies) {
+            (true, _) => Refused(OptionError::Invalid, NO_DATA),
+            (_, Replies::Extended) => Refused(
+                OptionError::ExtendedHeadersRequired,
+                // nbd: extended.structured-refused
+                "extended headers are in use, they replace structured replies",
+            ),
+            (_, Replies::Structured) => {
+                Refused(OptionError::Invalid, "structured replies are in use")
+            }
+            (_, Replies::Simple) => {
+                self.acknowledge(OptionCode::StructuredReply, Replies::Structured, out)
+            }
+        }
+    }
+
+    // nbd: extended.data-refused
+    fn extended_headers(&mut self, with_data: bool, out: &mut Vec<u8>) -> Handled {
+        use Handled::Refused;
+        match (with_data, self.replies) {
+            (true, _) => Refused(OptionError::Invalid, NO_DATA),
+            (_, Replies::Extended) => Refused(OptionError::Invalid, "extended headers are in use"),
+            _ => self.acknowledge(OptionCode::ExtendedHeaders, Replies::Extended, out),
+        }
     }
 
     fn ask_export(&mut self, code: OptionCode, request: InfoRequest) -> Handled {
