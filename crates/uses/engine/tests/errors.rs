@@ -43,8 +43,19 @@ fn content(rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// A copy with this rule on one side, long enough to trigger it `times` times.
-async fn inject(rng: &mut Rng, on_source: bool, op: OpKind, then: Then, times: u64, told: &str) {
+/// Failures of a kind of request on one side.
+#[derive(Clone, Copy)]
+struct Failures {
+    on_source: bool,
+    op: OpKind,
+    then: Then,
+    /// How often a request fails.
+    times: u64,
+}
+
+/// A copy with these failures.
+async fn inject(rng: &mut Rng, failures: Failures, told: &str) {
+    let Failures { on_source, op, then, times } = failures;
     let bytes = content(rng);
     let model = Model::new(SIZE as u64).with_content(bytes.clone()).with_holes();
     let source = ModelDevice::new(model, Completion::Shuffled(rng.number()));
@@ -107,7 +118,8 @@ fn every_class_of_error_at_random_places() {
                 for then in [Then::Fail, Then::FailAfter, Then::FailHalfway] {
                     let times = *rng.pick(&[1, u64::from(RETRIES), 1000]);
                     let told = format!("{op:?} {:?} {times} times, seed {seed}", then(kind));
-                    inject(&mut rng, on_source, op, then(kind), times, &told).await;
+                    let failures = Failures { on_source, op, then: then(kind), times };
+                    inject(&mut rng, failures, &told).await;
                 }
             }
         }

@@ -87,18 +87,7 @@ impl Engine {
     ) -> Result<Engine> {
         let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
-        if options.discard_source {
-            check_discard(&source.device().facts(), &target.device().facts())?;
-            if options.digest.is_some() {
-                let text = "a digest may need the source again, which is to be discarded";
-                return Err(Error::new(Kind::Invalid, text).on(&source.device().facts().name));
-            }
-        }
-        let selection = sides.selection(options)?;
-        let from = source.device().facts();
-        let to = target.device().facts();
-        check_source(selection.bounds().1, &from)?;
-        check_target(selection.bounds().1, &to)?;
+        let selection = checked_selection(&sides, options)?;
         let options = as_begun(options).await;
         let retries = Retries::new(&options, progress);
         let parts = parts(&sides, &options, pool, &retries, progress);
@@ -109,28 +98,10 @@ impl Engine {
             None => selection,
         };
         progress.set_total(selection.total());
-        progress.set_disk_size(source.device().facts().size);
-        let opened = match &options.journal {
-            None => None,
-            Some(journal) => {
-                // An export may be unreadable where its bitmap is clean.
-                let partial = options.bitmap.is_some() || options.ranges.is_some();
-                let only = partial.then(|| selection.ranges());
-                let source = sides.handle(Side::Source, &retries);
-                let sample = if options.discard_source {
-                    // Earlier runs have changed it.
-                    [0; 32]
-                } else {
-                    crate::sample::digest(source, only).await?
-                };
-                let identity = Identity {
-                    discards: options.discard_source,
-                    ..identity(journal, resolved, &selection, &sides, sample)
-                };
-                let parts = SelectedParts::new(selection.ranges(), resolved.segment);
-                Some(open_journal(journal, identity, parts).await?)
-            }
-        };
+        let from = source.device().facts();
+        let to = target.device().facts();
+        progress.set_disk_size(from.size);
+        let opened = own_journal(&sides, &options, &selection, (resolved, &retries)).await?;
         let (journal, recorded) = opened.unzip();
         let recorded = recorded.unwrap_or_default();
         let claimed = options.target_is_zero && !options.trust_zero && !to.zeroed;
@@ -141,7 +112,8 @@ impl Engine {
         let streaming = options.digest.filter(|_| in_blocks);
         let streaming = streaming.and_then(|algorithm| StreamingDigest::new(algorithm, from.size));
         let parts = Parts { journal, streaming, ..parts };
-        let mut engine = Engine::with(parts, sides, options, pool, selection, started);
+        let given = Given { sides, options, pool: pool.clone(), selection, started };
+        let mut engine = Engine::with(parts, given);
         // Report it before the journal is relied on.
         if engine.shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
             let text = "the target cannot be flushed: the journal is valid if this program is killed, but \
@@ -154,19 +126,13 @@ impl Engine {
         Ok(engine)
     }
 
-    fn with(
-        parts: Parts,
-        sides: Sides,
-        options: Options,
-        pool: &Pool,
-        selection: Selection,
-        started: Instant,
-    ) -> Engine {
+    fn with(parts: Parts, given: Given) -> Engine {
+        let Given { sides, options, pool, selection, started } = given;
         Engine {
             shared: Arc::new(Shared::new(parts)),
             sides,
             options,
-            pool: pool.clone(),
+            pool,
             orders: Arc::default(),
             lanes: 0,
             selection,
@@ -492,6 +458,32 @@ async fn as_begun(options: &Options) -> Options {
     options
 }
 
+/// What the options select of the source, if the devices fit it and one another.
+fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
+    let from = sides.source.device().facts();
+    let to = sides.target.device().facts();
+    if options.discard_source {
+        check_discard(&from, &to)?;
+        if options.digest.is_some() {
+            let text = "a digest may need the source again, which is to be discarded";
+            return Err(Error::new(Kind::Invalid, text).on(&from.name));
+        }
+    }
+    let selection = sides.selection(options)?;
+    check_source(selection.bounds().1, &from)?;
+    check_target(selection.bounds().1, &to)?;
+    Ok(selection)
+}
+
+/// What the caller of an engine has given it.
+struct Given {
+    sides: Sides,
+    options: Options,
+    pool: Pool,
+    selection: Selection,
+    started: Instant,
+}
+
 /// The state of an engine without journal and digest.
 fn parts(
     sides: &Sides,
@@ -578,6 +570,31 @@ fn identity(
         ranges: selection.digest(),
         discards: false,
     }
+}
+
+/// Opens the journal that the options ask for; it is about what is selected.
+async fn own_journal(
+    sides: &Sides,
+    options: &Options,
+    selection: &Selection,
+    (resolved, retries): (&Resolved, &Arc<Retries>),
+) -> Result<Option<(Keeping, Recorded)>> {
+    let Some(journal) = &options.journal else { return Ok(None) };
+    // An export may be unreadable where its bitmap is clean.
+    let partial = options.bitmap.is_some() || options.ranges.is_some();
+    let only = partial.then(|| selection.ranges());
+    let sample = if options.discard_source {
+        // Earlier runs have changed it.
+        [0; 32]
+    } else {
+        crate::sample::digest(sides.handle(Side::Source, retries), only).await?
+    };
+    let identity = Identity {
+        discards: options.discard_source,
+        ..identity(journal, resolved, selection, sides, sample)
+    };
+    let parts = SelectedParts::new(selection.ranges(), resolved.segment);
+    open_journal(journal, identity, parts).await.map(Some)
 }
 
 async fn open_journal(

@@ -6,7 +6,7 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Task};
 
-use super::{Engine, parts};
+use super::{Engine, Given, parts};
 use crate::algorithm::{Algorithm, Hasher};
 use crate::digest::{PIECE, ReadAhead};
 use crate::handle::Retries;
@@ -63,7 +63,8 @@ impl Engine {
         let selection = sides.selection(&options)?;
         let retries = Retries::new(&options, progress);
         let parts = Parts { reads_only: true, ..parts(&sides, &options, pool, &retries, progress) };
-        Ok(Engine::with(parts, sides, options, pool, selection, started))
+        let given = Given { sides, options, pool: pool.clone(), selection, started };
+        Ok(Engine::with(parts, given))
     }
 
     /// Reads the source and the start of the target again, as far as the options select them for a

@@ -25,6 +25,15 @@ pub(super) struct Failed {
     pub(super) error: Error,
 }
 
+/// Where a request of a segment begins, and how what it reads is handled.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk {
+    pub(super) home: Home,
+    pub(super) at: u64,
+    /// Checked for zeroes.
+    pub(super) look: bool,
+}
+
 /// How the bytes of a request were handled.
 #[derive(Debug, Default)]
 pub(super) struct Done {
@@ -59,7 +68,7 @@ impl Lane {
             let part = if at_once { end - at } else { piece.min(end - at) };
             let started = blockhaul_io::now();
             let mut done = Done::default();
-            match self.zero(home, at, part, known, &mut done).await {
+            match self.zero(home, (at, at + part), known, &mut done).await {
                 Ok(()) => {
                     self.count(at, &done);
                     self.digest_zeroes(at, part).await;
@@ -96,11 +105,11 @@ impl Lane {
     pub(super) async fn zero(
         &self,
         home: Home,
-        at: u64,
-        len: u64,
+        (at, end): Range,
         known: bool,
         done: &mut Done,
     ) -> Result<(), Failed> {
+        let len = end - at;
         if known {
             done.skipped += len;
             return Ok(());
@@ -112,13 +121,8 @@ impl Lane {
         Ok(())
     }
 
-    pub(super) async fn chunk(
-        self: Rc<Self>,
-        home: Home,
-        at: u64,
-        room: Reservation,
-        look: bool,
-    ) -> Result<()> {
+    /// Copies what one request reads, and repeats it after transient failures.
+    pub(super) async fn chunk(self: Rc<Self>, chunk: Chunk, room: Reservation) -> Result<()> {
         let len = room.len() as u64;
         let mut room = Some(room);
         let mut attempts = 0;
@@ -126,11 +130,11 @@ impl Lane {
             let mut done = Done::default();
             let room = match room.take() {
                 Some(room) => room,
-                None => self.room(len, look).await?,
+                None => self.room(len, chunk.look).await?,
             };
-            match self.try_chunk(home, at, room, look, &mut done).await {
+            match self.try_chunk(chunk, room, &mut done).await {
                 Ok(()) => {
-                    self.count(at, &done);
+                    self.count(chunk.at, &done);
                     return Ok(());
                 }
                 Err(failed) => self.recover(failed, &mut attempts).await?,
@@ -140,19 +144,18 @@ impl Lane {
 
     async fn try_chunk(
         &self,
-        home: Home,
-        at: u64,
+        chunk: Chunk,
         room: Reservation,
-        look: bool,
         done: &mut Done,
     ) -> Result<(), Failed> {
+        let Chunk { home, at, look } = chunk;
         let len = room.len() as u64;
         let data = match self.read(at, room).await? {
             Some(data) => data,
             None if self.shared.resolved.writes_holes => self.zeroes(len).await?,
             None => {
                 let known = self.target_is_zero.get() && self.trusts_zeroes();
-                self.zero(home, at, len, known, done).await?;
+                self.zero(home, (at, at + len), known, done).await?;
                 self.digest_zeroes(at, len).await;
                 return Ok(());
             }
@@ -167,7 +170,7 @@ impl Lane {
             .streaming
             .as_ref()
             .map(|streaming| (streaming, streaming.values(at, data.bytes())));
-        self.put(home, at, data, look, done).await?;
+        self.put(chunk, data, done).await?;
         if let Some((streaming, values)) = values {
             streaming.add(at, values);
         }
@@ -201,14 +204,8 @@ impl Lane {
     }
 
     /// Writes what was read.
-    async fn put(
-        &self,
-        home: Home,
-        at: u64,
-        data: Data,
-        look: bool,
-        done: &mut Done,
-    ) -> Result<(), Failed> {
+    async fn put(&self, chunk: Chunk, data: Data, done: &mut Done) -> Result<(), Failed> {
+        let Chunk { home, at, look } = chunk;
         let len = data.len() as u64;
         if !look {
             // A lane may wait for a proof; otherwise do not hold a second reference.
@@ -238,7 +235,7 @@ impl Lane {
         if self.shared.resolved.sampled {
             self.shared.learned.zeroes.note(at / self.shared.resolved.segment);
         }
-        self.write_runs(home, at, &data, runs, done).await?;
+        self.write_runs(chunk, &data, runs, done).await?;
         self.offer_proof(at, &data).await
     }
 
@@ -246,8 +243,7 @@ impl Lane {
     /// error.
     async fn write_runs(
         &self,
-        home: Home,
-        at: u64,
+        Chunk { home, at, .. }: Chunk,
         data: &Data,
         runs: Vec<(usize, usize, bool)>,
         done: &mut Done,

@@ -22,6 +22,7 @@ use std::time::Duration;
 use blockhaul_block::{Can, Error, Kind, Result};
 use blockhaul_io::{Event, Reservation};
 
+use self::chunk::Chunk;
 use self::open::{Flight, Next, OpenSegment};
 use crate::handle::Handle;
 use crate::ledger::{Home, Ledger, Range, Suspect};
@@ -474,9 +475,9 @@ impl Lane {
         }
         let look = self.looks(segment);
         segment.requests.set(segment.requests.get() + 1);
-        let home = segment.home;
+        let chunk = Chunk { home: segment.home, at, look };
         match self.room(len, look).await {
-            Ok(room) => self.start(home, len, move |lane| lane.chunk(home, at, room, look)),
+            Ok(room) => self.start(chunk.home, len, move |lane| lane.chunk(chunk, room)),
             Err(error) => {
                 self.shared.fail(error);
                 return None;

@@ -299,11 +299,11 @@ impl Lane {
         self.complete(home);
     }
 
-    async fn zero_again(self: Rc<Self>, (at, end): Range) -> Result<()> {
-        let home = Home::at(at);
+    async fn zero_again(self: Rc<Self>, range: Range) -> Result<()> {
+        let home = Home::at(range.0);
         let mut attempts = 0;
         loop {
-            match self.zero(home, at, end - at, false, &mut Done::default()).await {
+            match self.zero(home, range, false, &mut Done::default()).await {
                 Ok(()) => return Ok(()),
                 Err(failed) => self.recover(failed, &mut attempts).await?,
             }
@@ -353,7 +353,7 @@ impl Lane {
         match data {
             Some(data) if !zero => self.change(home, Request::write(at, data)).await,
             // Also if the target was zero before: it may have changed.
-            _ => self.zero(home, at, len, false, &mut Done::default()).await,
+            _ => self.zero(home, (at, at + len), false, &mut Done::default()).await,
         }
     }
 

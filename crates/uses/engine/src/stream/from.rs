@@ -11,7 +11,7 @@ use blockhaul_io::{Buf, Data, File, Pool, Task};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 
 use super::room::room_now;
-use super::summary::summary;
+use super::summary::Ended;
 use crate::algorithm::Hasher;
 use crate::handle::Retries;
 use crate::options::{Options, Summary};
@@ -82,7 +82,8 @@ pub async fn copy_from_pipe(
     window.drain().await?;
     progress.set_total(at);
     let digest = digest.map(|digest| digest.finish(at));
-    finish(device, &resolved, (progress, &retries), at, digest, started).await
+    let ended = Ended { progress, retries: &retries, size: at, digest, started };
+    finish(device, &resolved, ended).await
 }
 
 /// Requests in flight to the target, oldest first.
@@ -260,19 +261,17 @@ async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Bu
     filled.map_err(|error| Error::system("cannot read from the pipe", error))
 }
 
+/// Makes the copy durable, if the options ask for it.
 async fn finish(
     device: &Arc<dyn Device>,
     resolved: &Resolved,
-    (progress, retries): (&Progress, &Retries),
-    size: u64,
-    digest: Option<String>,
-    started: Instant,
+    ended: Ended<'_>,
 ) -> Result<Summary> {
-    if progress.is_cancelled() {
+    if ended.progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
     if resolved.flush && device.facts().can.contains(Can::FLUSH) {
         device.submit(Request::flush()).await?;
     }
-    Ok(summary((progress, retries), size, digest, started))
+    Ok(ended.summary())
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Reply, Request, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_io::{Data, File, Pool, Task};
+use blockhaul_io::{Data, File, Pool, Reservation, Task};
 
 use super::room::room_now;
-use super::summary::summary;
+use super::summary::Ended;
 use crate::algorithm::Hasher;
 use crate::handle::{Handle, Retries};
 use crate::options::{Options, Summary};
@@ -63,7 +63,7 @@ pub async fn copy_to_pipe(
         Pieces { queue: queue.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
     let mut digest = options.digest.map(Hasher::new);
     let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
-    let written = write_pieces(pieces, &reader, out, &resolved, pool, progress).await;
+    let written = ReadAhead::new(pieces, &reader, &resolved, pool, progress).write_to(out).await;
     queue.stop();
     let made = making.await;
     written?;
@@ -71,7 +71,8 @@ pub async fn copy_to_pipe(
     if progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
     }
-    Ok(summary((progress, &retries), size, digest.map(|digest| digest.finish(size)), started))
+    let digest = digest.map(|digest| digest.finish(size));
+    Ok(Ended { progress, retries: &retries, size, digest, started }.summary())
 }
 
 /// A read in flight, which returns `None` for a hole.
@@ -81,94 +82,137 @@ struct Reading {
     task: Task<Result<Option<Data>>>,
 }
 
-/// Reads ahead, in order, what is data; zeroes reported by the source are not read. Each piece is
-/// written in its turn.
-async fn write_pieces(
-    mut pieces: Pieces,
-    source: &Handle,
-    mut out: Out<'_>,
-    resolved: &Resolved,
-    pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<()> {
-    let mut ahead: VecDeque<(u64, u64, Option<Reading>)> = VecDeque::new();
-    // Retries have a buffer of their own, and only in their turn: later reads hold the other
-    // buffers until then.
-    let spare = Pool::new(Pool::cost(resolved.request_size as usize));
-    let mut queued = 0;
-    let mut next = pieces.next().await;
-    while !progress.is_cancelled() {
-        while let Some((at, len, zero)) = next
-            && ahead.len() < resolved.requests
-        {
-            if zero {
-                ahead.push_back((at, len, None));
-                next = pieces.next().await;
-                continue;
-            }
-            if queued > 0 && queued + len > resolved.queue_size {
-                break;
-            }
-            let Some(room) = room_now(pool, len, queued == 0).await? else { break };
-            let room = room.counted(&progress.counters.tally);
-            let generation = source.generation();
-            let read = source.device().submit(Request::read(at, room));
-            let progress = progress.clone();
-            let task = blockhaul_io::start(async move {
-                let asked = blockhaul_io::now();
-                progress.meter.begin();
-                let reply = read.await;
-                progress.meter.took(Side::Source, blockhaul_io::elapsed(asked));
-                progress.meter.end();
-                reply.map(content)
-            });
-            ahead.push_back((at, len, Some(Reading { generation, task })));
-            queued += len;
-            next = pieces.next().await;
-        }
-        let Some((at, len, read)) = ahead.pop_front() else { break };
-        let data = match read {
-            None => None,
-            Some(read) => {
-                resolved.pace(len, || progress.is_cancelled()).await;
-                queued -= len;
-                let data = match read.task.await {
-                    Ok(data) => data,
-                    Err(error) => {
-                        let failed = (error, read.generation);
-                        read_again(source, failed, (at, len), &spare).await?
-                    }
-                };
-                if let Some(data) = &data {
-                    source.keep_proof(at, data.bytes());
-                }
-                data
-            }
-        };
-        match data {
-            Some(data) => out.data(data).await?,
-            None => out.zeroes(len).await?,
-        }
-        progress.add_data(at, len);
-    }
-    Ok(())
+/// A piece whose turn to be written comes later; nothing is read of a hole.
+struct Queued {
+    at: u64,
+    len: u64,
+    reading: Option<Reading>,
 }
 
-/// Repeats a read that failed in this generation, as often as is allowed.
-async fn read_again(
-    source: &Handle,
-    (mut error, mut generation): (Error, u64),
-    (at, len): (u64, u64),
-    spare: &Pool,
-) -> Result<Option<Data>> {
-    let mut attempts = 0;
-    loop {
-        source.recover(error, generation, &mut attempts).await?;
-        let Some(room) = room_now(spare, len, true).await? else { return Ok(None) };
-        generation = source.generation();
-        match source.device().submit(Request::read(at, room)).await {
-            Ok(reply) => return Ok(content(reply)),
-            Err(again) => error = again,
+/// Reads ahead, in order, what is data; zeroes reported by the source are not read.
+struct ReadAhead<'a> {
+    pieces: Pieces,
+    source: &'a Handle,
+    resolved: &'a Resolved,
+    pool: &'a Pool,
+    /// Retries have a buffer of their own, and only in their turn: later reads hold the other
+    /// buffers until then.
+    spare: Pool,
+    progress: &'a Arc<Progress>,
+    /// In order.
+    ahead: VecDeque<Queued>,
+    /// Bytes of the reads in flight.
+    queued: u64,
+    /// The piece behind those ahead.
+    next: Option<Piece>,
+}
+
+impl<'a> ReadAhead<'a> {
+    fn new(
+        pieces: Pieces,
+        source: &'a Handle,
+        resolved: &'a Resolved,
+        pool: &'a Pool,
+        progress: &'a Arc<Progress>,
+    ) -> ReadAhead<'a> {
+        ReadAhead {
+            pieces,
+            source,
+            resolved,
+            pool,
+            spare: Pool::new(Pool::cost(resolved.request_size as usize)),
+            progress,
+            ahead: VecDeque::new(),
+            queued: 0,
+            next: None,
+        }
+    }
+
+    /// Writes each piece in its turn.
+    async fn write_to(mut self, mut out: Out<'_>) -> Result<()> {
+        self.next = self.pieces.next().await;
+        while !self.progress.is_cancelled() {
+            self.start_reads().await?;
+            let Some(Queued { at, len, reading }) = self.ahead.pop_front() else { break };
+            let data = match reading {
+                None => None,
+                Some(reading) => self.finish(reading, (at, len)).await?,
+            };
+            match data {
+                Some(data) => out.data(data).await?,
+                None => out.zeroes(len).await?,
+            }
+            self.progress.add_data(at, len);
+        }
+        Ok(())
+    }
+
+    /// Submits reads until the window or the memory is full.
+    async fn start_reads(&mut self) -> Result<()> {
+        while let Some(Piece { at, len, zero }) = self.next
+            && self.ahead.len() < self.resolved.requests
+        {
+            let mut reading = None;
+            if !zero {
+                if self.queued > 0 && self.queued + len > self.resolved.queue_size {
+                    break;
+                }
+                let Some(room) = room_now(self.pool, len, self.queued == 0).await? else { break };
+                reading = Some(self.read(at, room.counted(&self.progress.counters.tally)));
+                self.queued += len;
+            }
+            self.ahead.push_back(Queued { at, len, reading });
+            self.next = self.pieces.next().await;
+        }
+        Ok(())
+    }
+
+    /// Submits a read.
+    fn read(&self, at: u64, room: Reservation) -> Reading {
+        let generation = self.source.generation();
+        let read = self.source.device().submit(Request::read(at, room));
+        let progress = self.progress.clone();
+        let task = blockhaul_io::start(async move {
+            let asked = blockhaul_io::now();
+            progress.meter.begin();
+            let reply = read.await;
+            progress.meter.took(Side::Source, blockhaul_io::elapsed(asked));
+            progress.meter.end();
+            reply.map(content)
+        });
+        Reading { generation, task }
+    }
+
+    /// Waits for a read, which is repeated if it fails; `None` for a hole.
+    async fn finish(&mut self, reading: Reading, (at, len): (u64, u64)) -> Result<Option<Data>> {
+        self.resolved.pace(len, || self.progress.is_cancelled()).await;
+        self.queued -= len;
+        let data = match reading.task.await {
+            Ok(data) => data,
+            Err(error) => self.read_again((error, reading.generation), (at, len)).await?,
+        };
+        if let Some(data) = &data {
+            self.source.keep_proof(at, data.bytes());
+        }
+        Ok(data)
+    }
+
+    /// Repeats a read that failed in this generation, as often as is allowed.
+    async fn read_again(
+        &self,
+        (mut error, mut generation): (Error, u64),
+        (at, len): (u64, u64),
+    ) -> Result<Option<Data>> {
+        let source = self.source;
+        let mut attempts = 0;
+        loop {
+            source.recover(error, generation, &mut attempts).await?;
+            let Some(room) = room_now(&self.spare, len, true).await? else { return Ok(None) };
+            generation = source.generation();
+            match source.device().submit(Request::read(at, room)).await {
+                Ok(reply) => return Ok(content(reply)),
+                Err(again) => error = again,
+            }
         }
     }
 }
@@ -208,6 +252,15 @@ impl Out<'_> {
     }
 }
 
+/// What one read reads, or one hole.
+#[derive(Clone, Copy)]
+struct Piece {
+    at: u64,
+    len: u64,
+    /// It is known to be zero.
+    zero: bool,
+}
+
 /// The plan's runs in order, with data cut to the request size.
 struct Pieces {
     queue: Arc<SegmentQueue>,
@@ -218,8 +271,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Offset, length, and whether it is known to be zero.
-    async fn next(&mut self) -> Option<(u64, u64, bool)> {
+    async fn next(&mut self) -> Option<Piece> {
         while self.runs.is_empty() {
             let segment = self.queue.next().await?;
             self.at = segment.at;
@@ -235,7 +287,7 @@ impl Pieces {
             self.runs.pop();
         }
         self.at += len;
-        Some((at, len, zero))
+        Some(Piece { at, len, zero })
     }
 }
 
