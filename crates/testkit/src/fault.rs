@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Request};
+use blockhaul_block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Outcome, Pending, Request};
 use blockhaul_io::Completer;
 
 use crate::model::{Seen, lock};
@@ -249,11 +249,42 @@ impl Device for FaultDevice {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let seen = Seen::of(&request);
+        let in_flight = InFlight(self.shared.clone());
+        let drawn = self.draw(Seen::of(&request));
+        if drawn.then == Some(Then::Lose) {
+            return Pending::completer().1;
+        }
+        let inner = self.inner.clone();
+        let shared = self.shared.clone();
+        Pending::start(async move {
+            let _in_flight = in_flight;
+            for _ in 0..drawn.turns {
+                blockhaul_io::yield_now().await;
+            }
+            if !drawn.delay.is_zero() {
+                blockhaul_io::sleep(drawn.delay).await;
+            }
+            carry_out(inner, shared, request, drawn).await
+        })
+    }
+}
+
+/// What happens to one request.
+struct Drawn {
+    then: Option<Then>,
+    delay: Duration,
+    /// Turns of other tasks before it.
+    turns: u64,
+    /// Its release, if it hangs.
+    hang: Option<blockhaul_io::Ticket<()>>,
+}
+
+impl FaultDevice {
+    /// Counts a request, and decides what happens to it.
+    fn draw(&self, seen: Seen) -> Drawn {
         let mut guard = lock(&self.shared.plan);
         let plan = &mut *guard;
         plan.seen.push(seen);
-        let in_flight = InFlight(self.shared.clone());
         let now = self.shared.in_flight.fetch_add(1, Ordering::SeqCst) + 1;
         plan.in_flight_max = plan.in_flight_max.max(now);
         let mut then = None;
@@ -271,54 +302,49 @@ impl Device for FaultDevice {
             plan.hanging.push(completer);
             ticket
         });
-        drop(guard);
-        if then == Some(Then::Lose) {
-            return Pending::completer().1;
+        Drawn { then, delay, turns, hang }
+    }
+}
+
+/// Submits a request to the inner device, or fails it, or both.
+async fn carry_out(
+    inner: Arc<dyn Device>,
+    shared: Arc<Shared>,
+    request: Request,
+    drawn: Drawn,
+) -> Outcome {
+    let injected = move |kind| {
+        let mut plan = lock(&shared.plan);
+        let seen = plan.seen.len();
+        plan.failures.push(seen);
+        Error::new(kind, "injected by a test")
+    };
+    match drawn.then {
+        None | Some(Then::Lose) => inner.submit(request).await,
+        Some(Then::Fail(kind)) => Err(injected(kind)),
+        Some(Then::FailAfter(kind)) => {
+            inner.submit(request).await?;
+            Err(injected(kind))
         }
-        let inner = self.inner.clone();
-        let shared = self.shared.clone();
-        let injected = move |kind| {
-            let mut plan = lock(&shared.plan);
-            let seen = plan.seen.len();
-            plan.failures.push(seen);
-            Error::new(kind, "injected by a test")
-        };
-        Pending::start(async move {
-            let _in_flight = in_flight;
-            for _ in 0..turns {
-                blockhaul_io::yield_now().await;
+        Some(Then::FailHalfway(kind)) => {
+            if let Some(half) = half(request, &inner.facts()) {
+                inner.submit(half).await?;
             }
-            if !delay.is_zero() {
-                blockhaul_io::sleep(delay).await;
-            }
-            match then {
-                None | Some(Then::Lose) => inner.submit(request).await,
-                Some(Then::Fail(kind)) => Err(injected(kind)),
-                Some(Then::FailAfter(kind)) => {
-                    inner.submit(request).await?;
-                    Err(injected(kind))
-                }
-                Some(Then::FailHalfway(kind)) => {
-                    if let Some(half) = half(request, &inner.facts()) {
-                        inner.submit(half).await?;
-                    }
-                    Err(injected(kind))
-                }
-                Some(Then::Delay(delay)) => {
-                    blockhaul_io::sleep(delay).await;
-                    inner.submit(request).await
-                }
-                Some(Then::Hang) => {
-                    wait(hang).await;
-                    inner.submit(request).await
-                }
-                Some(Then::HangAfter) => {
-                    let outcome = inner.submit(request).await;
-                    wait(hang).await;
-                    outcome
-                }
-            }
-        })
+            Err(injected(kind))
+        }
+        Some(Then::Delay(delay)) => {
+            blockhaul_io::sleep(delay).await;
+            inner.submit(request).await
+        }
+        Some(Then::Hang) => {
+            wait(drawn.hang).await;
+            inner.submit(request).await
+        }
+        Some(Then::HangAfter) => {
+            let outcome = inner.submit(request).await;
+            wait(drawn.hang).await;
+            outcome
+        }
     }
 }
 

@@ -41,7 +41,7 @@ use std::fmt::Write as _;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_io::{Config, Engine, Runtime};
+use blockhaul_io::{Config, Engine, Remote, Runtime};
 
 use self::case::Case;
 pub use self::options::{Content, Options};
@@ -178,7 +178,8 @@ where
             eprintln!("{name}: the kernel refuses io_uring here: checked without it");
             continue;
         }
-        let mut runtime = None;
+        let mut checker =
+            Checker { engine, runtime: None, options: options.clone(), seed, make: make.clone() };
         for &(check_name, check) in CHECKS {
             if !options.only.is_empty() && !options.only.contains(&check_name) {
                 continue;
@@ -186,7 +187,7 @@ where
             let skip = options.skip.iter().find(|(name, _)| *name == check_name);
             let result = match skip {
                 Some((_, reason)) => Ok(Verdict::Skipped((*reason).to_string())),
-                None => run_one(engine, &mut runtime, &options, seed, &make, check),
+                None => checker.run(check),
             };
             report.results.push((engine, check_name, result));
         }
@@ -197,54 +198,73 @@ where
 /// Workers of a check: more than one, so that handles can move.
 const WORKERS: usize = 3;
 
-fn run_one<M, F, S>(
+/// Runs checks on one engine.
+struct Checker<M> {
     engine: Engine,
-    runtime: &mut Option<Runtime>,
-    options: &Arc<Options>,
+    /// The workers, which checks share until one of them does not end.
+    runtime: Option<Runtime>,
+    options: Arc<Options>,
     seed: u64,
-    make: &Arc<M>,
-    check: Check,
-) -> Checked
+    /// Makes a subject.
+    make: Arc<M>,
+}
+
+impl<M, F, S> Checker<M>
 where
     M: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = blockhaul_block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
-    if runtime.is_none() {
-        let started = Runtime::start(&Config { workers: WORKERS, engine });
-        *runtime = Some(started.map_err(|error| format!("cannot start workers: {error}"))?);
-    }
-    let worker = runtime.as_ref().map(|runtime| runtime.workers()[0].clone());
-    let worker = worker.expect("it was started above");
-    let (sender, receiver) = mpsc::channel();
-    let sender = Arc::new(Mutex::new(sender));
-    let options_there = options.clone();
-    let make = make.clone();
-    drop(worker.spawn(move || async move {
-        let checked = async {
-            let made = blockhaul_io::timeout(options_there.check_timeout, make()).await;
-            let made = made.map_err(|_| "the device was not opened in time".to_string())?;
-            let subject = made.map_err(|error| format!("cannot open the device: {error}"))?;
-            check(Case::new(subject.into(), options_there, seed)?).await
-        };
-        let checked = checked.await;
-        // The receiver may have given up.
-        let _ = crate::model::lock(&sender).send(checked);
-    }));
-    match receiver.recv_timeout(options.check_timeout) {
-        Ok(checked) => checked,
-        Err(error) => {
-            // Its workers may never end, and must not be waited for.
-            if let Some(stuck) = runtime.take() {
-                std::mem::forget(stuck);
-            }
-            Err(match error {
-                RecvTimeoutError::Timeout => {
-                    let limit = options.check_timeout;
-                    format!("the check did not end within {limit:?}: something blocks or is lost")
+    fn run(&mut self, check: Check) -> Checked {
+        let worker = self.worker()?;
+        let (sender, receiver) = mpsc::channel();
+        let sender = Arc::new(Mutex::new(sender));
+        let options = self.options.clone();
+        let seed = self.seed;
+        let make = self.make.clone();
+        drop(worker.spawn(move || async move {
+            let checked = async {
+                let made = blockhaul_io::timeout(options.check_timeout, make()).await;
+                let made = made.map_err(|_| "the device was not opened in time".to_string())?;
+                let subject = made.map_err(|error| format!("cannot open the device: {error}"))?;
+                check(Case::new(subject.into(), options, seed)?).await
+            };
+            let checked = checked.await;
+            // The receiver may have given up.
+            let _ = crate::model::lock(&sender).send(checked);
+        }));
+        match receiver.recv_timeout(self.options.check_timeout) {
+            Ok(checked) => checked,
+            Err(error) => {
+                // Its workers may never end, and must not be waited for.
+                if let Some(stuck) = self.runtime.take() {
+                    std::mem::forget(stuck);
                 }
-                RecvTimeoutError::Disconnected => "the check was dropped by its worker".to_string(),
-            })
+                Err(self.no_result(error))
+            }
+        }
+    }
+
+    /// A worker for a check.
+    fn worker(&mut self) -> Result<Remote, String> {
+        if let Some(runtime) = &self.runtime {
+            return Ok(runtime.remote());
+        }
+        let started = Runtime::start(&Config { workers: WORKERS, engine: self.engine });
+        let started = started.map_err(|error| format!("cannot start workers: {error}"))?;
+        let worker = started.remote();
+        self.runtime = Some(started);
+        Ok(worker)
+    }
+
+    /// Why a check has no result.
+    fn no_result(&self, error: RecvTimeoutError) -> String {
+        match error {
+            RecvTimeoutError::Timeout => {
+                let limit = self.options.check_timeout;
+                format!("the check did not end within {limit:?}: something blocks or is lost")
+            }
+            RecvTimeoutError::Disconnected => "the check was dropped by its worker".to_string(),
         }
     }
 }
