@@ -58,9 +58,10 @@ fn from_terminal() -> Result<String> {
     let before = tcgetattr(&input).map_err(failed)?;
     let mut silent = before.clone();
     silent.local_modes -= LocalModes::ECHO;
+    // Before the prompt: what is typed after it is neither shown nor discarded.
+    tcsetattr(&input, OptionalActions::Flush, &silent).map_err(failed)?;
     // Without a prompt the password can still be typed.
     let _ = write!(std::io::stderr(), "password: ");
-    tcsetattr(&input, OptionalActions::Flush, &silent).map_err(failed)?;
     let answer = line(input.lock());
     // The terminal may be gone; the password is not affected.
     let _ = tcsetattr(&input, OptionalActions::Flush, &before);

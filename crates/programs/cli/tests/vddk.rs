@@ -2,6 +2,7 @@
 #![cfg(feature = "vddk")]
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -35,7 +36,7 @@ impl Lab {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul"));
-        command.current_dir(self.0.path()).args(words).output().unwrap()
+        command.current_dir(self.0.path()).args(words).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs a command that succeeds; returns its output.
@@ -281,6 +282,41 @@ fn a_password_comes_from_a_descriptor() {
         let output = Command::new("sh").args(["-c", &script]).output().unwrap();
         assert_eq!(output.status.success(), right, "{output:?}");
     }
+}
+
+#[test]
+fn a_password_is_typed_without_being_shown() {
+    let lab = Lab::new("password=right-one", "size=1G stride=1M data=50");
+    let disk = lab.disk("&server=esx&user=root&vm=x&password=-");
+    let program = env!("CARGO_BIN_EXE_blockhaul");
+    // script(1), which Debian always has, gives the program a terminal.
+    let typed = Command::new("script")
+        .args(["-qefc", &format!("exec {program} map --totals '{disk}'"), "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut typed = match typed {
+        Ok(typed) => typed,
+        Err(error) => {
+            assert!(std::env::var_os("CI").is_none(), "script(1): {error}");
+            return;
+        }
+    };
+    let mut said = Vec::new();
+    let mut output = typed.stdout.take().unwrap();
+    while !said.ends_with(b"password: ") {
+        let mut byte = [0];
+        output.read_exact(&mut byte).unwrap();
+        said.push(byte[0]);
+    }
+    typed.stdin.take().unwrap().write_all(b"right-one\n").unwrap();
+    output.read_to_end(&mut said).unwrap();
+    let said = String::from_utf8(said).unwrap();
+    assert!(typed.wait().unwrap().success(), "{said}");
+    assert!(said.contains("50.0%") && !said.contains("right-one"), "{said}");
+    // Without a terminal nobody is asked.
+    let output = lab.run(&["map", &disk]);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("needs a terminal"));
 }
 
 #[test]

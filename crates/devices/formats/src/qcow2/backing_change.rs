@@ -12,11 +12,11 @@ use blockhaul_io::{Buf, is_zero};
 
 use super::chain::{Base, backing_device, open_base};
 use super::device::Handle;
-use super::parts::{ALLOCATION_DEPTH, Backing, base_of};
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Header, incompatible};
 use super::image::{Head, Image, Options};
+use super::parts::{ALLOCATION_DEPTH, Backing, base_of};
 use crate::bytes::index;
 use crate::storage::{self, len_of};
 

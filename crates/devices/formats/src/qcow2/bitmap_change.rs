@@ -12,11 +12,11 @@ use blockhaul_catalog::{Intent, OpenContext};
 
 use super::bitmap::{self, Bitmap, Entry, flag};
 use super::chain::{Base, open_base};
-use super::parts::Parts;
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Area, BitmapDirectory, Header, autoclear};
 use super::image::Head;
+use super::parts::Parts;
 use super::words::bytes_of;
 use crate::bytes::index;
 use crate::storage::{len_of, read};
