@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, links, protocol, run, simulate};
+use crate::{Outcome, circles, links, protocol, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -12,9 +12,10 @@ cargo xtask lint
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
 its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
 licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
-so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), and
-makes sure that code which the compiler cannot vouch for is in crates/ground/io,
-crates/ground/os, crates/devices/cabi and two modules for VMware's library only, and that only named modules
+so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), that
+no more than two files of a crate import each other in a circle, and makes sure that code which the
+compiler cannot vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules
+for VMware's library only, and that only named modules
 ask the system for the time or put a thread to sleep: everything else can be simulated.
 ";
 
@@ -66,6 +67,7 @@ const WORD: &str = concat!("un", "safe");
 pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
     protocol::check(&run::workspace())?;
+    circles::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     let mut clippy = run::cargo("clippy");

@@ -2,6 +2,7 @@
 
 mod apt;
 mod bench;
+mod circles;
 mod dist;
 mod enter;
 mod fuzz;

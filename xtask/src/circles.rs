@@ -1,0 +1,348 @@
+//! Import circles: files of a crate of which each uses the next one, and the last one the first. Two
+//! files may use each other; more cannot be understood one at a time.
+//!
+//! A file uses another one where it names something of it: in `use`, or in a path that begins with `crate`,
+//! `self`, `super` or a module that the file declares. `mod` alone is no use. A name that a module exports
+//! again counts as a use of the file that has it, if that file is below the module, or if the module is the
+//! root of the crate. The root is not counted otherwise. Methods are not followed, and tests are left out.
+//!
+//! - `lexer`: tokens of Rust. `imports`: what a file uses. `graph`: circles.
+
+mod graph;
+mod imports;
+mod lexer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use self::graph::circles;
+use self::imports::{Imports, Module};
+use crate::Outcome;
+use crate::rust_files::rust_files;
+
+/// A circle: the folder of the crate, and its files below `src`.
+type Circle = (String, Vec<String>);
+
+/// Circles that are still there: a crate, and files below its `src`. The list may only get shorter: a circle
+/// that is gone, or has lost a file, is an error until its entry says the same.
+const KNOWN: &[(&str, &[&str])] = &[
+    (
+        "crates/core/block",
+        &["emulate/extents.rs", "emulate/fua.rs", "emulate/mod.rs", "emulate/zero.rs"],
+    ),
+    ("crates/core/catalog", &["backend.rs", "context.rs", "registry.rs"]),
+    (
+        "crates/ground/io",
+        &[
+            "blocking.rs",
+            "clock.rs",
+            "context.rs",
+            "driver/api.rs",
+            "driver/epoll.rs",
+            "driver/mod.rs",
+            "driver/uring/mod.rs",
+            "memory/data.rs",
+            "memory/park.rs",
+            "panic.rs",
+            "remote.rs",
+            "simulation/driver.rs",
+            "simulation/mod.rs",
+            "simulation/mortal.rs",
+            "simulation/scheduler.rs",
+            "simulation/sockets.rs",
+            "simulation/world.rs",
+            "table.rs",
+            "task.rs",
+            "timer.rs",
+            "worker.rs",
+        ],
+    ),
+    ("crates/ground/wire", &["uri/http.rs", "uri/mod.rs", "uri/parse.rs"]),
+    ("crates/programs/cli", &["mount/filesystem.rs", "mount/job.rs", "mount/mod.rs"]),
+    (
+        "crates/testkit",
+        &[
+            "conform/case.rs",
+            "conform/content.rs",
+            "conform/extents.rs",
+            "conform/flushes.rs",
+            "conform/hints.rs",
+            "conform/limits.rs",
+            "conform/mod.rs",
+            "conform/random.rs",
+            "conform/requests.rs",
+        ],
+    ),
+    ("crates/testkit", &["peer/client.rs", "peer/mod.rs", "peer/serve.rs", "peer/server.rs"]),
+    ("crates/testkit/vddk-simulator", &["ffi.rs", "query.rs", "state.rs", "transfer.rs"]),
+    ("crates/uses/engine", &["blocks.rs", "handle.rs", "manifest.rs", "options.rs", "reading.rs"]),
+    ("crates/uses/engine", &["stream/from.rs", "stream/mod.rs", "stream/to.rs"]),
+    ("crates/uses/fuse", &["mountpoint.rs", "mountpoint/helper.rs", "mountpoint/table.rs"]),
+    ("crates/uses/fuse", &["protocol/decode.rs", "protocol/encode.rs", "protocol/mod.rs"]),
+    ("crates/uses/vhost", &["in_flight.rs", "queue.rs", "session.rs", "session/queues.rs"]),
+];
+
+/// Fails if there is an import circle of more than two files that is not known.
+pub fn check(root: &Path) -> Outcome {
+    let found = find(root)?;
+    let known: Vec<Circle> =
+        KNOWN.iter().map(|(home, files)| (home.to_string(), owned(files))).collect();
+    let faults = faults(&found, &known);
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "import circles of more than two files: move what they share into a file below them:\n{}",
+        faults.concat()
+    ))
+}
+
+fn owned(files: &[&str]) -> Vec<String> {
+    files.iter().map(|file| file.to_string()).collect()
+}
+
+/// The files that each file of a circle uses in it.
+type Edges = BTreeMap<String, BTreeSet<String>>;
+
+/// What is not as the list of known circles says, as texts of whole lines.
+fn faults(found: &[(Circle, Edges)], known: &[Circle]) -> Vec<String> {
+    let mut faults = Vec::new();
+    let is_inside = |(home, files): &Circle, (other, more): &Circle| {
+        home == other && files.iter().all(|file| more.contains(file))
+    };
+    for (circle, edges) in found {
+        if known.iter().any(|known| is_inside(circle, known)) {
+            continue;
+        }
+        let mut text = format!("  {}: {} files\n", circle.0, circle.1.len());
+        for (file, used) in edges {
+            let used: Vec<_> = used.iter().map(String::as_str).collect();
+            text += &format!("    {file} uses {}\n", used.join(", "));
+        }
+        faults.push(text);
+    }
+    for (home, files) in known {
+        let there = |file: &&String| {
+            let mut found = found.iter().filter(|((other, _), _)| other == home);
+            found.any(|((_, more), _)| more.contains(file))
+        };
+        let gone: Vec<_> = files.iter().filter(|file| !there(file)).map(String::as_str).collect();
+        if !gone.is_empty() {
+            faults.push(format!(
+                "  {home}: no longer in a circle, to be removed from KNOWN in xtask/src/circles.rs: {}\n",
+                gone.join(", ")
+            ));
+        }
+    }
+    faults
+}
+
+/// The circles of more than two files, of all crates, with the uses in them.
+fn find(root: &Path) -> Result<Vec<(Circle, Edges)>, String> {
+    let mut files = Vec::new();
+    for below in ["crates", "xtask"] {
+        if root.join(below).is_dir() {
+            rust_files(root, Path::new(below), &mut files)?;
+        }
+    }
+    files.sort();
+    let mut crates: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for file in files {
+        if let Some((home, inner)) = placed(root, &file) {
+            crates.entry(home).or_default().push(inner);
+        }
+    }
+    let mut found = Vec::new();
+    for (home, inner) in crates {
+        let home_name = home.display().to_string();
+        for (files, edges) in of_crate(&root.join(&home).join("src"), &inner)? {
+            found.push(((home_name.clone(), files), edges));
+        }
+    }
+    Ok(found)
+}
+
+/// The crate of a file of the program, and the file below its `src`; none for tests.
+fn placed(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
+    let home = file.ancestors().skip(1).find(|dir| root.join(dir).join("Cargo.toml").is_file())?;
+    let inner = file.strip_prefix(home.join("src")).ok()?;
+    let is_test = inner.file_name()? == "tests.rs"
+        || inner.components().any(|part| part.as_os_str() == "tests");
+    (!is_test).then(|| (home.to_path_buf(), inner.to_path_buf()))
+}
+
+fn of_crate(src: &Path, files: &[PathBuf]) -> Result<Vec<(Vec<String>, Edges)>, String> {
+    let mut modules = BTreeMap::new();
+    let mut read = Vec::new();
+    for file in files {
+        let text = fs::read_to_string(src.join(file))
+            .map_err(|error| format!("cannot read {}: {error}", src.join(file).display()))?;
+        let module = module_of(file);
+        // The library, if there are both.
+        modules.entry(module.clone()).or_insert(read.len());
+        read.push((module.clone(), Imports::of(&text, module)));
+    }
+    let all = Module { modules: &modules, files: &read };
+    let uses: Vec<BTreeSet<usize>> = (0..read.len()).map(|file| all.used(file)).collect();
+    let name = |file: usize| files[file].display().to_string();
+    let circles = circles(&uses).into_iter().filter(|circle| circle.len() > 2);
+    let named = circles.map(|circle| {
+        let edges = circle.iter().map(|file| {
+            let inside = uses[*file].iter().filter(|used| circle.contains(used));
+            (name(*file), inside.map(|used| name(*used)).collect())
+        });
+        (circle.iter().map(|file| name(*file)).collect(), edges.collect())
+    });
+    Ok(named.collect())
+}
+
+/// The path of the module that a file below `src` is.
+fn module_of(file: &Path) -> Vec<String> {
+    let inner = file.with_extension("");
+    let mut module: Vec<String> =
+        inner.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+    let is_root = module.len() == 1 && matches!(module[0].as_str(), "lib" | "main");
+    if is_root || module.last().is_some_and(|last| last == "mod") {
+        module.pop();
+    }
+    module
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The circles of a crate with these files, as names of files.
+    fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        found_in(files).into_iter().map(|((_, files), _)| files).collect()
+    }
+
+    fn found_in(files: &[(&str, &str)]) -> Vec<(Circle, Edges)> {
+        let scratch = tempfile::tempdir().unwrap();
+        let home = scratch.path().join("crates/one");
+        for (file, text) in files {
+            let path = home.join("src").join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        fs::write(home.join("Cargo.toml"), "").unwrap();
+        find(scratch.path()).unwrap()
+    }
+
+    const MODS: &str = "mod a;\nmod b;\nmod c;\n";
+
+    #[test]
+    fn three_files_in_a_circle_are_found_with_what_they_use() {
+        let files = [
+            ("lib.rs", MODS),
+            ("a.rs", "use crate::b::B;\nuse std::fmt;\npub struct A(B);\n"),
+            ("b.rs", "pub struct B(super::c::C);\n"),
+            ("c.rs", "pub(crate) use crate::{a::{self, A}, d};\npub struct C(Box<A>);\n"),
+        ];
+        let found = found_in(&files);
+        assert_eq!(found.len(), 1);
+        let (circle, edges) = &found[0];
+        assert_eq!(*circle, ("crates/one".to_string(), owned(&["a.rs", "b.rs", "c.rs"])));
+        assert_eq!(edges["c.rs"].iter().collect::<Vec<_>>(), ["a.rs"]);
+        let text = faults(&found, &[]).concat();
+        assert!(text.starts_with("  crates/one: 3 files\n    a.rs uses b.rs\n"), "{text}");
+    }
+
+    #[test]
+    fn two_files_may_use_each_other() {
+        let files = [
+            ("lib.rs", MODS),
+            ("a.rs", "use crate::b::B;\n"),
+            ("b.rs", "use super::{a::A, c::C};\n"),
+            ("c.rs", "use std::fmt;\n"),
+        ];
+        assert_eq!(circles_of(&files), [[""; 0]; 0]);
+    }
+
+    #[test]
+    fn children_that_use_what_their_parent_has_make_a_circle() {
+        let parent = "mod one;\nmod two;\nfn f() { one::g(); two::g() }\nconst SIZE: u64 = 1;\n";
+        let mut files = [
+            ("lib.rs", "mod x;\n"),
+            ("x/mod.rs", parent),
+            ("x/one.rs", "use super::SIZE;\npub fn g() {}\n"),
+            ("x/two.rs", "pub fn g() { super::SIZE; }\n"),
+        ];
+        assert_eq!(circles_of(&files), [["x/mod.rs", "x/one.rs", "x/two.rs"]]);
+        // A parent that only declares its children uses none.
+        files[1].1 = "mod one;\nmod two;\nconst SIZE: u64 = 1;\n";
+        assert_eq!(circles_of(&files), [[""; 0]; 0]);
+    }
+
+    #[test]
+    fn what_is_exported_again_is_a_use_of_the_file_that_has_it() {
+        let files = [
+            ("lib.rs", "mod x;\nmod y;\npub use x::{Made as Thing};\n"),
+            ("x/mod.rs", "mod one;\nmod two;\npub use self::one::{Made, Other};\nuse two::f;\n"),
+            ("x/one.rs", "pub struct Made;\npub struct Other;\n"),
+            ("x/two.rs", "use super::Made;\nuse crate::y::g;\npub fn f() {}\n"),
+            ("y.rs", "use crate::x::Other;\nfn f(thing: &crate::Thing) {}\npub fn g() {}\n"),
+        ];
+        assert_eq!(circles_of(&files), [[""; 0]; 0]);
+        // As a whole, the module is used.
+        let mut whole = files;
+        whole[4].1 = "use crate::x;\npub fn g() {}\n";
+        assert_eq!(circles_of(&whole), [["x/mod.rs", "x/two.rs", "y.rs"]]);
+    }
+
+    #[test]
+    fn comments_texts_visibility_and_tests_are_no_imports() {
+        let text = "//! [`crate::b::B`]\n/* use crate::b::B; /* */ use crate::b; */\n\
+                    pub(in crate::b) struct A<'a>(&'a str, char);\n\
+                    const TEXT: &str = \"crate::b::B\\\"\"; const RAW: &str = r#\"\"crate::b::B\"#;\n\
+                    const QUOTE: char = '\"';\n\
+                    #[cfg(test)]\nuse crate::b::f;\n\
+                    #[cfg(test)]\n#[allow(dead_code)]\npub(crate) mod tests {\n    use crate::b::f;\n    fn g() { {} }\n}\n";
+        let mut files = [
+            ("lib.rs", MODS),
+            ("a.rs", text),
+            ("b.rs", "use crate::c::C;\n"),
+            ("c.rs", "use crate::a::A;\n"),
+            ("a/tests.rs", "use crate::b::B;\n"),
+        ];
+        assert_eq!(circles_of(&files), [[""; 0]; 0]);
+        let after = format!("{text}fn last() {{ crate::b::f() }}\n");
+        files[1].1 = &after;
+        assert_eq!(circles_of(&files), [["a.rs", "b.rs", "c.rs"]]);
+    }
+
+    #[test]
+    fn super_in_a_module_within_a_file_is_the_file() {
+        let files = [
+            ("lib.rs", "mod x;\n"),
+            ("x/mod.rs", "mod one;\nmod two;\nuse one::f;\nuse two::g;\npub const N: u8 = 1;\n"),
+            (
+                "x/one.rs",
+                "const N: u8 = 1;\nmod inner { const M: u8 = super::N; }\nuse super::two::g;\n",
+            ),
+            ("x/two.rs", "use super::one::f;\nmod inner { const M: u8 = super::super::N; }\n"),
+        ];
+        assert_eq!(circles_of(&files), [["x/mod.rs", "x/one.rs", "x/two.rs"]]);
+        let mut fewer = files;
+        fewer[3].1 = "use super::one::f;\nmod inner { use super::f; }\n";
+        assert_eq!(circles_of(&fewer), [[""; 0]; 0]);
+    }
+
+    #[test]
+    fn the_list_of_known_circles_only_gets_shorter() {
+        let circle = |files: &[&str]| ("crates/one".to_string(), owned(files));
+        let found = [(circle(&["a.rs", "b.rs", "c.rs"]), Edges::new())];
+        let known = |files: &[&str]| faults(&found, &[circle(files)]);
+        assert_eq!(known(&["a.rs", "b.rs", "c.rs"]), [""; 0]);
+        assert!(known(&["a.rs", "b.rs"])[0].contains("3 files"));
+        let gone = known(&["a.rs", "b.rs", "c.rs", "d.rs"]);
+        assert!(gone.len() == 1 && gone[0].ends_with("circles.rs: d.rs\n"), "{gone:?}");
+        assert_eq!(faults(&[], &[circle(&["a.rs", "b.rs", "c.rs"])]).len(), 1);
+    }
+
+    #[test]
+    fn the_workspace_has_no_other_circles() {
+        assert_eq!(check(&crate::run::workspace()), Ok(()));
+    }
+}
