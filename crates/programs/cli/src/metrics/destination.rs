@@ -59,10 +59,13 @@ impl FromStr for Address {
                 path => Ok(Address::Unix(path.into())),
             };
         }
-        let found = text.to_socket_addrs().map_err(|_| {
-            format!(
+        let found = text.to_socket_addrs().map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidInput => format!(
                 "{text:?} is neither HOST:PORT, as localhost:9100, nor unix:PATH, nor textfile:PATH"
-            )
+            ),
+            _ => format!(
+                "cannot look up the host of {text:?}: {error}; check the name, or write 127.0.0.1"
+            ),
         })?;
         // Of a name's addresses, as of localhost, the first is sufficient.
         let found = found.into_iter().find(|address| address.ip().is_loopback());
