@@ -1,8 +1,8 @@
 //! Emulates missing abilities in one visible place, never inside a backend.
 //!
-//! [`emulate`] adds only layers for what the facts lack, and records it in [`Facts::emulated`].
-//! Nothing is pretended: a missing trim, flush or cache stays missing, as callers can simply omit
-//! these.
+//! [`emulate`] adds only layers for what the facts lack, and records it in
+//! [`Facts::emulated`](crate::Facts::emulated). Nothing is pretended: a missing trim, flush or cache
+//! stays missing, as callers can simply omit these.
 
 mod align;
 mod extents;
