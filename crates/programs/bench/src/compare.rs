@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::result::{Cell, Report, is_ours};
 use crate::save;
+use crate::stats::Summary;
 
 /// What came of a comparison.
 #[derive(Debug)]
@@ -88,20 +89,8 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         let line = match (&other.ratio, &cell.ratio) {
             (Some(before), Some(after)) if before.median > 0.0 => {
                 seen += 1;
-                let percent = 100.0 * (after.median / before.median - 1.0);
-                let mut line =
-                    format!("{:.2} -> {:.2}  {percent:+.0}%", before.median, after.median);
-                if percent > threshold_percent && counts {
-                    worse += 1;
-                    line.push_str("  SLOWER");
-                } else if percent > threshold_percent {
-                    line.push_str("  a slower peer");
-                } else if percent < -threshold_percent {
-                    line.push_str("  faster");
-                }
-                if before.low <= after.high && after.low <= before.high {
-                    line.push_str("  (intervals overlap)");
-                }
+                let (line, is_slower) = changed(before, after, threshold_percent, counts);
+                worse += usize::from(is_slower);
                 line
             }
             (Some(_), None) if cell.failed > 0 && cell.good == 0 => {
@@ -124,6 +113,30 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         n => format!("{n} of {seen} became worse by more than {threshold_percent} %, or fail\n"),
     });
     Ok(Comparison { text, worse })
+}
+
+/// The ratios before and after in a line, and whether that is slower. `counts`: it is no peer.
+fn changed(
+    before: &Summary,
+    after: &Summary,
+    threshold_percent: f64,
+    counts: bool,
+) -> (String, bool) {
+    let percent = 100.0 * (after.median / before.median - 1.0);
+    let mut is_slower = false;
+    let mut line = format!("{:.2} -> {:.2}  {percent:+.0}%", before.median, after.median);
+    if percent > threshold_percent && counts {
+        is_slower = true;
+        line.push_str("  SLOWER");
+    } else if percent > threshold_percent {
+        line.push_str("  a slower peer");
+    } else if percent < -threshold_percent {
+        line.push_str("  faster");
+    }
+    if before.low <= after.high && after.low <= before.high {
+        line.push_str("  (intervals overlap)");
+    }
+    (line, is_slower)
 }
 
 fn whole_name(report: &Report) -> String {

@@ -86,6 +86,94 @@ fn tick(value: f64) -> String {
     if rest.is_empty() { out } else { format!("{out}.{rest}") }
 }
 
+/// Where the area of the curves ends, in units of the chart.
+const LEFT: f64 = 52.0;
+const RIGHT: f64 = SIZE.0 - 12.0;
+const TOP: f64 = 10.0;
+const BOTTOM: f64 = SIZE.1 - 42.0;
+
+/// The area of the curves: its axis of places, and the largest value.
+struct Frame {
+    axis: Axis,
+    largest: f64,
+}
+
+impl Frame {
+    fn x(&self, place: f64) -> f64 {
+        LEFT + self.axis.at(place) * (RIGHT - LEFT)
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        BOTTOM - value / self.largest * (BOTTOM - TOP)
+    }
+
+    /// Lines at values, with their numbers.
+    fn steps(&self, step: f64, steps: u32) -> String {
+        let mut out = String::new();
+        for part in 0..=steps {
+            let value = step * f64::from(part);
+            let y = self.y(value);
+            out.push_str(&format!(
+                "<line class=\"axis\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
+                 <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
+                LEFT - 5.0,
+                y + 4.0,
+                tick(value)
+            ));
+        }
+        out
+    }
+
+    /// The name of the axis, and places on it.
+    fn places(&self, places: &[f64], name: &str) -> String {
+        let mut out = String::new();
+        out.push_str(&format!(
+            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
+            f64::midpoint(LEFT, RIGHT),
+            BOTTOM + 32.0,
+            escape(name)
+        ));
+        for place in places {
+            out.push_str(&format!(
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
+                self.x(*place),
+                BOTTOM + 15.0
+            ));
+        }
+        out
+    }
+
+    /// The curve of a column, with intervals.
+    fn curve(&self, points: &[(f64, &Summary)], unit: f64, colour: &str) -> String {
+        let mut out = String::new();
+        let line: Vec<String> = points
+            .iter()
+            .map(|(place, s)| format!("{:.1},{:.1}", self.x(*place), self.y(s.median / unit)))
+            .collect();
+        out.push_str(&format!(
+            "<polyline points=\"{}\" style=\"fill:none;stroke:{colour};stroke-width:2\"/>\n",
+            line.join(" ")
+        ));
+        for (place, summary) in points {
+            let x = self.x(*place);
+            if let Some((low, high, _)) = summary.interval() {
+                let low = self.y(low / unit);
+                let high = self.y(high / unit);
+                out.push_str(&format!(
+                    "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
+                     style=\"stroke:{colour}\"/>"
+                ));
+            }
+            out.push_str(&format!(
+                "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
+                 style=\"fill:{colour}\"/>\n",
+                self.y(summary.median / unit)
+            ));
+        }
+        out
+    }
+}
+
 fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String {
     let place = |row: usize| report.rows[row].curve_at.unwrap_or(0.0);
     let mut ticks: Vec<f64> = rows.iter().map(|row| place(*row)).collect();
@@ -101,12 +189,7 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
     let Some(axis) = Axis::over(&ticks).filter(|_| largest > 0.0) else { return String::new() };
     let (step, steps) = round_steps(largest);
     let largest = step * f64::from(steps);
-    let left = 52.0;
-    let right = SIZE.0 - 12.0;
-    let top = 10.0;
-    let bottom = SIZE.1 - 42.0;
-    let x = |place: f64| left + axis.at(place) * (right - left);
-    let y = |value: f64| bottom - value / largest * (bottom - top);
+    let frame = Frame { axis, largest };
     let mut out = format!(
         "<figure style=\"margin:0\">\n<h2>{}</h2>\n<svg class=\"curve\" role=\"img\" \
          aria-label=\"curves; the tables hold the same figures\" viewBox=\"0 0 {} {}\">\n",
@@ -114,61 +197,15 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
         SIZE.0,
         SIZE.1
     );
-    for part in 0..=steps {
-        let value = step * f64::from(part);
-        let y = y(value);
-        out.push_str(&format!(
-            "<line class=\"axis\" x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>\n",
-            left - 5.0,
-            y + 4.0,
-            tick(value)
-        ));
-    }
-    out.push_str(&format!(
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>\n",
-        f64::midpoint(left, right),
-        bottom + 32.0,
-        escape(report.curve.as_deref().unwrap_or_default())
-    ));
-    for place in ticks {
-        out.push_str(&format!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{place}</text>\n",
-            x(place),
-            bottom + 15.0
-        ));
-    }
+    out.push_str(&frame.steps(step, steps));
+    out.push_str(&frame.places(&ticks, report.curve.as_deref().unwrap_or_default()));
     for column in 0..report.columns.len() {
         let mut points: Vec<(f64, &Summary)> = rows
             .iter()
             .filter_map(|row| Some((place(*row), metric.of(report.cell(*row, column))?)))
             .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let colour = colour(column);
-        let line: Vec<String> = points
-            .iter()
-            .map(|(place, s)| format!("{:.1},{:.1}", x(*place), y(s.median / metric.unit())))
-            .collect();
-        out.push_str(&format!(
-            "<polyline points=\"{}\" style=\"fill:none;stroke:{colour};stroke-width:2\"/>\n",
-            line.join(" ")
-        ));
-        for (place, summary) in points {
-            let x = x(place);
-            if let Some((low, high, _)) = summary.interval() {
-                let low = y(low / metric.unit());
-                let high = y(high / metric.unit());
-                out.push_str(&format!(
-                    "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\" \
-                     style=\"stroke:{colour}\"/>"
-                ));
-            }
-            out.push_str(&format!(
-                "<circle cx=\"{x:.1}\" cy=\"{:.1}\" r=\"3\" \
-                 style=\"fill:{colour}\"/>\n",
-                y(summary.median / metric.unit())
-            ));
-        }
+        out.push_str(&frame.curve(&points, metric.unit(), &colour(column)));
     }
     out.push_str("</svg>\n</figure>\n");
     out

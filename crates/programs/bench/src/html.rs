@@ -26,40 +26,9 @@ pub fn page(report: &Report) -> String {
         body.push_str(&format!("<section id=\"curves\">\n{charts}</section>\n"));
     }
     for (number, metric) in metrics.into_iter().enumerate() {
-        let title = escape(&metric.title(report));
-        body.push_str(&format!("<section id=\"chart-{number}\">\n<h2>{title}</h2>\n"));
-        let better = if metric.more_is_better() { "longer" } else { "shorter" };
-        let marks = intervals(report, metric);
-        body.push_str(&format!(
-            "<p class=\"how\">Bars are medians{marks}. Each row has a scale of its own; {better} is \
-             better.</p>\n"
-        ));
-        for row in 0..report.rows.len() {
-            body.push_str(&bars(report, row, metric));
-        }
-        body.push_str("</section>\n");
+        body.push_str(&chart(report, number, metric));
     }
-    body.push_str("<section id=\"tables\">\n<h2>Tables</h2>\n");
-    body.push_str(
-        "<p class=\"how\">Medians; ± is the standard deviation in percent of the mean. Under a \
-         figure, A+41% means: 41 % more than column A of the same row.</p>\n",
-    );
-    for metric in report.metrics() {
-        body.push_str(&table(report, &metric.title(report), |cells, at| {
-            let more = differences(cells, at, metric);
-            let text = escape(&cell_text(&cells[at], metric));
-            if more.is_empty() {
-                text
-            } else {
-                format!("{text}<br><small>{}</small>", escape(&more))
-            }
-        }));
-    }
-    if report.reference.is_some() {
-        let title = ratio_title(report);
-        body.push_str(&table(report, &title, |cells, at| escape(&ratio_text(&cells[at]))));
-    }
-    body.push_str("</section>\n");
+    body.push_str(&tables(report));
     let notes = notes(report);
     if !notes.is_empty() {
         let items: String = notes.iter().map(|n| format!("<li>{}</li>\n", escape(n))).collect();
@@ -86,6 +55,49 @@ pub fn page(report: &Report) -> String {
         escape(&report.title),
         style()
     )
+}
+
+/// The bars of a metric.
+fn chart(report: &Report, number: usize, metric: Metric) -> String {
+    let title = escape(&metric.title(report));
+    let mut out = format!("<section id=\"chart-{number}\">\n<h2>{title}</h2>\n");
+    let better = if metric.more_is_better() { "longer" } else { "shorter" };
+    let marks = intervals(report, metric);
+    out.push_str(&format!(
+        "<p class=\"how\">Bars are medians{marks}. Each row has a scale of its own; {better} is \
+         better.</p>\n"
+    ));
+    for row in 0..report.rows.len() {
+        out.push_str(&bars(report, row, metric));
+    }
+    out.push_str("</section>\n");
+    out
+}
+
+/// Tables of all metrics.
+fn tables(report: &Report) -> String {
+    let mut out = "<section id=\"tables\">\n<h2>Tables</h2>\n".to_owned();
+    out.push_str(
+        "<p class=\"how\">Medians; ± is the standard deviation in percent of the mean. Under a \
+         figure, A+41% means: 41 % more than column A of the same row.</p>\n",
+    );
+    for metric in report.metrics() {
+        out.push_str(&table(report, &metric.title(report), |cells, at| {
+            let more = differences(cells, at, metric);
+            let text = escape(&cell_text(&cells[at], metric));
+            if more.is_empty() {
+                text
+            } else {
+                format!("{text}<br><small>{}</small>", escape(&more))
+            }
+        }));
+    }
+    if report.reference.is_some() {
+        let title = ratio_title(report);
+        out.push_str(&table(report, &title, |cells, at| escape(&ratio_text(&cells[at]))));
+    }
+    out.push_str("</section>\n");
+    out
 }
 
 fn style() -> String {

@@ -199,12 +199,7 @@ pub fn run_scenario(
     options: &Options,
     stop: &AtomicBool,
 ) -> Result<Option<Report>> {
-    let scratch = match &options.scratch {
-        Some(dir) => dir.clone(),
-        None if Path::new("/dev/shm").is_dir() => PathBuf::from("/dev/shm"),
-        None => std::env::temp_dir(),
-    };
-    let scratch = Folder::new(&scratch, "scratch", options.keep)?;
+    let scratch = Folder::new(&home_of_scratch(options), "scratch", options.keep)?;
     let disk = Folder::new(&options.disk, "disk", options.keep)?;
     let logs = Folder::new(&scratch.path, "logs", false)?;
     let mut search = options.path.clone();
@@ -214,17 +209,7 @@ pub fn run_scenario(
     let mut places =
         Places { scratch: scratch.path.clone(), disk: disk.path.clone(), blockhaul: None, search };
     places.blockhaul = own_program(options, &places);
-    let choice = Choice {
-        full: options.full,
-        runs: options.runs,
-        warmup: options.warmup,
-        seed: options.seed,
-        set: options.variables(),
-        rows: options.row.clone(),
-        columns: options.column.clone(),
-        drop_caches: options.drop_caches,
-    };
-    let mut plan = Plan::new(name, scenario, &choice, &places, any_seed())?;
+    let mut plan = Plan::new(name, scenario, &choice(options), &places, any_seed())?;
     if options.dry_run {
         print(&describe(&plan));
         return Ok(None);
@@ -255,14 +240,7 @@ pub fn run_scenario(
         load_after: machine::load(),
         commit: options.commit.clone().or_else(|| machine::git_commit(&here)),
         programs,
-        settings: result::Settings {
-            runs: plan.runs,
-            warmup: plan.warmup,
-            together: plan.together,
-            timeout_s: plan.timeout.as_secs_f64(),
-            drop_caches: plan.drop_caches,
-            seed: plan.seed,
-        },
+        settings: settings(&plan),
         columns: plan.columns.clone(),
         reference: plan.reference,
         curve: plan.curve.clone(),
@@ -274,6 +252,41 @@ pub fn run_scenario(
         runs: outcome.runs,
     };
     secrets(&places, options, &here).hide_in(&report).map(Some)
+}
+
+/// The directory in which the folder for disks in memory is made.
+fn home_of_scratch(options: &Options) -> PathBuf {
+    match &options.scratch {
+        Some(dir) => dir.clone(),
+        None if Path::new("/dev/shm").is_dir() => PathBuf::from("/dev/shm"),
+        None => std::env::temp_dir(),
+    }
+}
+
+/// What of a scenario the options choose.
+fn choice(options: &Options) -> Choice {
+    Choice {
+        full: options.full,
+        runs: options.runs,
+        warmup: options.warmup,
+        seed: options.seed,
+        set: options.variables(),
+        rows: options.row.clone(),
+        columns: options.column.clone(),
+        drop_caches: options.drop_caches,
+    }
+}
+
+/// How a plan is measured, for the report.
+fn settings(plan: &Plan) -> result::Settings {
+    result::Settings {
+        runs: plan.runs,
+        warmup: plan.warmup,
+        together: plan.together,
+        timeout_s: plan.timeout.as_secs_f64(),
+        drop_caches: plan.drop_caches,
+        seed: plan.seed,
+    }
 }
 
 /// The program that `{blockhaul}` stands for.

@@ -279,6 +279,28 @@ pub struct Case {
     pub needs: Needs,
 }
 
+impl Case {
+    /// Whether its result is checked, by its own steps or those of the scenario, or a reason is given.
+    fn check_unchecked(&self, common: &[Step]) -> std::result::Result<(), String> {
+        let checked = !self.check.as_deref().unwrap_or(common).is_empty();
+        if checked == self.unchecked.is_some() {
+            return Err(if checked {
+                format!(
+                    "case '{}' has both 'unchecked' and a check; keep one, or set 'check = []'",
+                    self.label
+                )
+            } else {
+                format!(
+                    "case '{}' has no check of its result, so a fast wrong run would count; \
+                     add 'check', or say why there is none with 'unchecked = \"…\"'",
+                    self.label
+                )
+            });
+        }
+        Ok(())
+    }
+}
+
 impl Scenario {
     /// Whether it has a size only: neither `[quick]` nor `[full]` changes anything.
     pub fn has_one_size(&self) -> bool {
@@ -360,21 +382,7 @@ impl Scenario {
             for label in case.environments.iter().flatten() {
                 known_label(&format!("case '{}'", case.label), label)?;
             }
-            let checked = !case.check.as_ref().unwrap_or(&self.check).is_empty();
-            if checked == case.unchecked.is_some() {
-                return wrong(if checked {
-                    format!(
-                        "case '{}' has both 'unchecked' and a check; keep one, or set 'check = []'",
-                        case.label
-                    )
-                } else {
-                    format!(
-                        "case '{}' has no check of its result, so a fast wrong run would count; \
-                         add 'check', or say why there is none with 'unchecked = \"…\"'",
-                        case.label
-                    )
-                });
-            }
+            case.check_unchecked(&self.check).or_else(wrong)?;
         }
         for (name, server) in &self.server {
             let ways = [server.socket.is_some(), server.port.is_some(), server.exists.is_some()];

@@ -69,13 +69,8 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         async move { reading.await.map(drop) }
     });
     let read_latency = schedule.wait("a small read", single).await?;
-    let writable = limits.write && facts.can.contains(Can::WRITE);
-    if limits.write && !writable {
-        return Err(Error::new(Kind::ReadOnly, "the device cannot be written"));
-    }
-    let work = if writable {
-        let reading = read_area(stack.device().as_ref(), facts.size, share(0.1));
-        Some(schedule.wait("a read", reading).await?)
+    let work = if limits.write {
+        Some(area_to_write(stack.device().as_ref(), share(0.1), &mut schedule).await?)
     } else {
         None
     };
@@ -84,12 +79,9 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         let data = area.slice(0, (small as usize).min(area.len()));
         written = write_latencies(stack, &data, &mut schedule, limits.time).await?;
     }
-    // One handle is used by as many threads as a copy would use for it.
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let lanes = if stack.has_more() { limits.connections } else { processors };
-    let handles = handles(stack, lanes.min(limits.connections)).await?;
+    let handles = handles(stack, lanes(stack, limits)).await?;
     let settings = settings(&facts, &Limits { connections: handles.len(), ..*limits });
-    let directions = if writable { 2 } else { 1 };
+    let directions = if work.is_some() { 2 } else { 1 };
     let again = (CANDIDATES + 1) * ROUNDS;
     schedule.plan((settings.len() + again) * directions);
     let (mut reading, mut writing) =
@@ -102,10 +94,8 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         Some(area) => of.advice(&mut schedule, &writing, Work::Write(area.clone())).await?,
         None => None,
     };
-    // As people read them.
-    let place = |point: &Point| (point.request_size, point.requests, point.connections);
-    reading.sort_by_key(place);
-    writing.sort_by_key(place);
+    sort_for_people(&mut reading);
+    sort_for_people(&mut writing);
     Ok(Findings {
         device: String::new(),
         size: facts.size,
@@ -126,6 +116,31 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         reading,
         writing,
     })
+}
+
+/// The number of connections to try; one handle is used by as many threads as a copy would use for it.
+fn lanes(stack: &Stack, limits: &Limits) -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let lanes = if stack.has_more() { limits.connections } else { processors };
+    lanes.min(limits.connections)
+}
+
+/// What the beginning of a device holds, which is written back.
+async fn area_to_write(
+    device: &dyn Device,
+    time: Duration,
+    schedule: &mut Schedule,
+) -> Result<Data> {
+    let facts = device.facts();
+    if !facts.can.contains(Can::WRITE) {
+        return Err(Error::new(Kind::ReadOnly, "the device cannot be written"));
+    }
+    schedule.wait("a read", read_area(device, facts.size, time)).await
+}
+
+/// Sorts points as people read them.
+fn sort_for_people(points: &mut [Point]) {
+    points.sort_by_key(|point| (point.request_size, point.requests, point.connections));
 }
 
 /// What single writes take.
@@ -392,6 +407,16 @@ enum Work {
     Write(Data),
 }
 
+/// What the connections of one combination share.
+#[derive(Clone)]
+struct Shared {
+    work: Work,
+    /// The number of the next request.
+    next: Arc<AtomicU64>,
+    pool: Pool,
+    deadline: Instant,
+}
+
 /// Keeps a device busy with one combination for a while.
 async fn run(
     handles: &[Arc<dyn Device>],
@@ -400,21 +425,20 @@ async fn run(
     time: Duration,
 ) -> Result<Point> {
     let point = Point { connections: point.connections.min(handles.len()), ..point };
-    let pool = Pool::new(2 * MEMORY);
     let started = Instant::now();
-    let next = Arc::new(AtomicU64::new(0));
-    let deadline = started + time.max(Duration::from_millis(5));
+    let shared = Shared {
+        work,
+        next: Arc::new(AtomicU64::new(0)),
+        pool: Pool::new(2 * MEMORY),
+        deadline: started + time.max(Duration::from_millis(5)),
+    };
     let cpu_before = blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
     let mut lanes = Vec::new();
     for (number, handle) in handles.iter().take(point.connections).enumerate() {
         let handle = handle.clone();
-        let work = work.clone();
-        let next = next.clone();
-        let pool = pool.clone();
+        let shared = shared.clone();
         lanes.push(
-            Remote::to(number).spawn(move || async move {
-                lane(handle, point, work, next, pool, deadline).await
-            }),
+            Remote::to(number).spawn(move || async move { lane(handle, point, shared).await }),
         );
     }
     let mut bytes = 0;
@@ -442,21 +466,12 @@ async fn run(
 }
 
 /// One connection: as many tasks as requests in flight, each with one request after the other.
-async fn lane(
-    handle: Arc<dyn Device>,
-    point: Point,
-    work: Work,
-    next: Arc<AtomicU64>,
-    pool: Pool,
-    deadline: Instant,
-) -> Result<u64> {
+async fn lane(handle: Arc<dyn Device>, point: Point, shared: Shared) -> Result<u64> {
     let moved = Rc::new(Cell::new(0));
     let tasks: Vec<_> = (0..point.requests)
         .map(|_| {
             let handle = handle.clone();
-            let work = work.clone();
-            let next = next.clone();
-            let pool = pool.clone();
+            let Shared { work, next, pool, deadline } = shared.clone();
             let moved = moved.clone();
             blockhaul_io::start(async move {
                 // At least one each, so that a slow device is measured, too.

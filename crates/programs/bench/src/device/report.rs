@@ -30,9 +30,8 @@ pub(super) fn json(findings: &Findings) -> Result<String> {
         .map_err(|error| Error::new(format!("cannot print JSON: {error}")))
 }
 
-/// For people.
-pub(super) fn text(findings: &Findings) -> String {
-    let findings = filled(findings);
+/// The device, and what of it was read.
+fn described(findings: &Findings) -> String {
     let mut out = format!(
         "{}: {} bytes; minimum block {}, longest request {}; {}{}\n",
         findings.device,
@@ -59,16 +58,12 @@ pub(super) fn text(findings: &Findings) -> String {
             findings.data_bytes
         )
     });
-    let latency = |what: &str, latency: &Latency| {
-        format!(
-            "{what:18} median {} us, 90 % {}, 99 % {}, longest {} ({} of them)\n",
-            number(latency.median_us),
-            number(latency.p90_us),
-            number(latency.p99_us),
-            number(latency.max_us),
-            latency.count
-        )
-    };
+    out
+}
+
+/// What single requests take.
+fn latencies(findings: &Findings) -> String {
+    let mut out = String::new();
     let singles = [
         ("a small read", &findings.read_latency),
         ("a small write", &findings.write_latency),
@@ -89,6 +84,24 @@ pub(super) fn text(findings: &Findings) -> String {
             ));
         }
     }
+    out
+}
+
+fn latency(what: &str, latency: &Latency) -> String {
+    format!(
+        "{what:18} median {} us, 90 % {}, 99 % {}, longest {} ({} of them)\n",
+        number(latency.median_us),
+        number(latency.p90_us),
+        number(latency.p99_us),
+        number(latency.max_us),
+        latency.count
+    )
+}
+
+/// For people.
+pub(super) fn text(findings: &Findings) -> String {
+    let findings = filled(findings);
+    let mut out = described(&findings) + &latencies(&findings);
     // What has no connections is used by several workers at a time.
     let lane = if findings.own_connections { "connection" } else { "thread" };
     let lanes = format!("{lane}s");
