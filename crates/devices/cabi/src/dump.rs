@@ -76,28 +76,8 @@ fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> 
     Ok(described + &printed)
 }
 
-fn describe(plugin: &Plugin, path: PathBuf) -> String {
-    let abi = &plugin.described;
-    let mut text = String::new();
-    let mut line = |key: &str, value: &str| text += &format!("{key}={value}\n");
-    line("path", &path.canonicalize().unwrap_or(path).display().to_string());
-    line("name", &plugin.name);
-    let c_text = |pointer: *const c_char| {
-        // SAFETY: null or a C string: the plugin's description.
-        unsafe { crate::api::text(pointer) }.map(std::borrow::Cow::into_owned)
-    };
-    if let Some(version) = c_text(abi.version) {
-        line("version", &version);
-    }
-    line("api_version", &abi.api_version.to_string());
-    line("struct_size", &abi.struct_size.to_string());
-    let most = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
-    line("max_thread_model", most.name());
-    line("thread_model", plugin.model.name());
-    line("errno_is_preserved", if abi.errno_is_preserved != 0 { "1" } else { "0" });
-    if let Some(key) = c_text(abi.magic_config_key) {
-        line("magic_config_key", &key);
-    }
+/// The texts and callbacks that a plugin has, by name.
+fn present(abi: &crate::abi::PluginTable) -> impl Iterator<Item = &'static str> {
     let v1 = abi.api_version < 2;
     let has = [
         ("longname", !abi.longname.is_null()),
@@ -138,10 +118,33 @@ fn describe(plugin: &Plugin, path: PathBuf) -> String {
         ("thread_model", abi.thread_model_now.is_some()),
         ("cleanup", abi.cleanup.is_some()),
     ];
-    for (name, there) in has {
-        if there {
-            text += &format!("has_{name}=1\n");
-        }
+    has.into_iter().filter(|(_, there)| *there).map(|(name, _)| name)
+}
+
+fn describe(plugin: &Plugin, path: PathBuf) -> String {
+    let abi = &plugin.described;
+    let mut text = String::new();
+    let mut line = |key: &str, value: &str| text += &format!("{key}={value}\n");
+    line("path", &path.canonicalize().unwrap_or(path).display().to_string());
+    line("name", &plugin.name);
+    let c_text = |pointer: *const c_char| {
+        // SAFETY: null or a C string: the plugin's description.
+        unsafe { crate::api::text(pointer) }.map(std::borrow::Cow::into_owned)
+    };
+    if let Some(version) = c_text(abi.version) {
+        line("version", &version);
+    }
+    line("api_version", &abi.api_version.to_string());
+    line("struct_size", &abi.struct_size.to_string());
+    let most = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
+    line("max_thread_model", most.name());
+    line("thread_model", plugin.model.name());
+    line("errno_is_preserved", if abi.errno_is_preserved != 0 { "1" } else { "0" });
+    if let Some(key) = c_text(abi.magic_config_key) {
+        line("magic_config_key", &key);
+    }
+    for name in present(abi) {
+        text += &format!("has_{name}=1\n");
     }
     if let Some(asynchronous) = &plugin.asynchronous {
         for name in asynchronous.callbacks() {

@@ -165,23 +165,13 @@ impl Tar {
                     let Ahead { name, size, sparse } = std::mem::take(&mut ahead);
                     let len = size.unwrap_or(header.size);
                     if name.as_deref().unwrap_or(&header.name) == self.entry.as_bytes() {
-                        let regular = matches!(header.kind, b'0' | 0 | b'7');
-                        if sparse || header.kind == b'S' {
-                            let text = format!(
-                                "{:?} is a sparse member, which is not supported",
-                                self.entry
-                            );
-                            return Err(wrong(Kind::Unsupported, text));
-                        }
-                        if !regular {
-                            let text = format!("{:?} is not a regular file", self.entry);
-                            return Err(wrong(Kind::Unsupported, text));
-                        }
-                        if start.checked_add(len).is_none_or(|end| end > reader.size) {
-                            let text = format!("{:?} exceeds the file", self.entry);
-                            return Err(wrong(Kind::Invalid, text));
-                        }
-                        return Ok((start, len));
+                        let is_inside =
+                            start.checked_add(len).is_some_and(|end| end <= reader.size);
+                        let kind = if sparse { b'S' } else { header.kind };
+                        return match self.refusal(kind, is_inside) {
+                            Some((kind, why)) => Err(wrong(kind, why)),
+                            None => Ok((start, len)),
+                        };
                     }
                     let Some(next) = next(start, len) else {
                         return Err(wrong(Kind::Invalid, format!("a member of {len} bytes")));
@@ -193,6 +183,22 @@ impl Tar {
             at = next(start, header.size).ok_or_else(|| {
                 wrong(Kind::Invalid, format!("a member of {} bytes", header.size))
             })?;
+        }
+    }
+}
+
+impl Tar {
+    /// Why a member of this kind cannot be shown; none: it can.
+    fn refusal(&self, kind: u8, is_inside: bool) -> Option<(Kind, String)> {
+        let entry = &self.entry;
+        match kind {
+            b'S' => {
+                let text = format!("{entry:?} is a sparse member, which is not supported");
+                Some((Kind::Unsupported, text))
+            }
+            b'0' | 0 | b'7' if is_inside => None,
+            b'0' | 0 | b'7' => Some((Kind::Invalid, format!("{entry:?} exceeds the file"))),
+            _ => Some((Kind::Unsupported, format!("{entry:?} is not a regular file"))),
         }
     }
 }

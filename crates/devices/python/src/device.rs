@@ -49,6 +49,15 @@ impl Device for PythonDevice {
     }
 }
 
+/// A request, for what is done with its answer.
+#[derive(Clone, Copy)]
+struct Asked {
+    kind: OpKind,
+    at: u64,
+    len: u64,
+    flags: Flags,
+}
+
 impl Handle {
     fn inner(&self) -> &Arc<Inner> {
         &self.visitor.host.inner
@@ -102,7 +111,8 @@ impl Handle {
             len: len.min(RANGE_MAX),
             memory: part.as_ref().map_or(0, SharedPart::at),
         };
-        let finish = self.clone().finish(kind, at, len, flags, room, completer);
+        let asked = Asked { kind, at, len, flags };
+        let finish = self.clone().finish(asked, room, completer);
         let cookie = self.inner().ask(ask, &[], Waiting { memory: part, finish });
         self.with_timeout(pending, kind, cookie)
     }
@@ -110,17 +120,14 @@ impl Handle {
     /// What is done with the answer.
     fn finish(
         self: Arc<Handle>,
-        kind: OpKind,
-        at: u64,
-        len: u64,
-        flags: Flags,
+        asked: Asked,
         room: Option<Reservation>,
         completer: Completer<Outcome>,
     ) -> Finish {
         Box::new(move |answer, memory| {
-            let outcome = answer.and_then(|payload| match (kind, room) {
+            let outcome = answer.and_then(|payload| match (asked.kind, room) {
                 (OpKind::Read, Some(room)) => read(room, memory),
-                (OpKind::Extents, _) => self.extents(payload, at, len, flags),
+                (OpKind::Extents, _) => self.extents(payload, asked),
                 _ => Ok(Reply::Done),
             });
             // Before the reply: its receiver may check whether the handle is still open.
@@ -129,7 +136,8 @@ impl Handle {
         })
     }
 
-    fn extents(&self, payload: &[u8], at: u64, len: u64, flags: Flags) -> Outcome {
+    fn extents(&self, payload: &[u8], asked: Asked) -> Outcome {
+        let Asked { at, len, flags, .. } = asked;
         let mut extents = facts::extents(payload, at, self.facts.size)
             .map_err(|why| Error::new(Kind::Io, format!("{}: extents: {why}", self.facts.name)))?;
         extents.truncate(len);

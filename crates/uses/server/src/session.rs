@@ -111,14 +111,7 @@ pub(crate) async fn run(
     session.closing.set(true);
     session.to_send.notify();
     writer.await;
-    if !session.broken.get() {
-        // nbd: disconnect.server-closes
-        session.out.borrow_mut().close(&session.stream);
-    }
-    if !finished {
-        // The requests in flight at the device hold the socket, too.
-        session.stream.shutdown();
-    }
+    session.close_stream(finished);
     result
 }
 
@@ -176,6 +169,18 @@ struct Session {
 }
 
 impl Session {
+    /// Closes the connection. `finished`: no request is in flight at the device.
+    fn close_stream(&self, finished: bool) {
+        if !self.broken.get() {
+            // nbd: disconnect.server-closes
+            self.out.borrow_mut().close(&self.stream);
+        }
+        if !finished {
+            // The requests in flight at the device hold the socket, too.
+            self.stream.shutdown();
+        }
+    }
+
     async fn read_requests(self: &Rc<Self>, mut inbox: RecvWindow) -> Result<(), String> {
         let headers = self.negotiated.headers;
         let mut turn = 0;

@@ -108,26 +108,10 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
         words.push("--trace".into());
     }
     words.push(if in_background { "--in-background" } else { "--foreground" }.into());
-    // The first filter is outermost and the first to be offered parameters. From the first hosted
-    // one on all are hosted, as a hosted one calls the next.
     let mut filters = std::mem::take(&mut line.filters);
     filters::drop_idle(&mut filters, &mut line.parameters);
-    let mut layers = Vec::new();
-    let mut hosted: &[String] = &[];
     let flags = line.debug.iter().any(|(name, _, _)| name != "nbdkit");
-    for (index, filter) in filters.iter().enumerate() {
-        // If scripts can see a difference, use nbdkit's own filter, if it is installed.
-        let layer = if flags || filters::differs(filter) && host.installed(filter) {
-            None
-        } else {
-            filters::layer(filter, &mut line.parameters, host.known)
-        };
-        let Some(layer) = layer else {
-            hosted = &filters[index..];
-            break;
-        };
-        layers.push(layer);
-    }
+    let (layers, hosted) = layers_and_hosted(&filters, &mut line.parameters, flags, host);
     words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
     // Only the plugin checks later, per client, whether another user may write to a file; not if it
     // is already open.
@@ -157,6 +141,32 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     });
     words.push(native.unwrap_or_else(|| plugins::hosted(&line, hosted)));
     words
+}
+
+/// The layers in the place of filters, outermost first, and the filters that are hosted. `flags`: debug
+/// flags were given, which only nbdkit's own filters know.
+fn layers_and_hosted<'a>(
+    filters: &'a [String],
+    parameters: &mut Vec<line::Parameter>,
+    flags: bool,
+    host: &Host<'_>,
+) -> (Vec<String>, &'a [String]) {
+    // The first filter is outermost and the first to be offered parameters. From the first hosted
+    // one on all are hosted, as a hosted one calls the next.
+    let mut layers = Vec::new();
+    for (index, filter) in filters.iter().enumerate() {
+        // If scripts can see a difference, use nbdkit's own filter, if it is installed.
+        let layer = if flags || filters::differs(filter) && host.installed(filter) {
+            None
+        } else {
+            filters::layer(filter, parameters, host.known)
+        };
+        let Some(layer) = layer else {
+            return (layers, &filters[index..]);
+        };
+        layers.push(layer);
+    }
+    (layers, &[])
 }
 
 /// The output of `--dump-config`.

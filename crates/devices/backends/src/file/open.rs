@@ -188,11 +188,7 @@ impl Open<'_> {
             // It may have been replaced since the check.
             only_regular(&stat)?;
         }
-        let lock = if intent.write && self.target.args.switch("lock") {
-            Lock::take(&file, &stat, intent.target_size.is_some())?
-        } else {
-            None
-        };
+        let lock = self.lock(&file, &stat)?;
         // Direct partial writes need the rest of the block, which does not exist while the file
         // grows.
         let extends = intent.extends && intent.write && !is_disk;
@@ -214,12 +210,8 @@ impl Open<'_> {
         let disk = is_disk.then_some(stat.st_rdev);
         let (align, buffered) =
             if direct { self.for_direct(&file, disk, size)? } else { (1, None) };
-        let nearness = if is_disk {
-            // A device node is on a file system that says nothing about the device.
-            Nearness::Local
-        } else {
-            limits::nearness(&file)
-        };
+        // A device node is on a file system that says nothing about the device.
+        let nearness = if is_disk { Nearness::Local } else { limits::nearness(&file) };
         let past = match wanted {
             Direct::Auto if nearness != Nearness::Memory => self.past(disk),
             _ => None,
@@ -246,6 +238,15 @@ impl Open<'_> {
         let storage =
             Storage { file, length, buffered, past, align, is_disk, grows, nearness, _lock: lock };
         Ok((FileDevice::new(facts, storage), resize))
+    }
+
+    /// Locks a file that is written, if it is to be locked.
+    fn lock(&self, file: &blockhaul_io::File, stat: &Stat) -> Result<Option<Lock>> {
+        let intent = &self.target.intent;
+        if intent.write && self.target.args.switch("lock") {
+            return Lock::take(file, stat, intent.target_size.is_some());
+        }
+        Ok(None)
     }
 
     /// What is there, before it is opened: opening a pipe waits for its other end.

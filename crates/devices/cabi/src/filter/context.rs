@@ -99,6 +99,23 @@ pub(super) unsafe fn known<'a>(open: Next) -> &'a Open {
     unsafe { &*open.cast() }
 }
 
+/// The name of a backend's default export; none: there is none, which was reported.
+fn default_name(backend: &'static Backend, readonly: c_int) -> Option<CString> {
+    // SAFETY: one of the chain's; returns null or a C string.
+    let default = unsafe { calls::default_export(backend.address(), readonly) };
+    if default.is_null() {
+        said("default export (\"\") not permitted");
+        return None;
+    }
+    // SAFETY: not null.
+    let name = unsafe { CStr::from_ptr(default) }.to_owned();
+    if name.as_bytes().len() > NAME_MAX {
+        said("the default export's name is too long");
+        return None;
+    }
+    Some(name)
+}
+
 /// Opens a backend; null: it failed, and has reported why. `shared`: for no connection in
 /// particular.
 ///
@@ -116,18 +133,8 @@ pub(super) unsafe fn open(
     let current = context::now().filter(|context| context.client.is_some() && !shared);
     let tls = current.as_ref().is_some_and(|context| context.tls);
     if name.is_empty() && current.is_some() {
-        // SAFETY: one of the chain's; returns null or a C string.
-        let default = unsafe { calls::default_export(backend.address(), readonly) };
-        if default.is_null() {
-            said("default export (\"\") not permitted");
-            return ptr::null_mut();
-        }
-        // SAFETY: not null.
-        name = unsafe { CStr::from_ptr(default) }.to_owned();
-        if name.as_bytes().len() > NAME_MAX {
-            said("the default export's name is too long");
-            return ptr::null_mut();
-        }
+        let Some(default) = default_name(backend, readonly) else { return ptr::null_mut() };
+        name = default;
     }
     let shown = name.to_string_lossy();
     log::debug!("{}: open readonly={readonly} exportname=\"{shown}\"", backend.name());

@@ -51,38 +51,7 @@ impl Handle {
             | c_int::from(asynchronous.is_some_and(|plugin| plugin.flush.is_some()));
         can.set(Can::FLUSH, self.ask(c"can_flush", abi.can_flush, flushes)? != 0);
         if write {
-            let trims = has(abi.trim_v1.is_some(), abi.trim.is_some())
-                | c_int::from(asynchronous.is_some_and(|plugin| plugin.trim.is_some()));
-            can.set(Can::TRIM, self.ask(c"can_trim", abi.can_trim, trims)? != 0);
-            let zeroes = has(abi.zero_v1.is_some(), abi.zero.is_some())
-                | c_int::from(asynchronous.is_some_and(|plugin| plugin.zero.is_some()));
-            let zero = self.ask(c"can_zero", abi.can_zero, zeroes)? != 0;
-            self.native_zero = zero && zeroes != 0;
-            // Without it zeroes are written, so fast zero fails at once.
-            let fast =
-                self.ask(c"can_fast_zero", abi.can_fast_zero, c_int::from(!self.native_zero))?;
-            can.set(Can::FAST_ZERO, fast != 0);
-            // If writes are asynchronous, zero is emulated elsewhere.
-            // A filter may report that zero is not available at all.
-            let never = plugin.filtered && !zero;
-            if never {
-                facts.withheld |= Can::ZERO | Can::FAST_ZERO;
-            }
-            can.set(Can::ZERO, !never && (self.native_zero || asynchronous.is_none()));
-            let usual = match (flushes != 0, asynchronous.is_some()) {
-                (false, _) => abi::FUA_NONE,
-                (true, false) => abi::FUA_EMULATE,
-                (true, true) => abi::FUA_NATIVE,
-            };
-            self.fua = self.ask(c"can_fua", abi.can_fua, usual)?;
-            if !v2 {
-                self.fua = self.fua.min(abi::FUA_EMULATE);
-            }
-            can.set(Can::FUA, (abi::FUA_EMULATE..=abi::FUA_NATIVE).contains(&self.fua));
-            // A plugin that reports none wants clients to flush themselves.
-            if self.fua == abi::FUA_NONE && abi.can_fua.is_some() {
-                facts.withheld |= Can::FUA;
-            }
+            can |= self.ask_changes(&mut facts, flushes != 0)?;
         }
         let caches =
             abi.cache.is_some() || asynchronous.is_some_and(|plugin| plugin.cache.is_some());
@@ -105,6 +74,49 @@ impl Handle {
         facts.allocation_unit = facts.block.minimum.max(1);
         self.facts = Arc::new(facts);
         Ok(())
+    }
+
+    /// Makes the queries about trim, zero and FUA of a device that can be written. `flushes`: the plugin has
+    /// a callback for flushes.
+    fn ask_changes(&mut self, facts: &mut Facts, flushes: bool) -> Result<Can> {
+        let plugin = self.connection.plugin.clone();
+        let abi = &plugin.abi;
+        let v2 = plugin.is_v2();
+        let asynchronous = plugin.asynchronous.as_ref();
+        let has = |v1: bool, now: bool| c_int::from(if v2 { now } else { v1 });
+        let mut can = Can::empty();
+        let trims = has(abi.trim_v1.is_some(), abi.trim.is_some())
+            | c_int::from(asynchronous.is_some_and(|plugin| plugin.trim.is_some()));
+        can.set(Can::TRIM, self.ask(c"can_trim", abi.can_trim, trims)? != 0);
+        let zeroes = has(abi.zero_v1.is_some(), abi.zero.is_some())
+            | c_int::from(asynchronous.is_some_and(|plugin| plugin.zero.is_some()));
+        let zero = self.ask(c"can_zero", abi.can_zero, zeroes)? != 0;
+        self.native_zero = zero && zeroes != 0;
+        // Without it zeroes are written, so fast zero fails at once.
+        let fast = self.ask(c"can_fast_zero", abi.can_fast_zero, c_int::from(!self.native_zero))?;
+        can.set(Can::FAST_ZERO, fast != 0);
+        // If writes are asynchronous, zero is emulated elsewhere.
+        // A filter may report that zero is not available at all.
+        let never = plugin.filtered && !zero;
+        if never {
+            facts.withheld |= Can::ZERO | Can::FAST_ZERO;
+        }
+        can.set(Can::ZERO, !never && (self.native_zero || asynchronous.is_none()));
+        let usual = match (flushes, asynchronous.is_some()) {
+            (false, _) => abi::FUA_NONE,
+            (true, false) => abi::FUA_EMULATE,
+            (true, true) => abi::FUA_NATIVE,
+        };
+        self.fua = self.ask(c"can_fua", abi.can_fua, usual)?;
+        if !v2 {
+            self.fua = self.fua.min(abi::FUA_EMULATE);
+        }
+        can.set(Can::FUA, (abi::FUA_EMULATE..=abi::FUA_NATIVE).contains(&self.fua));
+        // A plugin that reports none wants clients to flush themselves.
+        if self.fua == abi::FUA_NONE && abi.can_fua.is_some() {
+            facts.withheld |= Can::FUA;
+        }
+        Ok(can)
     }
 
     fn ask_size(&self) -> Result<u64> {

@@ -337,11 +337,9 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         let claiming = state.claiming;
         let unanswered = blockhaul_io::elapsed(state.replied);
         let moved = state.moved;
-        let busy = if state.payloads > 0 {
-            blockhaul_io::elapsed(state.payloads_since)
-        } else {
-            Duration::ZERO
-        };
+        let has_payloads = state.payloads > 0;
+        let busy = has_payloads.then(|| blockhaul_io::elapsed(state.payloads_since));
+        let busy = busy.unwrap_or_default();
         drop(state);
         looks = if before.replace(active) == Some(active) { looks + 1 } else { 1 };
         let now = blockhaul_io::now();
@@ -360,24 +358,17 @@ async fn watch(session: Weak<Session>, patience: Patience) {
                 "no byte from the server for {} s with {waiting} {requests} in flight",
                 timeout.as_secs_f32()
             );
-            session.break_off(Error::new(Kind::TimedOut, text));
-            return;
+            return session.break_off(Error::new(Kind::TimedOut, text));
         }
         if let Some((since, then)) = marks.front()
-            && min_rate > 0
             && now.duration_since(*since) >= window
             && busy >= now.duration_since(*since)
+            && let Some(slow) = below(min_rate, moved - then, now.duration_since(*since))
         {
-            let time = now.duration_since(*since).as_secs_f64();
-            let bytes = moved - then;
-            if (bytes as f64) < min_rate as f64 * time {
-                let text = format!(
-                    "{bytes} bytes in {time:.1} s with {waiting} {requests} in flight, less than the \
-                     {min_rate} bytes/s of --min-rate"
-                );
-                session.break_off(Error::new(Kind::TimedOut, text));
-                return;
-            }
+            let text = format!(
+                "{slow} with {waiting} {requests} in flight, less than the {min_rate} bytes/s of --min-rate"
+            );
+            return session.break_off(Error::new(Kind::TimedOut, text));
         }
         // A server silent for longer is left to the timeout.
         if waiting > 0
@@ -393,6 +384,13 @@ async fn watch(session: Weak<Session>, patience: Patience) {
             );
         }
     }
+}
+
+/// Bytes and time, as a text, if they are less than the minimum rate.
+fn below(min_rate: u64, bytes: u64, time: Duration) -> Option<String> {
+    let time = time.as_secs_f64();
+    let is_slow = (bytes as f64) < min_rate as f64 * time;
+    is_slow.then(|| format!("{bytes} bytes in {time:.1} s"))
 }
 
 /// What follows a request's header.

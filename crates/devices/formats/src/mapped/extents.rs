@@ -77,11 +77,13 @@ async fn add(parts: &Parts, run: Run, most: usize, all: &mut Extents) -> Result<
         (Place::Data { file, at }, _) if parts.image.map.is_flat(file) => {
             let device = parts.files.get(file).ok_or_else(Error::misfit)?;
             let len = parts.image.lens.get(file).copied().unwrap_or(0);
-            add_from(device, at, run.len, len, ZERO, most, all).await
+            let place = Below { at, size: len, beyond: ZERO };
+            add_from(device, place, run.len, most, all).await
         }
         (Place::Below, Some(backing)) => {
             let size = backing.facts().size;
-            add_from(backing, run.at, run.len, size, HOLE | ZERO, most, all).await
+            let place = Below { at: run.at, size, beyond: HOLE | ZERO };
+            add_from(backing, place, run.len, most, all).await
         }
         (Place::Data { .. } | Place::Packed { .. }, _) => {
             all.push(run.len, 0);
@@ -98,16 +100,22 @@ async fn add(parts: &Parts, run: Run, most: usize, all: &mut Extents) -> Result<
     }
 }
 
-/// The states of a range of a device below; what is beyond its `size` has the state `beyond`.
-async fn add_from(
-    device: &Arc<dyn Device>,
+/// A place in a device below, which has `size` bytes; what is beyond them has the state `beyond`.
+struct Below {
     at: u64,
-    len: u64,
     size: u64,
     beyond: u64,
+}
+
+/// Appends the states of `len` bytes of a device below, or of the first of them.
+async fn add_from(
+    device: &Arc<dyn Device>,
+    place: Below,
+    len: u64,
     most: usize,
     all: &mut Extents,
 ) -> Result<()> {
+    let Below { at, size, beyond } = place;
     let inside = len.min(size.saturating_sub(at));
     let contexts = base_of(&device.facts());
     let mut done = 0;
