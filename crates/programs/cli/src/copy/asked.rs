@@ -86,6 +86,25 @@ pub(super) fn check_ends(
             "--discard-source: a pipe can neither discard nor be flushed: neither side can be one";
         return Err(Failure::usage(text));
     }
+    check_second_read(args, pipes == [false, false])?;
+    if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
+        && full(journal) == full(manifest)
+    {
+        return Err(Failure::usage(
+            "--journal and --manifest are the same file: choose another name",
+        ));
+    }
+    if args.digest.is_some() && !pipes[1] {
+        check_printed_digest()?;
+    }
+    if same(source, target) {
+        return Err(Failure::usage(ends::same_storage(source, target)));
+    }
+    Ok(())
+}
+
+/// Refuses options that read a side again, where it cannot be.
+fn check_second_read(args: &args::CopyArgs, are_devices: bool) -> Result<(), Failure> {
     let twice = [
         (args.verify, "--verify"),
         (args.digest.is_some(), "--digest"),
@@ -101,37 +120,28 @@ pub(super) fn check_ends(
         );
         return Err(Failure::usage(text));
     }
-    if args.manifest.is_some() && pipes != [false, false] {
+    if args.manifest.is_some() && !are_devices {
         let text = "--manifest reads the source again: use a device on both sides, not a pipe";
         return Err(Failure::usage(text));
     }
-    if args.verify && pipes != [false, false] {
+    if args.verify && !are_devices {
         return Err(Failure::usage(
             "--verify reads both sides again: use a device on both sides, not a \
                                    pipe",
         ));
     }
-    if let (Some(journal), Some(manifest)) = (&args.journal, &args.manifest)
-        && full(journal) == full(manifest)
-    {
-        return Err(Failure::usage(
-            "--journal and --manifest are the same file: choose another name",
-        ));
-    }
-    if args.digest.is_some() && !pipes[1] && !ends::is_heard(std::io::stdout().as_fd()) {
+    Ok(())
+}
+
+/// Refuses a digest that nobody would see.
+fn check_printed_digest() -> Result<(), Failure> {
+    if !ends::is_heard(std::io::stdout().as_fd()) {
         let text = "--digest: standard output, where it would be printed, is closed";
         return Err(Failure::usage(text));
     }
-    if args.digest.is_some()
-        && !pipes[1]
-        && let Err(error) = ends::takes_writes(std::io::stdout())
-    {
+    ends::takes_writes(std::io::stdout()).map_err(|error| {
         let why = plain(&error);
         let text = format!("--digest: standard output, where it would be printed: {why}");
-        return Err(Failure::new(exit::FAILED, text));
-    }
-    if same(source, target) {
-        return Err(Failure::usage(ends::same_storage(source, target)));
-    }
-    Ok(())
+        Failure::new(exit::FAILED, text)
+    })
 }

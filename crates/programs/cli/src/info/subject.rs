@@ -217,6 +217,14 @@ fn export_of(facts: &Facts) -> Export {
     }
 }
 
+/// What is known of an export besides its facts.
+struct Told {
+    name: String,
+    description: Option<String>,
+    contexts: Vec<String>,
+    content: Option<String>,
+}
+
 impl Server {
     async fn report(&self, content: bool) -> Result<Report, Failure> {
         let export = &self.place.export;
@@ -247,7 +255,8 @@ impl Server {
         let name = info.name.clone().unwrap_or_else(|| export.clone());
         let description = info.description.clone();
         let content = if content { self.content(export).await? } else { None };
-        let export = self.export(export, name, description, &info, contexts, content);
+        let told = Told { name, description, contexts, content };
+        let export = self.export(export, &info, told);
         Ok(Report { of, exports: vec![export] })
     }
 
@@ -280,20 +289,15 @@ impl Server {
             let told = Some(entry.description).filter(|text| !text.is_empty());
             let description = told.or_else(|| info.description.clone());
             let name = entry.name.clone();
-            exports.push(self.export(&entry.name, name, description, &info, contexts, content));
+            let told = Told { name, description, contexts, content };
+            exports.push(self.export(&entry.name, &info, told));
         }
         Ok((Report { of, exports }, failed))
     }
 
-    fn export(
-        &self,
-        asked: &str,
-        name: String,
-        description: Option<String>,
-        info: &ExportInfo,
-        contexts: Vec<String>,
-        content: Option<String>,
-    ) -> Export {
+    /// What is shown of an export that was asked for by this name.
+    fn export(&self, asked: &str, info: &ExportInfo, told: Told) -> Export {
+        let Told { name, description, contexts, content } = told;
         let of_export = |uri| canonical(&Uri { export: asked.to_string(), ..uri });
         let uri = self.uri.clone().map(of_export);
         let block = info.block_sizes.map(|sizes| [sizes.minimum, sizes.preferred, sizes.maximum]);

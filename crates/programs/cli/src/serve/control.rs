@@ -27,7 +27,7 @@ use super::listen::Cleanup;
 use super::mirror::{self, CopyMode, Ending, First};
 use super::notify::Notify;
 use super::running::Running;
-use super::snapshots::{Begin, GRANULARITY};
+use super::snapshots::{Begin, GRANULARITY, NewBitmap};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::wanted::One;
@@ -629,7 +629,8 @@ impl Operations {
             })?,
         };
         let within = within(command, request)?;
-        let added = self.table.add_bitmap(&export, name, granularity, within, true).await;
+        let bitmap = NewBitmap { name, granularity, kept: true };
+        let added = self.table.add_bitmap(&export, bitmap, within).await;
         added.map_err(Refusal::of)?;
         Ok(json!({ "done": "added" }))
     }

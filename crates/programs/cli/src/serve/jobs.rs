@@ -204,6 +204,15 @@ struct Disk {
     job: Arc<Job>,
 }
 
+/// What a job begins with, besides its copy.
+struct Start<'a> {
+    export: &'a Running,
+    target: &'a To,
+    work: Work,
+    settings: Settings,
+    errors: Arc<Errors>,
+}
+
 impl Jobs {
     /// Calls `observer` from now on. Only the first one counts.
     pub fn observe(&self, observer: Observer) {
@@ -258,7 +267,8 @@ impl Jobs {
             let errors = Errors::new(settings.on_source_error, settings.on_target_error);
             copy.read_from(watched(&errors, Stack::over(device)).await?);
             let work = Work::Backup(snapshot.clone());
-            let job = self.begin(&export, &target, &mut copy, work, settings, errors);
+            let start = Start { export: &export, target: &target, work, settings, errors };
+            let job = self.begin(start, &mut copy);
             begun.push(Disk { export, snapshot, taken, job });
             running.push(copy);
         }
@@ -300,7 +310,8 @@ impl Jobs {
         let (mirror, source) = Mirror::begin(table, &export, beginning).await?;
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
-        let job = self.begin(&export, &target, &mut copy, work, settings, errors);
+        let start = Start { export: &export, target: &target, work, settings, errors };
+        let job = self.begin(start, &mut copy);
         let running = job.clone();
         let watched = job.clone();
         let followed = mirror.clone();
@@ -322,15 +333,9 @@ impl Jobs {
         Ok(job)
     }
 
-    fn begin(
-        &self,
-        export: &Running,
-        target: &To,
-        copy: &mut CopyJob,
-        work: Work,
-        settings: Settings,
-        errors: Arc<Errors>,
-    ) -> Arc<Job> {
+    /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
+    fn begin(&self, start: Start<'_>, copy: &mut CopyJob) -> Arc<Job> {
+        let Start { export, target, work, settings, errors } = start;
         if let To::Open(_, stack) = target {
             copy.write_to(stack.clone());
         }

@@ -184,18 +184,9 @@ fn serve(
     let listeners = Where::new(args, asked.inherited);
     let cleanup = listeners.cleanup();
     // Before there are other threads.
-    let control = args
-        .control
-        .as_deref()
-        .map(|path| Control::bind("--control", path, &cleanup))
-        .transpose()?;
-    let qmp = args.qmp.iter().map(|path| Control::bind("--qmp", path, &cleanup));
-    let qmp = qmp.collect::<Result<Vec<_>, _>>()?;
+    let (control, qmp) = control_sockets(args, &cleanup)?;
     let caught = signals::catch()?;
-    let config = args.engine.config(usize::from(args.workers));
-    let runtime = Runtime::start(&config).map_err(|error| {
-        Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
-    })?;
+    let runtime = workers(args)?;
     let operations = Shared::default();
     let table = Arc::new(Table::new(asked.wanted)?);
     let mut job = Job {
@@ -216,11 +207,7 @@ fn serve(
         limits: asked.limits,
         offers: offers(args),
         uri_export: args.uri_export.clone(),
-        print_uri: args.print_uri.then_some(if args.as_nbdkit {
-            "nbdinfo"
-        } else {
-            "blockhaul info"
-        }),
+        print_uri: args.print_uri.then_some(information_command(args)),
         selinux_label: args.selinux_label.clone(),
         secured: asked.secured,
         tls: asked.tls,
@@ -228,11 +215,7 @@ fn serve(
         removes_pidfile: !args.as_nbdkit,
         run: args.run.clone(),
         verbose: args.verbose,
-        announced: !args.quiet
-            && !args.waits_for_monitor()
-            && !args.single
-            && args.run.is_none()
-            && !is_activated(),
+        announced: is_announced(args),
     };
     let (sender, served) = mpsc::channel();
     let serving = caught.until_dropped();
@@ -256,6 +239,35 @@ fn serve(
         served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
     cleanup.clean();
     finish(outcome, (open, runtime), args.drain_timeout, || attention.look())
+}
+
+/// The sockets of `--control` and `--qmp`.
+fn control_sockets(
+    args: &args::Serve,
+    cleanup: &listen::Cleanup,
+) -> Result<(Option<Control>, Vec<Control>), Failure> {
+    let control = args.control.as_deref();
+    let control = control.map(|path| Control::bind("--control", path, cleanup)).transpose()?;
+    let qmp = args.qmp.iter().map(|path| Control::bind("--qmp", path, cleanup));
+    Ok((control, qmp.collect::<Result<_, _>>()?))
+}
+
+/// Starts the workers.
+fn workers(args: &args::Serve) -> Result<Runtime, Failure> {
+    let config = args.engine.config(usize::from(args.workers));
+    Runtime::start(&config)
+        .map_err(|error| Failure::new(FAILED, format!("cannot start workers: {}", plain(&error))))
+}
+
+/// The command that shows an export, for those who read the URI.
+fn information_command(args: &args::Serve) -> &'static str {
+    if args.as_nbdkit { "nbdinfo" } else { "blockhaul info" }
+}
+
+/// Whether the server says where it listens.
+fn is_announced(args: &args::Serve) -> bool {
+    let is_used_by_one = args.single || args.run.is_some() || is_activated();
+    !args.quiet && !args.waits_for_monitor() && !is_used_by_one
 }
 
 /// Closes the exports (`open`), and returns the exit status. A device that holds requests has

@@ -15,6 +15,15 @@ use crate::exit::Failure;
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;
 
+/// A bitmap to be added.
+pub struct NewBitmap<'a> {
+    pub name: &'a str,
+    /// In bytes.
+    pub granularity: u64,
+    /// It outlives the server, if bitmaps are kept.
+    pub kept: bool,
+}
+
 /// How a point in time begins.
 pub struct Begin {
     /// How it is kept.
@@ -226,11 +235,10 @@ impl Table {
     pub async fn add_bitmap(
         &self,
         export: &Running,
-        name: &str,
-        granularity: u64,
+        wanted: NewBitmap<'_>,
         time: Duration,
-        kept: bool,
     ) -> Result<(), Failure> {
+        let NewBitmap { name, granularity, kept } = wanted;
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         let size = shared.switch().device().facts().size;

@@ -10,7 +10,7 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found};
 use crate::serve::running::Running;
-use crate::serve::snapshots::GRANULARITY;
+use crate::serve::snapshots::{GRANULARITY, NewBitmap};
 
 impl Monitor {
     /// `block-dirty-bitmap-add`.
@@ -36,8 +36,8 @@ impl Monitor {
         }
         match &found {
             Found::Live(running) => {
-                let added = self.table.add_bitmap(running, name, granularity, BARRIER, persistent);
-                added.await?;
+                let bitmap = NewBitmap { name, granularity, kept: persistent };
+                self.table.add_bitmap(running, bitmap, BARRIER).await?;
             }
             Found::Frozen(frozen) => {
                 let size = self.live_below(frozen).await?.device();
