@@ -89,6 +89,39 @@ class Compatible(unittest.TestCase):
         self.assertEqual(handle.aio_peek_command_completed(), cookie)
         self.assertTrue(handle.aio_command_completed(cookie))
 
+    def test_statistics(self):
+        def figures(handle):
+            sent = handle.stats_bytes_sent(), handle.stats_chunks_sent()
+            return *sent, handle.stats_bytes_received(), handle.stats_chunks_received()
+
+        def moved(handle, call):
+            before = figures(handle)
+            call()
+            return tuple(now - then for now, then in zip(figures(handle), before))
+
+        handle = nbd.NBD()
+        handle.set_request_extended_headers(False)
+        handle.set_request_structured_replies(False)
+        self.assertEqual(figures(handle), (0, 0, 0, 0))
+        handle.connect_unix(self.socket)
+        self.assertGreater(min(figures(handle)), 0)
+
+        def use(handle):
+            # Headers of requests have 28 bytes, simple replies 16.
+            self.assertEqual(moved(handle, handle.flush), (28, 1, 16, 1))
+            self.assertEqual(moved(handle, lambda: handle.pread(512, 0)), (28, 1, 528, 1))
+            self.assertEqual(moved(handle, lambda: handle.pwrite(bytes(512), 0)), (540, 1, 16, 1))
+
+        use(handle)
+        cookie = handle.aio_flush()
+        while not handle.aio_command_completed(cookie):
+            handle.poll(-1)
+        # A worker has the connection now.
+        use(handle)
+        sent = handle.stats_chunks_sent()
+        handle.shutdown()
+        self.assertEqual(handle.stats_chunks_sent(), sent + 1)
+
     def test_errors(self):
         handle = nbd.NBD()
         with self.assertRaises(nbd.Error) as caught:
@@ -114,6 +147,23 @@ class Compatible(unittest.TestCase):
         handle = nbd.NBD()
         handle.connect_systemd_socket_activation([blockhaul.program(), "serve", "pattern:1m"])
         self.assertEqual(handle.pread(8, 8), (8).to_bytes(8, "big"))
+        handle.close()
+
+    def test_a_plugin_cannot_use_standard_streams_that_are_a_client(self):
+        script = Path(self.socket).with_name("disk.py")
+        script.write_text(
+            "import nbdkit, os\n"
+            "print('for nobody', flush=True)\n"
+            "os.write(1, b'neither')\n"
+            "assert os.read(0, 1) == b'' and not nbdkit.stdio_safe()\n"
+            "API_VERSION = 2\n"
+            "def open(readonly): return 1\n"
+            "def get_size(handle): return 4096\n"
+            "def pread(handle, buf, offset, flags): buf[:] = b'x' * len(buf)\n"
+        )
+        handle = nbd.NBD()
+        handle.connect_command([blockhaul.program(), "serve", "--single", f"python:{script}"])
+        self.assertEqual(handle.pread(4, 0), b"xxxx")
         handle.close()
 
     def test_options_before_an_export_is_opened(self):

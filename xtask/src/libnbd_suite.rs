@@ -43,6 +43,8 @@ const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
 const PATIENCE: &str = "120";
 /// Where exceptions are listed: rows of a table that start with the name of a test.
 const EXCEPTIONS: &str = "docs/coming-from-libnbd.md";
+/// Where what the tests print is, and where exceptions are listed.
+const PLACES: (&str, &str) = ("target/libnbd/log", EXCEPTIONS);
 
 pub fn main(args: &[String]) -> Outcome {
     let (options, names): (Vec<_>, Vec<_>) =
@@ -53,7 +55,7 @@ pub fn main(args: &[String]) -> Outcome {
     let install = if options.is_empty() { Install::Linked } else { Install::Copied };
     Peers::here().ensure(false)?;
     let suite = Suite { dir: run::target().join("libnbd") };
-    suite.ensure_source()?;
+    ensure_source(&suite.dir)?;
     run::show(run::cargo("build").args(["--release", "-p", "blockhaul"]))?;
     let tests = suite.tests(&names)?;
     let original = suite.prepare("original", None)?;
@@ -68,19 +70,24 @@ pub fn main(args: &[String]) -> Outcome {
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
         rows.push(Row { test, original: with_original, ours: with_ours });
     }
-    judge(&rows, &exceptions, names.is_empty())
+    judge(&rows, &exceptions, names.is_empty(), PLACES)
 }
 
 /// A test and how it ended with either program.
-struct Row {
-    test: String,
-    original: End,
-    ours: End,
+pub struct Row {
+    pub test: String,
+    pub original: End,
+    pub ours: End,
 }
 
 /// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
-/// too.
-fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
+/// too. `places`: where what the tests print is, and where exceptions are listed.
+pub fn judge(
+    rows: &[Row],
+    exceptions: &BTreeMap<String, String>,
+    all: bool,
+    (log, listed): (&str, &str),
+) -> Outcome {
     let count = |of: fn(&Row) -> End, end| rows.iter().filter(|row| of(row) == end).count();
     for (name, of) in
         [("original", (|row| row.original) as fn(&Row) -> End), ("blockhaul", |row| row.ours)]
@@ -103,13 +110,13 @@ fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outc
         }
     }
     if count(|row| row.original, End::Pass) == 0 {
-        return Err("no test passes with the original programs: see target/libnbd/log".into());
+        return Err(format!("no test passes with the original: see {log}"));
     }
     if wrong.is_empty() {
         return Ok(());
     }
     Err(format!(
-        "{}; what the tests print is in target/libnbd/log, exceptions are listed in {EXCEPTIONS}",
+        "{}; what the tests print is in {log}, exceptions are listed in {listed}",
         wrong.join(", ")
     ))
 }
@@ -118,17 +125,17 @@ fn file_name(test: &str) -> String {
     test.rsplit('/').next().unwrap_or(test).to_owned()
 }
 
+/// Fetches libnbd's source package and unpacks it into `DIR/source` where it is missing.
+pub fn ensure_source(dir: &Path) -> Outcome {
+    source::ensure(dir, SUITE, "libnbd", VERSION)
+}
+
 /// The directory with the tests.
 struct Suite {
     dir: PathBuf,
 }
 
 impl Suite {
-    /// Fetches and unpacks the source package where it is missing.
-    fn ensure_source(&self) -> Outcome {
-        source::ensure(&self.dir, SUITE, "libnbd", VERSION)
-    }
-
     /// The tests as `FOLDER/NAME.sh`: those that `names` choose, or all.
     fn tests(&self, names: &[String]) -> Result<Vec<String>, String> {
         let mut tests = Vec::new();
@@ -240,17 +247,19 @@ mod tests {
     fn what_passes_with_the_original_only_is_wrong_unless_listed() {
         let listed = exceptions("| `b.sh` | why |");
         let fine = [row("copy/a.sh", End::Pass, End::Pass), row("copy/b.sh", End::Pass, End::Fail)];
-        assert_eq!(judge(&fine, &listed, true), Ok(()));
-        assert!(judge(&fine, &BTreeMap::new(), true).unwrap_err().contains("b.sh: FAIL"));
+        assert_eq!(judge(&fine, &listed, true, PLACES), Ok(()));
+        assert!(judge(&fine, &BTreeMap::new(), true, PLACES).unwrap_err().contains("b.sh: FAIL"));
         let passes = [row("copy/b.sh", End::Pass, End::Pass)];
-        assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
+        assert!(judge(&passes, &listed, true, PLACES).unwrap_err().contains("is listed"));
         let gone = [row("copy/a.sh", End::Pass, End::Pass)];
-        assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
-        assert_eq!(judge(&gone, &listed, false), Ok(()));
+        assert!(judge(&gone, &listed, true, PLACES).unwrap_err().contains("no such test"));
+        assert_eq!(judge(&gone, &listed, false, PLACES), Ok(()));
         let broken = [row("copy/a.sh", End::Fail, End::Pass)];
-        assert!(judge(&broken, &BTreeMap::new(), true).is_err());
+        assert!(judge(&broken, &BTreeMap::new(), true, PLACES).is_err());
         let skipped = [row("copy/a.sh", End::Pass, End::Skip), row("x/y.sh", End::Skip, End::Skip)];
-        assert!(judge(&skipped, &BTreeMap::new(), true).unwrap_err().contains("a.sh: skip"));
+        assert!(
+            judge(&skipped, &BTreeMap::new(), true, PLACES).unwrap_err().contains("a.sh: skip")
+        );
     }
 
     #[test]

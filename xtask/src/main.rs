@@ -7,6 +7,7 @@ mod dist;
 mod enter;
 mod fuzz;
 mod guard;
+mod libnbd_python;
 mod libnbd_suite;
 mod links;
 mod lint;
@@ -15,6 +16,7 @@ mod nbdkit_suite;
 mod pages;
 mod peers;
 mod protocol;
+mod python_tools;
 mod races;
 mod run;
 mod rust_files;
@@ -111,6 +113,12 @@ const TASKS: &[Task] = &[
         summary: "libnbd's own tests of nbdcopy and nbdinfo, with blockhaul in their place",
         help: libnbd_suite::HELP,
         run: libnbd_suite::main,
+    },
+    Task {
+        name: "libnbd-python",
+        summary: "the tests of libnbd's Python module, with blockhaul.nbd in its place",
+        help: libnbd_python::HELP,
+        run: libnbd_python::main,
     },
     Task {
         name: "nbdkit-suite",

@@ -52,6 +52,8 @@ pub struct Bench {
     peers: PathBuf,
     /// Where the tests' output goes.
     pub log: PathBuf,
+    /// The directory of plugins that blockhaul is told instead of the installed one.
+    plugins: Option<PathBuf>,
 }
 
 impl Bench {
@@ -64,7 +66,8 @@ impl Bench {
         program: Option<&Path>,
     ) -> Result<Bench, String> {
         let dir = base.join(name);
-        let bench = Bench { log: dir.join("log"), dir, peers: peers.to_path_buf() };
+        let log = dir.join("log");
+        let bench = Bench { dir, peers: peers.to_path_buf(), log, plugins: None };
         // The stamp is written last: an interrupted run is repeated.
         let stamp = bench.dir.join("stamp");
         if read(&stamp).is_ok_and(|text| text == stamp_text(program)) {
@@ -90,6 +93,45 @@ impl Bench {
         bench.data()?;
         fs::write(&stamp, stamp_text(program)).map_err(|error| at("write", &stamp, &error))?;
         Ok(bench)
+    }
+
+    /// Hides one of nbdkit's plugins from blockhaul, which then uses its own device in its place.
+    pub fn without_plugin(mut self, name: &str) -> Result<Bench, String> {
+        let folder = self.dir.join("without").join(name);
+        match fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(at("remove", &folder, &error));
+            }
+            _ => {}
+        }
+        let plugins = folder.join("plugins");
+        fs::create_dir_all(&plugins).map_err(|error| at("make", &plugins, &error))?;
+        // As seen inside.
+        let installed =
+            PathBuf::from(format!("/usr/lib/{}-linux-gnu/nbdkit", std::env::consts::ARCH));
+        let link = |from: &Path, to: &Path| {
+            std::os::unix::fs::symlink(from, to).map_err(|error| at("make", to, &error))
+        };
+        link(&installed.join("filters"), &folder.join("filters"))?;
+        let outside =
+            self.peers.join("root").join(installed.strip_prefix("/").unwrap_or(&installed));
+        let outside = outside.join("plugins");
+        let entries = fs::read_dir(&outside).map_err(|error| at("read", &outside, &error))?;
+        let hidden = format!("nbdkit-{name}-plugin");
+        let mut found = false;
+        for entry in entries {
+            let file = entry.map_err(|error| at("read", &outside, &error))?.file_name();
+            if Path::new(&file).file_stem().is_some_and(|stem| *stem == *hidden) {
+                found = true;
+            } else {
+                link(&installed.join("plugins").join(&file), &plugins.join(&file))?;
+            }
+        }
+        if !found {
+            return Err(format!("there is no {hidden} in {}", outside.display()));
+        }
+        self.plugins = Some(plugins);
+        Ok(self)
     }
 
     /// Puts `nbdkit` first in the search path: a script that passes plugins which are not installed
@@ -238,6 +280,10 @@ impl Bench {
         command.env("abs_builddir", &tests).env("abs_srcdir", &tests).env("builddir", ".");
         // Where the vddk plugin is not installed, its tests find it by this script of ours.
         command.env_remove("PYTHONUNBUFFERED").env_remove("LD_LIBRARY_PATH");
+        match &self.plugins {
+            Some(folder) => command.env("BLOCKHAUL_PLUGIN_PATH", folder),
+            None => command.env_remove("BLOCKHAUL_PLUGIN_PATH"),
+        };
         command
     }
 }
@@ -290,6 +336,27 @@ fn write_script(path: &Path, text: &str) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_plugin_is_hidden() {
+        let dir = tempfile::tempdir().unwrap();
+        let installed = format!("usr/lib/{}-linux-gnu/nbdkit/plugins", std::env::consts::ARCH);
+        let installed = dir.path().join("root").join(installed);
+        fs::create_dir_all(&installed).unwrap();
+        for name in ["a", "b"] {
+            fs::write(installed.join(format!("nbdkit-{name}-plugin.so")), "").unwrap();
+        }
+        let bench = || Bench {
+            dir: dir.path().join("bench"),
+            peers: dir.path().into(),
+            log: dir.path().join("log"),
+            plugins: None,
+        };
+        let folder = bench().without_plugin("a").unwrap().plugins.unwrap();
+        let left = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        assert_eq!(left.collect::<Vec<_>>(), ["nbdkit-b-plugin.so"]);
+        assert!(bench().without_plugin("c").is_err_and(|error| error.contains("nbdkit-c-plugin")));
+    }
 
     #[test]
     fn templates_are_filled_in() {

@@ -15,14 +15,15 @@ use crate::suite::{End, Install, at, exceptions, make_dir, read};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
-cargo xtask nbdkit-suite [--again] [--release] [--copied] [NAME…]
+cargo xtask nbdkit-suite [--again] [--release] [--copied] [--python-host] [NAME…]
 
 Runs nbdkit's own shell tests twice: with Debian's nbdkit among the peers (see `cargo xtask peers`), and
 with blockhaul, called by its name. Prints a table, and fails when a test that passes with Debian's does
 not pass with blockhaul, unless it is listed with a reason in docs/coming-from-nbdkit.md, and when a
 listed one passes. With NAMEs, only tests whose names contain one of them. How tests end with Debian's
 nbdkit is remembered; --again asks anew. --release runs an optimised blockhaul, --copied a copy of the
-program whose file is called nbdkit, not a symbolic link to it.
+program whose file is called nbdkit, not a symbolic link to it. --python-host hides nbdkit's plugin for
+Python from blockhaul, which then runs plugins in Python itself; without NAMEs it runs the tests about Python.
 
 The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
 apt sources, and need a C compiler. They and what they print are below target/nbdkit-suite.
@@ -44,16 +45,18 @@ const OLD: &[&str] = &["version", "help", "dump", "nbd"];
 const OLD_PREFIX: &str = "test-old-plugins-";
 
 pub fn main(args: &[String]) -> Outcome {
-    let (options, names): (Vec<_>, Vec<_>) =
+    let (options, mut names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
     let mut again = false;
     let mut release = false;
     let mut install = Install::Linked;
+    let mut python_host = false;
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
             "--release" => release = true,
             "--copied" => install = Install::Copied,
+            "--python-host" => python_host = true,
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
@@ -70,7 +73,7 @@ pub fn main(args: &[String]) -> Outcome {
     let from = source.join("source");
     let at = peers.dir();
     let original = Bench::prepare(&dir, "original", at, &from, None)?;
-    let ours = match install {
+    let mut ours = match install {
         Install::Linked => Bench::prepare(&dir, "blockhaul", at, &from, Some(&program))?,
         Install::Copied => {
             let folder = dir.join("copy");
@@ -82,6 +85,12 @@ pub fn main(args: &[String]) -> Outcome {
             Bench::prepare(&dir, "blockhaul-copied", at, &from, Some(&copy))?
         }
     };
+    if python_host {
+        ours = ours.without_plugin("python")?;
+        if names.is_empty() {
+            names.push("python".into());
+        }
+    }
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
     let mut remembered = if again { BTreeMap::new() } else { recall(&memory) };

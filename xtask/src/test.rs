@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
 use crate::peers::Peers;
-use crate::{Outcome, run, simulate, source};
+use crate::{Outcome, python_tools, run, simulate, source};
 
 pub const HELP: &str = "\
 cargo xtask test [-- ARGS…]
@@ -20,6 +20,9 @@ Without the peers (not a Debian machine, no network) the tests that need them ar
 a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAUL_REQUIRE=1 lets every test
 fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Each test
 program runs two tests per processor at a time; RUST_TEST_THREADS changes that.
+
+The types of the Python package are checked by mypy. Where it is missing, it is installed from PyPI into
+target/python-tools; where that fails, its tests are skipped.
 ";
 
 /// Names the file that lists skipped tests (`testkit::tools::skip`).
@@ -42,6 +45,9 @@ pub fn main(args: &[String]) -> Outcome {
         Ok(()) => {}
         Err(why) if run::ci() => return Err(why),
         Err(why) => println!("going on without peers: {why}"),
+    }
+    if let Err(why) = python_tools::ensure() {
+        println!("going on without mypy: {why}");
     }
     let mut chosen: Vec<&str> = passed_on.iter().map(String::as_str).collect();
     let mut own = chosen.iter().take_while(|arg| **arg != "--");

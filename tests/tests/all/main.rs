@@ -33,6 +33,7 @@ mod plugins_curl;
 mod plugins_every;
 mod plugins_life;
 mod plugins_ssh;
+mod python_host;
 mod records;
 mod routes;
 mod scripts;

@@ -18,6 +18,7 @@ use crate::blocking::Blocking;
 use crate::device::Export;
 use crate::link::{Link, refused, unheard};
 use crate::ssh::SshAddress;
+use crate::traffic::Traffic;
 use crate::upgrade::upgrade;
 use crate::{ServerProcess, device};
 
@@ -158,6 +159,11 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// What the connection has sent and received, and what it will.
+    pub fn traffic(&self) -> Arc<Traffic> {
+        self.link.traffic.clone()
+    }
+
     /// The connection as a device; its tasks run on this worker.
     ///
     /// # Errors
@@ -391,7 +397,7 @@ async fn negotiate(
         let sent = link.say(&mut out).await;
         let (used, step) = step.map_err(|error| refused(&error))?;
         sent?;
-        link.window.consume(used);
+        link.consume(used);
         link.unanswered &= used == 0;
         match step {
             Step::NeedMore { bytes } => {

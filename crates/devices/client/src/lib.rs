@@ -24,6 +24,7 @@ pub mod options;
 mod reply;
 mod session;
 mod ssh;
+mod traffic;
 mod upgrade;
 
 pub use backends::all;
@@ -34,3 +35,4 @@ pub use connect::{
 pub use guard::set_program;
 pub use line::Line;
 pub use ssh::SshAddress;
+pub use traffic::{Traffic, TrafficFigures};

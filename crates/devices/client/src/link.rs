@@ -2,10 +2,13 @@
 //! errors.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_wire::OptionError;
+
+use crate::traffic::Traffic;
 
 /// A connected stream, its received and unconsumed bytes, and its bytes to send.
 pub(crate) struct Link {
@@ -16,14 +19,29 @@ pub(crate) struct Link {
     /// server has checked its certificate, and GnuTLS servers disconnect silently if they reject
     /// it.
     pub(crate) unanswered: bool,
+    /// What was sent and received.
+    pub(crate) traffic: Arc<Traffic>,
 }
 
 impl Link {
     /// An unused stream.
     pub(crate) fn new(stream: Stream) -> Link {
+        Link::going_on(stream, Arc::default())
+    }
+
+    /// A stream of a connection that has sent and received before.
+    pub(crate) fn going_on(stream: Stream, traffic: Arc<Traffic>) -> Link {
         let window = RecvWindow::new();
         let queue = SendQueue::default();
-        Link { stream, window, queue, unanswered: false }
+        Link { stream, window, queue, unanswered: false, traffic }
+    }
+
+    /// Messages of the handshake were taken in.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.window.consume(bytes);
+        if bytes > 0 {
+            self.traffic.received(bytes);
+        }
     }
 
     /// Sends all of `out`, and empties it.
@@ -32,6 +50,7 @@ impl Link {
         if out.is_empty() {
             return Ok(());
         }
+        self.traffic.sent(out.len());
         self.queue.head(out);
         out.clear();
         let sent = self.queue.send_all(&self.stream).await;

@@ -148,7 +148,7 @@ impl OptionSession {
                 let (used, event) = handshake
                     .receive(link.window.bytes(), &mut out)
                     .map_err(|error| refused(&error))?;
-                link.window.consume(used);
+                link.consume(used);
                 let Event::NeedMore { bytes } = event else { return Ok(event) };
                 if bytes > link.window.capacity() {
                     link.window.grow(bytes);

@@ -572,8 +572,6 @@ class Host:
             connection["export"] = await plugin.default(readonly, connection["tls"])
         call[2] = "open"
         value = await plugin.call("open", readonly)
-        if value is None:
-            raise Wrong("open returned None instead of a handle")
         handle = Handle(value, connection)
         try:
             call[2] = "facts"
@@ -875,6 +873,7 @@ class Host:
     def begin(self, job, start):
         self.plugin = Plugin(start["script"])
         self.plugin.memory = self.memory
+        self.stdio_safe = start["stdio"]
         call = [None, 0]
         CALL.set(call)
         try:

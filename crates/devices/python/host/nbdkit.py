@@ -124,10 +124,16 @@ def nanosleep(sec, nsec):
     time.sleep(sec + nsec / 1e9)
 
 
+def _check_text(name, text):
+    if not isinstance(text, str):
+        raise TypeError(f"nbdkit.{name}: a str is needed, not {type(text).__name__}")
+
+
 def parse_size(text):
     """The size in bytes that a text gives: a number with b, k, m, g, t, p, e (base 1024, either
-    case; also KiB, MiB, …) or s (sectors of 512 bytes). Raises ValueError for anything else, and for
+    case; also KiB, MiB, …) or s (sectors of 512 bytes). Raises ValueError for any other text, and for
     more than 2^63 - 1."""
+    _check_text("parse_size", text)
     digits = len(text) - len(text.lstrip("0123456789"))
     number, unit = text[:digits], text[digits:].lower()
     if len(unit) == 3 and unit.endswith("ib"):
@@ -143,6 +149,7 @@ def parse_size(text):
 def parse_delay(what, text):
     """The time that a text gives, as (seconds, nanoseconds): a number of seconds, or with ms, us or
     μs, ns. `what` is the parameter's name, for the message of the ValueError."""
+    _check_text("parse_delay", text)
     for unit, exponent in (("ms", 3), ("us", 6), ("\u03bcs", 6), ("\u00b5s", 6), ("ns", 9), ("s", 0), ("", 0)):
         if text.endswith(unit):
             break
@@ -163,6 +170,7 @@ def parse_delay(what, text):
 def parse_probability(what, text):
     """The share that a text gives, as a float: `0.3`, `30%`, `3:10`, `3/10`. `what` is the
     parameter's name, for the message of the ValueError."""
+    _check_text("parse_probability", text)
     wrong = ValueError(f"{what}: {text!r} is not a probability such as 0.3, 30% or 3:10")
     above, below = (text[:-1], "100") if text.endswith("%") else (text, "1")
     for sign in ":/":
@@ -182,6 +190,7 @@ def parse_probability(what, text):
 def read_password(value):
     """The password that a parameter gives, as bytes: the value itself, `+FILE` the first line of a
     file, `-FD` that of an open file descriptor, `-` what the user types."""
+    _check_text("read_password", value)
     if value == "-":
         return _ask_password()
     if value.startswith("-"):

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use slab::Slab;
 
-use crate::process::{Process, Started, ended_with};
+use crate::process::{Process, Started, ended_with, stdio_is_free};
 use crate::settings::Settings;
 use crate::wire::{self, Ask, Message, MessageKind, Op};
 
@@ -236,9 +236,11 @@ fn start_message(settings: &Settings, dump: bool) -> Vec<u8> {
     let script = settings.script.to_string_lossy();
     let threads = settings.host.threads;
     let config = &settings.config;
-    json!({ "script": script, "threads": threads, "config": config, "dump": dump })
-        .to_string()
-        .into_bytes()
+    let stdio = stdio_is_free();
+    let all = json!({
+        "script": script, "threads": threads, "config": config, "dump": dump, "stdio": stdio
+    });
+    all.to_string().into_bytes()
 }
 
 impl Inner {

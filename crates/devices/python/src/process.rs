@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -46,6 +47,20 @@ const LOOK: Duration = Duration::from_millis(5);
 /// All processes that have not ended.
 static RUNNING: Mutex<Vec<Arc<Process>>> = Mutex::new(Vec::new());
 
+/// Standard input and output belong to a client.
+static STDIO_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Declares standard input and output as a connection: the processes that are started from here on have no
+/// standard input, and print to standard error.
+pub fn stdio_is_a_client() {
+    STDIO_TAKEN.store(true, Ordering::Relaxed);
+}
+
+/// Whether plugins may use standard input and output while they start.
+pub(crate) fn stdio_is_free() -> bool {
+    !STDIO_TAKEN.load(Ordering::Relaxed)
+}
+
 /// The process of a plugin.
 pub(crate) struct Process {
     child: Mutex<Child>,
@@ -77,6 +92,9 @@ impl Process {
         let mut command = Command::new(python);
         if let Some(folder) = folder {
             command.current_dir(folder);
+        }
+        if !stdio_is_free() {
+            command.stdout(std::io::stderr());
         }
         let child = command
             .args(["-c", BOOT])
@@ -150,8 +168,8 @@ fn boot(
 ) -> std::io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
     let stdin = std::io::stdin();
-    // Without a standard input of our own there is none for it.
-    let own = rustix::fs::fstat(&stdin).is_ok();
+    // Without a standard input of our own there is none for it, nor where that is a client.
+    let own = stdio_is_free() && rustix::fs::fstat(&stdin).is_ok();
     let mut passed = vec![if own { stdin.as_fd() } else { null.as_fd() }, memory.file()];
     passed.extend_from_slice(links);
     let mut space = vec![std::mem::MaybeUninit::uninit(); ancillary_size(passed.len())];

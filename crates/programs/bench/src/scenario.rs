@@ -31,6 +31,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("mirror", include_str!("../../../../bench/scenarios/mirror.toml")),
     ("near-empty", include_str!("../../../../bench/scenarios/near-empty.toml")),
     ("pipes", include_str!("../../../../bench/scenarios/pipes.toml")),
+    ("python-plugins", include_str!("../../../../bench/scenarios/python-plugins.toml")),
     ("requests", include_str!("../../../../bench/scenarios/requests.toml")),
     ("rtt", include_str!("../../../../bench/scenarios/rtt.toml")),
     ("server", include_str!("../../../../bench/scenarios/server.toml")),

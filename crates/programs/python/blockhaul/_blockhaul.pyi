@@ -87,6 +87,10 @@ class Handle:
     @property
     def connection(self) -> dict[str, Any] | None:
         """What the handshake with the server has led to; ``None`` for a device that is not a URI."""
+    @property
+    def traffic(self) -> tuple[int, int, int, int] | None:
+        """What the connection has sent and received: bytes and messages sent, bytes and messages received.
+        ``None`` for a device that is not a URI."""
     def can(self, name: str, *, emulated: bool = True) -> bool:
         """Abilities: those of the device itself, or with those that are emulated."""
     def pread(self, count: int, offset: int) -> bytes:

@@ -106,15 +106,20 @@ def serve(
         host, port = tcp if tcp is not None else ("127.0.0.1", 0)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     path = None if unix is None else os.fspath(unix)
-    described = isinstance(device, (str, os.PathLike, Sequence))
+    described: list[str] = []
+    own: Object | None = None
+    if isinstance(device, (str, os.PathLike, Sequence)):
+        described = words(device)
+    else:
+        own = device
     serving = _blockhaul.Serving(
-        words(device) if described else [],
+        described,
         layers=list(layers),
         readonly=readonly,
         name=name,
         unix=path,
         tcp=address,
-        object=None if described else device,
+        object=own,
         threads=threads,
     )
     return Server(serving)

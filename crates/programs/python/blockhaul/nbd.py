@@ -1183,6 +1183,29 @@ class NBD:
         """Sends a signal to the command that was started; 0 is SIGTERM."""
         os.kill(self.get_subprocess_pid(), signum or 15)
 
+    # Statistics.
+
+    def _traffic(self, index: int) -> int:
+        known = self._info if self._device is None else self._device
+        found = None if known is None else known.traffic
+        return 0 if found is None else found[index]
+
+    def stats_bytes_sent(self) -> int:
+        """Bytes sent by the connection of the open export, with its handshake."""
+        return self._traffic(0)
+
+    def stats_chunks_sent(self) -> int:
+        """Messages sent."""
+        return self._traffic(1)
+
+    def stats_bytes_received(self) -> int:
+        """Bytes received, with the handshake."""
+        return self._traffic(2)
+
+    def stats_chunks_received(self) -> int:
+        """Messages received: replies, or their chunks."""
+        return self._traffic(3)
+
     def get_package_name(self) -> str:
         """The name of this package."""
         return "blockhaul"

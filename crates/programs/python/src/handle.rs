@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Can, Contexts, Device, Facts, Flags};
+use blockhaul_client::TrafficFigures;
 use blockhaul_io::{Pool, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -409,6 +410,16 @@ impl Handle {
         found.set_item("description", &connection.description)?;
         found.set_item("block_sizes", connection.block_sizes)?;
         Ok(Some(found))
+    }
+
+    /// What the connection has sent and received: bytes and messages sent, bytes and messages received. `None`
+    /// for a device that is not a URI.
+    #[getter]
+    fn traffic(&self) -> Option<(u64, u64, u64, u64)> {
+        let figures = self.connection.as_ref()?.traffic.figures();
+        let TrafficFigures { bytes_sent, messages_sent, bytes_received, messages_received } =
+            figures;
+        Some((bytes_sent, messages_sent, bytes_received, messages_received))
     }
 
     /// Reads ``count`` bytes at ``offset``.

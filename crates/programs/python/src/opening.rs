@@ -11,7 +11,7 @@ use blockhaul::library;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Intent, Layer, Spec, Stack};
 use blockhaul_client::options::Place;
-use blockhaul_client::{Address, OpenSocket};
+use blockhaul_client::{Address, OpenSocket, Traffic};
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::{Headers, Replies};
@@ -112,6 +112,7 @@ pub(crate) struct Connection {
     pub(crate) description: Option<String>,
     /// Minimum, preferred and maximum, if the server has sent them.
     pub(crate) block_sizes: Option<(u32, u32, u32)>,
+    pub(crate) traffic: Arc<Traffic>,
 }
 
 /// The device that these words describe.
@@ -175,7 +176,7 @@ impl Wanted {
         options.tls = place.tls.clone();
         let Place { name, address, export, .. } = place;
         let opened = blockhaul_client::open(&name, &address, &export, &options).await?;
-        let connection = Some(Connection::of(&opened.negotiated));
+        let connection = Some(Connection::of(&opened.negotiated, opened.traffic()));
         let (device, direct) = match opened.blocking()? {
             Ok(blocking) => {
                 let direct = Direct::new(blocking);
@@ -209,7 +210,7 @@ pub(crate) fn place(
 }
 
 impl Connection {
-    fn of(negotiated: &Negotiated) -> Connection {
+    fn of(negotiated: &Negotiated, traffic: Arc<Traffic>) -> Connection {
         let info = &negotiated.info;
         let sizes = info.block_sizes;
         Connection {
@@ -226,6 +227,7 @@ impl Connection {
             name: info.name.clone(),
             description: info.description.clone(),
             block_sizes: sizes.map(|sizes| (sizes.minimum, sizes.preferred, sizes.maximum)),
+            traffic,
         }
     }
 }

@@ -14,10 +14,12 @@ use super::stop::{GoOn, Stop};
 use crate::device::{self, Export};
 use crate::link::Link;
 use crate::reply::Expected;
+use crate::traffic::Traffic;
 
 /// A connection in transmission, for threads that wait.
 pub struct Blocking {
     pub(super) export: Arc<Export>,
+    pub(super) traffic: Arc<Traffic>,
     pub(super) socket: Socket,
     /// The rest of a request whose sender went away: it goes before all others.
     pub(super) sending: Mutex<Vec<u8>>,
@@ -75,6 +77,7 @@ pub(super) struct Mine<'a> {
 pub struct Retired {
     socket: OwnedFd,
     export: Arc<Export>,
+    traffic: Arc<Traffic>,
     timeout: Duration,
 }
 
@@ -100,7 +103,14 @@ impl Blocking {
             refused: None,
             retired: false,
         };
-        Ok(Blocking { export, socket, sending: Mutex::default(), state: Mutex::new(state) })
+        let traffic = link.traffic.clone();
+        Ok(Blocking {
+            export,
+            traffic,
+            socket,
+            sending: Mutex::default(),
+            state: Mutex::new(state),
+        })
     }
 
     /// The facts of the export. Requests must comply with them.
@@ -124,8 +134,9 @@ impl Blocking {
         match retired {
             Ok(socket) => {
                 let export = self.export.clone();
+                let traffic = self.traffic.clone();
                 let timeout = self.socket.timeout;
-                Ok(Retired { socket, export, timeout })
+                Ok(Retired { socket, export, traffic, timeout })
             }
             Err(stop) => {
                 self.lock().retired = false;
@@ -175,6 +186,6 @@ impl Retired {
     pub fn device(self) -> Result<Arc<dyn Device>> {
         let stream = Stream::new(self.socket);
         let stream = stream.map_err(|error| Error::system("cannot use the socket", error))?;
-        Ok(device::over(Link::new(stream), self.export, self.timeout))
+        Ok(device::over(Link::going_on(stream, self.traffic), self.export, self.timeout))
     }
 }

@@ -170,6 +170,7 @@ impl Blocking {
             let parsed = Header::parse(receiver.bytes(), self.export.replies);
             if let Some((header, used)) = parsed.map_err(|error| wrong(&error))? {
                 receiver.consume(used);
+                self.traffic.received(used);
                 return Ok(header);
             }
             receiver.fill(&self.socket, go_on)?;
@@ -255,6 +256,7 @@ impl Blocking {
 
     /// Receives a small part of a message, which is on its way: does not stop before its end.
     fn whole(&self, receiver: &mut Receiver, into: &mut [u8], go_on: GoOn<'_>) -> Result<(), Stop> {
+        self.traffic.received_more(into.len() as u64);
         receiver.payload(&self.socket, into, &mut || {
             // What the handler of a signal says is asked for again.
             go_on();
@@ -274,6 +276,7 @@ impl Blocking {
         let read = part.read.as_mut();
         let read = read.ok_or_else(|| violation("data in reply to another command than read"))?;
         read.cover(start, len);
+        self.traffic.received_more(len);
         let range = start as usize..(start + len) as usize;
         match place {
             Place::Nowhere => {

@@ -37,7 +37,10 @@ impl Blocking {
             }
         };
         match self.send(&encoded, payload, go_on) {
-            Ok(()) => Ok(cookie),
+            Ok(()) => {
+                self.traffic.sent(encoded.len() + payload.len());
+                Ok(cookie)
+            }
             Err((stop, begun)) => {
                 if let Stop::Failed(error) = &stop {
                     self.break_off(error);
@@ -161,6 +164,7 @@ impl Blocking {
         if let Ok(encoded) = goodbye.encode(self.export.headers)
             && !unsent
         {
+            self.traffic.sent(encoded.len());
             // A failure means that the server has disconnected first.
             let _ = self.socket.send(&[IoSlice::new(&encoded)]);
         }

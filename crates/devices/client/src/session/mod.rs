@@ -16,12 +16,14 @@ use slab::Slab;
 
 use crate::link::Link;
 use crate::reply::{Expected, Want};
+use crate::traffic::Traffic;
 
 /// State shared by submitters (any worker) and the connection's own tasks (one worker).
 pub(crate) struct Session {
     stream: Stream,
     headers: Headers,
     replies: Replies,
+    traffic: Arc<Traffic>,
     state: Mutex<State>,
 }
 
@@ -71,7 +73,7 @@ pub(crate) fn start(
     replies: Replies,
     patience: Patience,
 ) -> Arc<Session> {
-    let Link { stream, mut window, queue, .. } = link;
+    let Link { stream, mut window, queue, traffic, .. } = link;
     window.expect_headers_of(match replies {
         Replies::Simple => reply::SIMPLE_LEN,
         Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
@@ -81,6 +83,7 @@ pub(crate) fn start(
         stream,
         headers,
         replies,
+        traffic,
         state: Mutex::new(State {
             queue,
             in_flight: Slab::new(),
@@ -159,6 +162,7 @@ impl Session {
             lent: None,
         }));
         state.payloads += usize::from(is_payload);
+        self.traffic.sent(encoded.len() + payload.len());
         state.queue.head(&encoded);
         match payload {
             Payload::None => {}
@@ -209,6 +213,7 @@ impl Session {
             length: 0,
         };
         if let Ok(encoded) = goodbye.encode(self.headers) {
+            self.traffic.sent(encoded.len());
             state.queue.head(&encoded);
         }
         // A failure means that the server has disconnected first.
@@ -398,6 +403,17 @@ pub(crate) enum Payload {
     None,
     Data(Data),
     Bytes(Vec<u8>),
+}
+
+impl Payload {
+    /// Length in bytes.
+    fn len(&self) -> usize {
+        match self {
+            Payload::None => 0,
+            Payload::Data(data) => data.len(),
+            Payload::Bytes(bytes) => bytes.len(),
+        }
+    }
 }
 
 /// The stream ended or failed.

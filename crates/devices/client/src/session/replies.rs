@@ -39,6 +39,7 @@ impl Session {
             match Header::parse(window.bytes(), self.replies).map_err(|error| wrong(&error))? {
                 Some((header, used)) => {
                     window.consume(used);
+                    self.traffic.received(used);
                     break header;
                 }
                 None => {
@@ -159,6 +160,7 @@ impl Session {
         let room = self.claim(room).await;
         match self.alive(window.payload_or_parked(&self.stream, room)).await {
             Ok(Some(data)) => {
+                self.traffic.received_more(data.len() as u64);
                 reading.filled_whole(data);
                 Ok(())
             }
@@ -168,8 +170,12 @@ impl Session {
     }
 
     async fn payload(&self, window: &mut RecvWindow, into: &mut [u8]) -> Result<(), Error> {
+        let len = into.len() as u64;
         match self.alive(window.payload(&self.stream, into)).await {
-            Ok(true) => Ok(()),
+            Ok(true) => {
+                self.traffic.received_more(len);
+                Ok(())
+            }
             Ok(false) => Err(cut_off()),
             Err(error) => Err(lost("cannot receive", error)),
         }

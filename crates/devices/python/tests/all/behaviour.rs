@@ -117,6 +117,28 @@ async def pread(h, buf, offset, flags):
 }
 
 #[test]
+fn a_handle_is_any_value() {
+    run(|| async {
+        // Also None, as nbdkit's manual says.
+        let script = "
+closed = []
+def open(readonly): pass
+def close(h): closed.append(h is None)
+def pread(h, buf, offset, flags): buf[:] = bytes([h is None, *closed]).ljust(len(buf), b'.')
+";
+        let plugin = Plugin::start(script, "").await.unwrap();
+        let first = plugin.device().await.unwrap();
+        assert_eq!(read(&first, 0, 4).await.unwrap(), b"\x01...");
+        drop(first);
+        let second = plugin.device().await.unwrap();
+        // The first is closed when it has no requests any more.
+        while read(&second, 0, 4).await.unwrap() != b"\x01\x01.." {
+            blockhaul_io::sleep(Duration::from_millis(10)).await;
+        }
+    });
+}
+
+#[test]
 fn what_a_plugin_can_do_is_what_it_says() {
     run(|| async {
         let script = "

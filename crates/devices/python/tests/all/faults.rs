@@ -97,7 +97,6 @@ fn handles_with_wrong_answers_are_refused() {
             ("def get_size(h): return 'x'", "get_size returned 'x'"),
             ("def get_size(h): return -1", "get_size returned -1"),
             ("def get_size(h): return 1 << 63", "get_size returned 9223372036854775808"),
-            ("def open(r): return None", "open returned None"),
             ("def open(r): raise OSError('no')", "OSError: no"),
             ("def block_size(h): return 1, 2", "block_size returned (1, 2)"),
             ("def block_size(h): return 3, 4096, 8192", "are no block sizes"),

@@ -8,9 +8,9 @@ use crate::{Plugin, read, run};
 fn parsers_accept_and_refuse_what_nbdkit_does() {
     run(|| async {
         let script = "
-def fails(parse, *args):
+def fails(parse, *args, error=ValueError):
     try: parse(*args)
-    except ValueError: return True
+    except error: return True
 size, delay, share = nbdkit.parse_size, nbdkit.parse_delay, nbdkit.parse_probability
 assert [size(t) for t in ('0', '1k', '1M', '2s', '3KiB')] == [0, 1024, 1 << 20, 1024, 3072]
 assert all(fails(size, t) for t in ('', 'x', '-1', '1q', '8E', '1.5M'))
@@ -21,6 +21,8 @@ assert all(fails(delay, 'd', t) for t in ('', 'x', '-1', '1.5ms', '9999999999'))
 assert share('p', '30%') == 0.3 and share('p', '3:10') == 0.3 and share('p', '0:0') == 0.0
 assert all(fails(share, 'p', t) for t in ('', 'x', '-1', '1:0', 'nan'))
 assert nbdkit.read_password('secret') == b'secret'
+assert all(fails(parse, 17, error=TypeError) for parse in (size, nbdkit.read_password))
+assert all(fails(parse, 'p', 17, error=TypeError) for parse in (delay, share))
 assert nbdkit.stdio_safe()
 assert (nbdkit.FLAG_MAY_TRIM, nbdkit.FLAG_FUA, nbdkit.FLAG_REQ_ONE, nbdkit.FLAG_FAST_ZERO) == (1, 2, 4, 8)
 assert __name__ == '__main__'

@@ -164,6 +164,7 @@ fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
     let single = if args.single { Some(Single::take()?) } else { None };
     if args.single {
         crate::plugin_host::stdio_is_a_client();
+        blockhaul_python::stdio_is_a_client();
     }
     stdio::guard();
     if args.swap {
