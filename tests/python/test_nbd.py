@@ -174,8 +174,39 @@ class Compatible(unittest.TestCase):
         names = []
         self.assertEqual(handle.opt_list(lambda name, _description: names.append(name)), 1)
         self.assertEqual(names, [""])
+        self.assertEqual(handle.get_protocol(), "newstyle-fixed")
+        self.assertTrue(handle.get_structured_replies_negotiated())
+        contexts = []
+        self.assertEqual(handle.opt_list_meta_context(contexts.append), 1)
+        self.assertEqual(contexts, [nbd.CONTEXT_BASE_ALLOCATION])
+        self.assertFalse(handle.can_meta_context(nbd.CONTEXT_BASE_ALLOCATION))
+        self.assertEqual(handle.opt_set_meta_context_queries(["x:y"], contexts.append), 0)
+        wanted = ["x:y", nbd.CONTEXT_BASE_ALLOCATION]
+        self.assertEqual(handle.opt_set_meta_context_queries(wanted, contexts.append), 1)
+        self.assertTrue(handle.can_meta_context(nbd.CONTEXT_BASE_ALLOCATION))
+        with self.assertRaises(nbd.Error):
+            handle.opt_list_meta_context_queries(["no namespace"], contexts.append)
+        handle.set_request_meta_context(False)
         handle.opt_go()
         self.assertEqual(handle.get_size(), 4 * MIB)
+        self.assertTrue(handle.can_meta_context(nbd.CONTEXT_BASE_ALLOCATION))
+        with self.assertRaises(nbd.Error):
+            handle.opt_set_meta_context(contexts.append)
+
+    def test_contexts_need_structured_replies(self):
+        handle = nbd.NBD()
+        handle.set_opt_mode(True)
+        handle.set_request_structured_replies(False)
+        handle.connect_uri(self.uri)
+        handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+        self.assertFalse(handle.get_structured_replies_negotiated())
+        with self.assertRaises(nbd.Error):
+            handle.opt_set_meta_context(print)
+        self.assertTrue(handle.opt_structured_reply())
+        self.assertTrue(handle.get_structured_replies_negotiated())
+        self.assertEqual(handle.opt_set_meta_context(lambda _name: None), 1)
+        handle.opt_abort()
+        self.assertTrue(handle.aio_is_closed())
 
 
 if __name__ == "__main__":

@@ -120,6 +120,31 @@ impl OptionSession {
         }
     }
 
+    /// The contexts of an export that match queries: those that the server lists, or that it selects. Without
+    /// queries it lists all, and selects none.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`] for an oldstyle server; what the server refuses; a query that is no name.
+    pub async fn matching_contexts(
+        &mut self,
+        export: &str,
+        queries: &[String],
+        select: bool,
+    ) -> Result<Vec<Context>> {
+        let what = if select { "select contexts" } else { "list contexts" };
+        let asked = self.ask(what, |handshake, out| {
+            if select {
+                handshake.set_meta_contexts(export, queries, out)
+            } else {
+                handshake.list_meta_contexts(export, queries, out)
+            }
+        });
+        match asked.await? {
+            Event::Contexts(contexts) => Ok(contexts),
+            other => Err(self.unexpected(other)),
+        }
+    }
+
     // nbd: abort.then-close
     /// Ends the session.
     pub async fn abort(mut self) {

@@ -17,6 +17,8 @@ __all__ = [
     "Serving",
     "__version__",
     "after_fork",
+    "greet",
+    "list_contexts",
     "list_exports",
     "set_program",
     "shut_down",
@@ -246,6 +248,17 @@ class Serving:
 def list_exports(
     words: Sequence[str], *, command: bool = False, timeout: float = 60.0
 ) -> list[tuple[str, str]]: ...
+def list_contexts(
+    words: Sequence[str],
+    queries: Sequence[str],
+    *,
+    select: bool = False,
+    export: str | None = None,
+    timeout: float = 60.0,
+) -> list[str]: ...
+def greet(
+    words: Sequence[str], *, command: bool = False, structured: bool = True, timeout: float = 60.0
+) -> tuple[str, bool, bool]: ...
 def after_fork() -> None: ...
 def shut_down() -> None: ...
 def set_program(path: str | os.PathLike[str]) -> None: ...

@@ -216,6 +216,9 @@ class NBD:
         self._debug: tuple[bool, Callable[[str, str], Any] | None] = (False, None)
         self._private: Any = None
         self._wanted_contexts: list[str] = []
+        # Those that opt_set_meta_context has selected.
+        self._chosen: list[str] | None = None
+        self._greeting: tuple[str, bool, bool] | None = None
         self._settings: dict[str, Any] = {
             "handle_name": f"nbd{NBD._count}",
             "export_name": "",
@@ -299,7 +302,7 @@ class NBD:
         if len(export_name.encode()) > 4096:
             raise Error("set_export_name: the name is too long", _errno.ENAMETOOLONG)
         if export_name != self._settings["export_name"]:
-            self._info = None
+            self._info = self._chosen = None
         self._set("export_name", export_name)
 
     def get_export_name(self) -> str:
@@ -596,7 +599,7 @@ class NBD:
     def _connect(self) -> Device:
         words, command = self._where()
         settings = self._settings
-        contexts = self._wanted_contexts if settings["request_meta_context"] else []
+        contexts = self._wanted_contexts if settings["request_meta_context"] else self._chosen or []
         return Device(
             words,
             mode="r+",
@@ -636,10 +639,70 @@ class NBD:
         """Asks about the export without opening it: it is opened on a connection of its own here."""
         self._check_negotiating()
         self._info = None
+        if self._settings["request_meta_context"]:
+            self._chosen = None
         found = self._connect()
         # Its facts remain.
         found.close()
         self._info = found
+
+    @_called
+    def opt_structured_reply(self) -> bool:
+        """Asks for structured replies; whether the server has them."""
+        self._check_negotiating()
+        self._settings["request_structured_replies"] = True
+        self._greeting = None
+        return self._greeted()[2]
+
+    def opt_list_meta_context(self, context: Callable[[str], Any]) -> int:
+        """Calls a function with each context that matches those of add_meta_context; returns their number."""
+        return self.opt_list_meta_context_queries(self._wanted_contexts, context)
+
+    @_called
+    def opt_list_meta_context_queries(
+        self, queries: Sequence[str], context: Callable[[str], Any]
+    ) -> int:
+        """Calls a function with each context that matches; all without queries. Returns their number."""
+        return self._contexts(queries, context, False)
+
+    def opt_set_meta_context(self, context: Callable[[str], Any]) -> int:
+        """Selects the contexts of add_meta_context, and calls a function with each; returns their number."""
+        return self.opt_set_meta_context_queries(self._wanted_contexts, context)
+
+    @_called
+    def opt_set_meta_context_queries(
+        self, queries: Sequence[str], context: Callable[[str], Any]
+    ) -> int:
+        """Selects contexts, and calls a function with each; returns their number. opt_go selects anew, unless
+        set_request_meta_context is off."""
+        self._check_negotiating()
+        if not self._greeted()[2]:
+            raise Error("contexts need structured replies: call opt_structured_reply", _errno.EINVAL)
+        return self._contexts(queries, context, True)
+
+    def _contexts(
+        self, queries: Sequence[str], context: Callable[[str], Any], select: bool
+    ) -> int:
+        self._check_negotiating()
+        words, command = self._where()
+        export = self._settings["export_name"] if command else None
+        found = _blockhaul.list_contexts(words, list(queries), select=select, export=export)
+        if select:
+            self._chosen = found
+        for name in found:
+            context(name)
+        return len(found)
+
+    def _greeted(self) -> tuple[str, bool, bool]:
+        """What the server negotiates before an export is opened: asked for once, on a connection of its own."""
+        if self._greeting is None:
+            words, command = self._where()
+            structured = self._settings["request_structured_replies"]
+            self._greeting = _blockhaul.greet(words, command=command, structured=structured)
+        return self._greeting
+
+    def _is_greeting(self) -> bool:
+        return self.aio_is_negotiating() and self._info is None
 
     def _check_negotiating(self) -> None:
         if self._place is None or self._device is not None:
@@ -674,16 +737,25 @@ class NBD:
             return min(max(int(largest), 1 << 20), 32 << 20)
         return int(sizes[size_type]) if sizes else 0
 
+    @_called
     def get_protocol(self) -> str:
         """The protocol of the handshake."""
+        if self._is_greeting():
+            return self._greeted()[0]
         return str(self._negotiated()["protocol"])
 
+    @_called
     def get_tls_negotiated(self) -> bool:
         """Whether TLS is in use."""
+        if self._is_greeting():
+            return self._greeted()[1]
         return bool(self._negotiated()["tls"])
 
+    @_called
     def get_structured_replies_negotiated(self) -> bool:
         """Whether structured replies are in use."""
+        if self._is_greeting():
+            return self._greeted()[2]
         return bool(self._negotiated()["structured_replies"])
 
     def get_extended_headers_negotiated(self) -> bool:
@@ -756,6 +828,10 @@ class NBD:
 
     def can_meta_context(self, metacontext: str) -> bool:
         """Whether a context was negotiated."""
+        if self._device is None and self._chosen is not None:
+            return metacontext in self._chosen
+        if self._is_greeting() and not self._wanted_contexts:
+            return False
         known = self._negotiated()
         if self._device is None and not self._settings["request_meta_context"]:
             raise Error("no context was asked for", _errno.EINVAL)

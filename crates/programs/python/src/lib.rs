@@ -6,7 +6,7 @@
 //!   and output.
 //! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
 //!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
-//! - `export_list`, `copy`, `serve`: the functions of these names. `object`: a device in Python, served.
+//! - `options`: what a server says before an export is opened. `copy`, `serve`: the functions of these names. `object`: a device in Python, served.
 //! - `error`: exceptions.
 //!
 //! Workers never take the interpreter's lock: results and requests cross in queues, and become objects of
@@ -16,11 +16,11 @@ mod completions;
 mod copy;
 mod direct;
 mod error;
-mod export_list;
 mod handle;
 mod memory;
 mod object;
 mod opening;
+mod options;
 mod request;
 mod serve;
 mod wait;
@@ -38,9 +38,9 @@ mod _blockhaul {
     #[pymodule_export]
     use super::copy::{Copied, Copying};
     #[pymodule_export]
-    use super::export_list::list_exports;
-    #[pymodule_export]
     use super::handle::Handle;
+    #[pymodule_export]
+    use super::options::{greet, list_contexts, list_exports};
     #[pymodule_export]
     use super::serve::Serving;
     #[pymodule_export]

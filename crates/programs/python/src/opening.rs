@@ -209,16 +209,21 @@ pub(crate) fn place(
     Ok((Place { name, address, export, tls: None }, Some(command)))
 }
 
+/// The name of a protocol, as libnbd has it.
+pub(crate) fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Oldstyle => "oldstyle",
+        Protocol::Newstyle => "newstyle",
+        Protocol::FixedNewstyle => "newstyle-fixed",
+    }
+}
+
 impl Connection {
     fn of(negotiated: &Negotiated, traffic: Arc<Traffic>) -> Connection {
         let info = &negotiated.info;
         let sizes = info.block_sizes;
         Connection {
-            protocol: match negotiated.protocol {
-                Protocol::Oldstyle => "oldstyle",
-                Protocol::Newstyle => "newstyle",
-                Protocol::FixedNewstyle => "newstyle-fixed",
-            },
+            protocol: protocol_name(negotiated.protocol),
             tls: negotiated.tls,
             structured: negotiated.replies != Replies::Simple,
             extended: negotiated.headers == Headers::Extended,
