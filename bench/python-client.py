@@ -4,8 +4,9 @@
     PYTHONPATH=... python3 bench/python-client.py --blockhaul target/release/blockhaul
 
 Each round runs every client once, in a process of its own, against one server with a file of random bytes
-in --folder (default /dev/shm). The table has medians, and the ratio to libnbd's blocking pread within rounds.
-Clients whose module is missing are left out.
+in --folder (default /dev/shm). The table has medians of the rates, the ratio to libnbd's blocking pread within
+rounds, and the client's processor time for a read, which depends less on what else the machine does. Clients whose
+module is missing are left out.
 """
 
 import argparse
@@ -125,16 +126,20 @@ def rounds(arguments, socket: str) -> None:
     print(f"medians of {arguments.rounds} rounds of {arguments.seconds} s")
     for name, size in SIZES.items():
         rates = {client: [] for client in clients}
+        times = {client: [] for client in clients}
         for _ in range(arguments.rounds):
             for client in clients:
                 words = [sys.executable, __file__, "--measure", client, socket, str(size)]
                 words += ["--seconds", str(arguments.seconds)]
                 run = subprocess.run(words, capture_output=True, text=True, check=True)
-                rates[client].append(float(run.stdout))
+                rate, spent = run.stdout.split()
+                rates[client].append(float(rate))
+                times[client].append(float(spent))
         for client, found in rates.items():
             base = rates.get("libnbd pread", found)
             ratio = statistics.median(rate / other for rate, other in zip(found, base))
-            print(f"{name}  {client:22}{statistics.median(found):10.0f}/s{ratio:8.2f}")
+            spent = statistics.median(times[client]) * 1e6
+            print(f"{name}  {client:22}{statistics.median(found):10.0f}/s{ratio:8.2f}{spent:10.1f} us")
 
 
 def main() -> None:
@@ -147,7 +152,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.measure:
         client, socket, size = arguments.measure
-        print(measure(client, socket, int(size), arguments.seconds))
+        begun = time.process_time()
+        rate = measure(client, socket, int(size), arguments.seconds)
+        print(rate, (time.process_time() - begun) / (rate * arguments.seconds))
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         disk, socket = Path(folder, "disk.raw"), Path(folder, "socket")

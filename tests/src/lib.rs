@@ -92,6 +92,13 @@ fn build_unless_fresh(files: &[PathBuf]) {
     assert!(output.status.success(), "cannot build blockhaul: {}", lossy(&output.stderr));
 }
 
+/// Whether a file is compiled into the program: the host for plugins in Python is, too.
+fn is_source(path: &Path) -> bool {
+    let hosted = path.parent().is_some_and(|folder| folder.ends_with("python/host"));
+    let extension = path.extension().and_then(OsStr::to_str);
+    path.ends_with("Cargo.toml") || extension == Some("rs") || (hosted && extension == Some("py"))
+}
+
 /// When the newest source of the program was changed.
 fn newest_source(folder: &Path) -> SystemTime {
     let mut newest = SystemTime::UNIX_EPOCH;
@@ -102,7 +109,7 @@ fn newest_source(folder: &Path) -> SystemTime {
             Ok(kind) if kind.is_dir() && name != "testkit" && name != "tests" => {
                 newest_source(&path)
             }
-            Ok(_) if name == "Cargo.toml" || path.extension() == Some(OsStr::new("rs")) => {
+            Ok(_) if is_source(&path) => {
                 entry.metadata().and_then(|data| data.modified()).unwrap_or(newest)
             }
             _ => newest,

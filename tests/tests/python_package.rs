@@ -95,6 +95,44 @@ fn the_program_is_beside_the_package() {
     assert!(ours.contains(version.trim()), "{version} in {ours}");
 }
 
+/// `pip install .` in an empty environment. It packs what this build has compiled; where long tests run, it
+/// compiles all itself.
+#[test]
+fn pip_installs_a_checkout() {
+    if installed().is_none() {
+        return;
+    }
+    let folder = Scratch::on_disk().unwrap();
+    let environment = folder.file("environment");
+    let made = Command::new("python3").args(["-m", "venv"]).arg(&environment).output().unwrap();
+    if !made.status.success() {
+        tools::skip("python3 makes no environments with pip: python3-venv is not installed");
+        return;
+    }
+    let python = environment.join("bin/python3");
+    let mut pip = Command::new(&python);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]);
+    pip.arg(workspace()).env("TMPDIR", folder.path());
+    if tools::long() {
+        let output = tools::output(&mut pip, Duration::from_secs(3600)).unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    } else {
+        run(pip.env("BLOCKHAUL_WHEEL_COMPILED", fresh_module()));
+    }
+    let ask = "import blockhaul; print(blockhaul.program()); blockhaul.copy('pattern:1m', 'null:')";
+    let program = run(Command::new(&python).args(["-c", ask]));
+    let beside = python.with_file_name("blockhaul");
+    assert_eq!(Path::new(program.trim()), beside);
+    assert!(run(Command::new(beside).arg("--version")).starts_with("blockhaul "));
+}
+
 /// An interpreter with mypy: the one of `cargo xtask test`, or the machine's own.
 fn with_mypy() -> Option<PathBuf> {
     let ours = fresh_module().parent().unwrap().join("python-tools/bin/python3");
