@@ -36,6 +36,16 @@ fn name_before<'word>(word: &'word OsStr, before: Option<&OsString>) -> Option<&
     (option || name.starts_with("--export=")).then_some(name)
 }
 
+/// The name and the device of `NAME=DEVICE`, or of `NAME=[ … ]` after [`take`]; `None` if the word has no
+/// `=`, or the name is not UTF-8.
+pub fn named(word: &OsStr) -> Option<(&str, &OsStr)> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let bytes = word.as_bytes();
+    let at = bytes.iter().position(|&byte| byte == b'=')?;
+    let name = std::str::from_utf8(&bytes[..at]).ok()?;
+    Some((name, OsStr::from_bytes(&bytes[at + 1..])))
+}
+
 /// Prefix of the word that stands for a group. No program argument can contain a NUL.
 const MARK: &str = "\0group ";
 

@@ -1,4 +1,5 @@
-//! Shows any [`blockhaul_block::Device`] as a file, through the kernel's FUSE.
+//! Shows any [`blockhaul_block::Device`] as a file, or several as the files of a directory, through
+//! the kernel's FUSE.
 //!
 //! Each worker reads requests from a descriptor of its own (FUSE_DEV_IOC_CLONE) and submits them at
 //! once, as many as there are; replies go to the same descriptor. What the device completes within
@@ -21,5 +22,5 @@ pub mod protocol;
 mod seek;
 mod session;
 
-pub use files::{DISK, Files, INFO, Permissions};
-pub use session::{Cache, Config, Ended, Session};
+pub use files::{DISK, DISKS_MAX, Files, INFO, Info, Permissions, refused_name};
+pub use session::{Cache, Config, Ended, Session, Shown};

@@ -1,21 +1,23 @@
-//! A mounted disk: requests of the kernel become requests of the device.
+//! Mounted disks: requests of the kernel become requests of the devices.
 
+mod disk;
 mod lane;
 mod transfer;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Device, Error, Flushes, Kind, Outcome, Pending, Request as Asked};
+use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Remote};
 
 use crate::channel::Channel;
 use crate::files::Files;
 use crate::in_flight::InFlight;
 use crate::protocol::{Errno, Init, InitReply, MAJOR, MINOR_LEAST, init_flags, open_flags};
+use disk::Disk;
+pub use disk::Shown;
 use lane::Lane;
 
 /// Maximum read or write in bytes: 256 pages, the kernel's own maximum.
@@ -42,8 +44,10 @@ pub enum Cache {
 
 /// What to show, and how.
 pub struct Config {
-    /// The disk, fenced.
-    pub device: Arc<dyn Device>,
+    /// The disks: exactly one if the root is no directory, else at most [`DISKS_MAX`].
+    ///
+    /// [`DISKS_MAX`]: crate::DISKS_MAX
+    pub disks: Vec<Shown>,
     /// The files.
     pub files: Files,
     /// Whether the page cache keeps the disk.
@@ -56,42 +60,37 @@ pub struct Config {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Ended {
-    /// Requests that the device has not completed in time.
+    /// Requests that the devices have not completed in time.
     pub held: usize,
-    /// Why the last flush failed.
+    /// Why the last flush of a disk failed.
     pub flush: Result<(), Error>,
 }
 
-/// A disk that is shown as a file. Shared by all workers.
+/// Disks that are shown as files. Shared by all workers.
 pub struct Session {
-    device: Arc<dyn Device>,
+    disks: Vec<Disk>,
     files: Files,
     cache: Cache,
     /// Memory of reads, and of small writes.
     pool: Pool,
     /// Memory that requests are received in: that of a large write goes to the device.
     inboxes: Pool,
-    flushes: Arc<Flushes>,
     in_flight: InFlight,
-    /// Something was written since the last flush was asked for.
-    unflushed: AtomicBool,
     logged: Mutex<Option<Instant>>,
 }
 
 impl Session {
     /// A session before its file system is mounted.
     pub fn new(config: Config) -> Arc<Session> {
-        let Config { device, files, cache, memory } = config;
+        let Config { disks, files, cache, memory } = config;
         let memory = memory.max(u64::from(TRANSFER_MAX) * 16);
         Arc::new(Session {
-            device,
+            disks: disks.into_iter().map(Disk::new).collect(),
             files,
             cache,
             pool: Pool::new(memory / 2),
             inboxes: Pool::new(memory / 2),
-            flushes: Arc::default(),
             in_flight: InFlight::default(),
-            unflushed: AtomicBool::new(false),
             logged: Mutex::default(),
         })
     }
@@ -132,36 +131,17 @@ impl Session {
 
     /// Flushes what was written since the last flush: whoever wrote it may rely on an unmount.
     async fn flush_last(&self) -> Result<(), Error> {
-        if !self.unflushed.swap(false, Ordering::SeqCst) || !self.has_flush() {
-            return Ok(());
-        }
-        let outcome = match self.submit_durable(Asked::flush()) {
-            Ok(outcome) => outcome,
-            Err(pending) => pending.await,
-        };
-        outcome.map(drop)
-    }
-
-    fn has_flush(&self) -> bool {
-        self.device.facts().can.contains(blockhaul_block::Can::FLUSH)
-    }
-
-    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
-    /// one fails meanwhile.
-    fn submit_durable(&self, request: Asked) -> Result<Outcome, Pending> {
-        let alone = self.device.facts().flush_failures_stay;
-        let durable = match self.flushes.begin(request.kind()) {
-            Ok(durable) => durable,
-            Err(error) => return Ok(Err(error)),
-        };
-        match self.device.submit(request).now() {
-            Ok(outcome) => durable.end_now(outcome, alone).map_err(|(durable, outcome)| {
-                Pending::start(async move { durable.end(outcome, alone).await })
-            }),
-            Err(pending) => {
-                Err(Pending::start(async move { durable.end(pending.await, alone).await }))
+        // All at once.
+        let flushing: Vec<_> = self.disks.iter().map(Disk::flush_last).collect();
+        let mut all = Ok(());
+        for pending in flushing {
+            let one = pending.await.map(drop);
+            if let (Err(error), Err(_)) = (&one, &all) {
+                log::warn!("what was written last may be lost: {error}");
             }
+            all = all.and(one);
         }
+        all
     }
 
     /// The answer to INIT.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, fence};
 use blockhaul_fuse::protocol::{HEADER, REPLY_HEADER};
-use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
+use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session, Shown};
 use blockhaul_io::{Engine, Runtime, Ticket};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -19,8 +19,10 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 const SIZE: u64 = 1 << 20;
 const DISK: u64 = 2;
 
+const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const SETATTR: u32 = 4;
+const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
 const FSYNC: u32 = 20;
@@ -41,6 +43,11 @@ struct Kernel {
 
 impl Kernel {
     fn start(seed: u64, engine: Engine) -> Kernel {
+        Kernel::with(seed, engine, Vec::new())
+    }
+
+    /// With further disks.
+    fn with(seed: u64, engine: Engine, further: Vec<Shown>) -> Kernel {
         // Each message arrives whole, as from the kernel.
         let (socket, other) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -56,8 +63,15 @@ impl Kernel {
         let faults = FaultDevice::over(device.clone(), seed);
         let permissions = Permissions { uid: 0, gid: 0, write: true, others: false };
         let session = Session::new(Config {
-            device: fence(faults.clone()),
-            files: Files { info: Some("{}\n".into()), permissions, time: Duration::ZERO },
+            disks: [Shown { name: "disk".into(), device: fence(faults.clone()), write: true }]
+                .into_iter()
+                .chain(further)
+                .collect(),
+            files: Files {
+                info: Some(Arc::new(|| "{}\n".into())),
+                permissions,
+                time: Duration::ZERO,
+            },
             cache: Cache::Open,
             memory: 64 << 20,
         });
@@ -249,4 +263,45 @@ fn a_read_can_be_interrupted_and_a_write_cannot() {
     assert_eq!((unique, error), (write, 0), "and no second reply to the read");
     assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, 0);
     assert_eq!(kernel.end().held, 0);
+}
+
+#[test]
+fn each_disk_has_its_own_name_size_content_and_flushes() {
+    let model =
+        |size| ModelDevice::new(Model::with_facts(Model::all_facts(size)), Completion::Immediate);
+    let [second, third] = [model(8192), model(4096)];
+    let shown = |name: &str, device: &Arc<ModelDevice>, write| Shown {
+        name: name.into(),
+        device: fence(device.clone()),
+        write,
+    };
+    let further = vec![shown("b", &second, true), shown("c", &third, false)];
+    let mut kernel = Kernel::with(1, Engine::Auto, further);
+    let size = |body: &[u8]| u64::from_ne_bytes(*body[48..].first_chunk().unwrap());
+    for (name, node, expected) in [("disk", 2, SIZE), ("b", 3, 8192), ("c", 4, 4096)] {
+        let (error, body) = kernel.ask(LOOKUP, 1, &[name.as_bytes(), &[0]].concat());
+        let found = u64::from_ne_bytes(*body.first_chunk().unwrap());
+        assert_eq!((error, found, size(&body)), (0, node, expected), "{name}");
+    }
+    assert_eq!(kernel.ask(LOOKUP, 1, b"d\0").0, -2, "ENOENT");
+    assert_eq!(kernel.ask(WRITE, 3, &write(8000, b"second")).0, 0);
+    assert_eq!(kernel.ask(WRITE, DISK, &write(8000, b"first")).0, 0);
+    assert_eq!(kernel.ask(OPEN, 4, &words(&[2, 0])).0, -30, "EROFS");
+    assert_eq!(kernel.ask(READ, 3, &read(8000, 6)), (0, b"second".to_vec()));
+    assert_eq!(kernel.ask(READ, 4, &read(4000, 500)), (0, vec![0; 96]));
+    // A flush that failed stays failed for its own disk.
+    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
+    assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5);
+    assert_eq!(kernel.ask(FSYNC, 3, &[0; 16]).0, 0);
+    assert_eq!(kernel.ask(WRITE, 3, &write(0, b"later")).0, 0);
+    let first = kernel.device.clone();
+    assert!(kernel.end().flush.is_err());
+    let has = |device: &ModelDevice, at: usize, text: &[u8]| {
+        assert_eq!(device.bytes()[at..][..text.len()], *text);
+    };
+    has(&first, 8000, b"first");
+    has(&second, 8000, b"second");
+    has(&second, 0, b"later");
+    assert!(second.seen().last().is_some_and(|op| op.kind == OpKind::Flush), "at the end");
+    assert!(third.seen().iter().all(|op| op.kind == OpKind::Read));
 }

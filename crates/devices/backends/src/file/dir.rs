@@ -45,14 +45,16 @@ impl Backend for Dir {
     }
 
     fn summary(&self) -> &'static str {
-        "for serve: each regular file of a directory, as an export of its name; opened when a client asks \
-         for it, read-only if it cannot be written; symbolic links are not followed"
+        "for serve and mount: each regular file of a directory, as an export of its name; opened when a \
+         client asks for it (mount: at once), read-only if it cannot be written; symbolic links are not \
+         followed"
     }
 
     fn example(&self) -> &'static str {
         r#"
 mkdir disks && blockhaul copy sample:16M disks/a.raw
 blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
+mkdir mnt && blockhaul mount dir:disks mnt --run 'ls mnt'
 "#
     }
 
@@ -72,7 +74,7 @@ blockhaul serve dir:disks --uri-export a.raw --run 'blockhaul info "$uri"'
     }
 
     fn open(&self, _target: Target) -> Opening<Opened> {
-        let text = "dir: holds several devices: name one file, or use it with serve";
+        let text = "dir: holds several devices: name one file, or use it with serve or mount";
         Box::pin(std::future::ready(Err(Error::new(Kind::Usage, text))))
     }
 

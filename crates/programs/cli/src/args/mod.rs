@@ -38,7 +38,7 @@ pub use self::image::{
 pub use self::info::{Info, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]
-pub use self::mount::Mount;
+pub use self::mount::{Mount, MountExport};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
 pub use self::value::{TlsMode, VsockPlace};
@@ -158,7 +158,7 @@ pub enum Command {
     /// Show a device as a local file
     ///
     /// Show a device, with its layers, as a file, through FUSE: TARGET/disk if TARGET is a directory,
-    /// or TARGET itself if it is a file. Programs can read it, and with --writable write it, as
+    /// or TARGET itself if it is a file; or several devices as files of a directory. Programs can read it, and with --writable write it, as
     /// any file: mount its file system, copy it, look into it. It is there until a signal (SIGTERM,
     /// SIGINT), until umount TARGET, or until the command of --run ends.
     #[cfg(feature = "fuse")]

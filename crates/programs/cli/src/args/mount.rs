@@ -1,30 +1,45 @@
 //! Options of `mount`.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockhaul_fuse::Cache;
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser};
 
 use super::engine::Engine;
 use super::value::{duration, memory};
 
 /// Options of `blockhaul mount`.
 #[derive(Debug, Args)]
-#[command(infer_long_args = true)]
+#[command(
+    infer_long_args = true,
+    override_usage = "blockhaul mount [OPTIONS] DEVICE TARGET\n       \
+                      blockhaul mount [OPTIONS] --export NAME=DEVICE… TARGET"
+)]
 pub struct Mount {
     /// Device to show (see blockhaul help devices)
+    ///
+    /// With dir:PATH, the regular files that are in a directory at that moment, each under its name.
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
     /// An existing directory or regular file
     ///
     /// In a directory, the device is the file disk, and info.json has its properties. A file is
-    /// covered by the device as long as that is mounted.
-    #[arg(value_name = "TARGET")]
-    pub target: PathBuf,
+    /// covered by the device as long as that is mounted. If all devices are given with --export,
+    /// TARGET is the only argument.
+    #[arg(value_name = "TARGET", required_unless_present = "export")]
+    pub target: Option<PathBuf>,
+
+    /// Name of the file of DEVICE, or a further device; may be repeated
+    ///
+    /// NAME names the file of DEVICE, instead of disk. NAME=DEVICE shows a further device as
+    /// TARGET/NAME; DEVICE is then not needed. NAME=[ DEVICE OPTION… ], as separate words, gives the
+    /// device its own --layer, --partition and --readonly. In NAME=, %XX is a byte.
+    #[arg(short, long, value_name = "NAME | NAME=DEVICE | NAME=[ DEVICE OPTION… ]")]
+    pub export: Vec<OsString>,
 
     /// Allow writing
     #[arg(short, long, alias = "read-write")]
@@ -33,7 +48,8 @@ pub struct Mount {
     /// Put a layer over the device (see blockhaul help layers)
     ///
     /// May be repeated; the last layer is the outermost. With --layer cow, writes go to a temporary
-    /// file, and the device does not change.
+    /// file, and the device does not change. With several devices, the layer is put over each of
+    /// them.
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
@@ -79,8 +95,8 @@ pub struct Mount {
 
     /// Run this shell command while mounted, then unmount and exit with its status
     ///
-    /// The command gets the variables $disk, the path of the file (with --filesystem: of the loop
-    /// device), and $target, the path of TARGET.
+    /// The command gets the variables $disk, the path of the file (of the first, if there are several;
+    /// with --filesystem: of the loop device), and $target, the path of TARGET.
     #[arg(long, value_name = "CMD")]
     pub run: Option<String>,
 
@@ -113,6 +129,39 @@ pub struct Mount {
     pub in_background: bool,
 }
 
+impl Mount {
+    /// The device, if one stands before the target, and the target.
+    pub fn places(&self) -> (Option<&OsStr>, &Path) {
+        match &self.target {
+            Some(target) => (Some(&self.device), target),
+            None => (None, Path::new(&self.device)),
+        }
+    }
+}
+
+/// What stands in the brackets of `--export NAME=[ … ]`.
+#[derive(Debug, Parser)]
+#[command(infer_long_args = true, no_binary_name = true, disable_help_flag = true)]
+pub struct MountExport {
+    /// Device to show (see blockhaul help devices)
+    #[arg(value_name = "DEVICE")]
+    pub device: OsString,
+
+    /// Refuse writes, even with --writable
+    #[arg(short, long, alias = "read-only")]
+    pub readonly: bool,
+
+    /// Put a layer over the device (see blockhaul help layers)
+    ///
+    /// May be repeated; the last layer is the outermost.
+    #[arg(long, value_name = "NAME[?key=value&…]")]
+    pub layer: Vec<String>,
+
+    /// Show only this partition, from 1 on
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub partition: Option<u32>,
+}
+
 fn cache() -> impl TypedValueParser<Value = Cache> {
     PossibleValuesParser::new(["none", "open", "keep"]).map(|name| match &*name {
         "none" => Cache::None,
@@ -128,6 +177,9 @@ EXAMPLES
       umount /mnt
   Copy a file out of the second partition of an image, as root:
       blockhaul mount --partition 2 --filesystem disk.raw /mnt --run 'cp /mnt/etc/hostname .'
+  Show two disks of a virtual machine, and all images in a directory:
+      blockhaul mount --export system=vm.raw --export data=nbd://server/data /mnt
+      blockhaul mount dir:/var/lib/images /mnt
   Try changes without changing the image:
       blockhaul mount -w --layer cow disk.raw /mnt
 ";

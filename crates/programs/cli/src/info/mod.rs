@@ -103,10 +103,10 @@ fn contexts(names: &[String]) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// The facts of a device, as `--json` prints them.
+/// The facts of devices, with their names, as `--json` prints them.
 #[cfg(feature = "fuse")]
-pub fn json_of(facts: &blockhaul_block::Facts) -> String {
-    subject::report_of(facts).show(true, false)
+pub fn json_of(devices: &[(&str, std::sync::Arc<blockhaul_block::Facts>)]) -> String {
+    subject::report_of(devices).show(true, false)
 }
 
 struct Asked {

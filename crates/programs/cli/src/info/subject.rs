@@ -184,10 +184,15 @@ fn opening(name: &str, error: &Error) -> Failure {
     Failure::opening("device", name, error)
 }
 
-/// The facts of a device of this program.
+/// The facts of devices of this program, with their names.
 #[cfg(feature = "fuse")]
-pub fn report_of(facts: &Facts) -> Report {
-    Report { of: Of::Device(facts.name.to_string()), exports: vec![export_of(facts)] }
+pub fn report_of(devices: &[(&str, std::sync::Arc<Facts>)]) -> Report {
+    let all: Vec<_> = devices.iter().map(|(_, facts)| facts.name.to_string()).collect();
+    let exports = devices
+        .iter()
+        .map(|(name, facts)| Export { name: (*name).to_string(), ..export_of(facts) })
+        .collect();
+    Report { of: Of::Device(all.join(", ")), exports }
 }
 
 /// A device of this program in the form of an export.

@@ -44,6 +44,7 @@ const IGNORED_PREFIXES: &[&str] = &["x-", "X-", "comment="];
 
 /// Options that have a value, and the options of `blockhaul mount`.
 const WITH_VALUE: &[(&str, &str)] = &[
+    ("export", "--export"),
     ("layer", "--layer"),
     ("partition", "--partition"),
     ("cache", "--cache"),
@@ -121,7 +122,7 @@ fn add_options(options: &str, sloppy: bool, made: &mut Vec<OsString>) -> Result<
             _ if is_ignored(option) || sloppy => {}
             _ => {
                 return Err(format!(
-                    "option {option:?} is not known: use ro, rw, layer=, partition=, filesystem, \
+                    "option {option:?} is not known: use ro, rw, export=, layer=, partition=, filesystem, \
                      filesystem-options=, cache=, allow_other, timeout=, workers=, memory=, engine=, pid-file="
                 ));
             }
@@ -164,6 +165,10 @@ mod tests {
             Ok(Some(
                 "mount --in-background --verbose --filesystem-options noload,noatime -- nbd://h/a /mnt".into()
             ))
+        );
+        assert_eq!(
+            translate(&["a.raw", "/mnt", "-o", "ro,export=a,export=b=b.raw"]),
+            Ok(Some("mount --in-background --export a --export b=b.raw -- a.raw /mnt".into()))
         );
         assert_eq!(translate(&["-fn", "a", "b"]), Ok(None));
         assert!(translate(&["a", "b", "-s", "-o", "ro,other"]).is_ok());

@@ -1,26 +1,23 @@
-//! The workers' part of a mount: opens the device, mounts, signals readiness, and unmounts.
+//! The workers' part of a mount: opens the devices, mounts, signals readiness, and unmounts.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use blockhaul_block::{Can, Device, Kind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_fuse::mountpoint::Mounted;
 use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
 use blockhaul_io::{Task, Ticket, offload};
 
-use super::filesystem::{FileSystem, Place};
-use super::{Current, disk_of, unmountable, variables};
-use crate::ends::without_secrets;
-use crate::exit::{FAILED, Failure, OPEN, TARGET, plain};
+use super::disks::{Disks, WantedDisks};
+use super::filesystem::FileSystem;
+use super::place::{Current, Place, unmountable};
+use crate::exit::{FAILED, Failure, TARGET, plain};
 use crate::serve::background::Background;
 use crate::serve::command::{self, RunningCommand};
 use crate::serve::job::write_pid;
 use crate::serve::notify::Notify;
 use crate::serve::stdio;
 use crate::serve::stop::{Stop, Stopper};
-use crate::{devices, info, logger, signals};
+use crate::{logger, signals};
 
 /// Bytes that the kernel reads ahead: several of the largest requests, so that a copy does not wait
 /// for each.
@@ -31,12 +28,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything that a mount needs.
 pub struct Job {
-    pub registry: Registry,
-    pub spec: Spec,
-    pub layers: Vec<String>,
-    /// Of the storage below the layers.
-    pub intent: Intent,
-    pub write: bool,
+    pub wanted: WantedDisks,
+    /// The open disks: to be closed when no worker needs them any more.
+    pub disks: Disks,
     pub others: bool,
     pub cache: Cache,
     pub memory: u64,
@@ -48,8 +42,6 @@ pub struct Job {
     pub pid_file: Option<PathBuf>,
     pub run: Option<String>,
     pub verbose: bool,
-    /// The open device: to be closed when no worker needs it any more.
-    pub stack: Option<Stack>,
 }
 
 /// Says why the program does not end: files are still open, or other mount namespaces have copies of
@@ -74,26 +66,26 @@ pub struct End {
 impl Job {
     /// Mounts, and serves until it is stopped.
     pub async fn serve(&mut self, stopped: Ticket<Stop>) -> Result<End, Failure> {
-        let device = self.open().await?;
+        self.wanted.open(&mut self.disks).await?;
         let is_folder = self.place.target().is_folder();
         let permissions = Permissions {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
-            write: self.write,
+            write: self.wanted.write(),
             others: self.others,
         };
         let session = Session::new(Config {
             files: Files {
-                info: is_folder.then(|| info::json_of(&device.facts())),
+                info: is_folder.then(|| self.disks.info()),
                 permissions,
                 time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             },
-            device,
+            disks: self.disks.shown(),
             cache: self.cache,
             memory: self.memory,
         });
         let target = self.place.target().clone();
-        let source = without_secrets(&self.spec.to_string());
+        let source = self.wanted.source();
         let mounting = offload(move || target.mount(&source, &permissions));
         let mounted = mounting.await.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
         let (mounted, connection) = mounted.map_err(|why| unmountable(&why))?;
@@ -117,33 +109,6 @@ impl Job {
         Ok(End { status, held: ended.held })
     }
 
-    /// Opens the device with its layers.
-    async fn open(&mut self) -> Result<Arc<dyn Device>, Failure> {
-        let name = self.spec.to_string();
-        let layers = devices::layers(&self.registry, &self.layers)?;
-        let stack = self.registry.open(&self.spec, layers, self.intent).await;
-        let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &name, &error);
-            match error.kind() {
-                Kind::ReadOnly | Kind::Refused if self.intent.write => {
-                    failure.and(", or mount it without --writable")
-                }
-                _ => failure,
-            }
-        })?;
-        let device = if self.write {
-            stack.device().clone()
-        } else {
-            devices::readonly(&self.registry, stack.device())?
-        };
-        self.stack = Some(stack);
-        if self.write && !device.facts().can.contains(Can::WRITE) {
-            let text = format!("{name} is read-only: mount it without --writable");
-            return Err(Failure::new(OPEN, text));
-        }
-        Ok(device)
-    }
-
     /// What happens while it is mounted; returns the exit status when it is to be unmounted.
     async fn while_mounted(
         &self,
@@ -152,9 +117,9 @@ impl Job {
         file_system: &mut Option<FileSystem>,
         stopped: Ticket<Stop>,
     ) -> Result<u8, Failure> {
-        let disk = disk_of(mounted, is_folder);
+        let disk = self.first_disk(mounted, is_folder);
         let place = mounted.clone();
-        let write = self.write;
+        let write = self.wanted.write();
         let reading = offload(move || place.read_ahead(READ_AHEAD));
         // A slower mount is a mount, too.
         let _ = reading.await;
@@ -174,7 +139,7 @@ impl Job {
         if let Some(path) = &self.pid_file {
             write_pid(path)?;
         }
-        let shown = self.place.shown(&disk).to_path_buf();
+        let shown = self.shown(&disk).to_path_buf();
         self.announce(&shown);
         self.background.ready("", self.verbose)?;
         let mut child = self.start_command(&disk)?;
@@ -207,11 +172,30 @@ impl Job {
         Ok(())
     }
 
-    fn announce(&self, shown: &Path) {
-        if self.run.is_none() {
-            let write = if self.write { "read-write" } else { "read-only" };
-            logger::announce(&format!("{} ({write}) is {}", self.spec, shown.display()));
+    /// The file of the first disk.
+    fn first_disk(&self, mounted: &Mounted, is_folder: bool) -> PathBuf {
+        let path = mounted.path();
+        if is_folder { path.join(self.disks.first()) } else { path.to_path_buf() }
+    }
+
+    /// What the user gets: the file of the disk, or the directory with the files.
+    fn shown<'a>(&'a self, disk: &'a Path) -> &'a Path {
+        match self.wanted.only() {
+            Some(_) => self.place.shown(disk),
+            None => self.place.path(),
         }
+    }
+
+    fn announce(&self, shown: &Path) {
+        if self.run.is_some() {
+            return;
+        }
+        let write = if self.wanted.write() { "read-write" } else { "read-only" };
+        let shown = shown.display();
+        logger::announce(&match self.wanted.only() {
+            Some(spec) => format!("{spec} ({write}) is {shown}"),
+            None => format!("{} disks ({write}) are in {shown}", self.disks.count()),
+        });
     }
 
     /// Starts the command of `--run`, whose end unmounts.
@@ -250,4 +234,10 @@ impl Job {
             Failure::new(FAILED, text)
         })
     }
+}
+
+/// The path of the disk, and that of the place, for `--run`.
+fn variables(disk: &Path, target: &Path) -> [(&'static str, String); 2] {
+    let text = |path: &Path| path.display().to_string();
+    [("disk", text(disk)), ("target", text(target))]
 }

@@ -1,31 +1,31 @@
-//! `blockhaul mount`: a device as a local file, through FUSE.
+//! `blockhaul mount`: devices as local files, through FUSE.
 //!
-//! - `job`: the workers' part, from opening the device to the end. `filesystem`: `--filesystem`.
-//!   `helper`: for mount(8).
+//! - `disks`: what is shown. `place`: where. `job`: the workers' part, from opening the devices to the
+//!   end. `filesystem`: `--filesystem`. `helper`: for mount(8).
 //!   What it shares with `serve` is there: going to the background, `--run`, the service manager.
 
+mod disks;
 mod filesystem;
 pub mod helper;
 mod job;
+mod place;
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_fuse::mountpoint::{Mounted, Target};
+use blockhaul_fuse::mountpoint::Target;
 use blockhaul_io::Runtime;
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, HELD, OPEN, Outcome, plain};
-use crate::image_format::{self, Use};
+use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
 use crate::serve::background::{self, Background, Directory};
 use crate::serve::notify::Notify;
 use crate::serve::stop::{Stop, Stopper};
 use crate::serve::{close, job as serve_job, stdio};
-use crate::{args, devices, logger, signals};
-use filesystem::Place;
+use crate::{args, logger, signals};
+use disks::{Disks, WantedDisks};
 use job::{End, Job};
+use place::{Current, Place, unmountable};
 
 /// Maximum time for the device to close after it has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -47,64 +47,39 @@ pub fn run(args: &args::Mount, groups: &Groups) -> Outcome {
 
 /// The command line, with all checks possible before anything is opened.
 struct Asked {
-    registry: Registry,
-    spec: Spec,
-    layers: Vec<String>,
-    intent: Intent,
+    disks: WantedDisks,
     target: Target,
 }
 
 impl Asked {
     fn check(args: &args::Mount, groups: &Groups) -> Result<Asked, Failure> {
-        let registry = devices::registry(args.timeout);
-        let spec = groups.spec(&args.device)?;
-        let mut layers = args.layer.clone();
-        if let Some(number) = args.partition {
-            layers.insert(0, format!("partition?partition={number}"));
-        }
-        let intent = intent_below(&registry, &layers, args.writable);
-        registry.target(&spec, intent)?;
-        devices::layers(&registry, &layers)?;
-        if let Some(text) = image_format::warning(&spec, !layers.is_empty(), Use::Served) {
-            log::warn!("{text}");
-        }
+        let disks = WantedDisks::new(args, groups)?;
         if let Some(path) = &args.pid_file {
             serve_job::check_pidfile(path)?;
         }
-        let target = Target::find(&args.target).map_err(|why| unmountable(&why))?;
+        let target = Target::find(args.places().1).map_err(|why| unmountable(&why))?;
+        if disks.need_directory() {
+            check_several(args, &target)?;
+        }
         if args.filesystem {
             filesystem::check(&target)?;
         }
-        Ok(Asked { registry, spec, layers, intent, target })
+        Ok(Asked { disks, target })
     }
 }
 
-/// The intent for opening the storage: under a layer that changes nothing it need not be writable.
-fn intent_below(registry: &Registry, layers: &[String], write: bool) -> Intent {
-    let kept = layers.iter().any(|layer| !devices::writes_below(registry, layer));
-    if write && !kept { Intent::WRITE } else { Intent::READ }
-}
-
-fn unmountable(why: &blockhaul_fuse::mountpoint::Error) -> Failure {
-    Failure::new(OPEN, why.to_string())
-}
-
-/// What is mounted now: a second signal unmounts it without waiting.
-#[derive(Clone, Default)]
-struct Current(Arc<Mutex<Option<Mounted>>>);
-
-impl Current {
-    fn set(&self, mounted: Option<Mounted>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mounted;
+/// Refuses what cannot be done with several disks.
+fn check_several(args: &args::Mount, target: &Target) -> Result<(), Failure> {
+    let shown = target.path().display();
+    if args.filesystem {
+        let text = "--filesystem: mounts one file system: give it one DEVICE";
+        return Err(Failure::usage(text));
     }
-
-    fn unmount(&self) {
-        if let Some(mounted) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-            && let Err(error) = mounted.unmount_lazily()
-        {
-            log::warn!("{error}");
-        }
+    if !target.is_folder() {
+        let text = format!("{shown} is not a directory: several disks need one");
+        return Err(Failure::usage(text));
     }
+    Ok(())
 }
 
 /// Mounts on workers, while this thread waits for signals; then closes everything.
@@ -124,11 +99,8 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
     })?;
     let current = Current::default();
     let mut job = Job {
-        registry: asked.registry,
-        spec: asked.spec,
-        layers: asked.layers,
-        intent: asked.intent,
-        write: args.writable,
+        wanted: asked.disks,
+        disks: Disks::default(),
         others: args.allow_other,
         cache: args.cache,
         memory: args.memory,
@@ -140,7 +112,6 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
         pid_file: args.pid_file.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
-        stack: None,
     };
     let (sender, served) = mpsc::channel();
     let serving = caught.until_dropped();
@@ -170,15 +141,4 @@ fn finish(outcome: Result<End, Failure>, open: impl Send + 'static, look: impl F
     }
     log::warn!(held; "the device held {held} requests for too long after the unmount");
     std::process::exit(i32::from(if status == 0 { HELD } else { status }))
-}
-
-/// The path of the disk, and that of the place, for `--run`.
-fn variables(disk: &std::path::Path, target: &std::path::Path) -> [(&'static str, String); 2] {
-    let text = |path: &std::path::Path| path.display().to_string();
-    [("disk", text(disk)), ("target", text(target))]
-}
-
-/// The file of the disk.
-fn disk_of(mounted: &Mounted, is_folder: bool) -> PathBuf {
-    if is_folder { mounted.path().join(blockhaul_fuse::DISK) } else { mounted.path().to_path_buf() }
 }

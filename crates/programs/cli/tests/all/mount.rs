@@ -165,6 +165,114 @@ fn the_file_has_the_content_and_the_holes_of_the_device() {
     }
 }
 
+/// The files in a directory, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn several_devices_are_files_of_one_directory() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = image(&scratch, 4 * MIB);
+    let own = ["-e", "b c=[", "memory:64k", "--layer", "offset?offset=4k&range=8k", "]"];
+    let read_only = ["-e", "r%2525=[", "pattern:1M", "-r", "]"];
+    let args = [&["-w", "-e", "a", words(&image)], &own[..], &read_only].concat();
+    let mount = Mount::of(&scratch, &args);
+    assert_eq!(names(&mount.target), ["a", "b c", "r%25", "info.json"]);
+    let [a, b, r] = ["a", "b c", "r%25"].map(|name| mount.target.join(name));
+    let size = |path: &Path| fs::metadata(path).unwrap().len();
+    assert_eq!([&a, &b, &r].map(|path| size(path)), [4 * MIB, 8 << 10, MIB]);
+    assert_eq!(fs::read(&a).unwrap(), fs::read(&image).unwrap());
+    let changed = OpenOptions::new().write(true).open(&a).unwrap();
+    let other = OpenOptions::new().write(true).open(&b).unwrap();
+    changed.write_all_at(b"of a", 512).unwrap();
+    other.write_all_at(b"of b", 512).unwrap();
+    changed.sync_all().unwrap();
+    assert_eq!(fs::read(&image).unwrap()[512..516], *b"of a", "after fsync");
+    assert_eq!(fs::read(&b).unwrap()[512..516], *b"of b");
+    drop((changed, other));
+    let refused = OpenOptions::new().write(true).open(&r).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem, "it is, and the others are not");
+    let info = fs::read_to_string(mount.target.join("info.json")).unwrap();
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    let exports = info["exports"].as_array().unwrap();
+    let facts = exports.iter().map(|one| (&one["export-name"], &one["export-size"]));
+    let facts: Vec<_> =
+        facts.map(|(name, size)| (name.as_str().unwrap(), size.as_u64().unwrap())).collect();
+    assert_eq!(facts, [("a", 4 * MIB), ("b c", 8 << 10), ("r%25", MIB)]);
+    let output = Command::new("stat").args(["-f", "-c", "%b %S"]).arg(&mount.target).output();
+    assert_eq!(text(&output.unwrap().stdout), "1282 4096\n", "statfs has the sum of the sizes");
+    assert_eq!(mount.end(), Some(0));
+    assert_eq!(fs::read(&image).unwrap()[512..516], *b"of a");
+}
+
+#[test]
+fn one_named_device_has_its_name_and_may_cover_a_file() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let folder = scratch.file("mnt");
+    fs::create_dir(&folder).unwrap();
+    let script = "test \"$disk\" = \"$target/vm.raw\" && stat -c %s \"$disk\"";
+    let args = ["mount", "-e", "vm.raw=memory:3M", words(&folder), "--run", script];
+    assert_eq!(text(&ours(&args).stdout), "3145728\n");
+    let file = scratch.file("file");
+    fs::write(&file, "").unwrap();
+    let script = "stat -c %s \"$disk\"";
+    let output = ours(&["mount", "-e", "vm.raw=memory:3M", words(&file), "--run", script]);
+    assert_eq!(text(&output.stdout), "3145728\n", "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_files_of_a_directory_are_disks() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let images = scratch.file("images");
+    fs::create_dir_all(images.join("folder")).unwrap();
+    let mut rng = Rng::new(seed());
+    let mut contents = Vec::new();
+    for number in 0..100 {
+        let mut bytes = vec![0; rng.between(1, 9) as usize * 4096];
+        rng.fill(&mut bytes);
+        fs::write(images.join(format!("{number:03}.raw")), &bytes).unwrap();
+        contents.push(bytes);
+    }
+    fs::write(scratch.file("secret"), "secret").unwrap();
+    std::os::unix::fs::symlink("../secret", images.join("out")).unwrap();
+    fs::write(images.join("info.json"), "an image of that name").unwrap();
+    let device = format!("dir:{}", words(&images));
+    let mount = Mount::of(&scratch, &["-w", "-e", "more=memory:1M", &device]);
+    let expected: Vec<_> = (0..100).map(|number| format!("{number:03}.raw")).collect();
+    let expected = [&expected[..], &["more".into(), "info.json".into()]].concat();
+    assert_eq!(names(&mount.target), expected, "neither directories nor links");
+    assert_eq!(fs::read(images.join("info.json")).unwrap(), b"an image of that name");
+    let info = fs::read_to_string(mount.target.join("info.json")).unwrap();
+    assert_eq!(info.matches("\"export-name\"").count(), 101);
+    for (name, content) in expected.iter().zip(&contents) {
+        assert_eq!(fs::read(mount.target.join(name)).unwrap(), *content, "{name}");
+    }
+    let written = mount.target.join("042.raw");
+    let file = OpenOptions::new().write(true).open(&written).unwrap();
+    file.write_all_at(b"changed", 100).unwrap();
+    drop(file);
+    assert_eq!(mount.end(), Some(0), "the last writes are flushed");
+    assert_eq!(fs::read(images.join("042.raw")).unwrap()[100..107], *b"changed");
+    assert_eq!(fs::read(images.join("041.raw")).unwrap(), contents[41]);
+    // Layers are over each of them, and without -w nothing is written.
+    let mount = Mount::of(&scratch, &["--layer", "offset?offset=1k&range=1k", &device]);
+    let one = mount.target.join("007.raw");
+    assert_eq!(fs::read(&one).unwrap(), contents[7][1024..2048]);
+    let refused = OpenOptions::new().write(true).open(&one).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnlyFilesystem);
+}
+
 #[test]
 fn a_file_is_covered_while_the_device_is_mounted_over_it() {
     if !can_mount() {
@@ -318,6 +426,7 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
     let [folder, absent, readonly] = [folder, scratch.file("absent"), scratch.file("ro.gz")]
         .map(|path| words(&path).to_string());
     fs::write(&readonly, "x").unwrap();
+    let nothing = format!("dir:{folder}");
     let mut cases: Vec<(Vec<&str>, i32, &str)> = vec![
         (
             vec!["memory:1M", &absent],
@@ -330,6 +439,26 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
         (vec!["--partition", "0", "memory:1M", &folder], 2, "0"),
         (vec!["--filesystem", "memory:1M", &readonly], 2, "is not a directory"),
         (vec!["--cache", "x", "memory:1M", &folder], 2, "[possible values: none, open, keep]"),
+        (vec![&folder], 2, "required"),
+        (vec!["--export", "a", &folder], 2, "no device given: write --export a=DEVICE"),
+        (vec!["-e", "a/b=memory:1M", &folder], 2, "--export a/b: the name contains a slash"),
+        (vec!["-e", "..=memory:1M", &folder], 2, "--export ..: the name is not the name of a file"),
+        (vec!["-e", "%2e=memory:1M", &folder], 2, "--export .: the name is not the name of a file"),
+        (vec!["-e", "=memory:1M", &folder], 2, "the name is empty"),
+        (vec!["-e", "a=", &folder], 2, "--export a: no device after the ="),
+        (vec!["-e", "info.json=memory:1M", &folder], 2, "the file about the disks"),
+        (vec!["-e", "a=memory:1M", "-e", "a=zero:1M", &folder], 2, "two disks have the name \"a\""),
+        (vec!["-e", "disk=memory:1M", "zero:1M", &folder], 2, "two disks have the name \"disk\""),
+        (vec!["-e", "a", "-e", "b", "zero:1M", &folder], 2, "two names for one device"),
+        (vec!["-e", "a=dir:/tmp", &folder], 2, "--export a: the files of dir: have names"),
+        (
+            vec!["-e", "a=[", "zero:1M", "--what", "]", &folder],
+            2,
+            "--export a: unexpected argument",
+        ),
+        (vec!["-e", "a=zero:1M", "zero:1M", &readonly], 2, "is not a directory: several disks"),
+        (vec!["dir:/tmp", &readonly], 2, "is not a directory: several disks need one"),
+        (vec!["-e", "a=zero:1M", "zero:1M", "--filesystem", &folder], 2, "give it one DEVICE"),
     ];
     if can_mount() {
         cases.extend([
@@ -337,6 +466,13 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
             (vec!["-w", "pattern:1M", &folder], 3, "is read-only: mount it without --writable"),
             (vec!["--filesystem", "memory:1M", &folder], 1, "cannot mount the file system"),
             (vec!["--partition", "3", "memory:1M", &folder], 3, "partition"),
+            (
+                vec!["-w", "-e", "a=memory:1M", "-e", "b=pattern:1M", &folder],
+                3,
+                "pattern:1M is read",
+            ),
+            (vec!["dir:/absent", &folder], 3, "/absent"),
+            (vec![&*nothing, &folder], 3, "contains no regular file that can be opened"),
             (vec!["nbd+unix:///?socket=/absent", &folder], 3, "/absent"),
         ]);
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use blockhaul_io::Event;
 
+use super::disk::Call;
 use super::{DRAIN, Session, TRANSFER_MAX};
 use crate::channel::{Channel, Inbox, Received};
 use crate::files::Node;
@@ -102,11 +103,11 @@ impl Lane {
             }
         };
         let Header { unique, node, .. } = request.header;
-        let node = self.session.files.node(node);
+        let node = self.session.files.node(node, self.session.disks.len());
         match request.operation {
             Operation::Read { at, len } => {
                 match node {
-                    Some(Node::Disk) => self.read(unique, at, len).await,
+                    Some(Node::Disk(disk)) => self.read(Call { unique, disk }, at, len).await,
                     Some(Node::Info) => self.read_text(unique, at, len),
                     _ => self.channel.fail(unique, Errno::ISDIR),
                 }
@@ -114,25 +115,24 @@ impl Lane {
             }
             Operation::Write { at, len, flags } => {
                 match node {
-                    Some(Node::Disk) => self.write(unique, at, len, flags, inbox).await,
+                    Some(Node::Disk(disk)) => {
+                        self.write(Call { unique, disk }, at, len, flags, inbox).await;
+                    }
                     _ => self.channel.fail(unique, Errno::ACCES),
                 }
                 len as usize
             }
-            Operation::Fsync if node == Some(Node::Disk) => {
-                self.flush(unique);
-                0
-            }
-            Operation::Allocate { at, len, mode } if node == Some(Node::Disk) => {
-                self.allocate(unique, at, len, mode);
-                0
-            }
-            Operation::Seek { at, whence } if node == Some(Node::Disk) => {
-                self.seek(unique, at, whence);
-                0
-            }
             operation => {
-                self.answer(unique, node, &operation);
+                match (operation, node) {
+                    (Operation::Fsync, Some(Node::Disk(disk))) => self.flush(Call { unique, disk }),
+                    (Operation::Allocate { at, len, mode }, Some(Node::Disk(disk))) => {
+                        self.allocate(Call { unique, disk }, at, len, mode);
+                    }
+                    (Operation::Seek { at, whence }, Some(Node::Disk(disk))) => {
+                        self.seek(Call { unique, disk }, at, whence);
+                    }
+                    (operation, node) => self.answer(unique, node, &operation),
+                }
                 0
             }
         }
@@ -167,7 +167,7 @@ impl Lane {
             Operation::OpenDir => channel.reply(unique, &protocol::opened(0)),
             Operation::ReadDir { at, len } => self.body(unique, self.read_dir(node, at, len)),
             Operation::Statfs => {
-                let statfs = session.files.statfs(&session.device.facts());
+                let statfs = session.files.statfs(&session.disks);
                 channel.reply(unique, &protocol::statfs(&statfs));
             }
             Operation::Release | Operation::ReleaseDir | Operation::Destroy | Operation::Fsync => {
@@ -190,36 +190,34 @@ impl Lane {
     }
 
     fn look_up(&self, folder: Option<Node>, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let Session { files, device, .. } = &*self.session;
+        let Session { files, disks, .. } = &*self.session;
         if folder != Some(Node::Folder) {
             return Err(Errno::NOTDIR);
         }
-        let found = files.named(name).ok_or(Errno::NOENT)?;
-        Ok(protocol::entry(&files.attr(found, &device.facts())))
+        let found = files.named(name, disks).ok_or(Errno::NOENT)?;
+        Ok(protocol::entry(&files.attr(found, disks)))
     }
 
     fn attr(&self, node: Option<Node>) -> Result<Vec<u8>, Errno> {
-        let Session { files, device, .. } = &*self.session;
+        let Session { files, disks, .. } = &*self.session;
         let node = node.ok_or(Errno::NOENT)?;
-        Ok(protocol::attr(&files.attr(node, &device.facts())))
+        Ok(protocol::attr(&files.attr(node, disks)))
     }
 
     /// Times are accepted and not kept. A disk has its size: like a block device, it ignores
     /// O_TRUNC, and refuses another size that is asked for explicitly.
     fn set_attr(&self, node: Option<Node>, set: &SetAttr) -> Result<Vec<u8>, Errno> {
-        let Session { files, device, .. } = &*self.session;
+        let Session { disks, .. } = &*self.session;
         let truncates = set.size == 0 && set.valid & set_flags::HANDLE == 0;
         if set.valid & set_flags::OWNERSHIP != 0 {
             return Err(Errno::PERM);
         }
         if set.valid & set_flags::SIZE != 0 {
-            if node != Some(Node::Disk) {
-                return Err(Errno::ACCES);
-            }
-            if !files.permissions.write {
+            let Some(Node::Disk(disk)) = node else { return Err(Errno::ACCES) };
+            if !disks[disk].write {
                 return Err(Errno::ROFS);
             }
-            if !truncates && set.size != device.facts().size {
+            if !truncates && set.size != disks[disk].device.facts().size {
                 return Err(Errno::PERM);
             }
         }
@@ -229,10 +227,11 @@ impl Lane {
     fn open(&self, node: Option<Node>, flags: u32) -> Result<[u8; 16], Errno> {
         let writes = flags & O_ACCMODE != 0;
         match node {
-            Some(Node::Disk) if writes && !self.session.files.permissions.write => Err(Errno::ROFS),
-            Some(Node::Disk) => Ok(protocol::opened(self.session.open_flags())),
+            Some(Node::Disk(disk)) if writes && !self.session.disks[disk].write => Err(Errno::ROFS),
+            Some(Node::Disk(_)) => Ok(protocol::opened(self.session.open_flags())),
             Some(Node::Info) if writes => Err(Errno::ACCES),
-            Some(Node::Info) => Ok(protocol::opened(protocol::open_flags::KEEP_CACHE)),
+            // It changes when a size does.
+            Some(Node::Info) => Ok(protocol::opened(protocol::open_flags::DIRECT_IO)),
             Some(Node::Folder) => Err(Errno::ISDIR),
             None => Err(Errno::NOENT),
         }
@@ -243,7 +242,7 @@ impl Lane {
             return Err(Errno::NOTDIR);
         }
         let mut entries = DirEntries::new(len.min(TRANSFER_MAX));
-        let all = (1_u64..).zip(self.session.files.entries());
+        let all = (1_u64..).zip(self.session.files.entries(&self.session.disks));
         for (next, (node, kind, name)) in all.filter(|(next, _)| *next > at) {
             if !entries.add(node, next, kind, name) {
                 break;
@@ -256,6 +255,6 @@ impl Lane {
         let text = self.session.files.text();
         let start = usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let end = start.saturating_add(len as usize).min(text.len());
-        self.channel.reply(unique, &text[start..end]);
+        self.channel.reply(unique, &text.as_bytes()[start..end]);
     }
 }

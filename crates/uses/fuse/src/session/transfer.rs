@@ -7,6 +7,7 @@ use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
 use blockhaul_io::Data;
 
 use super::TRANSFER_MAX;
+use super::disk::Call;
 use super::lane::Lane;
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
@@ -28,45 +29,45 @@ enum Expected {
 }
 
 impl Lane {
-    pub(super) async fn read(self: &Rc<Self>, unique: u64, at: u64, len: u32) {
+    pub(super) async fn read(self: &Rc<Self>, call: Call, at: u64, len: u32) {
         if len > TRANSFER_MAX {
-            return self.channel.fail(unique, Errno::INVAL);
+            return self.channel.fail(call.unique, Errno::INVAL);
         }
-        let rest = self.session.device.facts().size.saturating_sub(at);
+        let rest = self.session.disks[call.disk].device.facts().size.saturating_sub(at);
         let len = usize::try_from(rest.min(len.into())).unwrap_or(usize::MAX);
         if len == 0 {
-            return self.channel.reply(unique, &[]);
+            return self.channel.reply(call.unique, &[]);
         }
         match self.session.pool.reserve(len).await {
-            Ok(room) => self.submit(unique, Expected::Bytes(len), Request::read(at, room)),
-            Err(_) => self.channel.fail(unique, Errno::NOMEM),
+            Ok(room) => self.submit(call, Expected::Bytes(len), Request::read(at, room)),
+            Err(_) => self.channel.fail(call.unique, Errno::NOMEM),
         }
     }
 
     /// Writes what is in `inbox`, up to the end of the disk.
     pub(super) async fn write(
         self: &Rc<Self>,
-        unique: u64,
+        call: Call,
         at: u64,
         len: u32,
         flags: u32,
         inbox: &mut Inbox,
     ) {
-        let facts = self.session.device.facts();
+        let facts = self.session.disks[call.disk].device.facts();
         let rest = facts.size.saturating_sub(at);
         // At most the length that was asked for.
         let len = u32::try_from(rest.min(len.into())).unwrap_or(u32::MAX);
         if len == 0 {
-            return self.channel.fail(unique, Errno::NOSPC);
+            return self.channel.fail(call.unique, Errno::NOSPC);
         }
         let Some(data) = self.payload(len as usize, inbox).await else {
-            return self.channel.fail(unique, Errno::NOMEM);
+            return self.channel.fail(call.unique, Errno::NOMEM);
         };
-        self.session.unflushed.store(true, Ordering::SeqCst);
+        self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
         let durable = flags & O_DSYNC != 0 && facts.can.contains(Can::FUA);
         let flags = if durable { Flags::FUA } else { Flags::empty() };
         let request = Request::write(at, data).with(flags);
-        self.submit(unique, Expected::Written(len), request);
+        self.submit(call, Expected::Written(len), request);
     }
 
     /// The data of a write.
@@ -81,55 +82,55 @@ impl Lane {
         Some(Data::from(buf))
     }
 
-    pub(super) fn flush(self: &Rc<Self>, unique: u64) {
-        if !self.session.has_flush() {
-            return self.channel.done(unique, Ok(()));
+    pub(super) fn flush(self: &Rc<Self>, call: Call) {
+        if !self.session.disks[call.disk].has_flush() {
+            return self.channel.done(call.unique, Ok(()));
         }
-        self.session.unflushed.store(false, Ordering::SeqCst);
-        self.submit(unique, Expected::Done, Request::flush());
+        self.session.disks[call.disk].unflushed.store(false, Ordering::SeqCst);
+        self.submit(call, Expected::Done, Request::flush());
     }
 
     /// Frees or zeroes a range. Space cannot be reserved, and the size stays.
-    pub(super) fn allocate(self: &Rc<Self>, unique: u64, at: u64, len: u64, mode: u32) {
+    pub(super) fn allocate(self: &Rc<Self>, call: Call, at: u64, len: u64, mode: u32) {
         use allocate_flags::{KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE};
-        let facts = self.session.device.facts();
+        let facts = self.session.disks[call.disk].device.facts();
         if !facts.can.contains(Can::ZERO) {
             let errno = if facts.can.contains(Can::WRITE) { Errno::OPNOTSUPP } else { Errno::ROFS };
-            return self.channel.fail(unique, errno);
+            return self.channel.fail(call.unique, errno);
         }
         let Some(end) = at.checked_add(len).filter(|_| len > 0) else {
-            return self.channel.fail(unique, Errno::INVAL);
+            return self.channel.fail(call.unique, Errno::INVAL);
         };
         let flags = match mode {
             mode if mode == PUNCH_HOLE | KEEP_SIZE => Flags::empty(),
             mode if mode == ZERO_RANGE | KEEP_SIZE => Flags::NO_HOLE,
             ZERO_RANGE if end <= facts.size => Flags::NO_HOLE,
-            _ => return self.channel.fail(unique, Errno::OPNOTSUPP),
+            _ => return self.channel.fail(call.unique, Errno::OPNOTSUPP),
         };
         let inside = end.min(facts.size).saturating_sub(at);
         if inside == 0 {
-            return self.channel.done(unique, Ok(()));
+            return self.channel.done(call.unique, Ok(()));
         }
-        self.session.unflushed.store(true, Ordering::SeqCst);
-        self.submit(unique, Expected::Done, Request::zero(at, inside).with(flags));
+        self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
+        self.submit(call, Expected::Done, Request::zero(at, inside).with(flags));
     }
 
     /// Searches for data or a hole, in a task of its own.
-    pub(super) fn seek(self: &Rc<Self>, unique: u64, at: u64, whence: Option<Whence>) {
-        let Some(whence) = whence else { return self.channel.fail(unique, Errno::INVAL) };
-        if at >= self.session.device.facts().size {
-            return self.channel.fail(unique, Errno::NXIO);
+    pub(super) fn seek(self: &Rc<Self>, call: Call, at: u64, whence: Option<Whence>) {
+        let Some(whence) = whence else { return self.channel.fail(call.unique, Errno::INVAL) };
+        if at >= self.session.disks[call.disk].device.facts().size {
+            return self.channel.fail(call.unique, Errno::NXIO);
         }
-        self.session.in_flight.add(unique, &self.channel);
+        self.session.in_flight.add(call.unique, &self.channel);
         let lane = self.clone();
         let running = Running::begin(self);
         drop(blockhaul_io::start(async move {
-            let found = seek::seek(&*lane.session.device, at, whence).await;
-            if let Some(channel) = lane.session.in_flight.take(unique) {
+            let found = seek::seek(&*lane.session.disks[call.disk].device, at, whence).await;
+            if let Some(channel) = lane.session.in_flight.take(call.unique) {
                 match found {
-                    Ok(Some(found)) => channel.reply(unique, &protocol::position(found)),
-                    Ok(None) => channel.fail(unique, Errno::NXIO),
-                    Err(error) => channel.fail(unique, lane.session.errno(&error)),
+                    Ok(Some(found)) => channel.reply(call.unique, &protocol::position(found)),
+                    Ok(None) => channel.fail(call.unique, Errno::NXIO),
+                    Err(error) => channel.fail(call.unique, lane.session.errno(&error)),
                 }
             }
             drop(running);
@@ -137,23 +138,23 @@ impl Lane {
     }
 
     /// Submits a request to the device, and answers when it completes.
-    fn submit(self: &Rc<Self>, unique: u64, expected: Expected, request: Request) {
+    fn submit(self: &Rc<Self>, call: Call, expected: Expected, request: Request) {
         let kind = request.kind();
         let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
         let submitted = if durable {
-            self.session.submit_durable(request)
+            self.session.disks[call.disk].submit_durable(request)
         } else {
-            self.session.device.submit(request).now()
+            self.session.disks[call.disk].device.submit(request).now()
         };
         match submitted {
-            Ok(outcome) => self.complete(unique, expected, outcome),
-            Err(pending) => self.complete_later(unique, expected, kind, pending),
+            Ok(outcome) => self.complete(call, expected, outcome),
+            Err(pending) => self.complete_later(call, expected, kind, pending),
         }
     }
 
     fn complete_later(
         self: &Rc<Self>,
-        unique: u64,
+        call: Call,
         expected: Expected,
         kind: OpKind,
         pending: Pending,
@@ -161,40 +162,41 @@ impl Lane {
         // A write that was answered early could overwrite what its caller writes next.
         let early = !kind.changes();
         if early {
-            self.session.in_flight.add(unique, &self.channel);
+            self.session.in_flight.add(call.unique, &self.channel);
         }
         let lane = self.clone();
         let running = Running::begin(self);
         drop(blockhaul_io::start(async move {
             let outcome = pending.await;
-            if !early || lane.session.in_flight.take(unique).is_some() {
-                lane.complete(unique, expected, outcome);
+            if !early || lane.session.in_flight.take(call.unique).is_some() {
+                lane.complete(call, expected, outcome);
             }
             drop(running);
         }));
     }
 
-    fn complete(&self, unique: u64, expected: Expected, outcome: Outcome) {
+    fn complete(&self, call: Call, expected: Expected, outcome: Outcome) {
         let Lane { session, channel, .. } = self;
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
                 // A flush that failed, or was refused, has to be reported at the end, too.
-                session.unflushed.fetch_or(matches!(expected, Expected::Done), Ordering::SeqCst);
-                return channel.fail(unique, session.errno(&error));
+                let unflushed = &session.disks[call.disk].unflushed;
+                unflushed.fetch_or(matches!(expected, Expected::Done), Ordering::SeqCst);
+                return channel.fail(call.unique, session.errno(&error));
             }
         };
         match (reply, expected) {
             (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => match data.load() {
-                Ok(()) => channel.reply(unique, data.bytes()),
-                Err(_) => channel.fail(unique, Errno::IO),
+                Ok(()) => channel.reply(call.unique, data.bytes()),
+                Err(_) => channel.fail(call.unique, Errno::IO),
             },
-            (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(unique, len),
+            (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(call.unique, len),
             (Reply::Done, Expected::Written(len)) => {
-                channel.reply(unique, &protocol::written(len));
+                channel.reply(call.unique, &protocol::written(len));
             }
-            (Reply::Done, Expected::Done) => channel.done(unique, Ok(())),
-            _ => channel.fail(unique, session.errno(&blockhaul_block::Error::misfit())),
+            (Reply::Done, Expected::Done) => channel.done(call.unique, Ok(())),
+            _ => channel.fail(call.unique, session.errno(&blockhaul_block::Error::misfit())),
         }
     }
 }

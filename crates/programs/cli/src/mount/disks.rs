@@ -1,0 +1,347 @@
+//! The disks of a mount: those of the command line, each with its layers, and the files of a `dir:`.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use blockhaul_block::{Can, Device, Kind};
+use blockhaul_catalog::{Client, Export, Intent, Registry, Spec, Stack, Visit, percent_decode};
+use blockhaul_fuse::{DISK, DISKS_MAX, Shown, refused_name};
+use clap::Parser as _;
+
+use crate::args::{self, MountExport};
+use crate::brackets::{self, Groups};
+use crate::devices;
+use crate::ends::without_secrets;
+use crate::exit::{Failure, OPEN};
+use crate::image_format::{self, Use};
+
+/// The disks of a command line.
+pub struct WantedDisks {
+    registry: Registry,
+    disks: Vec<One>,
+}
+
+/// A disk, or a directory of disks.
+struct One {
+    /// None: it has no name of its own.
+    name: Option<String>,
+    spec: Spec,
+    /// First innermost.
+    layers: Vec<String>,
+    /// Of the storage below the layers.
+    intent: Intent,
+    write: bool,
+}
+
+/// Open disks.
+#[derive(Default)]
+pub struct Disks {
+    /// Their names, none for one without a name of its own; their devices, and whether they may be
+    /// written.
+    all: Vec<(Option<String>, Arc<dyn Device>, bool)>,
+    /// To be closed when no worker needs them any more.
+    stacks: Vec<Stack>,
+    visits: Vec<Arc<dyn Visit>>,
+}
+
+impl WantedDisks {
+    /// Parses the command line, with all checks possible before anything is opened.
+    pub fn new(args: &args::Mount, groups: &Groups) -> Result<WantedDisks, Failure> {
+        let registry = devices::registry(args.timeout);
+        let mut disks = Vec::new();
+        let mut name = None;
+        for word in &args.export {
+            match brackets::named(word) {
+                Some((name, device)) => {
+                    disks.push(One::named(name, device, groups, &registry, args)?);
+                }
+                None if name.is_some() => {
+                    let text =
+                        "two names for one device: use --export NAME=DEVICE for a further device";
+                    return Err(Failure::usage(text));
+                }
+                None => {
+                    let text = word.to_str();
+                    name = Some(text.ok_or_else(|| Failure::usage("a name is not UTF-8"))?);
+                }
+            }
+        }
+        match (args.places().0, name) {
+            (Some(device), name) => {
+                let name = name.map(str::to_string);
+                let own = MountExport {
+                    device: device.to_os_string(),
+                    readonly: false,
+                    layer: Vec::new(),
+                    partition: None,
+                };
+                disks.insert(0, One::new(name, groups.spec(device)?, &own, &registry, args)?);
+            }
+            (None, Some(name)) => {
+                let text = format!("no device given: write --export {name}=DEVICE");
+                return Err(Failure::usage(text));
+            }
+            (None, None) => {}
+        }
+        let wanted = WantedDisks { registry, disks };
+        wanted.check()?;
+        Ok(wanted)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        for (index, one) in self.disks.iter().enumerate() {
+            one.check(&self.registry)?;
+            let before = &self.disks[..index];
+            if !one.is_directory() && before.iter().any(|other| other.file() == one.file()) {
+                return Err(taken(one.file()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether they need a directory.
+    pub fn need_directory(&self) -> bool {
+        self.disks.len() > 1 || self.disks.iter().any(One::is_directory)
+    }
+
+    /// Whether any may be written.
+    pub fn write(&self) -> bool {
+        self.disks.iter().any(|one| one.write)
+    }
+
+    /// What is mounted, for users who did not write the command line.
+    pub fn source(&self) -> String {
+        let all = self.disks.iter().map(|one| without_secrets(&one.spec.to_string()));
+        all.collect::<Vec<_>>().join(",")
+    }
+
+    /// The only disk, for users; none if there are several.
+    pub fn only(&self) -> Option<String> {
+        match &self.disks[..] {
+            [one] if !one.is_directory() => Some(one.spec.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Opens all. On a worker. What was opened before a failure remains in `open`.
+    pub async fn open(&self, open: &mut Disks) -> Result<(), Failure> {
+        for one in &self.disks {
+            if one.is_directory() {
+                self.open_directory(one, open).await?;
+            } else {
+                let device = self.open_one(one, open).await?;
+                open.add(one.name.clone(), device, one.write)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a device with its layers.
+    async fn open_one(&self, one: &One, open: &mut Disks) -> Result<Arc<dyn Device>, Failure> {
+        let name = one.spec.to_string();
+        let layers = devices::layers(&self.registry, &one.layers)?;
+        let stack = self.registry.open(&one.spec, layers, one.intent).await;
+        let stack = stack.map_err(|error| {
+            let failure = Failure::opening("device", &name, &error);
+            match error.kind() {
+                Kind::ReadOnly | Kind::Refused if one.intent.write => {
+                    failure.and(", or mount it without --writable")
+                }
+                _ => failure,
+            }
+        })?;
+        let device = if one.write {
+            stack.device().clone()
+        } else {
+            devices::readonly(&self.registry, stack.device())?
+        };
+        open.stacks.push(stack);
+        if one.write && !device.facts().can.contains(Can::WRITE) {
+            let text = format!("{name} is read-only: mount it without --writable");
+            return Err(Failure::new(OPEN, text));
+        }
+        Ok(device)
+    }
+
+    /// Opens all files of a directory that can be opened.
+    async fn open_directory(&self, one: &One, open: &mut Disks) -> Result<(), Failure> {
+        let name = one.spec.to_string();
+        let failed = |error| Failure::opening("device", &name, &error);
+        let layers = devices::layers(&self.registry, &one.layers)?;
+        let exports =
+            self.registry.exports(&one.spec, &layers, one.intent).await.map_err(failed)?;
+        let exports = exports.ok_or_else(|| Failure::usage(format!("{name} is one device")))?;
+        let visit = exports.admit(Client::default()).await.map_err(failed)?;
+        let mut found = 0;
+        for listed in visit.list(false).await.map_err(failed)? {
+            let file = listed.name;
+            if let Some(why) = refused_name(&file) {
+                log::warn!("{name}: {file:?} is not shown: the name {why}");
+                continue;
+            }
+            let device = match visit.open(&file, false).await {
+                Ok(Some(Export { device, .. })) => device,
+                // It has been removed since.
+                Ok(None) => continue,
+                Err(error) => {
+                    log::warn!("{name}: {file:?} is not shown: {error}");
+                    continue;
+                }
+            };
+            let write = one.write && device.facts().can.contains(Can::WRITE);
+            let device = if write { device } else { devices::readonly(&self.registry, &device)? };
+            open.add(Some(file), device, write)?;
+            found += 1;
+        }
+        open.visits.push(visit);
+        if found == 0 {
+            let text = format!("{name} contains no regular file that can be opened");
+            return Err(Failure::new(OPEN, text));
+        }
+        Ok(())
+    }
+}
+
+impl One {
+    fn new(
+        name: Option<String>,
+        spec: Spec,
+        own: &MountExport,
+        registry: &Registry,
+        args: &args::Mount,
+    ) -> Result<One, Failure> {
+        let partition = own.partition.or(args.partition);
+        let partition = partition.map(|number| format!("partition?partition={number}"));
+        let own_layers = own.layer.iter().chain(&args.layer).cloned();
+        let layers: Vec<_> = partition.into_iter().chain(own_layers).collect();
+        let write = args.writable && !own.readonly;
+        // Under a layer that changes nothing the storage need not be writable.
+        let kept = layers.iter().any(|layer| !devices::writes_below(registry, layer));
+        let intent = if write && !kept { Intent::WRITE } else { Intent::READ };
+        Ok(One { name, spec, layers, intent, write })
+    }
+
+    /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
+    fn named(
+        name: &str,
+        device: &OsStr,
+        groups: &Groups,
+        registry: &Registry,
+        args: &args::Mount,
+    ) -> Result<One, Failure> {
+        let name = percent_decode(name)?;
+        let place = |text: &dyn std::fmt::Display| {
+            Failure::usage(format!(
+                "--export {}: {text}",
+                blockhaul_wire::printable(name.as_bytes(), 256)
+            ))
+        };
+        let words = match groups.words(device) {
+            None if device.is_empty() => return Err(place(&"no device after the =")),
+            // Without brackets, a device without options.
+            None => vec!["--".into(), device.to_os_string()],
+            Some(None) => return Err(place(&"a device name contains a NUL")),
+            Some(Some(words)) => words.to_vec(),
+        };
+        // It may contain commands in brackets.
+        let (words, inner) = brackets::take(words).map_err(|why| place(&why))?;
+        let own = MountExport::try_parse_from(words).map_err(|error| {
+            let text = brackets::readable(&error.render().to_string());
+            let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+            place(&what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
+        })?;
+        let spec = inner.spec(&own.device)?;
+        One::new(Some(name), spec, &own, registry, args)
+    }
+
+    /// Whether its files are the disks.
+    fn is_directory(&self) -> bool {
+        matches!(&self.spec, Spec::Scheme { scheme, .. } if scheme == "dir")
+    }
+
+    /// The name of its file.
+    fn file(&self) -> &str {
+        self.name.as_deref().unwrap_or(DISK)
+    }
+
+    fn check(&self, registry: &Registry) -> Result<(), Failure> {
+        registry.target(&self.spec, self.intent)?;
+        devices::layers(registry, &self.layers)?;
+        if let Some(name) = &self.name {
+            let shown = blockhaul_wire::printable(name.as_bytes(), 256);
+            if let Some(why) = refused_name(name) {
+                let text = format!("--export {shown}: the name {why}: choose another");
+                return Err(Failure::usage(text));
+            }
+            if self.is_directory() {
+                let text = format!(
+                    "--export {shown}: the files of dir: have names of their own: write it as DEVICE"
+                );
+                return Err(Failure::usage(text));
+            }
+        }
+        if let Some(text) = image_format::warning(&self.spec, !self.layers.is_empty(), Use::Served)
+        {
+            log::warn!("{text}");
+        }
+        Ok(())
+    }
+}
+
+impl Disks {
+    fn add(
+        &mut self,
+        name: Option<String>,
+        device: Arc<dyn Device>,
+        write: bool,
+    ) -> Result<(), Failure> {
+        let file = name.as_deref().unwrap_or(DISK);
+        if self.all.iter().any(|(other, ..)| other.as_deref().unwrap_or(DISK) == file) {
+            return Err(taken(file));
+        }
+        if self.all.len() == DISKS_MAX {
+            let text = format!("more than {DISKS_MAX} disks: use several mounts");
+            return Err(Failure::new(OPEN, text));
+        }
+        self.all.push((name, device, write));
+        Ok(())
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The name of the first one's file.
+    pub fn first(&self) -> &str {
+        self.all.first().and_then(|(name, ..)| name.as_deref()).unwrap_or(DISK)
+    }
+
+    /// What is to be shown.
+    pub fn shown(&self) -> Vec<Shown> {
+        let shown = |(name, device, write): &(Option<String>, Arc<dyn Device>, bool)| Shown {
+            name: name.clone().unwrap_or_else(|| DISK.to_string()),
+            device: device.clone(),
+            write: *write,
+        };
+        self.all.iter().map(shown).collect()
+    }
+
+    /// Makes the text about them, which is that of `blockhaul info --json`.
+    pub fn info(&self) -> blockhaul_fuse::Info {
+        let all: Vec<_> = self
+            .all
+            .iter()
+            .map(|(name, device, _)| (name.clone().unwrap_or_default(), device.clone()))
+            .collect();
+        Arc::new(move || {
+            let facts: Vec<_> =
+                all.iter().map(|(name, device)| (name.as_str(), device.facts())).collect();
+            crate::info::json_of(&facts)
+        })
+    }
+}
+
+fn taken(name: &str) -> Failure {
+    Failure::usage(format!("two disks have the name {name:?}: choose another with --export"))
+}
