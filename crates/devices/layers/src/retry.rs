@@ -274,7 +274,7 @@ impl Shared {
                 delay = delay.saturating_mul(2).min(DELAY_MAX);
             }
             if let Err(error) = self.again(attempt.generation).await {
-                outcome = Err(error);
+                outcome = Err(unopened(error));
                 continue;
             }
             let request = repeat.request().await?;
@@ -342,4 +342,14 @@ impl Shared {
             ))
         }
     }
+}
+
+/// The error of a device that cannot be opened again. No flush has failed by that, and the socket of a
+/// server that is not there comes when the server starts.
+fn unopened(error: Error) -> Error {
+    let error = match error.kind() {
+        Kind::NotFound => Error::new(Kind::Disconnected, error.to_string()),
+        _ => error,
+    };
+    error.before_flush()
 }

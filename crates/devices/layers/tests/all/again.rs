@@ -101,6 +101,53 @@ fn retry_opens_the_device_again() {
     });
 }
 
+/// Opens nothing so many times, as long as a server has not been started again.
+struct Late {
+    dialer: Arc<Dialer>,
+    absent: AtomicU64,
+    kind: Kind,
+}
+
+impl Another for Late {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let left = |left: u64| left.checked_sub(1);
+        match self.absent.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left) {
+            Ok(_) => {
+                let error = Error::new(self.kind, "nobody is there");
+                Box::pin(std::future::ready(Err(error)))
+            }
+            Err(_) => self.dialer.another(),
+        }
+    }
+}
+
+#[test]
+fn a_flush_waits_for_a_server_that_is_not_there_yet() {
+    on_workers(|| async {
+        // A socket that nobody listens on, and none.
+        for kind in [Kind::Io, Kind::NotFound] {
+            let memory = blockhaul_backends::memory(1 << 20);
+            let kinds = Kind::Disconnected;
+            let dialer = Dialer { memory, requests: 1, kind: kinds, dialed: AtomicU64::new(0) };
+            let dialer = Arc::new(dialer);
+            let first = dialer.another().await.unwrap();
+            let late = Arc::new(Late { dialer, absent: AtomicU64::new(3), kind });
+            let below = Below { reopen: Some(late.clone()), ..Below::alone(first) };
+            let text = "retry?retry-delay=1ms&retry-exponential=off&retries=5";
+            let device = layer(text).unwrap().open(below).await.unwrap();
+            write(&device, 0, b"x").await;
+            device.flush().await.unwrap();
+            assert_eq!(late.absent.load(Ordering::SeqCst), 0, "{kind:?}");
+            // One that comes too late has not failed a flush, either.
+            late.absent.store(100, Ordering::SeqCst);
+            assert!(device.flush().await.is_err(), "{kind:?}");
+            late.absent.store(0, Ordering::SeqCst);
+            device.flush().await.unwrap();
+            assert_eq!(read(&device, 0, 1).await, b"x");
+        }
+    });
+}
+
 #[test]
 fn retry_can_refuse_what_may_be_lost() {
     on_workers(|| async {
