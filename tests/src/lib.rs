@@ -20,6 +20,7 @@ pub use blockhaul_testkit::tools::text as lossy;
 use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
 
 pub mod disks;
+pub mod exercise;
 
 /// Longer than any command here takes on a slow and busy machine.
 pub const LIMIT: Duration = Duration::from_secs(120);

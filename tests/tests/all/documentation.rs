@@ -54,6 +54,7 @@ const PATHS: &[(&str, &str)] = &[
     ("/run/", "run/"),
     ("/var/images", "images"),
     ("/mnt", "mnt"),
+    ("/ova", "ova"),
 ];
 
 /// Bytes of every disk.
@@ -165,7 +166,7 @@ fn run(lines: &[String], files: &[(String, String)], qemu_img: &Peer) -> Result<
     }
     // Servers in the background are asked to end, however the script ends.
     let mut script = String::from(
-        "set -e\ntrap 'umount -q mnt || true; cat *.pid 2>/dev/null | xargs -r kill || true' EXIT\n",
+        "set -e\ntrap 'umount -q mnt ova || true; cat *.pid 2>/dev/null | xargs -r kill || true' EXIT\n",
     );
     let mut hosts = BTreeMap::new();
     for line in lines {
@@ -200,7 +201,7 @@ fn run(lines: &[String], files: &[(String, String)], qemu_img: &Peer) -> Result<
 
 /// Makes the disks: all the same, so that whatever is copied or compared fits.
 fn prepare(scratch: &Scratch, qemu_img: &Peer) {
-    for dir in ["bin", "run", "images", "drivers", "root", "mnt"] {
+    for dir in ["bin", "run", "images", "drivers", "root", "mnt", "ova"] {
         fs::create_dir(scratch.file(dir)).unwrap();
     }
     std::os::unix::fs::symlink(program(), scratch.file("bin/blockhaul")).unwrap();

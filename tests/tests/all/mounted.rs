@@ -1,5 +1,10 @@
 //! File systems of the kernel on loop devices over `blockhaul mount`: what was written is there after an
-//! unmount, and fsck finds nothing. They need root and FUSE; `BLOCKHAUL_LONG` runs them.
+//! unmount, and fsck finds nothing. They need root and FUSE; `BLOCKHAUL_LONG` runs those that take long.
+
+mod archives;
+mod guests;
+mod operations;
+mod servers;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, among_peers};
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, among_peers};
 use blockhaul_tests::disks::{Loop, Mounted};
 use rustix::fs::{Mode, OFlags};
 
@@ -18,6 +23,16 @@ use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, soon, succe
 const SIZE: u64 = 512 << 20;
 /// How often the process or its server is killed.
 const KILLS: u64 = 100;
+
+/// Whether this machine lets us mount; the test is skipped if not.
+fn can_mount() -> bool {
+    let fuse = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let can = fuse.is_ok() && rustix::process::geteuid().is_root();
+    if !can {
+        tools::skip_or_fail(&Reason::new("needs root and /dev/fuse"));
+    }
+    can
+}
 
 /// A running `blockhaul mount`, in a directory.
 struct Disk {
@@ -68,6 +83,14 @@ impl Drop for Disk {
 fn is_unmounted(folder: &Path) -> bool {
     let unmounted = Command::new("umount").arg(folder).stderr(Stdio::null()).status();
     unmounted.is_ok_and(|status| status.success())
+}
+
+/// Waits until a device is not mounted any more, in no mount namespace.
+fn wait_until_closed(device: &str) {
+    let exclusive = OFlags::RDONLY | OFlags::EXCL;
+    soon("no other mount namespace has it", || {
+        rustix::fs::open(device, exclusive, Mode::empty()).is_ok()
+    });
 }
 
 /// A type of file system: how to make it, and how to check it.
@@ -183,10 +206,7 @@ fn use_file_system(kind: &Kind, disk: &Disk, scratch: &Scratch, rng: &mut Rng) {
     fio(mounted.path());
     assert_files(&model, "before the unmount");
     drop(mounted);
-    let exclusive = OFlags::RDONLY | OFlags::EXCL;
-    soon("no other mount namespace has it", || {
-        rustix::fs::open(&*device.device, exclusive, Mode::empty()).is_ok()
-    });
+    wait_until_closed(&device.device);
     ran(kind.check, &device.device);
     let again = Mounted::new(&[&device.device], &at).unwrap();
     assert_files(&model, "after the unmount");

@@ -1,0 +1,149 @@
+//! Servers that end, hang or grow under a mount.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::{self, Scratch, Server};
+use blockhaul_tests::disks::{Loop, Mounted};
+use blockhaul_tests::{LIMIT, done, serve, soon, text};
+
+use super::{Disk, KINDS, can_mount, is_unmounted, ran, wait_until_closed};
+
+fn signal(server: &Server, name: &str) {
+    done(Command::new("kill").args(["-s", name, &server.pid().to_string()]));
+}
+
+#[test]
+fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
+    if !can_mount() {
+        return;
+    }
+    let seed = seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    let scratch = Scratch::on_disk().unwrap();
+    let image = scratch.file("image");
+    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let mut server = serve(&scratch, "s", &[text(&image)]);
+    let retry = "retry?retries=10000&retry-delay=20ms&retry-exponential=off";
+    let disk = Disk::of(&scratch.file("mnt"), &["--layer", retry, &server.uri("")]);
+    let Some(device) = Loop::with(&["--direct-io=on"], &disk.file()) else { return };
+    let ext4 = &KINDS[0];
+    if !ran(ext4.make, &device.device) {
+        return;
+    }
+    let at = scratch.file("live");
+    let Some(mounted) = Mounted::new(&[&device.device], &at) else { return };
+    let content = move |number: usize| {
+        let mut bytes = vec![0; 100_000];
+        Rng::new(seed ^ number as u64).fill(&mut bytes);
+        bytes
+    };
+    let flushed = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (folder, flushed, stop) = (at.clone(), flushed.clone(), stop.clone());
+        std::thread::spawn(move || {
+            for number in 0.. {
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                let path = folder.join(format!("{}", number % 100));
+                let file = File::create(path).unwrap();
+                file.write_all_at(&content(number), 0).unwrap();
+                file.sync_all().unwrap();
+                flushed.store(number + 1, Ordering::SeqCst);
+            }
+        })
+    };
+    for round in 0..3 {
+        let enough = flushed.load(Ordering::SeqCst) + 20;
+        let is_enough = || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished();
+        soon("files are written", is_enough);
+        signal(&server, "KILL");
+        drop(server);
+        // While nobody is there: what is not in the page cache has to wait.
+        std::thread::sleep(Duration::from_millis(100));
+        server = serve(&scratch, "s", &[text(&image)]);
+        assert!(!writer.is_finished(), "round {round}: a write has failed");
+    }
+    let enough = flushed.load(Ordering::SeqCst) + 20;
+    soon("files are written", || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished());
+    stop.store(true, Ordering::SeqCst);
+    writer.join().expect("no write and no fsync fails");
+    drop(mounted);
+    wait_until_closed(&device.device);
+    ran(ext4.check, &device.device);
+    let again = Mounted::new(&[&device.device], &at).unwrap();
+    let all = flushed.load(Ordering::SeqCst);
+    for number in all.saturating_sub(100)..all {
+        let path = at.join(format!("{}", number % 100));
+        assert!(fs::read(path).unwrap() == content(number), "file {number} of {all}");
+    }
+    drop(again);
+    wait_until_closed(&device.device);
+    drop(device);
+    disk.end();
+    println!("{all} files were flushed");
+}
+
+#[test]
+fn requests_fail_within_the_timeout_when_a_server_hangs() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let server = serve(&scratch, "s", &["memory:16M"]);
+    let args = ["--timeout", "1s", "--cache", "none", &server.uri("")];
+    let mut disk = Disk::of(&scratch.file("mnt"), &args);
+    let file = OpenOptions::new().read(true).write(true).open(disk.file()).unwrap();
+    file.write_all_at(&[1; 4096], 0).unwrap();
+    file.sync_all().unwrap();
+    signal(&server, "STOP");
+    let begun = Instant::now();
+    let failed = file.read_exact_at(&mut [0; 4096], 0).unwrap_err();
+    let read = begun.elapsed();
+    assert_eq!(failed.raw_os_error(), Some(5), "EIO");
+    let failed = file.write_all_at(&[2; 4096], 0).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(5), "EIO");
+    // The time is for the machine: it is the timeout, and not that of a request that never ends.
+    assert!(read >= Duration::from_millis(900) && begun.elapsed() < LIMIT / 2, "{read:?}");
+    signal(&server, "CONT");
+    drop(file);
+    soon("it can be unmounted", || is_unmounted(&disk.folder));
+    let status = tools::wait_within(&mut disk.child, LIMIT).unwrap();
+    assert_eq!(status.code(), Some(5), "the second write may be lost");
+}
+
+#[test]
+fn a_mount_has_the_size_that_the_disk_had_when_it_was_mounted() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::on_disk().unwrap();
+    let image = scratch.file("image");
+    fs::write(&image, vec![1; 1 << 20]).unwrap();
+    let folder = scratch.file("mnt");
+    for served in [false, true] {
+        fs::write(&image, vec![1; 1 << 20]).unwrap();
+        let server = served.then(|| serve(&scratch, "s", &["--per-client", text(&image)]));
+        let uri = server.as_ref().map(|server| server.uri(""));
+        let device = uri.as_deref().unwrap_or(text(&image));
+        let disk = Disk::of(&folder, &[device]);
+        let size = || fs::metadata(disk.file()).unwrap().len();
+        assert_eq!(size(), 1 << 20);
+        fs::write(&image, vec![2; 2 << 20]).unwrap();
+        // Longer than attributes are valid.
+        std::thread::sleep(Duration::from_millis(1500));
+        assert_eq!(size(), 1 << 20, "{device}: as an NBD client sees it");
+        assert_eq!(fs::read(disk.file()).unwrap(), vec![2; 1 << 20], "{device}");
+        disk.end();
+        let again = Disk::of(&folder, &[device]);
+        assert_eq!(fs::metadata(again.file()).unwrap().len(), 2 << 20, "{device}");
+        again.end();
+    }
+}
