@@ -11,7 +11,7 @@ use vm_memory::{AtomicAccess, Bytes as _, MmapRegion, VolatileMemory as _};
 
 use crate::memory::map_file;
 use crate::protocol;
-use crate::ring::SIZE_MAX;
+use crate::ring::{QUEUES_MAX, SIZE_MAX};
 
 /// Length of the part of a queue in bytes, before its descriptors.
 const HEAD: usize = 16;
@@ -63,7 +63,7 @@ pub(crate) fn create(asked: &protocol::Table) -> Result<(protocol::Table, OwnedF
 fn needed(asked: &protocol::Table) -> Result<u64, String> {
     let queues = asked.queues;
     let size = asked.queue_size;
-    if queues == 0 || queues > crate::session::QUEUES_MAX || size == 0 || size > SIZE_MAX {
+    if queues == 0 || queues > QUEUES_MAX || size == 0 || size > SIZE_MAX {
         return Err(format!("a table of {queues} queues with {size} descriptors"));
     }
     Ok((part(size) * usize::from(queues)) as u64)

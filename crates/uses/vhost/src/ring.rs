@@ -10,6 +10,8 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
 
 use crate::memory::Memory;
 
+/// Maximum number of queues; QEMU makes one for each processor of the guest.
+pub(crate) const QUEUES_MAX: u16 = 64;
 /// Maximum number of descriptors of a ring; QEMU's is the same.
 pub(crate) const SIZE_MAX: u16 = 1024;
 

@@ -18,11 +18,10 @@ use crate::in_flight;
 use crate::memory::{REGIONS_MAX, Regions};
 use crate::protocol::{self, CONFIG_MAX, Message};
 use crate::queue::{Disk, Watch};
+use crate::ring::QUEUES_MAX;
 use crate::socket::{self, Received};
 use queues::Queues;
 
-/// Maximum number of queues; QEMU makes one for each processor of the guest.
-pub(crate) const QUEUES_MAX: u16 = 64;
 /// Interval of looks at the size of the device.
 const LOOK: Duration = Duration::from_secs(1);
 

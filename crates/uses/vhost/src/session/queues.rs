@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use blockhaul_io::{Remote, Ticket};
 
-use super::QUEUES_MAX;
 use crate::blk::Features;
 use crate::in_flight::Table;
 use crate::memory::{Regions, Space};
 use crate::protocol::{Message, RingAddress};
 use crate::queue::{self, Call, Disk, Start, Stopper};
-use crate::ring::{Broken, Layout, Ring};
+use crate::ring::{Broken, Layout, QUEUES_MAX, Ring};
 
 /// All queues. A queue runs while it is enabled and has a descriptor for notifications.
 pub(super) struct Queues {
