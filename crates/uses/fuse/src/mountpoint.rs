@@ -1,35 +1,23 @@
 //! Mounts and unmounts: directly, which needs root, or with the program `fusermount3`.
 
+mod error;
 mod helper;
 mod table;
 
 use std::ffi::CString;
-use std::fmt;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+pub use self::error::Error;
 use crate::files::Permissions;
 
 /// The type of the file system in the table of mounts.
 const TYPE: &str = "fuse.blockhaul";
 /// Maximum length of the source in the table of mounts, in bytes: options share a page.
 const SOURCE_MAX: usize = 1024;
-
-/// Why something cannot be mounted or unmounted, with a remedy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error(String);
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A file or directory over which a disk can be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -218,11 +206,6 @@ impl Mounted {
             log::debug!("cannot write {path}: {error}");
         }
     }
-}
-
-/// A name as a C string, without zero bytes.
-fn os_bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
 
-use super::Error;
+use super::error::Error;
+use super::table;
 use crate::files::Permissions;
 
 /// Its names, in order of preference.
@@ -111,7 +112,7 @@ pub(super) fn unmount(path: &Path, lazily: bool) -> Result<bool, Error> {
     command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
     let cannot = |why: String| Error(format!("cannot unmount {}: {why}", path.display()));
     let ran = command.output().map_err(|error| cannot(blockhaul_io::plain(&error)))?;
-    if ran.status.success() || super::table::find(path).is_none() {
+    if ran.status.success() || table::find(path).is_none() {
         Ok(true)
     } else if !lazily {
         Ok(false)

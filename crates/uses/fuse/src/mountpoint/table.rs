@@ -1,13 +1,12 @@
 //! The kernel's table of mounts.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-
-use super::os_bytes;
 
 /// The device of what is mounted at the full path `path`, as MAJOR:MINOR; `None`: nothing is.
 pub(super) fn find(path: &Path) -> Option<String> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    find_in(&table, os_bytes(path))
+    find_in(&table, path.as_os_str().as_bytes())
 }
 
 /// The same in this table. The last mount covers those before it.

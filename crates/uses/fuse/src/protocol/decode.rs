@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{HEADER, WRITE_HEADER};
+use super::numbers::{HEADER, WRITE_HEADER, init_flags};
 
 /// Maximum length of a name in bytes: that of the kernel.
 const NAME_MAX: usize = 4096;
@@ -38,14 +38,14 @@ pub struct Init {
     pub minor: u32,
     /// Maximum bytes that the kernel reads ahead.
     pub max_readahead: u32,
-    /// What the kernel supports ([`super::init_flags`]).
+    /// What the kernel supports ([`init_flags`]).
     pub flags: u64,
 }
 
 /// Attributes to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SetAttr {
-    /// Which ([`super::set_flags`]).
+    /// Which ([`super::numbers::set_flags`]).
     pub valid: u32,
     /// The size in bytes.
     pub size: u64,
@@ -212,7 +212,7 @@ fn init(mut fields: Fields<'_>) -> Option<Init> {
     let max_readahead = fields.u32()?;
     let low = u64::from(fields.u32()?);
     // Older kernels end here.
-    let high = match low & super::init_flags::EXTENDED {
+    let high = match low & init_flags::EXTENDED {
         0 => 0,
         _ => u64::from(fields.u32().unwrap_or(0)),
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Errno, MAJOR, MINOR, REPLY_HEADER};
+use super::numbers::{Errno, MAJOR, MINOR, REPLY_HEADER};
 
 /// The header of a reply with a body of `body` bytes, or of an error, which has none.
 pub fn reply_header(unique: u64, result: Result<usize, Errno>) -> [u8; REPLY_HEADER] {
@@ -113,7 +113,7 @@ pub fn attr(found: &Attr) -> Vec<u8> {
 pub struct InitReply {
     /// Maximum bytes that the kernel reads ahead.
     pub max_readahead: u32,
-    /// What is used ([`super::init_flags`]): only what the kernel offers.
+    /// What is used ([`super::numbers::init_flags`]): only what the kernel offers.
     pub flags: u64,
     /// Maximum number of requests in flight that nobody waits for: reading ahead, asynchronous I/O.
     pub max_background: u16,
@@ -154,7 +154,7 @@ pub fn init_version() -> Vec<u8> {
     out
 }
 
-/// The body of a reply to OPEN and OPENDIR, with [`super::open_flags`].
+/// The body of a reply to OPEN and OPENDIR, with [`super::numbers::open_flags`].
 pub fn opened(flags: u32) -> [u8; 16] {
     let mut out = [0; 16];
     out[8..12].copy_from_slice(&flags.to_ne_bytes());
