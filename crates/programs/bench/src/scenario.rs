@@ -29,6 +29,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("local", include_str!("../../../../bench/scenarios/local.toml")),
     ("million", include_str!("../../../../bench/scenarios/million.toml")),
     ("mirror", include_str!("../../../../bench/scenarios/mirror.toml")),
+    ("mount", include_str!("../../../../bench/scenarios/mount.toml")),
     ("near-empty", include_str!("../../../../bench/scenarios/near-empty.toml")),
     ("pipes", include_str!("../../../../bench/scenarios/pipes.toml")),
     ("python-plugins", include_str!("../../../../bench/scenarios/python-plugins.toml")),
@@ -38,6 +39,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("slow-extents", include_str!("../../../../bench/scenarios/slow-extents.toml")),
     ("tls", include_str!("../../../../bench/scenarios/tls.toml")),
     ("vddk", include_str!("../../../../bench/scenarios/vddk.toml")),
+    ("vhost-user", include_str!("../../../../bench/scenarios/vhost-user.toml")),
 ];
 
 /// Earlier names of scenarios, in results and on command lines.
