@@ -76,6 +76,37 @@ fn a_file_that_ends_parks_less() {
 }
 
 #[test]
+fn a_head_and_a_payload_are_written_as_a_whole_or_come_back() {
+    let bytes = pattern(300_000);
+    let file = file_of(&bytes);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("target");
+    let target = std::fs::File::create(&path).unwrap();
+    for at in [0, 10_000] {
+        assert!(park(&file, at, 200_000).drain_whole(b"head", &target).unwrap().is_none());
+    }
+    let written = std::fs::read(&path).unwrap();
+    assert_eq!(written.len(), 400_008);
+    assert!(written[..4] == *b"head" && written[4..200_004] == bytes[..200_000]);
+    assert!(written[200_004..200_008] == *b"head");
+    assert!(written[200_008..] == bytes[10_000..210_000]);
+
+    // splice(2) writes to no file that is opened for appending.
+    let appending = std::fs::File::options().append(true).open(&path).unwrap();
+    let copy = park(&file, 3, 200_000).drain_whole(b"head", &appending).unwrap();
+    assert!(*copy.expect("it is refused") == bytes[3..200_003]);
+
+    // A pipe that nobody reads from takes the bytes, and says that it does not.
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    drop(read);
+    let refused = park(&file, 0, 200_000).drain_whole(b"head", &write);
+    match refused {
+        Ok(copy) => assert!(*copy.expect("nobody reads") == bytes[..200_000]),
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe),
+    }
+}
+
+#[test]
 fn payloads_travel_from_file_to_file_through_two_sockets() {
     on_every_engine(|| async {
         let bytes = pattern(4 << 20);

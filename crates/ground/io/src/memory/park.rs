@@ -256,21 +256,81 @@ impl Parked {
     /// Copies the parked bytes into a buffer of the payload's full length; the rest of it is not
     /// initialised by this. Returns the buffer and the number of bytes that were parked.
     pub fn into_buf(mut self) -> io::Result<(Buf, usize)> {
+        let mut buf = self.memory();
+        let held = self.held;
+        self.copy_out(&mut buf[..held])?;
+        Ok((buf, held))
+    }
+
+    /// Memory for the payload.
+    fn memory(&mut self) -> Buf {
         let room = self.room.take().unwrap_or_else(|| Reservation::unpooled(self.held));
-        let mut buf = room.into_buf();
+        room.into_buf()
+    }
+
+    /// Moves the first parked bytes to `bytes`, which is not longer than what is parked.
+    fn copy_out(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let mut copied = 0;
-        while self.held > 0 {
-            match rustix::io::read(&self.pipe().read, &mut buf[copied..copied + self.held]) {
+        while copied < bytes.len() {
+            match rustix::io::read(&self.pipe().read, &mut bytes[copied..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(bytes) => {
-                    copied += bytes;
-                    self.held -= bytes;
+                Ok(read) => {
+                    copied += read;
+                    self.held -= read;
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok((buf, copied))
+        Ok(())
+    }
+
+    /// Writes `head` and then everything that is parked to `device` with one system call: a FUSE
+    /// device takes a reply as a whole. `head` is at most a page. Never waits.
+    ///
+    /// Returns the payload in memory, to be written in another way, if it does not fit into a pipe
+    /// together with `head`, or the kernel cannot write to `device` from a pipe.
+    ///
+    /// # Errors
+    /// The device has refused the bytes, or the pipe fails. The bytes are lost.
+    pub fn drain_whole(mut self, head: &[u8], device: impl AsFd) -> io::Result<Option<Buf>> {
+        let Some(mut whole) = Parked::empty() else { return Ok(Some(self.into_buf()?.0)) };
+        let len = self.held;
+        whole.fill_from_bytes(head)?;
+        let flags = SpliceFlags::NONBLOCK;
+        while self.held > 0 {
+            let rest = self.held;
+            match splice(&self.pipe().read, None, &whole.pipe().write, None, rest, flags) {
+                Ok(0) | Err(Errno::AGAIN) => break,
+                Ok(moved) => {
+                    self.held -= moved;
+                    whole.held += moved;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut refused = None;
+        while self.held == 0 && refused.is_none() {
+            match splice(&whole.pipe().read, None, &device, None, whole.held, flags) {
+                Ok(written) => {
+                    whole.held -= written;
+                    let all = whole.held == 0;
+                    return if all { Ok(None) } else { Err(io::ErrorKind::WriteZero.into()) };
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => refused = Some(error),
+            }
+        }
+        // A device that has looked at the bytes has also taken them out of the pipe.
+        let lost = |error| refused.map_or(error, io::Error::from);
+        let mut buf = self.memory();
+        let moved = whole.held - head.len();
+        whole.copy_out(&mut vec![0; head.len()]).map_err(lost)?;
+        whole.copy_out(&mut buf[..moved]).map_err(lost)?;
+        self.copy_out(&mut buf[moved..len])?;
+        buf.truncate(len);
+        Ok(Some(buf))
     }
 
     /// Empties the pipe and discards the bytes.
