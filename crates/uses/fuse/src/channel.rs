@@ -108,6 +108,29 @@ impl Channel {
         self.send(&[IoSlice::new(&reply_header(unique, Ok(body.len()))), IoSlice::new(body)]);
     }
 
+    /// Answers a read with its data, which stays in the kernel if it is there.
+    pub(crate) fn data(&self, unique: u64, data: Data) {
+        let parked = match data.take_parked() {
+            Ok(parked) => parked,
+            Err(data) => {
+                return match data.load() {
+                    Ok(()) => self.reply(unique, data.bytes()),
+                    Err(_) => self.fail(unique, Errno::IO),
+                };
+            }
+        };
+        let head = reply_header(unique, Ok(parked.held()));
+        match parked.drain_whole(&head, &self.0) {
+            Ok(None) => {}
+            Ok(Some(copy)) => self.reply(unique, &copy),
+            Err(error) => {
+                log::debug!("cannot splice a reply to the kernel: {error}");
+                // If nobody waits for it any more, this has no effect.
+                self.fail(unique, Errno::IO);
+            }
+        }
+    }
+
     /// Answers a request that failed.
     pub(crate) fn fail(&self, unique: u64, errno: Errno) {
         self.send(&[IoSlice::new(&reply_header(unique, Err(errno)))]);
@@ -151,5 +174,39 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use blockhaul_io::{Parked, Reservation};
+
+    use super::*;
+    use crate::protocol::REPLY_HEADER;
+
+    #[test]
+    fn a_payload_in_the_kernel_is_copied_where_splice_is_refused() {
+        let bytes: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[i as usize % 3]).collect();
+        let mut source = tempfile::tempfile().unwrap();
+        source.write_all(&bytes).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        for append in [false, true] {
+            let path = folder.path().join(append.to_string());
+            // splice(2) writes to no file that is opened for appending.
+            let mut options = std::fs::File::options();
+            let target = options.append(append).write(true).create(true).open(&path).unwrap();
+            let mut parked = Parked::begin(Reservation::unpooled(200_000).parkable()).unwrap();
+            parked.fill_from_file(&source, 50_000).unwrap();
+            let data = Data::from(parked);
+            assert!(data.is_parked());
+            Channel::new(target.into()).data(7, data);
+            let mut written = Vec::new();
+            std::fs::File::open(&path).unwrap().read_to_end(&mut written).unwrap();
+            assert_eq!(written[..REPLY_HEADER], reply_header(7, Ok(200_000)), "{append}");
+            assert!(written[REPLY_HEADER..] == bytes[50_000..250_000], "{append}");
+        }
     }
 }

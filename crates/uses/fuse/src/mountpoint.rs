@@ -104,8 +104,10 @@ impl Target {
         let others = if permissions.others { ",allow_other" } else { "" };
         let Permissions { uid, gid, .. } = permissions;
         let options = format!(
-            "fd={},rootmode={mode},user_id={uid},group_id={gid},default_permissions{others}",
-            fd.as_raw_fd()
+            "fd={},rootmode={mode},user_id={uid},group_id={gid},default_permissions,\
+             max_read={}{others}",
+            fd.as_raw_fd(),
+            helper::READ_MAX
         );
         let options = CString::new(options).map_err(|_| Errno::INVAL)?;
         let mut flags = MountFlags::NOSUID | MountFlags::NODEV;

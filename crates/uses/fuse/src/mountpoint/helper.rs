@@ -19,6 +19,9 @@ use crate::files::Permissions;
 
 /// Its names, in order of preference.
 const NAMES: [&str; 2] = ["fusermount3", "fusermount"];
+/// Maximum length of a read in bytes, however a disk is mounted: so much can stay in the kernel on its way
+/// from a socket or file ([`blockhaul_io::Parked`]).
+pub(super) const READ_MAX: u32 = 512 << 10;
 /// Where it finds the number of the socket.
 const VARIABLE: &str = "_FUSE_COMMFD";
 
@@ -73,7 +76,8 @@ pub(super) fn mount(path: &Path, source: &str, allowed: &Permissions) -> Result<
 
 /// The options for mounting.
 fn options(source: &str, allowed: &Permissions) -> String {
-    let mut options = String::from("nosuid,nodev,subtype=blockhaul,default_permissions");
+    let mut options =
+        format!("nosuid,nodev,subtype=blockhaul,default_permissions,max_read={READ_MAX}");
     options += if allowed.write { ",rw" } else { ",ro" };
     if allowed.others {
         options += ",allow_other";

@@ -39,7 +39,11 @@ impl Lane {
             return self.channel.reply(call.unique, &[]);
         }
         match self.session.pool.reserve(len).await {
-            Ok(room) => self.submit(call, Expected::Bytes(len), Request::read(at, room)),
+            Ok(room) => {
+                // The reply is sent unchanged: the device may leave it in the kernel.
+                let room = room.parkable();
+                self.submit(call, Expected::Bytes(len), Request::read(at, room));
+            }
             Err(_) => self.channel.fail(call.unique, Errno::NOMEM),
         }
     }
@@ -187,10 +191,9 @@ impl Lane {
             }
         };
         match (reply, expected) {
-            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => match data.load() {
-                Ok(()) => channel.reply(call.unique, data.bytes()),
-                Err(_) => channel.fail(call.unique, Errno::IO),
-            },
+            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => {
+                channel.data(call.unique, data);
+            }
             (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(call.unique, len),
             (Reply::Done, Expected::Written(len)) => {
                 channel.reply(call.unique, &protocol::written(len));
