@@ -2,6 +2,7 @@
 
 mod disk;
 mod lane;
+mod standby;
 mod transfer;
 
 use std::io;
@@ -19,6 +20,7 @@ use crate::protocol::{Errno, Init, InitReply, MAJOR, MINOR_LEAST, init_flags, op
 use disk::Disk;
 pub use disk::Shown;
 use lane::Lane;
+use standby::Standby;
 
 /// Maximum read or write in bytes: 256 pages, the kernel's own maximum.
 const TRANSFER_MAX: u32 = 1 << 20;
@@ -76,6 +78,7 @@ pub struct Session {
     /// Memory that requests are received in: that of a large write goes to the device.
     inboxes: Pool,
     in_flight: InFlight,
+    standby: Standby,
     logged: Mutex<Option<Instant>>,
 }
 
@@ -91,6 +94,7 @@ impl Session {
             pool: Pool::new(memory / 2),
             inboxes: Pool::new(memory / 2),
             in_flight: InFlight::default(),
+            standby: Standby::default(),
             logged: Mutex::default(),
         })
     }
@@ -109,7 +113,7 @@ impl Session {
             .map(|(worker, channel)| {
                 let session = self.clone();
                 Remote::to(blockhaul_io::worker() + worker)
-                    .spawn(move || Lane::new(session, channel).run())
+                    .spawn(move || Lane::new(session, channel, worker > 0).run())
             })
             .collect();
         let mut held = 0;

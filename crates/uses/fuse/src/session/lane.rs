@@ -23,10 +23,20 @@ const BYTES_PER_SHARE: usize = 128 << 10;
 /// and writes; this limits the rest.
 const REQUESTS_MAX: usize = 1024;
 
+/// A lane rests when it has been woken in vain often enough: each time adds [`IN_VAIN`], and each time
+/// that it has found a request takes one away.
+const TIRED: u32 = 16;
+const IN_VAIN: u32 = 2;
+/// A lane that has found so many requests one after the other, by the same measure as [`TURN`], calls one
+/// that rests.
+const MANY: usize = 8;
+
 /// One worker's part of a session.
 pub(super) struct Lane {
     pub(super) session: Arc<Session>,
     pub(super) channel: Arc<Channel>,
+    /// Whether it may leave requests to the other lanes.
+    may_rest: bool,
     /// Requests that the device has.
     pub(super) running: Cell<usize>,
     /// Signals that one of them has completed.
@@ -34,14 +44,15 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(session: Arc<Session>, channel: Arc<Channel>) -> Rc<Lane> {
-        Rc::new(Lane { session, channel, running: Cell::new(0), completed: Event::new() })
+    pub(super) fn new(session: Arc<Session>, channel: Arc<Channel>, may_rest: bool) -> Rc<Lane> {
+        Rc::new(Lane { session, channel, may_rest, running: Cell::new(0), completed: Event::new() })
     }
 
     /// Answers requests until the file system is unmounted, then completes those in flight. Returns
     /// the number of those that the device holds for too long.
     pub(super) async fn run(self: Rc<Self>) -> (io::Result<()>, usize) {
         let result = self.receive().await;
+        self.session.standby.call_all();
         let drained = blockhaul_io::timeout(DRAIN, self.until_fewer(1)).await;
         (result, if drained.is_ok() { 0 } else { self.running.get() })
     }
@@ -60,16 +71,30 @@ impl Lane {
     async fn receive(self: &Rc<Self>) -> io::Result<()> {
         let mut inbox = Inbox::new();
         let mut turn = 0;
+        let mut found = 0;
+        let mut tired = 0_u32;
         loop {
             self.make_room(&mut inbox).await?;
             self.until_fewer(REQUESTS_MAX).await;
             match self.channel.try_receive(&mut inbox) {
                 Ok(Received::Request(total)) => {
+                    found += 1;
                     turn += 1 + self.handle(&mut inbox, total).await / BYTES_PER_SHARE;
+                    if turn >= MANY {
+                        self.session.standby.call();
+                    }
                 }
                 Ok(Received::Unmounted) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    turn = 0;
+                    let in_vain = found == 0;
+                    tired =
+                        if in_vain { tired + IN_VAIN } else { tired.saturating_sub(1) }.min(TIRED);
+                    (turn, found) = (0, 0);
+                    if tired >= TIRED && self.may_rest {
+                        let called = self.session.standby.rest().await;
+                        // Once more in vain, and it rests again.
+                        tired = if called { 0 } else { TIRED - 1 };
+                    }
                     self.channel.readable().await?;
                 }
                 Err(error) => return Err(error),
