@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// An environment with the package.
 struct Installed {
-    _folder: Scratch,
+    folder: PathBuf,
     python: PathBuf,
 }
 
@@ -32,19 +32,24 @@ fn install() -> Option<Installed> {
         skip_or_fail(&Reason::new("python3 is missing, or older than 3.11"));
         return None;
     }
-    let folder = Scratch::new().unwrap();
-    let environment = folder.file("environment");
+    // Nothing is dropped that is static: a folder that the next run replaces.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python-package");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+    std::fs::create_dir_all(&folder).unwrap();
+    let environment = folder.join("environment");
     // Without pip: Debian's python3 has none for environments unless python3-venv is installed.
     run(Command::new("python3").args(["-m", "venv", "--without-pip"]).arg(&environment));
     let build = workspace().join("crates/programs/python/build/blockhaul_build.py");
     let compiled = fresh_module();
     let make = |words: &[&OsStr]| run(Command::new("python3").arg(&build).args(words));
     let from = compiled.as_os_str();
-    let wheels = folder.path().as_os_str();
+    let wheels = folder.as_os_str();
     let name = make(&["wheel".as_ref(), wheels, "--from".as_ref(), from]);
-    let wheel = folder.file(name.trim());
+    let wheel = folder.join(name.trim());
     make(&["install".as_ref(), wheel.as_os_str(), environment.as_os_str()]);
-    Some(Installed { python: environment.join("bin/python3"), _folder: folder })
+    Some(Installed { python: environment.join("bin/python3"), folder })
 }
 
 fn workspace() -> &'static Path {
@@ -151,7 +156,7 @@ fn with_mypy() -> Option<PathBuf> {
 fn the_package_is_typed() {
     let Some(installed) = installed() else { return };
     let Some(mypy) = with_mypy() else { return };
-    let cache = installed._folder.file("mypy");
+    let cache = installed.folder.join("mypy");
     let package = workspace().join("crates/programs/python/blockhaul");
     let mut check = Command::new(mypy);
     check.args(["-m", "mypy", "--strict", "--cache-dir"]).arg(&cache);

@@ -24,71 +24,9 @@ use crate::rust_files::rust_files;
 /// A circle: the folder of the crate, and its files below `src`.
 type Circle = (String, Vec<String>);
 
-/// Circles that are still there: a crate, and files below its `src`. The list may only get shorter: a circle
-/// that is gone, or has lost a file, is an error until its entry says the same.
-const KNOWN: &[(&str, &[&str])] = &[
-    (
-        "crates/core/block",
-        &["emulate/extents.rs", "emulate/fua.rs", "emulate/mod.rs", "emulate/zero.rs"],
-    ),
-    ("crates/core/catalog", &["backend.rs", "context.rs", "registry.rs"]),
-    (
-        "crates/ground/io",
-        &[
-            "blocking.rs",
-            "clock.rs",
-            "context.rs",
-            "driver/api.rs",
-            "driver/epoll.rs",
-            "driver/mod.rs",
-            "driver/uring/mod.rs",
-            "memory/data.rs",
-            "memory/park.rs",
-            "panic.rs",
-            "remote.rs",
-            "simulation/driver.rs",
-            "simulation/mod.rs",
-            "simulation/mortal.rs",
-            "simulation/scheduler.rs",
-            "simulation/sockets.rs",
-            "simulation/world.rs",
-            "table.rs",
-            "task.rs",
-            "timer.rs",
-            "worker.rs",
-        ],
-    ),
-    ("crates/ground/wire", &["uri/http.rs", "uri/mod.rs", "uri/parse.rs"]),
-    ("crates/programs/cli", &["mount/filesystem.rs", "mount/job.rs", "mount/mod.rs"]),
-    (
-        "crates/testkit",
-        &[
-            "conform/case.rs",
-            "conform/content.rs",
-            "conform/extents.rs",
-            "conform/flushes.rs",
-            "conform/hints.rs",
-            "conform/limits.rs",
-            "conform/mod.rs",
-            "conform/random.rs",
-            "conform/requests.rs",
-        ],
-    ),
-    ("crates/testkit", &["peer/client.rs", "peer/mod.rs", "peer/serve.rs", "peer/server.rs"]),
-    ("crates/testkit/vddk-simulator", &["ffi.rs", "query.rs", "state.rs", "transfer.rs"]),
-    ("crates/uses/engine", &["blocks.rs", "handle.rs", "manifest.rs", "options.rs", "reading.rs"]),
-    ("crates/uses/engine", &["stream/from.rs", "stream/mod.rs", "stream/to.rs"]),
-    ("crates/uses/fuse", &["mountpoint.rs", "mountpoint/helper.rs", "mountpoint/table.rs"]),
-    ("crates/uses/fuse", &["protocol/decode.rs", "protocol/encode.rs", "protocol/mod.rs"]),
-    ("crates/uses/vhost", &["in_flight.rs", "queue.rs", "session.rs", "session/queues.rs"]),
-];
-
-/// Fails if there is an import circle of more than two files that is not known.
+/// Fails if there is an import circle of more than two files.
 pub fn check(root: &Path) -> Outcome {
-    let found = find(root)?;
-    let known: Vec<Circle> =
-        KNOWN.iter().map(|(home, files)| (home.to_string(), owned(files))).collect();
-    let faults = faults(&found, &known);
+    let faults = faults(&find(root)?);
     if faults.is_empty() {
         return Ok(());
     }
@@ -98,44 +36,20 @@ pub fn check(root: &Path) -> Outcome {
     ))
 }
 
-fn owned(files: &[&str]) -> Vec<String> {
-    files.iter().map(|file| file.to_string()).collect()
-}
-
 /// The files that each file of a circle uses in it.
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// What is not as the list of known circles says, as texts of whole lines.
-fn faults(found: &[(Circle, Edges)], known: &[Circle]) -> Vec<String> {
-    let mut faults = Vec::new();
-    let is_inside = |(home, files): &Circle, (other, more): &Circle| {
-        home == other && files.iter().all(|file| more.contains(file))
-    };
-    for (circle, edges) in found {
-        if known.iter().any(|known| is_inside(circle, known)) {
-            continue;
-        }
+/// A text of whole lines for each circle.
+fn faults(found: &[(Circle, Edges)]) -> Vec<String> {
+    let text = |(circle, edges): &(Circle, Edges)| {
         let mut text = format!("  {}: {} files\n", circle.0, circle.1.len());
         for (file, used) in edges {
             let used: Vec<_> = used.iter().map(String::as_str).collect();
             text += &format!("    {file} uses {}\n", used.join(", "));
         }
-        faults.push(text);
-    }
-    for (home, files) in known {
-        let there = |file: &&String| {
-            let mut found = found.iter().filter(|((other, _), _)| other == home);
-            found.any(|((_, more), _)| more.contains(file))
-        };
-        let gone: Vec<_> = files.iter().filter(|file| !there(file)).map(String::as_str).collect();
-        if !gone.is_empty() {
-            faults.push(format!(
-                "  {home}: no longer in a circle, to be removed from KNOWN in xtask/src/circles.rs: {}\n",
-                gone.join(", ")
-            ));
-        }
-    }
-    faults
+        text
+    };
+    found.iter().map(text).collect()
 }
 
 /// The circles of more than two files, of all crates, with the uses in them.
@@ -243,9 +157,10 @@ mod tests {
         let found = found_in(&files);
         assert_eq!(found.len(), 1);
         let (circle, edges) = &found[0];
-        assert_eq!(*circle, ("crates/one".to_string(), owned(&["a.rs", "b.rs", "c.rs"])));
+        assert_eq!(circle.0, "crates/one");
+        assert_eq!(circle.1, ["a.rs", "b.rs", "c.rs"]);
         assert_eq!(edges["c.rs"].iter().collect::<Vec<_>>(), ["a.rs"]);
-        let text = faults(&found, &[]).concat();
+        let text = faults(&found).concat();
         assert!(text.starts_with("  crates/one: 3 files\n    a.rs uses b.rs\n"), "{text}");
     }
 
@@ -330,19 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_known_circles_only_gets_shorter() {
-        let circle = |files: &[&str]| ("crates/one".to_string(), owned(files));
-        let found = [(circle(&["a.rs", "b.rs", "c.rs"]), Edges::new())];
-        let known = |files: &[&str]| faults(&found, &[circle(files)]);
-        assert_eq!(known(&["a.rs", "b.rs", "c.rs"]), [""; 0]);
-        assert!(known(&["a.rs", "b.rs"])[0].contains("3 files"));
-        let gone = known(&["a.rs", "b.rs", "c.rs", "d.rs"]);
-        assert!(gone.len() == 1 && gone[0].ends_with("circles.rs: d.rs\n"), "{gone:?}");
-        assert_eq!(faults(&[], &[circle(&["a.rs", "b.rs", "c.rs"])]).len(), 1);
-    }
-
-    #[test]
-    fn the_workspace_has_no_other_circles() {
+    fn the_workspace_has_no_circles() {
         assert_eq!(check(&crate::run::workspace()), Ok(()));
     }
 }

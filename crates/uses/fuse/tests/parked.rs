@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Reply, Request, fence};
 use blockhaul_fuse::mountpoint::Target;
-use blockhaul_fuse::{Cache, Config, Files, Permissions, Session};
+use blockhaul_fuse::{Cache, Config, Files, Permissions, Session, Shown};
 use blockhaul_io::{Buf, Data, Engine, File, Parked, Runtime};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Reason, Scratch};
@@ -93,7 +93,7 @@ fn payloads_in_the_kernel_arrive_as_they_are_and_errors_stay_errors() {
     let config = blockhaul_io::Config { workers: 2, engine: Engine::Auto };
     let runtime = Runtime::start(&config).unwrap();
     let session = Session::new(Config {
-        device: fence(stays.clone()),
+        disks: vec![Shown { name: "disk".into(), device: fence(stays.clone()), write: false }],
         files: Files { info: None, permissions, time: Duration::ZERO },
         cache: Cache::Open,
         memory: 64 << 20,

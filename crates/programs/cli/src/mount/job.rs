@@ -219,9 +219,12 @@ impl Job {
             offload(move || file_system.unmount()).await.map_err(lost)?;
         }
         // Not with a file system: `hide` has unmounted it.
-        if !serving.is_finished() && self.place.target().path().exists() {
+        if !serving.is_finished() {
             let place = mounted.clone();
-            let unmounted = offload(move || place.unmount()).await.map_err(lost)?;
+            let target = self.place.target().path().to_path_buf();
+            // Never on a worker, which would have to reply to the kernel's question.
+            let unmount = move || if target.exists() { place.unmount() } else { Ok(()) };
+            let unmounted = offload(unmount).await.map_err(lost)?;
             unmounted.map_err(|why| unmountable(&why))?;
         }
         let watch = blockhaul_io::spawn(tell_if_used(self.place.path().to_path_buf()));
