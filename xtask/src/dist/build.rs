@@ -51,6 +51,8 @@ pub fn program(flavour: Flavour) -> Result<Program, String> {
     cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul"]);
     cargo.args(flavour.features()).arg("--target-dir").arg(&dir);
     let mut flags = remapped();
+    // Cargo leaves out the profile's `strip` for a package with options of its own in the profile.
+    flags.push("-Cstrip=symbols".into());
     let (folder, libc) = match flavour {
         Flavour::Shared => ("dist".into(), "glibc"),
         Flavour::Static => {
