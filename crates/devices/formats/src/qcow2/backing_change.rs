@@ -80,7 +80,7 @@ pub async fn rebase(
         if let Some(over) = &over
             && over.facts().files.iter().any(|id| file.facts().files.contains(id))
         {
-            return Err(usage("the image cannot be its own backing file")).map_err(named);
+            return Err(named(usage("the image cannot be its own backing file")));
         }
         let handle = open_handle(&file, &head, below).await.map_err(named)?;
         let written = keep_disk(&handle, over.as_ref()).await?;
@@ -239,12 +239,12 @@ pub async fn commit(context: &OpenContext, description: &str, keep: bool) -> Res
     let header = &head.header;
     refuse_data_file(header).map_err(named)?;
     let Some(name) = &header.backing else {
-        return Err(usage("the image has no backing file")).map_err(named);
+        return Err(named(usage("the image has no backing file")));
     };
     let Some(format) = &header.backing_format else {
         let what = format!("the image does not tell the format of its backing file {name:?}");
         let way = "write it with \"blockhaul rebase --unsafe IMAGE BACKING --format FORMAT\"";
-        return Err(unsupported(what, way)).map_err(named);
+        return Err(named(unsupported(what, way)));
     };
     // Refuses an image that cannot be emptied before anything is written.
     let handle = open_handle(&file, &head, None).await.map_err(named)?;
@@ -256,7 +256,7 @@ pub async fn commit(context: &OpenContext, description: &str, keep: bool) -> Res
             "qcow2: the disk has {size} bytes, and its backing file {base_size}: make that larger first with \
              \"blockhaul resize\""
         );
-        return Err(Error::new(Kind::NoSpace, text)).map_err(named);
+        return Err(named(Error::new(Kind::NoSpace, text)));
     }
     let written = copy_own(&handle, &base).await?;
     base.flush().await?;

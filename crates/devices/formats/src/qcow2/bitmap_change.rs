@@ -407,7 +407,7 @@ impl Bitmaps<'_> {
         let own = entry.open(self.file, file_len, self.header).await?;
         let bits = entry.granularity_bits;
         let cluster = self.header.cluster();
-        let covers = u128::from(cluster) * 8 << bits;
+        let covers = (u128::from(cluster) * 8) << bits;
         let mut words = Vec::new();
         for number in 0..table_entries(self.header, bits)? {
             let place = |number: u32| {
@@ -466,8 +466,8 @@ impl Piece {
 
     /// Sets the bits of a range of the disk, which is not empty.
     fn set(&mut self, at: u64, end: u64) {
-        let first = index(at - self.start >> self.bits);
-        let end = index(end - self.start - 1 >> self.bits) + 1;
+        let first = index((at - self.start) >> self.bits);
+        let end = index((end - self.start - 1) >> self.bits) + 1;
         let (head, tail) = (first.next_multiple_of(8).min(end), end - end % 8);
         for bit in (first..head).chain(tail.max(head)..end) {
             if let Some(byte) = self.bytes.get_mut(bit / 8) {

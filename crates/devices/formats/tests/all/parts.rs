@@ -193,7 +193,7 @@ fn what_would_not_stay_right_is_not_written() {
     assert!(refused(&qemu, "snapshot=one").contains("read-only"));
     qemu.img(&["bitmap", "--add", "top", "changes"]);
     let text = refused(&qemu, "");
-    assert!(text.contains("changes") && text.contains("--disable"), "{text}");
+    assert!(text.contains("changes") && text.contains("bitmap disable"), "{text}");
 }
 
 #[test]
