@@ -62,7 +62,8 @@ pub(crate) fn reason(error: &ssl::Error) -> String {
 /// OpenSSL prefixes the peer's alerts with the version that introduced them: no peer speaks SSL 3
 /// here.
 fn alert(reason: &str) -> String {
-    let versions = ["sslv3 alert ", "tlsv1 alert ", "tlsv13 alert "];
+    // OpenSSL 3.5 writes "ssl/tls" for what was first in SSL 3.
+    let versions = ["sslv3 alert ", "ssl/tls alert ", "tlsv1 alert ", "tlsv13 alert "];
     match versions.iter().find_map(|version| reason.strip_prefix(version)) {
         Some(alert) => format!("the other side gave up: {alert}"),
         None => reason.to_string(),
@@ -81,6 +82,10 @@ mod tests {
 
     #[test]
     fn alerts_are_told_without_the_version_that_had_them_first() {
+        assert_eq!(
+            alert("ssl/tls alert bad certificate"),
+            "the other side gave up: bad certificate"
+        );
         assert_eq!(alert("sslv3 alert bad certificate"), "the other side gave up: bad certificate");
         assert_eq!(alert("tlsv1 alert unknown ca"), "the other side gave up: unknown ca");
         assert_eq!(alert("wrong version number"), "wrong version number");
