@@ -189,7 +189,9 @@ fn code_of(line: &str) -> String {
     code
 }
 
+/// An option of that name in a manual text is none: code has no word behind two dashes.
 fn has_word(code: &str) -> bool {
+    let code = code.replace(&format!("--{WORD}"), "");
     code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == WORD)
 }
 
@@ -203,6 +205,7 @@ mod tests {
         assert!(found("    # { *pointer }"));
         assert!(found("pub # fn f() {}"));
         assert!(!found("text in which `cache=#` is named \\"));
+        assert!(!found("      blockhaul rebase --# vm.qcow2"));
         assert!(found("let s = \"a\\\"\"; #{}"));
         assert!(found("let c = '\"'; # {}"));
         assert!(!found("//! no # here"));
