@@ -52,7 +52,7 @@ pub struct Bench {
     peers: PathBuf,
     /// Where the tests' output goes.
     pub log: PathBuf,
-    /// The directory of plugins that blockhaul is told instead of the installed one.
+    /// The directory of plugins that blockhaul uses in place of the installed one.
     plugins: Option<PathBuf>,
 }
 

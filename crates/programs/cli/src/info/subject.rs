@@ -223,7 +223,7 @@ fn export_of(facts: &Facts) -> Export {
 }
 
 /// What is known of an export besides its facts.
-struct Told {
+struct Reported {
     name: String,
     description: Option<String>,
     contexts: Vec<String>,
@@ -260,8 +260,8 @@ impl Server {
         let name = info.name.clone().unwrap_or_else(|| export.clone());
         let description = info.description.clone();
         let content = if content { self.content(export).await? } else { None };
-        let told = Told { name, description, contexts, content };
-        let export = self.export(export, &info, told);
+        let reported = Reported { name, description, contexts, content };
+        let export = self.export(export, &info, reported);
         Ok(Report { of, exports: vec![export] })
     }
 
@@ -291,18 +291,18 @@ impl Server {
         let mut exports = Vec::new();
         for (entry, info, contexts) in found {
             let content = if content { self.content(&entry.name).await? } else { None };
-            let told = Some(entry.description).filter(|text| !text.is_empty());
-            let description = told.or_else(|| info.description.clone());
+            let reported = Some(entry.description).filter(|text| !text.is_empty());
+            let description = reported.or_else(|| info.description.clone());
             let name = entry.name.clone();
-            let told = Told { name, description, contexts, content };
-            exports.push(self.export(&entry.name, &info, told));
+            let reported = Reported { name, description, contexts, content };
+            exports.push(self.export(&entry.name, &info, reported));
         }
         Ok((Report { of, exports }, failed))
     }
 
     /// What is shown of an export that was asked for by this name.
-    fn export(&self, asked: &str, info: &ExportInfo, told: Told) -> Export {
-        let Told { name, description, contexts, content } = told;
+    fn export(&self, asked: &str, info: &ExportInfo, reported: Reported) -> Export {
+        let Reported { name, description, contexts, content } = reported;
         let of_export = |uri| canonical(&Uri { export: asked.to_string(), ..uri });
         let uri = self.uri.clone().map(of_export);
         let block = info.block_sizes.map(|sizes| [sizes.minimum, sizes.preferred, sizes.maximum]);
