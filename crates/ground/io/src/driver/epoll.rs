@@ -1,7 +1,6 @@
 //! The driver for systems that refuse io_uring: epoll for readiness, a bounded pool of threads for
 //! files.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
@@ -24,16 +23,20 @@ const WAKE: u64 = u64::MAX;
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     wakeup: Arc<Wakeup>,
-    /// The waiters by descriptor; entries remain when a descriptor is idle or closed.
-    watched: HashMap<RawFd, Watched>,
-    by_slot: HashMap<usize, RawFd>,
+    /// Where the kernel writes events. Kept, because clearing it costs more than a turn.
+    events: Vec<epoll::Event>,
+    /// The waiters, indexed by descriptor; entries remain when a descriptor is idle or closed.
+    /// Descriptors are small numbers: the kernel hands out the lowest free one.
+    watched: Vec<Watched>,
+    /// The descriptor that each slot waits for, indexed by slot: a table hands them out, and reuses them.
+    by_slot: Vec<Option<RawFd>>,
     /// Completions known before the next turn.
     pending: Vec<Done>,
     finished: Arc<Mutex<Vec<Done>>>,
     spin: Spin,
 }
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Watched {
     read: Option<usize>,
     write: Option<usize>,
@@ -44,11 +47,13 @@ impl Epoll {
     pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Epoll> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wakeup, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let no_event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         Ok(Epoll {
             epoll,
             wakeup,
-            watched: HashMap::new(),
-            by_slot: HashMap::new(),
+            events: vec![no_event; EVENTS],
+            watched: Vec::new(),
+            by_slot: Vec::new(),
             pending: Vec::new(),
             finished: Arc::default(),
             spin: Spin::default(),
@@ -57,7 +62,7 @@ impl Epoll {
 
     /// Registers the interest in `fd` with the kernel; every event is one-shot.
     fn register(&mut self, fd: RawFd) {
-        let watched = self.watched.entry(fd).or_default();
+        let Some(watched) = self.watched.get_mut(index(fd)) else { return };
         let mut flags = EventFlags::ONESHOT;
         if watched.read.is_some() {
             flags |= EventFlags::IN | EventFlags::RDHUP;
@@ -91,90 +96,121 @@ impl Epoll {
                 rustix::io::Errno::PERM => 0,
                 error => -error.raw_os_error(),
             };
-            for slot in [watched.read.take(), watched.write.take()].into_iter().flatten() {
-                self.by_slot.remove(&slot);
-                self.pending.push(Done { slot, result: code, op: None });
-            }
+            let waiting = [watched.read.take(), watched.write.take()];
+            self.complete(waiting, code);
         }
     }
 
+    /// Ends what waits in `slots`, with the same result.
+    fn complete(&mut self, slots: [Option<usize>; 2], result: i32) {
+        for slot in slots.into_iter().flatten() {
+            self.forget(slot);
+            self.pending.push(Done { slot, result, op: None });
+        }
+    }
+
+    /// The descriptor that the slot waited for.
+    fn forget(&mut self, slot: usize) -> Option<RawFd> {
+        self.by_slot.get_mut(slot).and_then(Option::take)
+    }
+
     fn wait(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
-        let mut events =
-            [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS];
+        let mut events = std::mem::take(&mut self.events);
+        let result = self.wait_into(&mut events, sleep, may_look);
+        if let Ok(count) = result {
+            for event in &events[..count] {
+                let data = event.data.u64();
+                let flags = event.flags;
+                if data == WAKE {
+                    self.wakeup.clear();
+                } else if let Ok(fd) = RawFd::try_from(data) {
+                    self.fire(fd, flags);
+                }
+            }
+        }
+        self.events = events;
+        result.map(|_| ())
+    }
+
+    /// The number of events that the kernel wrote.
+    fn wait_into(
+        &mut self,
+        events: &mut [epoll::Event],
+        sleep: Sleep,
+        may_look: bool,
+    ) -> io::Result<usize> {
         let mut wait = |most: Option<Duration>| -> io::Result<usize> {
             let most = most.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
-            match epoll::wait(&self.epoll, &mut events[..], most.as_ref()) {
+            match epoll::wait(&self.epoll, &mut *events, most.as_ref()) {
                 Err(rustix::io::Errno::INTR) => Ok(0),
                 result => Ok(result?),
             }
         };
-        let count = match sleep {
-            Sleep::No => wait(sleep.most())?,
-            _ if !may_look => wait(sleep.most())?,
+        match sleep {
+            Sleep::No => wait(sleep.most()),
+            _ if !may_look => wait(sleep.most()),
             _ if self.spin.looks() => {
                 let mut looked = Ok(0);
                 let seen = self.spin.look(sleep.most(), || {
                     looked = wait(Some(Duration::ZERO));
                     !matches!(looked, Ok(0))
                 });
-                if seen { looked? } else { wait(sleep.most())? }
+                if seen { looked } else { wait(sleep.most()) }
             }
             _ => {
                 let begun = Instant::now();
                 let count = wait(sleep.most())?;
                 self.spin.slept(begun.elapsed());
-                count
-            }
-        };
-        for event in &events[..count] {
-            let data = event.data.u64();
-            let flags = event.flags;
-            if data == WAKE {
-                self.wakeup.clear();
-            } else if let Ok(fd) = RawFd::try_from(data) {
-                self.fire(fd, flags);
+                Ok(count)
             }
         }
-        Ok(())
     }
 
     fn fire(&mut self, fd: RawFd, flags: EventFlags) {
-        let Some(watched) = self.watched.get_mut(&fd) else { return };
+        let Some(watched) = self.watched.get_mut(index(fd)) else { return };
         let broken = flags.intersects(EventFlags::ERR | EventFlags::HUP);
         let readable = broken || flags.intersects(EventFlags::IN | EventFlags::RDHUP);
         let writable = broken || flags.intersects(EventFlags::OUT);
         let read = if readable { watched.read.take() } else { None };
         let write = if writable { watched.write.take() } else { None };
         let more = watched.read.is_some() || watched.write.is_some();
-        for slot in [read, write].into_iter().flatten() {
-            self.by_slot.remove(&slot);
-            self.pending.push(Done { slot, result: 0, op: None });
-        }
+        self.complete([read, write], 0);
         if more {
             self.register(fd);
         }
     }
 }
 
+/// The place of a descriptor in a list. No open descriptor is negative.
+fn index(fd: RawFd) -> usize {
+    fd.unsigned_abs() as usize
+}
+
+/// The entry at `at`; the list grows up to it.
+fn entry<T: Clone + Default>(list: &mut Vec<T>, at: usize) -> &mut T {
+    if list.len() <= at {
+        list.resize(at + 1, T::default());
+    }
+    &mut list[at]
+}
+
 impl Driver for Epoll {
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
-        let watched = self.watched.entry(fd).or_default();
+        let watched = entry(&mut self.watched, index(fd));
         let place = match interest {
             Interest::Readable => &mut watched.read,
             Interest::Writable => &mut watched.write,
         };
         // A second waiter for the same event: wake the first, which checks and waits again.
-        if let Some(first) = place.replace(slot) {
-            self.by_slot.remove(&first);
-            self.pending.push(Done { slot: first, result: 0, op: None });
-        }
-        self.by_slot.insert(slot, fd);
+        let first = place.replace(slot);
+        self.complete([first, None], 0);
+        *entry(&mut self.by_slot, slot) = Some(fd);
         self.register(fd);
     }
 
     fn disarm(&mut self, slot: usize) {
-        let Some(fd) = self.by_slot.remove(&slot) else { return };
-        if let Some(watched) = self.watched.get_mut(&fd) {
+        let Some(fd) = self.forget(slot) else { return };
+        if let Some(watched) = self.watched.get_mut(index(fd)) {
             if watched.read == Some(slot) {
                 watched.read = None;
             }
