@@ -5,16 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{NamePolicy, OpenContext, Registry};
+use blockhaul_catalog::{NamePolicy, OpenContext};
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
 use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
 use crate::common::{Qemu, registry, write};
-use crate::power::{Cut, Given};
+use crate::power::{Growing, change_given, cut_at_each_change};
 
 const MIB: u64 = 1 << 20;
 
@@ -208,40 +206,24 @@ fn a_power_cut_leaves_the_same_disk() {
         qemu.io("qcow2", "top", &["write -P 3 100k 100k".into()]);
         let image = std::fs::read(qemu.file("top")).unwrap();
         let disk = qemu.raw("top");
-        let cuts = (1..)
-            .take_while(|&number| {
-                let label = format!("{options}, {new:?}, seed {seed}, cut at {number}");
-                let mut facts = Model::all_facts(6 << 20);
-                facts.grows_from = Some(image.len() as u64);
-                facts.zeroed = false;
-                let mut bytes = image.clone();
-                bytes.resize(6 << 20, 0);
-                let model = Model::with_facts(facts).with_content(bytes);
-                let inner = CrashDevice::new(model, Completion::Shuffled(seed));
-                let cut = Arc::new(Cut::new(inner, number, seed ^ number));
-                let done = rebase_given(cut.clone(), new.clone());
-                let Some(left) = cut.left() else {
-                    assert!(done, "{label}");
-                    return false;
-                };
-                write(&qemu.file("left"), &left);
+        let cuts = cut_at_each_change(
+            &Growing { image: &image, grows: true },
+            &format!("{options}, {new:?}"),
+            seed,
+            |device| rebase_given(device, new.clone()),
+            |left, label| {
+                write(&qemu.file("left"), left);
                 assert_eq!(qemu.faults("left").0, 0, "{label}");
                 assert!(qemu.raw("left") == disk, "{label}");
-                true
-            })
-            .count();
+            },
+        );
         assert!(cuts > 3, "{options}: {cuts} cuts");
     }
 }
 
 /// Gives the image in a device another backing file; whether that has succeeded.
 fn rebase_given(device: Arc<dyn Device>, new: Option<BackingName>) -> bool {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    runtime.block_on(move || async move {
-        let base = registry();
-        let mut backends = base.backends.clone();
-        backends.push(Arc::new(Given(device, None)));
-        let registry = Registry { backends, ..base };
+    change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
         rebase(&context, "given:", new.as_ref(), Rebase::Safe).await.is_ok()
     })

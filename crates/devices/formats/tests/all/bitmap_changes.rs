@@ -5,16 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{NamePolicy, OpenContext, Registry};
+use blockhaul_catalog::{NamePolicy, OpenContext};
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
 use crate::common::{Qemu, extents, registry, with, write};
-use crate::power::{Cut, Given};
+use crate::power::{Growing, change_given, cut_at_each_change};
 
 const MIB: u64 = 1 << 20;
 const ADD: BitmapChange = BitmapChange::Add { granularity: None, enabled: true };
@@ -213,13 +211,8 @@ fn changes_that_are_not_possible_are_refused_and_change_nothing() {
 }
 
 /// Changes a bitmap of the image in a device; whether that has succeeded.
-fn change_given(device: Arc<dyn Device>, name: &'static str, change: BitmapChange) -> bool {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    runtime.block_on(move || async move {
-        let base = registry();
-        let mut backends = base.backends.clone();
-        backends.push(Arc::new(Given(device, None)));
-        let registry = Registry { backends, ..base };
+fn change_bitmap_given(device: Arc<dyn Device>, name: &'static str, change: BitmapChange) -> bool {
+    change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
         change_bitmap(&context, "given:", name, change).await.is_ok()
     })
@@ -256,30 +249,19 @@ fn a_power_cut_leaves_the_old_bitmaps_or_the_new_ones() {
         let new = state("top");
         assert_ne!(old, new);
         let content = qemu.raw("top");
-        let cuts = (1..)
-            .take_while(|&cut_at| {
-                let label = format!("{options}, {wanted:?}, seed {seed}, cut at {cut_at}");
-                let mut facts = Model::all_facts(6 << 20);
-                facts.grows_from = Some(image.len() as u64);
-                facts.zeroed = false;
-                let mut bytes = image.clone();
-                bytes.resize(6 << 20, 0);
-                let model = Model::with_facts(facts).with_content(bytes);
-                let inner = CrashDevice::new(model, Completion::Shuffled(seed));
-                let cut = Arc::new(Cut::new(inner, cut_at, seed ^ cut_at));
-                let done = change_given(cut.clone(), name, wanted.clone());
-                let Some(left) = cut.left() else {
-                    assert!(done, "{label}");
-                    return false;
-                };
-                write(&qemu.file("left"), &left);
+        let cuts = cut_at_each_change(
+            &Growing { image: &image, grows: true },
+            &format!("{options}, {wanted:?}"),
+            seed,
+            |device| change_bitmap_given(device, name, wanted.clone()),
+            |left, label| {
+                write(&qemu.file("left"), left);
                 assert_eq!(qemu.faults("left").0, 0, "{label}");
                 let found = state("left");
                 assert!(found == old || found == new, "{label}: {found:?}");
                 assert!(qemu.raw("left") == content, "{label}");
-                true
-            })
-            .count();
+            },
+        );
         assert!(cuts > 3, "{options}: {cuts} cuts");
     }
 }

@@ -23,7 +23,7 @@ const DISK: u64 = 1 << 20;
 const DEVICE: u64 = 6 << 20;
 
 /// `given:`: a device of the test, and its further handles.
-pub struct Given(pub Arc<dyn Device>, pub Option<Arc<dyn Another>>);
+struct Given(Arc<dyn Device>, Option<Arc<dyn Another>>);
 
 impl Backend for Given {
     fn schemes(&self) -> &'static [&'static str] {
@@ -50,11 +50,16 @@ async fn open_over(device: Arc<dyn Device>, options: &str) -> blockhaul_block::R
 }
 
 async fn open_given(given: Given, options: &str) -> blockhaul_block::Result<Stack> {
+    let spec = Spec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
+    registry_with(given).open(&spec, Vec::new(), Intent::WRITE).await
+}
+
+/// The devices of the formats, and `given:`.
+fn registry_with(given: Given) -> Registry {
     let base = registry();
     let mut backends = base.backends.clone();
     backends.push(Arc::new(given));
-    let spec = Spec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
-    Registry { backends, ..base }.open(&spec, Vec::new(), Intent::WRITE).await
+    Registry { backends, ..base }
 }
 
 /// What each sector of a disk may contain.
@@ -148,7 +153,7 @@ async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rou
 }
 
 /// Cuts the power when a device gets its change or flush of this number.
-pub struct Cut {
+struct Cut {
     inner: Arc<CrashDevice>,
     number: u64,
     seed: u64,
@@ -157,12 +162,12 @@ pub struct Cut {
 }
 
 impl Cut {
-    pub fn new(inner: Arc<CrashDevice>, number: u64, seed: u64) -> Cut {
+    fn new(inner: Arc<CrashDevice>, number: u64, seed: u64) -> Cut {
         Cut { inner, number, seed, seen: AtomicU64::new(0), left: Mutex::default() }
     }
 
     /// What the device has after the cut, if there was one.
-    pub fn left(&self) -> Option<Vec<u8>> {
+    fn left(&self) -> Option<Vec<u8>> {
         self.left.lock().unwrap().take()
     }
 }
@@ -179,6 +184,60 @@ impl Device for Cut {
         }
         self.inner.submit(request)
     }
+}
+
+/// Cuts the power at each change below an image in turn, until `change` ends without a cut: it must
+/// succeed then. Gives `check` what is left, and a label. Returns the number of cuts.
+pub fn cut_at_each_change(
+    image: &Growing<'_>,
+    label: &str,
+    seed: u64,
+    change: impl Fn(Arc<dyn Device>) -> bool,
+    check: impl Fn(&[u8], &str),
+) -> usize {
+    let cuts = (1..).take_while(|&number| {
+        let label = format!("{label}, seed {seed}, cut at {number}");
+        let inner = CrashDevice::new(image.model(), Completion::Shuffled(seed));
+        let cut = Arc::new(Cut::new(inner, number, seed ^ number));
+        let done = change(cut.clone());
+        let left = cut.left();
+        assert!(done || left.is_some(), "{label}");
+        left.is_some_and(|left| {
+            check(&left, &label);
+            true
+        })
+    });
+    cuts.count()
+}
+
+/// An image in a device.
+pub struct Growing<'a> {
+    pub image: &'a [u8],
+    /// Whether the device is as long as the image, and grows.
+    pub grows: bool,
+}
+
+impl Growing<'_> {
+    fn model(&self) -> Model {
+        let mut facts = Model::all_facts(DEVICE);
+        facts.grows_from = self.grows.then_some(self.image.len() as u64);
+        facts.zeroed = false;
+        let mut bytes = self.image.to_vec();
+        bytes.resize(DEVICE as usize, 0);
+        Model::with_facts(facts).with_content(bytes)
+    }
+}
+
+/// Runs `change` with a registry in which `given:` is the device; whether it succeeds.
+pub fn change_given<F>(
+    device: Arc<dyn Device>,
+    change: impl FnOnce(Registry) -> F + Send + 'static,
+) -> bool
+where
+    F: Future<Output = bool> + 'static,
+{
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    runtime.block_on(move || change(registry_with(Given(device, None))))
 }
 
 /// An image to start with.
@@ -206,12 +265,7 @@ impl Start {
 
     /// The device with the image.
     fn model(&self) -> Model {
-        let mut facts = Model::all_facts(DEVICE);
-        facts.grows_from = self.grows.then_some(self.image.len() as u64);
-        facts.zeroed = false;
-        let mut bytes = self.image.clone();
-        bytes.resize(DEVICE as usize, 0);
-        Model::with_facts(facts).with_content(bytes)
+        Growing { image: &self.image, grows: self.grows }.model()
     }
 
     fn options(&self, qemu: &Qemu) -> String {

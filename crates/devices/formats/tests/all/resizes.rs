@@ -5,15 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{NamePolicy, OpenContext, Registry};
+use blockhaul_catalog::{NamePolicy, OpenContext};
 use blockhaul_formats::qcow2::resize::{NewSize, resize};
 use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, read_all, registry, write};
-use crate::power::{Cut, Given};
+use crate::power::{Growing, change_given, cut_at_each_change};
 
 const MIB: u64 = 1 << 20;
 
@@ -135,12 +133,7 @@ fn images_that_would_be_wrong_are_refused_and_unchanged() {
 
 /// Resizes the image in a device; whether that has succeeded.
 fn resize_given(device: Arc<dyn Device>, size: u64) -> bool {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    runtime.block_on(move || async move {
-        let base = registry();
-        let mut backends = base.backends.clone();
-        backends.push(Arc::new(Given(device, None)));
-        let registry = Registry { backends, ..base };
+    change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
         resize(&context, "given:", NewSize::To(size), true).await.is_ok()
     })
@@ -161,29 +154,18 @@ fn a_power_cut_leaves_the_old_disk_or_the_new_one() {
             let old = qemu.raw("top");
             let mut new = old.clone();
             new.resize(size as usize, 0);
-            let cuts = (1..)
-                .take_while(|&number| {
-                    let label = format!("{options}, {grows}, {size}, seed {seed}, cut at {number}");
-                    let mut facts = Model::all_facts(6 << 20);
-                    facts.grows_from = grows.then_some(image.len() as u64);
-                    facts.zeroed = false;
-                    let mut bytes = image.clone();
-                    bytes.resize(6 << 20, 0);
-                    let model = Model::with_facts(facts).with_content(bytes);
-                    let inner = CrashDevice::new(model, Completion::Shuffled(seed));
-                    let cut = Arc::new(Cut::new(inner, number, seed ^ number));
-                    let done = resize_given(cut.clone(), size);
-                    let Some(left) = cut.left() else {
-                        assert!(done, "{label}");
-                        return false;
-                    };
-                    write(&qemu.file("left"), &left);
+            let cuts = cut_at_each_change(
+                &Growing { image: &image, grows },
+                &format!("{options}, {grows}, {size}"),
+                seed,
+                |device| resize_given(device, size),
+                |left, label| {
+                    write(&qemu.file("left"), left);
                     assert_eq!(qemu.faults("left").0, 0, "{label}");
                     let found = qemu.raw("left");
                     assert!(found == old || found == new, "{label}: {} bytes", found.len());
-                    true
-                })
-                .count();
+                },
+            );
             assert!(cuts > 5, "{options}: {cuts} cuts");
         }
     }
