@@ -14,6 +14,8 @@ const REST_MAX: Duration = Duration::from_secs(60);
 /// A measurement lasts as long as this many requests take, within limits.
 const ROUNDS: u32 = 4;
 const MEASURE_MIN: Duration = Duration::from_millis(50);
+/// Minimum of the measurements for a leap, which must pay for itself in a copy of one second.
+const MEASURE_LEAP: Duration = Duration::from_millis(15);
 const MEASURE_MAX: Duration = Duration::from_secs(2);
 /// Minimum number of requests for a valid measurement.
 const REQUESTS_MIN: u64 = 24;
@@ -32,7 +34,7 @@ const GAIN: f64 = 1.10;
 const FAST: f64 = 2e9;
 const LEAP: u64 = 8;
 /// A copy with fewer seconds left makes no such leap.
-const LEAP_LEFT: f64 = 1.0;
+const LEAP_LEFT: f64 = 0.3;
 /// Minimum gain of a leap: larger requests need less processor time, too.
 const LEAP_GAIN: f64 = 1.05;
 /// A step after which less than this share of the rate is left is undone before a full measurement.
@@ -258,8 +260,12 @@ impl Climb {
     fn measure(&mut self, phase: Phase, now: &Sample) {
         self.phase = phase;
         self.extensions = 0;
-        self.due = now.at + self.typical(now, ROUNDS).clamp(MEASURE_MIN, MEASURE_MAX);
+        self.due = now.at + self.typical(now, ROUNDS).clamp(self.measure_min(), MEASURE_MAX);
         self.mark = *now;
+    }
+
+    fn measure_min(&self) -> Duration {
+        if self.begun { MEASURE_MIN } else { MEASURE_LEAP }
     }
 
     /// Time that this many requests in a row take.
@@ -281,7 +287,8 @@ impl Climb {
         if collapsed {
             self.refuse(now);
         } else if self.extensions < EXTENSIONS {
-            self.due = now.at + MEASURE_MIN.max((now.at - self.mark.at) / 2).min(MEASURE_MAX);
+            let more = self.measure_min().max((now.at - self.mark.at) / 2).min(MEASURE_MAX);
+            self.due = now.at + more;
         } else if self.phase == Phase::Base {
             self.take_rest(now);
         } else {
@@ -336,7 +343,7 @@ impl Climb {
         self.before = self.present;
         self.present = setting;
         self.phase = Phase::Settling { since: now.at };
-        self.due = now.at + self.typical(now, 2).clamp(MEASURE_MIN, MEASURE_MAX);
+        self.due = now.at + self.typical(now, 2).clamp(self.measure_min(), MEASURE_MAX);
     }
 
     fn step(&self, step: Step) -> Option<Setting> {
