@@ -40,8 +40,8 @@ pub struct Permissions {
     pub others: bool,
 }
 
-/// A text about the disks, as they are when it is called.
-pub type Info = Arc<dyn Fn() -> String + Send + Sync>;
+/// Makes a text about the disks, from their facts in the order of the disks.
+pub type Info = Arc<dyn Fn(&[Arc<Facts>]) -> String + Send + Sync>;
 
 /// The files that are shown.
 pub struct Files {
@@ -132,8 +132,10 @@ impl Files {
     }
 
     /// The text about the disks.
-    pub(crate) fn text(&self) -> String {
-        self.info.as_ref().map(|info| info()).unwrap_or_default()
+    pub(crate) fn text<D: Shown>(&self, disks: &[D]) -> String {
+        let Some(info) = &self.info else { return String::new() };
+        let facts: Vec<_> = disks.iter().map(Shown::facts).collect();
+        info(&facts)
     }
 
     /// The attributes of a node.
@@ -153,7 +155,7 @@ impl Files {
         match node {
             Node::Folder => {}
             Node::Info => {
-                attr.size = self.text().len() as u64;
+                attr.size = self.text(disks).len() as u64;
                 attr.blocks = attr.size.div_ceil(SECTOR);
             }
             Node::Disk(place) => {
@@ -223,7 +225,7 @@ mod tests {
 
     fn files(info: Option<&'static str>, others: bool) -> Files {
         let permissions = Permissions { uid: 1, gid: 2, write: false, others };
-        let info = info.map(|text| Arc::new(move || text.to_string()) as Info);
+        let info = info.map(|text| Arc::new(move |_: &[Arc<Facts>]| text.to_string()) as Info);
         Files { info, permissions, time: Duration::ZERO }
     }
 

@@ -14,11 +14,11 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Remote};
 
 use crate::channel::Channel;
-use crate::files::Files;
+use crate::files::{Files, Node};
 use crate::in_flight::InFlight;
 use crate::protocol::{Errno, Init, InitReply, MAJOR, MINOR_LEAST, init_flags, open_flags};
 use disk::Disk;
-pub use disk::Shown;
+pub use disk::{Reopen, Shown, Source};
 use lane::Lane;
 use standby::Standby;
 
@@ -27,6 +27,8 @@ const TRANSFER_MAX: u32 = 1 << 20;
 const PAGES_MAX: u16 = 256;
 /// Requests in flight that nobody waits for (reading ahead, asynchronous I/O), of all workers.
 const BACKGROUND: u16 = 256;
+/// Maximum time that a request waits for a look at the size of a disk.
+const LOOKING: Duration = Duration::from_millis(300);
 /// Interval of log lines about failed requests.
 const LOG_AGAIN: Duration = Duration::from_secs(1);
 /// Maximum time that the device has, after the file system was unmounted, for what is in flight.
@@ -107,13 +109,16 @@ impl Session {
     pub async fn serve(self: Arc<Self>, connection: OwnedFd) -> io::Result<Ended> {
         let channels = channels(connection);
         log::debug!("{} descriptors for requests", channels.len());
+        for disk in &self.disks {
+            disk.open_lanes().await;
+        }
         let lanes: Vec<_> = channels
             .into_iter()
             .enumerate()
             .map(|(worker, channel)| {
                 let session = self.clone();
                 Remote::to(blockhaul_io::worker() + worker)
-                    .spawn(move || Lane::new(session, channel, worker > 0).run())
+                    .spawn(move || Lane::new(session, channel, worker).run())
             })
             .collect();
         let mut held = 0;
@@ -146,6 +151,31 @@ impl Session {
             all = all.and(one);
         }
         all
+    }
+
+    /// Looks at the sizes that a file depends on, but waits no longer than [`LOOKING`]: a later request
+    /// sees what was found later.
+    async fn look(self: &Arc<Self>, node: Node) {
+        let places = match node {
+            Node::Disk(disk) => disk..disk + 1,
+            Node::Info => 0..self.disks.len(),
+            Node::Folder => return,
+        };
+        let session = self.clone();
+        let looking = blockhaul_io::start(async move {
+            for place in places {
+                session.disks[place].look().await;
+            }
+        });
+        // It goes on without us.
+        let _ = blockhaul_io::timeout(LOOKING, looking).await;
+    }
+
+    /// Looks at the size of a disk again, if it is smaller than a request needs.
+    async fn size_for(self: &Arc<Self>, disk: usize, end: u64) {
+        if end > self.disks[disk].facts().size && self.disks[disk].is_due() {
+            self.look(Node::Disk(disk)).await;
+        }
     }
 
     /// The answer to INIT.

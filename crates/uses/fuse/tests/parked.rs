@@ -93,7 +93,12 @@ fn payloads_in_the_kernel_arrive_as_they_are_and_errors_stay_errors() {
     let config = blockhaul_io::Config { workers: 2, engine: Engine::Auto };
     let runtime = Runtime::start(&config).unwrap();
     let session = Session::new(Config {
-        disks: vec![Shown { name: "disk".into(), device: fence(stays.clone()), write: false }],
+        disks: vec![Shown {
+            name: "disk".into(),
+            device: fence(stays.clone()),
+            write: false,
+            source: None,
+        }],
         files: Files { info: None, permissions, time: Duration::ZERO },
         cache: Cache::Open,
         memory: 64 << 20,

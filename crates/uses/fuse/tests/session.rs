@@ -63,12 +63,17 @@ impl Kernel {
         let faults = FaultDevice::over(device.clone(), seed);
         let permissions = Permissions { uid: 0, gid: 0, write: true, others: false };
         let session = Session::new(Config {
-            disks: [Shown { name: "disk".into(), device: fence(faults.clone()), write: true }]
-                .into_iter()
-                .chain(further)
-                .collect(),
+            disks: [Shown {
+                name: "disk".into(),
+                device: fence(faults.clone()),
+                write: true,
+                source: None,
+            }]
+            .into_iter()
+            .chain(further)
+            .collect(),
             files: Files {
-                info: Some(Arc::new(|| "{}\n".into())),
+                info: Some(Arc::new(|_| "{}\n".into())),
                 permissions,
                 time: Duration::ZERO,
             },
@@ -274,6 +279,7 @@ fn each_disk_has_its_own_name_size_content_and_flushes() {
         name: name.into(),
         device: fence(device.clone()),
         write,
+        source: None,
     };
     let further = vec![shown("b", &second, true), shown("c", &third, false)];
     let mut kernel = Kernel::with(1, Engine::Auto, further);

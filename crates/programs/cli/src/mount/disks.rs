@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Kind};
 use blockhaul_catalog::{Client, Export, Intent, Registry, Spec, Stack, Visit, percent_decode};
-use blockhaul_fuse::{DISK, DISKS_MAX, Shown, refused_name};
+use blockhaul_fuse::{DISK, DISKS_MAX, Reopen, Shown, Source, refused_name};
 use clap::Parser as _;
 
 use crate::args::{self, MountExport};
@@ -33,12 +33,28 @@ struct One {
     write: bool,
 }
 
+/// An open disk.
+struct Disk {
+    /// None: it has no name of its own.
+    name: Option<String>,
+    device: Arc<dyn Device>,
+    /// It may be written.
+    write: bool,
+    /// How it is opened again.
+    source: Option<Source>,
+}
+
+impl Disk {
+    /// The name of its file.
+    fn file(&self) -> &str {
+        self.name.as_deref().unwrap_or(DISK)
+    }
+}
+
 /// Open disks.
 #[derive(Default)]
 pub struct Disks {
-    /// Their names, none for one without a name of its own; their devices, and whether they may be
-    /// written.
-    all: Vec<(Option<String>, Arc<dyn Device>, bool)>,
+    all: Vec<Disk>,
     /// To be closed when no worker needs them any more.
     stacks: Vec<Stack>,
     visits: Vec<Arc<dyn Visit>>,
@@ -129,15 +145,19 @@ impl WantedDisks {
             if one.is_directory() {
                 self.open_directory(one, open).await?;
             } else {
-                let device = self.open_one(one, open).await?;
-                open.add(one.name.clone(), device, one.write)?;
+                let (device, source) = self.open_one(one, open).await?;
+                open.add(Disk { name: one.name.clone(), device, write: one.write, source })?;
             }
         }
         Ok(())
     }
 
     /// Opens a device with its layers.
-    async fn open_one(&self, one: &One, open: &mut Disks) -> Result<Arc<dyn Device>, Failure> {
+    async fn open_one(
+        &self,
+        one: &One,
+        open: &mut Disks,
+    ) -> Result<(Arc<dyn Device>, Option<Source>), Failure> {
         let name = one.spec.to_string();
         let layers = devices::layers(&self.registry, &one.layers)?;
         let stack = self.registry.open(&one.spec, layers, one.intent).await;
@@ -155,12 +175,13 @@ impl WantedDisks {
         } else {
             devices::readonly(&self.registry, stack.device())?
         };
+        let source = one.source(&self.registry, &stack);
         open.stacks.push(stack);
         if one.write && !device.facts().can.contains(Can::WRITE) {
             let text = format!("{name} is read-only: mount it without --writable");
             return Err(Failure::new(OPEN, text));
         }
-        Ok(device)
+        Ok((device, source))
     }
 
     /// Opens all files of a directory that can be opened.
@@ -190,7 +211,7 @@ impl WantedDisks {
             };
             let write = one.write && device.facts().can.contains(Can::WRITE);
             let device = if write { device } else { devices::readonly(&self.registry, &device)? };
-            open.add(Some(file), device, write)?;
+            open.add(Disk { name: Some(file), device, write, source: None })?;
             found += 1;
         }
         open.visits.push(visit);
@@ -254,6 +275,43 @@ impl One {
         One::new(Some(name), spec, &own, registry, args)
     }
 
+    /// How the open disk is opened again, for a handle of each worker and to learn its size; none if it
+    /// has one handle and keeps its size.
+    fn source(&self, registry: &Registry, stack: &Stack) -> Option<Source> {
+        // Otherwise a flush of one handle would leave out what was written through another.
+        if !stack.device().facts().can.contains(Can::MULTI_CONN) {
+            return None;
+        }
+        // A layer can keep what it knows of the disk, or of what was written, for one handle.
+        if !self.layers.is_empty() {
+            return None;
+        }
+        let write = self.write;
+        let shown = move |registry: &Registry, device: Arc<dyn Device>| {
+            if write { Ok(device) } else { devices::readonly(registry, &device) }
+        };
+        if stack.has_more() {
+            let (registry, stack) = (registry.clone(), stack.clone());
+            let reopen: Reopen = Arc::new(move || {
+                let (registry, stack) = (registry.clone(), stack.clone());
+                Box::pin(async move { shown(&registry, stack.another().await?) })
+            });
+            return Some(Source { reopen, one_for_each_worker: true });
+        }
+        if !is_opened_quickly(&self.spec, write) {
+            return None;
+        }
+        let (registry, spec, intent) = (registry.clone(), self.spec.clone(), self.intent);
+        let reopen: Reopen = Arc::new(move || {
+            let (registry, spec) = (registry.clone(), spec.clone());
+            Box::pin(async move {
+                let stack = registry.open(&spec, Vec::new(), intent).await?;
+                shown(&registry, stack.device().clone())
+            })
+        });
+        Some(Source { reopen, one_for_each_worker: false })
+    }
+
     /// Whether its files are the disks.
     fn is_directory(&self) -> bool {
         matches!(&self.spec, Spec::Scheme { scheme, .. } if scheme == "dir")
@@ -289,21 +347,15 @@ impl One {
 }
 
 impl Disks {
-    fn add(
-        &mut self,
-        name: Option<String>,
-        device: Arc<dyn Device>,
-        write: bool,
-    ) -> Result<(), Failure> {
-        let file = name.as_deref().unwrap_or(DISK);
-        if self.all.iter().any(|(other, ..)| other.as_deref().unwrap_or(DISK) == file) {
-            return Err(taken(file));
+    fn add(&mut self, disk: Disk) -> Result<(), Failure> {
+        if self.all.iter().any(|other| other.file() == disk.file()) {
+            return Err(taken(disk.file()));
         }
         if self.all.len() == DISKS_MAX {
             let text = format!("more than {DISKS_MAX} disks: use several mounts");
             return Err(Failure::new(OPEN, text));
         }
-        self.all.push((name, device, write));
+        self.all.push(disk);
         Ok(())
     }
 
@@ -314,31 +366,42 @@ impl Disks {
 
     /// The name of the first one's file.
     pub fn first(&self) -> &str {
-        self.all.first().and_then(|(name, ..)| name.as_deref()).unwrap_or(DISK)
+        self.all.first().map_or(DISK, Disk::file)
     }
 
     /// What is to be shown.
     pub fn shown(&self) -> Vec<Shown> {
-        let shown = |(name, device, write): &(Option<String>, Arc<dyn Device>, bool)| Shown {
-            name: name.clone().unwrap_or_else(|| DISK.to_string()),
-            device: device.clone(),
-            write: *write,
+        let shown = |disk: &Disk| Shown {
+            name: disk.file().to_string(),
+            device: disk.device.clone(),
+            write: disk.write,
+            source: disk.source.clone(),
         };
         self.all.iter().map(shown).collect()
     }
 
     /// Makes the text about them, which is that of `blockhaul info --json`.
     pub fn info(&self) -> blockhaul_fuse::Info {
-        let all: Vec<_> = self
-            .all
-            .iter()
-            .map(|(name, device, _)| (name.clone().unwrap_or_default(), device.clone()))
-            .collect();
-        Arc::new(move || {
-            let facts: Vec<_> =
-                all.iter().map(|(name, device)| (name.as_str(), device.facts())).collect();
-            crate::info::json_of(&facts)
+        let names: Vec<_> =
+            self.all.iter().map(|disk| disk.name.clone().unwrap_or_default()).collect();
+        Arc::new(move |facts| {
+            let all: Vec<_> = names.iter().map(String::as_str).zip(facts.iter().cloned()).collect();
+            crate::info::json_of(&all)
         })
+    }
+}
+
+/// Whether opening a disk again costs little and starts no program: it then happens each time that
+/// programs ask for its size. Nobody else resizes an image that is open for writing.
+fn is_opened_quickly(spec: &Spec, write: bool) -> bool {
+    match spec {
+        Spec::Path(_) => true,
+        Spec::Scheme { scheme, rest } => match scheme.as_str() {
+            "file" => true,
+            "qcow2" => !write && !rest.contains("://"),
+            _ => false,
+        },
+        Spec::Command(_) | Spec::Pipe => false,
     }
 }
 

@@ -1,11 +1,37 @@
 //! A disk of a session, and requests to it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Device, Facts, Flushes, Outcome, Pending, Reply, Request};
+use blockhaul_block::{
+    Can, Device, Error, Facts, Flushes, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
+};
+use blockhaul_io::Remote;
 
+use super::DRAIN;
 use crate::files;
+
+/// Interval of looks at the size of a disk: shorter than attributes are valid, so that each request for
+/// them gets the size as it is.
+const LOOK: Duration = Duration::from_millis(500);
+/// Interval of looks at whether the handles of a former size are still in use.
+const IDLE: Duration = Duration::from_millis(5);
+
+/// Opens a further handle to a disk on this worker, fenced, with the size that the disk has now.
+pub type Reopen =
+    Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn Device>>>>> + Send + Sync>;
+
+/// How further handles to a disk are opened. A flush through one of them covers what was written through
+/// any of them.
+#[derive(Clone)]
+pub struct Source {
+    /// Opens one.
+    pub reopen: Reopen,
+    /// Each worker gets a handle of its own; otherwise all share one.
+    pub one_for_each_worker: bool,
+}
 
 /// A disk to show.
 pub struct Shown {
@@ -15,6 +41,8 @@ pub struct Shown {
     pub device: Arc<dyn Device>,
     /// It may be written.
     pub write: bool,
+    /// How it is opened again; none for a disk that keeps its size and has one handle.
+    pub source: Option<Source>,
 }
 
 /// A request of the kernel to a disk.
@@ -26,11 +54,26 @@ pub(super) struct Call {
     pub(super) disk: usize,
 }
 
+/// The handles to a disk: one for all lanes, or one for each. A request keeps them while it is in flight.
+pub(super) struct Handles(Vec<Arc<dyn Device>>);
+
+impl Handles {
+    /// The handle of a lane, by its number.
+    pub(super) fn of(&self, lane: usize) -> &Arc<dyn Device> {
+        &self.0[lane % self.0.len()]
+    }
+}
+
 /// A disk that is shown as a file, with what is known about its writes.
 pub(super) struct Disk {
     name: String,
-    pub(super) device: Arc<dyn Device>,
+    handles: RwLock<Arc<Handles>>,
     pub(super) write: bool,
+    source: Option<Source>,
+    /// The worker of the first lane.
+    first_worker: AtomicUsize,
+    /// When the last look at the size has begun; none while one is under way.
+    looked: Mutex<Option<Instant>>,
     flushes: Arc<Flushes>,
     /// Something was written since the last flush was asked for.
     pub(super) unflushed: AtomicBool,
@@ -38,9 +81,134 @@ pub(super) struct Disk {
 
 impl Disk {
     pub(super) fn new(shown: Shown) -> Disk {
-        let Shown { name, device, write } = shown;
-        let unflushed = AtomicBool::new(false);
-        Disk { name, device, write, flushes: Arc::default(), unflushed }
+        let Shown { name, device, write, source } = shown;
+        Disk {
+            name,
+            handles: RwLock::new(Arc::new(Handles(vec![device]))),
+            write,
+            source,
+            first_worker: AtomicUsize::new(0),
+            looked: Mutex::new(Some(blockhaul_io::now())),
+            flushes: Arc::default(),
+            unflushed: AtomicBool::new(false),
+        }
+    }
+
+    /// The handles of the disk as it is now.
+    pub(super) fn handles(&self) -> Arc<Handles> {
+        self.handles.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn facts(&self) -> Arc<Facts> {
+        self.handles().of(0).facts()
+    }
+
+    /// Opens a handle for each lane, on its worker, if the disk is to have several. A disk of which they
+    /// cannot be opened has one.
+    pub(super) async fn open_lanes(&self) {
+        self.first_worker.store(blockhaul_io::worker(), Ordering::Relaxed);
+        let first = self.handles().of(0).clone();
+        match self.complete(first).await {
+            Ok(handles) => *self.handles.write().unwrap_or_else(PoisonError::into_inner) = handles,
+            Err(error) => log::debug!("{}: the workers share a connection: {error}", self.name),
+        }
+    }
+
+    /// A handle of the lane with this number.
+    async fn reopen(&self, source: &Source, lane: usize) -> Result<Arc<dyn Device>> {
+        let reopen = source.reopen.clone();
+        let worker = Remote::to(self.first_worker.load(Ordering::Relaxed) + lane);
+        match worker.spawn(move || reopen()).await {
+            Ok(opened) => opened,
+            Err(lost) => Err(Error::new(Kind::Io, lost.to_string())),
+        }
+    }
+
+    /// The handles of all lanes, of which this is the first.
+    async fn complete(&self, first: Arc<dyn Device>) -> Result<Arc<Handles>> {
+        let size = first.facts().size;
+        let mut all = vec![first];
+        let several = self.source.as_ref().filter(|source| source.one_for_each_worker);
+        for lane in 1..several.map_or(1, |_| blockhaul_io::worker_count()) {
+            let Some(source) = several else { break };
+            let next = self.reopen(source, lane).await?;
+            if next.facts().size != size {
+                return Err(Error::new(Kind::Io, "its size changes at this moment"));
+            }
+            all.push(next);
+        }
+        Ok(Arc::new(Handles(all)))
+    }
+
+    /// Whether its size may have changed since the last look.
+    pub(super) fn is_due(&self) -> bool {
+        self.source.is_some() && self.looked().is_some_and(is_due)
+    }
+
+    fn looked(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds out whether the size has changed, and uses the new one then. Only one look at a time.
+    pub(super) async fn look(&self) {
+        let Some(source) = &self.source else { return };
+        {
+            let mut looked = self.looked();
+            if !looked.is_some_and(is_due) {
+                return;
+            }
+            *looked = None;
+        }
+        let over = Over(self, blockhaul_io::now());
+        if let Err(error) = self.follow(source).await {
+            log::debug!("{}: cannot find out its size: {error}", self.name);
+        }
+        drop(over);
+    }
+
+    async fn follow(&self, source: &Source) -> Result<()> {
+        let device = self.reopen(source, 0).await?;
+        let (before, now) = (self.facts(), device.facts());
+        if now.size == before.size {
+            return Ok(());
+        }
+        // Another file has this name, or what it can do has changed.
+        if now.files != before.files || now.can != before.can {
+            return Err(Error::new(Kind::Io, "it is another disk now"));
+        }
+        let new = self.complete(device).await?;
+        log::info!(
+            "{}: the size of the disk changes from {} to {} bytes",
+            self.name,
+            before.size,
+            now.size
+        );
+        // Storage may report lost data to the old handles only: until they are flushed, no flush through
+        // the new ones succeeds.
+        let durable = if self.write && self.has_flush() {
+            Some(self.flushes.begin(OpKind::Flush)?)
+        } else {
+            None
+        };
+        let old = {
+            let mut handles = self.handles.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *handles, new)
+        };
+        if let Some(durable) = durable {
+            drop(blockhaul_io::start(async move {
+                let idle = async {
+                    while Arc::strong_count(&old) > 1 {
+                        blockhaul_io::sleep(IDLE).await;
+                    }
+                };
+                // What the device holds for longer was never completed.
+                let _ = blockhaul_io::timeout(DRAIN, idle).await;
+                let outcome = old.of(0).submit(Request::flush()).await;
+                // A failure stays, and is reported by the next flush.
+                drop(durable.end_now(outcome, true));
+            }));
+        }
+        Ok(())
     }
 
     /// Starts a flush of what was written since the last one.
@@ -48,25 +216,30 @@ impl Disk {
         if !self.unflushed.swap(false, Ordering::SeqCst) || !self.has_flush() {
             return Ok(Reply::Done).into();
         }
-        match self.submit_durable(Request::flush()) {
+        match self.submit_durable(self.handles().of(0), Request::flush()) {
             Ok(outcome) => outcome.into(),
             Err(pending) => pending,
         }
     }
 
     pub(super) fn has_flush(&self) -> bool {
-        self.device.facts().can.contains(Can::FLUSH)
+        self.facts().can.contains(Can::FLUSH)
     }
 
     /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
     /// one fails meanwhile.
-    pub(super) fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {
-        let alone = self.device.facts().flush_failures_stay;
+    pub(super) fn submit_durable(
+        &self,
+        device: &Arc<dyn Device>,
+        request: Request,
+    ) -> std::result::Result<Outcome, Pending> {
+        // A handle does not know about the failures of others.
+        let alone = self.source.is_none() && device.facts().flush_failures_stay;
         let durable = match self.flushes.begin(request.kind()) {
             Ok(durable) => durable,
             Err(error) => return Ok(Err(error)),
         };
-        match self.device.submit(request).now() {
+        match device.submit(request).now() {
             Ok(outcome) => durable.end_now(outcome, alone).map_err(|(durable, outcome)| {
                 Pending::start(async move { durable.end(outcome, alone).await })
             }),
@@ -74,6 +247,19 @@ impl Disk {
                 Err(Pending::start(async move { durable.end(pending.await, alone).await }))
             }
         }
+    }
+}
+
+fn is_due(looked: Instant) -> bool {
+    blockhaul_io::elapsed(looked) >= LOOK
+}
+
+/// A look that is under way; not any more when this is dropped.
+struct Over<'a>(&'a Disk, Instant);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        *self.0.looked() = Some(self.1);
     }
 }
 
@@ -87,6 +273,6 @@ impl files::Shown for Disk {
     }
 
     fn facts(&self) -> Arc<Facts> {
-        self.device.facts()
+        self.facts()
     }
 }

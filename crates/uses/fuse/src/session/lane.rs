@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use blockhaul_io::Event;
 
-use super::disk::Call;
+use super::disk::{Call, Disk};
+use super::transfer::Running;
 use super::{DRAIN, Session, TRANSFER_MAX};
 use crate::channel::{Channel, Inbox, Received};
 use crate::files::Node;
@@ -31,12 +32,24 @@ const IN_VAIN: u32 = 2;
 /// that rests.
 const MANY: usize = 8;
 
+/// A question about a file, whose answer depends on its size.
+struct About {
+    node: Node,
+    kind: AboutKind,
+}
+
+enum AboutKind {
+    Attr,
+    Entry,
+    Open { flags: u32 },
+}
+
 /// One worker's part of a session.
 pub(super) struct Lane {
     pub(super) session: Arc<Session>,
     pub(super) channel: Arc<Channel>,
-    /// Whether it may leave requests to the other lanes.
-    may_rest: bool,
+    /// Its number, from 0. The first one never leaves requests to the others.
+    pub(super) number: usize,
     /// Requests that the device has.
     pub(super) running: Cell<usize>,
     /// Signals that one of them has completed.
@@ -44,8 +57,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(session: Arc<Session>, channel: Arc<Channel>, may_rest: bool) -> Rc<Lane> {
-        Rc::new(Lane { session, channel, may_rest, running: Cell::new(0), completed: Event::new() })
+    pub(super) fn new(session: Arc<Session>, channel: Arc<Channel>, number: usize) -> Rc<Lane> {
+        Rc::new(Lane { session, channel, number, running: Cell::new(0), completed: Event::new() })
     }
 
     /// Answers requests until the file system is unmounted, then completes those in flight. Returns
@@ -90,7 +103,7 @@ impl Lane {
                     tired =
                         if in_vain { tired + IN_VAIN } else { tired.saturating_sub(1) }.min(TIRED);
                     (turn, found) = (0, 0);
-                    if tired >= TIRED && self.may_rest {
+                    if tired >= TIRED && self.number > 0 {
                         let called = self.session.standby.rest().await;
                         // Once more in vain, and it rests again.
                         tired = if called { 0 } else { TIRED - 1 };
@@ -151,16 +164,54 @@ impl Lane {
                 match (operation, node) {
                     (Operation::Fsync, Some(Node::Disk(disk))) => self.flush(Call { unique, disk }),
                     (Operation::Allocate { at, len, mode }, Some(Node::Disk(disk))) => {
-                        self.allocate(Call { unique, disk }, at, len, mode);
+                        self.allocate(Call { unique, disk }, at, len, mode).await;
                     }
                     (Operation::Seek { at, whence }, Some(Node::Disk(disk))) => {
                         self.seek(Call { unique, disk }, at, whence);
                     }
-                    (operation, node) => self.answer(unique, node, &operation),
+                    (operation, node) => match self.about_size(node, &operation) {
+                        Some(about) => self.answer_later(unique, about),
+                        None => self.answer(unique, node, &operation),
+                    },
                 }
                 0
             }
         }
+    }
+
+    /// What a request asks about a file whose size may have changed since the last look.
+    fn about_size(&self, node: Option<Node>, operation: &Operation<'_>) -> Option<About> {
+        let Session { files, disks, .. } = &*self.session;
+        let (node, kind) = match *operation {
+            Operation::GetAttr => (node?, AboutKind::Attr),
+            Operation::Open { flags } => (node?, AboutKind::Open { flags }),
+            Operation::Lookup(name) if node == Some(Node::Folder) => {
+                (files.named(name, disks)?, AboutKind::Entry)
+            }
+            _ => return None,
+        };
+        let due = match node {
+            Node::Disk(disk) => disks[disk].is_due(),
+            Node::Info => disks.iter().any(Disk::is_due),
+            Node::Folder => false,
+        };
+        due.then_some(About { node, kind })
+    }
+
+    /// Answers after a look at the size, which may take long: the lane goes on meanwhile.
+    fn answer_later(self: &Rc<Self>, unique: u64, about: About) {
+        let lane = self.clone();
+        let running = Running::begin(self);
+        drop(blockhaul_io::start(async move {
+            let About { node, kind } = about;
+            lane.session.look(node).await;
+            match kind {
+                AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
+                AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
+                AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
+            }
+            drop(running);
+        }));
     }
 
     /// Answers a request that needs no request to the device.
@@ -220,7 +271,12 @@ impl Lane {
             return Err(Errno::NOTDIR);
         }
         let found = files.named(name, disks).ok_or(Errno::NOENT)?;
-        Ok(protocol::entry(&files.attr(found, disks)))
+        Ok(self.entry(found))
+    }
+
+    fn entry(&self, node: Node) -> Vec<u8> {
+        let Session { files, disks, .. } = &*self.session;
+        protocol::entry(&files.attr(node, disks))
     }
 
     fn attr(&self, node: Option<Node>) -> Result<Vec<u8>, Errno> {
@@ -242,7 +298,7 @@ impl Lane {
             if !disks[disk].write {
                 return Err(Errno::ROFS);
             }
-            if !truncates && set.size != disks[disk].device.facts().size {
+            if !truncates && set.size != disks[disk].facts().size {
                 return Err(Errno::PERM);
             }
         }
@@ -277,7 +333,7 @@ impl Lane {
     }
 
     fn read_text(&self, unique: u64, at: u64, len: u32) {
-        let text = self.session.files.text();
+        let text = self.session.files.text(&self.session.disks);
         let start = usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let end = start.saturating_add(len as usize).min(text.len());
         self.channel.reply(unique, &text.as_bytes()[start..end]);

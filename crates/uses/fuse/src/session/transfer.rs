@@ -1,13 +1,14 @@
 //! Requests of the kernel that become requests of the device.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
 use blockhaul_io::Data;
 
 use super::TRANSFER_MAX;
-use super::disk::Call;
+use super::disk::{Call, Handles};
 use super::lane::Lane;
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
@@ -33,7 +34,9 @@ impl Lane {
         if len > TRANSFER_MAX {
             return self.channel.fail(call.unique, Errno::INVAL);
         }
-        let rest = self.session.disks[call.disk].device.facts().size.saturating_sub(at);
+        // With a smaller length, a read at the end is no sign of another size.
+        self.session.size_for(call.disk, at.saturating_add(1)).await;
+        let rest = self.session.disks[call.disk].facts().size.saturating_sub(at);
         let len = usize::try_from(rest.min(len.into())).unwrap_or(usize::MAX);
         if len == 0 {
             return self.channel.reply(call.unique, &[]);
@@ -57,7 +60,8 @@ impl Lane {
         flags: u32,
         inbox: &mut Inbox,
     ) {
-        let facts = self.session.disks[call.disk].device.facts();
+        self.session.size_for(call.disk, at.saturating_add(len.into())).await;
+        let facts = self.session.disks[call.disk].facts();
         let rest = facts.size.saturating_sub(at);
         // At most the length that was asked for.
         let len = u32::try_from(rest.min(len.into())).unwrap_or(u32::MAX);
@@ -95,9 +99,10 @@ impl Lane {
     }
 
     /// Frees or zeroes a range. Space cannot be reserved, and the size stays.
-    pub(super) fn allocate(self: &Rc<Self>, call: Call, at: u64, len: u64, mode: u32) {
+    pub(super) async fn allocate(self: &Rc<Self>, call: Call, at: u64, len: u64, mode: u32) {
         use allocate_flags::{KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE};
-        let facts = self.session.disks[call.disk].device.facts();
+        self.session.size_for(call.disk, at.saturating_add(len)).await;
+        let facts = self.session.disks[call.disk].facts();
         if !facts.can.contains(Can::ZERO) {
             let errno = if facts.can.contains(Can::WRITE) { Errno::OPNOTSUPP } else { Errno::ROFS };
             return self.channel.fail(call.unique, errno);
@@ -122,14 +127,18 @@ impl Lane {
     /// Searches for data or a hole, in a task of its own.
     pub(super) fn seek(self: &Rc<Self>, call: Call, at: u64, whence: Option<Whence>) {
         let Some(whence) = whence else { return self.channel.fail(call.unique, Errno::INVAL) };
-        if at >= self.session.disks[call.disk].device.facts().size {
-            return self.channel.fail(call.unique, Errno::NXIO);
-        }
         self.session.in_flight.add(call.unique, &self.channel);
         let lane = self.clone();
         let running = Running::begin(self);
         drop(blockhaul_io::start(async move {
-            let found = seek::seek(&*lane.session.disks[call.disk].device, at, whence).await;
+            lane.session.size_for(call.disk, at.saturating_add(1)).await;
+            let handles = lane.session.disks[call.disk].handles();
+            let device = handles.of(lane.number);
+            let found = if at < device.facts().size {
+                seek::seek(&**device, at, whence).await
+            } else {
+                Ok(None)
+            };
             if let Some(channel) = lane.session.in_flight.take(call.unique) {
                 match found {
                     Ok(Some(found)) => channel.reply(call.unique, &protocol::position(found)),
@@ -145,14 +154,16 @@ impl Lane {
     fn submit(self: &Rc<Self>, call: Call, expected: Expected, request: Request) {
         let kind = request.kind();
         let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
+        let handles = self.session.disks[call.disk].handles();
+        let device = handles.of(self.number);
         let submitted = if durable {
-            self.session.disks[call.disk].submit_durable(request)
+            self.session.disks[call.disk].submit_durable(device, request)
         } else {
-            self.session.disks[call.disk].device.submit(request).now()
+            device.submit(request).now()
         };
         match submitted {
             Ok(outcome) => self.complete(call, expected, outcome),
-            Err(pending) => self.complete_later(call, expected, kind, pending),
+            Err(pending) => self.complete_later(call, expected, kind, (pending, handles)),
         }
     }
 
@@ -161,7 +172,7 @@ impl Lane {
         call: Call,
         expected: Expected,
         kind: OpKind,
-        pending: Pending,
+        (pending, handles): (Pending, Arc<Handles>),
     ) {
         // A write that was answered early could overwrite what its caller writes next.
         let early = !kind.changes();
@@ -172,6 +183,7 @@ impl Lane {
         let running = Running::begin(self);
         drop(blockhaul_io::start(async move {
             let outcome = pending.await;
+            drop(handles);
             if !early || lane.session.in_flight.take(call.unique).is_some() {
                 lane.complete(call, expected, outcome);
             }
@@ -205,10 +217,10 @@ impl Lane {
 }
 
 /// A request that the device has; not any more when this is dropped.
-struct Running(Rc<Lane>);
+pub(super) struct Running(Rc<Lane>);
 
 impl Running {
-    fn begin(lane: &Rc<Lane>) -> Running {
+    pub(super) fn begin(lane: &Rc<Lane>) -> Running {
         lane.running.update(|count| count + 1);
         Running(lane.clone())
     }
