@@ -5,6 +5,7 @@ mod archives;
 mod guests;
 mod operations;
 mod servers;
+mod sizes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,24 +35,37 @@ fn can_mount() -> bool {
     can
 }
 
-/// A running `blockhaul mount`, in a directory.
+/// A running `blockhaul mount`, in a directory or over a file.
 struct Disk {
     child: Child,
+    /// The directory or the file.
     folder: PathBuf,
 }
 
 impl Disk {
     fn of(folder: &Path, args: &[&str]) -> Disk {
         fs::create_dir_all(folder).unwrap();
-        let mut command = blockhaul(&["mount", "-w"]);
-        let child = command.args(args).arg(folder).stdin(Stdio::null()).spawn().unwrap();
-        let disk = Disk { child, folder: folder.to_owned() };
+        let disk = Disk::start(folder, args);
         soon("it is mounted", || disk.file().exists());
         disk
     }
 
+    /// Over a file, which it makes.
+    fn over(file: &Path, args: &[&str]) -> Disk {
+        fs::write(file, "").unwrap();
+        let disk = Disk::start(file, args);
+        soon("it is mounted", || fs::metadata(file).is_ok_and(|found| found.len() > 0));
+        disk
+    }
+
+    fn start(target: &Path, args: &[&str]) -> Disk {
+        let mut command = blockhaul(&["mount", "-w"]);
+        let child = command.args(args).arg(target).stdin(Stdio::null()).spawn().unwrap();
+        Disk { child, folder: target.to_owned() }
+    }
+
     fn file(&self) -> PathBuf {
-        self.folder.join("disk")
+        if self.folder.is_dir() { self.folder.join("disk") } else { self.folder.clone() }
     }
 
     /// Ends it as it should, once the kernel has closed the file of a loop device.
@@ -130,6 +144,62 @@ fn ran(words: &[&str], device: &str) -> bool {
     true
 }
 
+/// Random numbers, whose seed is printed.
+fn random() -> (u64, Rng) {
+    let seed = seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    (seed, Rng::new(seed))
+}
+
+/// An image that is a hole of this size.
+fn empty_image(scratch: &Scratch, size: u64) -> PathBuf {
+    let image = scratch.file("image");
+    fs::File::create(&image).and_then(|file| file.set_len(size)).unwrap();
+    image
+}
+
+/// A file system of the kernel, on a loop device over a mount.
+struct Live<'a> {
+    kind: &'a Kind,
+    at: PathBuf,
+    // Unmounted before the loop device goes.
+    mounted: Option<Mounted>,
+    device: Loop,
+}
+
+impl Live<'_> {
+    /// Makes a file system and mounts it; none if that is not possible here.
+    fn make<'a>(kind: &'a Kind, disk: &Disk, scratch: &Scratch) -> Option<Live<'a>> {
+        let device = Loop::with(&["--direct-io=on"], &disk.file())?;
+        if !ran(kind.make, &device.device) {
+            return None;
+        }
+        let at = scratch.file("live");
+        let mounted = Some(Mounted::new(&[&device.device], &at)?);
+        Some(Live { kind, at, mounted, device })
+    }
+
+    fn path(&self) -> &Path {
+        &self.at
+    }
+
+    fn unmount(&mut self) {
+        drop(self.mounted.take());
+        wait_until_closed(&self.device.device);
+    }
+
+    /// Unmounts, checks, and mounts it again.
+    fn check(&mut self) {
+        self.unmount();
+        ran(self.kind.check, &self.device.device);
+        self.mounted = Some(Mounted::new(&[&self.device.device], &self.at).unwrap());
+    }
+
+    fn end(mut self) {
+        self.unmount();
+    }
+}
+
 /// Makes, changes, renames, syncs and removes files; returns their contents.
 fn exercise(folder: &Path, rng: &mut Rng, steps: u64) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut model: BTreeMap<PathBuf, Vec<u8>> = BTreeMap::new();
@@ -196,21 +266,13 @@ fn fio(folder: &Path) {
 
 /// A file system of this kind on the disk is written, unmounted, checked, and mounted again.
 fn use_file_system(kind: &Kind, disk: &Disk, scratch: &Scratch, rng: &mut Rng) {
-    let Some(device) = Loop::with(&["--direct-io=on"], &disk.file()) else { return };
-    if !ran(kind.make, &device.device) {
-        return;
-    }
-    let at = scratch.file("live");
-    let Some(mounted) = Mounted::new(&[&device.device], &at) else { return };
-    let model = exercise(mounted.path(), rng, 300);
-    fio(mounted.path());
+    let Some(mut live) = Live::make(kind, disk, scratch) else { return };
+    let model = exercise(live.path(), rng, 300);
+    fio(live.path());
     assert_files(&model, "before the unmount");
-    drop(mounted);
-    wait_until_closed(&device.device);
-    ran(kind.check, &device.device);
-    let again = Mounted::new(&[&device.device], &at).unwrap();
+    live.check();
     assert_files(&model, "after the unmount");
-    drop(again);
+    live.end();
     println!("{}: {} files", kind.name, model.len());
 }
 
@@ -219,12 +281,9 @@ fn file_systems_of_the_kernel_work_over_every_kind_of_device() {
     if !tools::runs_long() {
         return;
     }
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
-    let mut rng = Rng::new(seed);
+    let (seed, mut rng) = random();
     let scratch = Scratch::on_disk().unwrap();
-    let [image, keys] = ["image", "keys.psk"].map(|name| scratch.file(name));
-    fs::File::create(&image).and_then(|file| file.set_len(SIZE)).unwrap();
+    let (image, keys) = (empty_image(&scratch, SIZE), scratch.file("keys.psk"));
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     let memory = format!("memory:{SIZE}");
     let server = serve(&scratch, "tls", &["--tls-psk", text(&keys), &memory]);
@@ -266,9 +325,7 @@ fn write_until_it_fails(disk: &Path, from: u64) -> u64 {
 }
 
 fn kill_often(mut start: impl FnMut(&Path) -> Disk, mut kill: impl FnMut(Disk), image: &Path) {
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
-    let mut rng = Rng::new(seed);
+    let (_, mut rng) = random();
     let scratch = Scratch::on_disk().unwrap();
     let mut flushed = 0;
     for round in 0..KILLS {
@@ -296,8 +353,7 @@ fn what_was_flushed_survives_kills_of_the_mount() {
         return;
     }
     let scratch = Scratch::on_disk().unwrap();
-    let image = scratch.file("image");
-    fs::File::create(&image).and_then(|file| file.set_len(SIZE)).unwrap();
+    let image = empty_image(&scratch, SIZE);
     kill_often(|folder| Disk::of(folder, &[text(&image)]), Disk::kill, &image);
 }
 
@@ -307,8 +363,7 @@ fn what_was_flushed_survives_kills_of_the_server() {
         return;
     }
     let scratch = Scratch::on_disk().unwrap();
-    let image = scratch.file("image");
-    fs::File::create(&image).and_then(|file| file.set_len(SIZE)).unwrap();
+    let image = empty_image(&scratch, SIZE);
     let server = std::cell::RefCell::new(None::<Server>);
     let start = |folder: &Path| {
         let started = serve(&scratch, "s", &[text(&image)]);

@@ -3,13 +3,12 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
-use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{self, Scratch};
-use blockhaul_tests::disks::{Loop, Mounted};
 use blockhaul_tests::exercise::{Exercise, Rules};
 use blockhaul_tests::{serve, text};
 
-use super::{Disk, KINDS, can_mount, ran, wait_until_closed};
+use super::{Disk, KINDS, Live, can_mount, empty_image, random};
 
 /// Operations on each file.
 fn steps() -> u64 {
@@ -30,9 +29,7 @@ fn the_file_of_a_mount_is_its_model_after_any_operations() {
     if !can_mount() {
         return;
     }
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
-    let mut rng = Rng::new(seed);
+    let (_, mut rng) = random();
     let scratch = Scratch::on_disk().unwrap();
     let image = image(&scratch, &mut rng);
     for (cache, served) in [("open", false), ("none", false), ("keep", true)] {
@@ -58,33 +55,20 @@ fn a_file_in_a_file_system_on_a_mount_is_its_model_after_any_operations() {
     if !can_mount() {
         return;
     }
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
-    let mut rng = Rng::new(seed);
+    let (_, mut rng) = random();
     let scratch = Scratch::on_disk().unwrap();
-    let image = scratch.file("image");
-    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let image = empty_image(&scratch, 64 << 20);
     let disk = Disk::of(&scratch.file("mnt"), &[text(&image)]);
-    let Some(device) = Loop::with(&["--direct-io=on"], &disk.file()) else { return };
-    let ext4 = &KINDS[0];
-    if !ran(ext4.make, &device.device) {
-        return;
-    }
-    let at = scratch.file("live");
-    let Some(mounted) = Mounted::new(&[&device.device], &at) else { return };
-    let file = mounted.path().join("file");
+    let Some(mut live) = Live::make(&KINDS[0], &disk, &scratch) else { return };
+    let file = live.path().join("file");
     File::create(&file).unwrap().write_all_at(&[7; 100_000], 0).unwrap();
     let rules = Rules { size_max: Some(8 << 20), maps: true, direct: false };
     let mut exercise = Exercise::new(&file, rules);
     exercise.run(&mut rng, steps());
     let model = exercise.model().to_vec();
-    drop((exercise, mounted));
-    wait_until_closed(&device.device);
-    ran(ext4.check, &device.device);
-    let again = Mounted::new(&[&device.device], &at).unwrap();
+    drop(exercise);
+    live.check();
     assert!(fs::read(&file).unwrap() == model, "after the unmount");
-    drop(again);
-    wait_until_closed(&device.device);
-    drop(device);
+    live.end();
     disk.end();
 }

@@ -1,4 +1,4 @@
-//! Servers that end, hang or grow under a mount.
+//! Servers that end or hang under a mount.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{self, Scratch, Server};
-use blockhaul_tests::disks::{Loop, Mounted};
 use blockhaul_tests::{LIMIT, done, serve, soon, text};
 
-use super::{Disk, KINDS, can_mount, is_unmounted, ran, wait_until_closed};
+use super::{Disk, KINDS, Live, can_mount, empty_image, is_unmounted, random};
 
 fn signal(server: &Server, name: &str) {
     done(Command::new("kill").args(["-s", name, &server.pid().to_string()]));
@@ -23,21 +22,14 @@ fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
     if !can_mount() {
         return;
     }
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
+    let (seed, _) = random();
     let scratch = Scratch::on_disk().unwrap();
-    let image = scratch.file("image");
-    File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    let image = empty_image(&scratch, 64 << 20);
     let mut server = serve(&scratch, "s", &[text(&image)]);
     let retry = "retry?retries=10000&retry-delay=20ms&retry-exponential=off";
     let disk = Disk::of(&scratch.file("mnt"), &["--layer", retry, &server.uri("")]);
-    let Some(device) = Loop::with(&["--direct-io=on"], &disk.file()) else { return };
-    let ext4 = &KINDS[0];
-    if !ran(ext4.make, &device.device) {
-        return;
-    }
-    let at = scratch.file("live");
-    let Some(mounted) = Mounted::new(&[&device.device], &at) else { return };
+    let Some(mut live) = Live::make(&KINDS[0], &disk, &scratch) else { return };
+    let at = live.path().to_owned();
     let content = move |number: usize| {
         let mut bytes = vec![0; 100_000];
         Rng::new(seed ^ number as u64).fill(&mut bytes);
@@ -75,18 +67,13 @@ fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
     soon("files are written", || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished());
     stop.store(true, Ordering::SeqCst);
     writer.join().expect("no write and no fsync fails");
-    drop(mounted);
-    wait_until_closed(&device.device);
-    ran(ext4.check, &device.device);
-    let again = Mounted::new(&[&device.device], &at).unwrap();
+    live.check();
     let all = flushed.load(Ordering::SeqCst);
     for number in all.saturating_sub(100)..all {
         let path = at.join(format!("{}", number % 100));
         assert!(fs::read(path).unwrap() == content(number), "file {number} of {all}");
     }
-    drop(again);
-    wait_until_closed(&device.device);
-    drop(device);
+    live.end();
     disk.end();
     println!("{all} files were flushed");
 }
@@ -117,33 +104,4 @@ fn requests_fail_within_the_timeout_when_a_server_hangs() {
     soon("it can be unmounted", || is_unmounted(&disk.folder));
     let status = tools::wait_within(&mut disk.child, LIMIT).unwrap();
     assert_eq!(status.code(), Some(5), "the second write may be lost");
-}
-
-#[test]
-fn a_mount_has_the_size_that_the_disk_had_when_it_was_mounted() {
-    if !can_mount() {
-        return;
-    }
-    let scratch = Scratch::on_disk().unwrap();
-    let image = scratch.file("image");
-    fs::write(&image, vec![1; 1 << 20]).unwrap();
-    let folder = scratch.file("mnt");
-    for served in [false, true] {
-        fs::write(&image, vec![1; 1 << 20]).unwrap();
-        let server = served.then(|| serve(&scratch, "s", &["--per-client", text(&image)]));
-        let uri = server.as_ref().map(|server| server.uri(""));
-        let device = uri.as_deref().unwrap_or(text(&image));
-        let disk = Disk::of(&folder, &[device]);
-        let size = || fs::metadata(disk.file()).unwrap().len();
-        assert_eq!(size(), 1 << 20);
-        fs::write(&image, vec![2; 2 << 20]).unwrap();
-        // Longer than attributes are valid.
-        std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(size(), 1 << 20, "{device}: as an NBD client sees it");
-        assert_eq!(fs::read(disk.file()).unwrap(), vec![2; 1 << 20], "{device}");
-        disk.end();
-        let again = Disk::of(&folder, &[device]);
-        assert_eq!(fs::metadata(again.file()).unwrap().len(), 2 << 20, "{device}");
-        again.end();
-    }
 }
