@@ -29,6 +29,38 @@ impl Groups {
     }
 }
 
+/// A device with a name: `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
+#[derive(Debug)]
+pub struct NamedDevice {
+    /// The words of a command line of its own: DEVICE with its options, or `-- DEVICE`.
+    pub words: Vec<OsString>,
+    /// The groups among these.
+    pub groups: Groups,
+}
+
+impl Groups {
+    /// What follows the `=` of a device with a name ([`named`]).
+    ///
+    /// # Errors
+    /// A text that says what is wrong with it.
+    pub fn named_device(&self, device: &OsStr) -> Result<NamedDevice, String> {
+        match self.words(device) {
+            None if device.is_empty() => Err("no device after the =".to_string()),
+            // Without brackets, a device without options.
+            None => Ok(NamedDevice {
+                words: vec!["--".into(), device.to_os_string()],
+                groups: Groups::default(),
+            }),
+            Some(None) => Err("a device name contains a NUL".to_string()),
+            Some(Some(words)) => {
+                // It may contain commands in brackets.
+                let (words, groups) = take(words.to_vec())?;
+                Ok(NamedDevice { words, groups })
+            }
+        }
+    }
+}
+
 /// The text before a bracket in `--export NAME=[ … ]`, whose group is not a command.
 fn name_before<'word>(word: &'word OsStr, before: Option<&OsString>) -> Option<&'word str> {
     let name = word.to_str()?.strip_suffix('[').filter(|name| name.ends_with('='))?;
@@ -138,6 +170,22 @@ mod tests {
         let (_, groups) = take_text("copy [ blockhaul serve --export a=[ d ] ] t").unwrap();
         assert_eq!(groups.0[0].len(), 6);
         assert!(take_text("serve --export a=[ d").is_err());
+    }
+
+    #[test]
+    fn a_named_device_is_a_command_line_of_its_own() {
+        let (words, groups) = take_text("serve -e a=[ [ c ] --layer x ] -e b=d -e e=").unwrap();
+        let device = |word: &OsStr| {
+            let (_, device) = named(word).unwrap();
+            groups.named_device(device)
+        };
+        let a = device(&words[2]).unwrap();
+        assert_eq!(a.words[1..], ["--layer", "x"]);
+        assert_eq!(a.groups.spec(&a.words[0]).unwrap(), Spec::Command(vec!["c".into()]));
+        assert_eq!(device(&words[4]).unwrap().words, ["--", "d"]);
+        assert_eq!(device(&words[6]).unwrap_err(), "no device after the =");
+        let unknown = format!("f={MARK}9");
+        assert_eq!(device(OsStr::new(&unknown)).unwrap_err(), "a device name contains a NUL");
     }
 
     #[test]

@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Kind};
-use blockhaul_catalog::{Client, Export, Intent, Registry, Spec, Stack, Visit, percent_decode};
+use blockhaul_catalog::{Client, Export, Intent, Registry, Spec, Stack, Visit};
 use blockhaul_fuse::{DISK, DISKS_MAX, Reopen, Shown, Source, refused_name};
-use clap::Parser as _;
 
 use crate::args::{self, MountExport};
 use crate::brackets::{self, Groups};
@@ -14,6 +13,7 @@ use crate::devices;
 use crate::ends::without_secrets;
 use crate::exit::{Failure, OPEN};
 use crate::image_format::{self, Use};
+use crate::serve::wanted::parse_named;
 
 /// The disks of a command line.
 pub struct WantedDisks {
@@ -250,27 +250,7 @@ impl One {
         registry: &Registry,
         args: &args::Mount,
     ) -> Result<One, Failure> {
-        let name = percent_decode(name)?;
-        let place = |text: &dyn std::fmt::Display| {
-            Failure::usage(format!(
-                "--export {}: {text}",
-                blockhaul_wire::printable(name.as_bytes(), 256)
-            ))
-        };
-        let words = match groups.words(device) {
-            None if device.is_empty() => return Err(place(&"no device after the =")),
-            // Without brackets, a device without options.
-            None => vec!["--".into(), device.to_os_string()],
-            Some(None) => return Err(place(&"a device name contains a NUL")),
-            Some(Some(words)) => words.to_vec(),
-        };
-        // It may contain commands in brackets.
-        let (words, inner) = brackets::take(words).map_err(|why| place(&why))?;
-        let own = MountExport::try_parse_from(words).map_err(|error| {
-            let text = brackets::readable(&error.render().to_string());
-            let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
-            place(&what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
-        })?;
+        let (name, own, inner) = parse_named::<MountExport>(name, device, groups)?;
         let spec = inner.spec(&own.device)?;
         One::new(Some(name), spec, &own, registry, args)
     }

@@ -36,7 +36,7 @@ mod tls;
 mod trace;
 #[cfg(feature = "vhost")]
 mod vhost;
-mod wanted;
+pub mod wanted;
 #[cfg(not(feature = "vhost"))]
 mod vhost {
     //! Nothing: no option names a socket.

@@ -8,14 +8,13 @@ use blockhaul_catalog::{
     Adjustable, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec, Stack,
     guarded, percent_decode,
 };
-use clap::Parser as _;
 
 use super::bitmap_files::BitmapFiles;
 use super::fresh::Fresh;
 use super::running::Running;
 use super::trace;
 use crate::args::{self, ServeExport};
-use crate::brackets::{self, Groups};
+use crate::brackets::{self, Groups, NamedDevice};
 use crate::devices;
 use crate::exit::Failure;
 use crate::image_format::{self, Use};
@@ -56,9 +55,9 @@ impl WantedExports {
         let mut exports = Vec::new();
         let mut name = None;
         for word in &args.export {
-            match split(word) {
+            match brackets::named(word) {
                 Some((name, device)) => {
-                    exports.push(One::parse(name, &device, groups, args.readonly)?);
+                    exports.push(One::parse(name, device, groups, args.readonly)?);
                 }
                 None if name.is_some() => {
                     let text =
@@ -341,34 +340,7 @@ impl One {
 
     /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
     fn parse(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
-        let name = percent_decode(name)?;
-        let place = |text: &dyn std::fmt::Display| {
-            Failure::usage(format!(
-                "--export {}: {text}",
-                blockhaul_wire::printable(name.as_bytes(), 256)
-            ))
-        };
-        let words = match groups.words(device) {
-            None if device.is_empty() => return Err(place(&"no device after the =")),
-            None => {
-                return Ok(One {
-                    spec: Spec::parse(device)?,
-                    description: String::new(),
-                    intent: intent(readonly),
-                    layers: Vec::new(),
-                    name,
-                });
-            }
-            Some(None) => return Err(place(&"a device name contains a NUL")),
-            Some(Some(words)) => words.to_vec(),
-        };
-        // It may contain commands in brackets.
-        let (words, inner) = brackets::take(words).map_err(|why| place(&why))?;
-        let options = ServeExport::try_parse_from(words).map_err(|error| {
-            let text = brackets::readable(&error.render().to_string());
-            let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
-            place(&what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
-        })?;
+        let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
         Ok(One {
             spec: inner.spec(&options.device)?,
             description: options.description,
@@ -379,13 +351,25 @@ impl One {
     }
 }
 
-/// The name and the device of an export, if the word has both.
-fn split(word: &OsString) -> Option<(&str, OsString)> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let bytes = word.as_bytes();
-    let at = bytes.iter().position(|&byte| byte == b'=')?;
-    let name = std::str::from_utf8(&bytes[..at]).ok()?;
-    Some((name, OsStr::from_bytes(&bytes[at + 1..]).to_os_string()))
+/// The decoded name of `NAME=DEVICE` or `NAME=[ DEVICE OPTION… ]`, the command line of its own, and the
+/// groups in it.
+pub fn parse_named<T: clap::Parser>(
+    name: &str,
+    device: &OsStr,
+    groups: &Groups,
+) -> Result<(String, T, Groups), Failure> {
+    let name = percent_decode(name)?;
+    let place = |text: &str| {
+        let shown = blockhaul_wire::printable(name.as_bytes(), 256);
+        Failure::usage(format!("--export {shown}: {text}"))
+    };
+    let NamedDevice { words, groups } = groups.named_device(device).map_err(|why| place(&why))?;
+    let options = T::try_parse_from(words).map_err(|error| {
+        let text = brackets::readable(&error.render().to_string());
+        let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+        place(what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
+    })?;
+    Ok((name, options, groups))
 }
 
 fn text(word: &OsString) -> Result<&str, Failure> {

@@ -486,6 +486,57 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
     }
 }
 
+/// Runs `blockhaul mount memory:1M` on a new directory after a script has changed a mount namespace of its
+/// own, where `$1` is the directory; what it wrote to standard error, and its exit status.
+fn mount_after(script: &str) -> (String, Option<i32>) {
+    // Not below /dev, which the script may cover.
+    let scratch = Scratch::on_disk().unwrap();
+    let folder = scratch.file("folder");
+    fs::create_dir(&folder).unwrap();
+    let script = format!("{script} && exec \"$0\" mount memory:1M \"$1\"");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", &script, OURS]);
+    let output = tools::output(command.arg(&folder), LIMIT).unwrap();
+    (text(&output.stderr), output.status.code())
+}
+
+#[test]
+fn a_machine_without_fuse_gets_one_line_that_says_what_to_do() {
+    if !can_mount() {
+        return;
+    }
+    // An empty /dev, and a device that nobody may open.
+    let cases = [
+        ("mount -t tmpfs none /dev", "load its module with modprobe fuse"),
+        (
+            "mount -t tmpfs -o nodev none /mnt && \
+             mknod /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse",
+            "a container needs the device, for example with --device /dev/fuse",
+        ),
+    ];
+    for (script, remedy) in cases {
+        let (said, status) = mount_after(script);
+        assert_eq!(status, Some(3), "{script}: {said}");
+        assert!(said.contains("cannot open /dev/fuse: ") && said.contains(remedy), "{said}");
+        assert_eq!(said.lines().count(), 1, "{script}: {said}");
+    }
+}
+
+#[test]
+fn a_process_without_the_right_to_mount_gets_one_line_that_says_so() {
+    if !can_mount() {
+        return;
+    }
+    // Root without the capability, and without a program that has it.
+    let (said, status) = mount_after(
+        "export PATH=/nowhere && exec /usr/bin/setpriv --bounding-set -sys_admin \
+         --inh-caps -sys_admin \"$0\" mount memory:1M \"$1\"",
+    );
+    assert_eq!(status, Some(3), "{said}");
+    assert!(said.contains("this process may not mount (CAP_SYS_ADMIN)"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
 #[test]
 fn a_command_runs_while_it_is_mounted() {
     if !can_mount() {
