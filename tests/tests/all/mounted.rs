@@ -365,8 +365,12 @@ fn what_was_flushed_survives_kills_of_the_server() {
     let scratch = Scratch::on_disk().unwrap();
     let image = empty_image(&scratch, SIZE);
     let server = std::cell::RefCell::new(None::<Server>);
+    let mut rounds = 0;
     let start = |folder: &Path| {
-        let started = serve(&scratch, "s", &[text(&image)]);
+        // The kernel can close the socket of a killed server later than the process ends: another name
+        // tells the new server's from it.
+        rounds += 1;
+        let started = serve(&scratch, &format!("s{rounds}"), &[text(&image)]);
         let disk = Disk::of(folder, &["--timeout", "5s", &started.uri("")]);
         server.replace(Some(started));
         disk
