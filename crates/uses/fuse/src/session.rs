@@ -31,8 +31,6 @@ const BACKGROUND: u16 = 256;
 const LOOKING: Duration = Duration::from_millis(300);
 /// Interval of log lines about failed requests.
 const LOG_AGAIN: Duration = Duration::from_secs(1);
-/// Maximum time that the device has, after the file system was unmounted, for what is in flight.
-const DRAIN: Duration = Duration::from_secs(30);
 
 /// Whether the kernel's page cache keeps the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

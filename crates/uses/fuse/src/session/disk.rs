@@ -10,12 +10,14 @@ use blockhaul_block::{
 };
 use blockhaul_io::Remote;
 
-use super::DRAIN;
 use crate::files;
 
 /// Interval of looks at the size of a disk: shorter than attributes are valid, so that each request for
 /// them gets the size as it is.
 const LOOK: Duration = Duration::from_millis(500);
+/// Maximum time that a device has for what is in flight, after the file system was unmounted or the size
+/// has changed.
+pub(super) const DRAIN: Duration = Duration::from_secs(30);
 /// Interval of looks at whether the handles of a former size are still in use.
 const IDLE: Duration = Duration::from_millis(5);
 

@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use blockhaul_io::Event;
 
-use super::disk::{Call, Disk};
-use super::transfer::Running;
-use super::{DRAIN, Session, TRANSFER_MAX};
+use super::disk::{Call, DRAIN, Disk};
+use super::{Session, TRANSFER_MAX};
 use crate::channel::{Channel, Inbox, Received};
 use crate::files::Node;
 use crate::protocol::{self, DirEntries, Errno, Header, MAJOR, O_ACCMODE, Operation, Request};
@@ -337,5 +336,22 @@ impl Lane {
         let start = usize::try_from(at).unwrap_or(usize::MAX).min(text.len());
         let end = start.saturating_add(len as usize).min(text.len());
         self.channel.reply(unique, &text.as_bytes()[start..end]);
+    }
+}
+
+/// A request that the device has; not any more when this is dropped.
+pub(super) struct Running(Rc<Lane>);
+
+impl Running {
+    pub(super) fn begin(lane: &Rc<Lane>) -> Running {
+        lane.running.update(|count| count + 1);
+        Running(lane.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.running.update(|count| count - 1);
+        self.0.completed.notify();
     }
 }

@@ -9,7 +9,7 @@ use blockhaul_io::Data;
 
 use super::TRANSFER_MAX;
 use super::disk::{Call, Handles};
-use super::lane::Lane;
+use super::lane::{Lane, Running};
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
 use crate::seek;
@@ -213,22 +213,5 @@ impl Lane {
             (Reply::Done, Expected::Done) => channel.done(call.unique, Ok(())),
             _ => channel.fail(call.unique, session.errno(&blockhaul_block::Error::misfit())),
         }
-    }
-}
-
-/// A request that the device has; not any more when this is dropped.
-pub(super) struct Running(Rc<Lane>);
-
-impl Running {
-    pub(super) fn begin(lane: &Rc<Lane>) -> Running {
-        lane.running.update(|count| count + 1);
-        Running(lane.clone())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.running.update(|count| count - 1);
-        self.0.completed.notify();
     }
 }
