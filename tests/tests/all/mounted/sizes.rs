@@ -63,9 +63,10 @@ fn a_mount_shows_a_disk_that_grows_and_shrinks() {
             let device = uri.as_deref().unwrap_or(text(&image));
             println!("{device}, directory: {is_folder}, {cache}");
             let args = ["--cache", cache, device];
-            let disk = match is_folder {
-                true => Disk::of(&scratch.file("mnt"), &args),
-                false => Disk::over(&scratch.file("over"), &args),
+            let disk = if is_folder {
+                Disk::of(&scratch.file("mnt"), &args)
+            } else {
+                Disk::over(&scratch.file("over"), &args)
             };
             let path = disk.file();
             assert_eq!(size(&path), MIB);
