@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, fence};
 use blockhaul_fuse::protocol::{HEADER, REPLY_HEADER};
-use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session, Shown};
+use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Reopen, Session, Shown, Source};
 use blockhaul_io::{Engine, Runtime, Ticket};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -310,4 +311,49 @@ fn each_disk_has_its_own_name_size_content_and_flushes() {
     has(&second, 0, b"later");
     assert!(second.seen().last().is_some_and(|op| op.kind == OpKind::Flush), "at the end");
     assert!(third.seen().iter().all(|op| op.kind == OpKind::Read));
+}
+
+#[test]
+fn a_disk_gets_its_new_size_and_a_flush_of_the_former_handle_that_fails_counts() {
+    let facts = |size| Model::with_facts(Model::all_facts(size));
+    let old = ModelDevice::new(facts(4096), Completion::Immediate);
+    let new = ModelDevice::new(facts(8192), Completion::Immediate);
+    let faults = FaultDevice::over(old.clone(), 1);
+    let grown = Arc::new(AtomicBool::new(false));
+    let opened = Arc::new(AtomicUsize::new(0));
+    let reopen: Reopen = {
+        let (grown, opened) = (grown.clone(), opened.clone());
+        let (old, new) = (fence(faults.clone()), fence(new.clone()));
+        Arc::new(move || {
+            opened.fetch_add(1, Ordering::SeqCst);
+            let device = if grown.load(Ordering::SeqCst) { new.clone() } else { old.clone() };
+            Box::pin(async move { Ok(device) })
+        })
+    };
+    let shown = Shown {
+        name: "b".into(),
+        device: fence(faults.clone()),
+        write: true,
+        source: Some(Source { reopen, one_for_each_worker: true }),
+    };
+    let mut kernel = Kernel::with(1, Engine::Auto, vec![shown]);
+    let size = |kernel: &mut Kernel| {
+        let (error, body) = kernel.ask(3, 3, &[0; 16]);
+        assert_eq!(error, 0);
+        u64::from_ne_bytes(*body[24..].first_chunk().unwrap())
+    };
+    assert_eq!(size(&mut kernel), 4096);
+    assert_eq!(opened.load(Ordering::SeqCst), 1, "the second worker has a handle of its own");
+    assert_eq!(kernel.ask(WRITE, 3, &write(0, b"some")).0, 0);
+    faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush));
+    grown.store(true, Ordering::SeqCst);
+    let begun = std::time::Instant::now();
+    while size(&mut kernel) == 4096 {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(kernel.ask(WRITE, 3, &write(8000, b"more")).0, 0);
+    assert_eq!(new.bytes()[8000..8004], *b"more");
+    assert_eq!(kernel.ask(FSYNC, 3, &[0; 16]).0, -5, "the former handle has reported lost data");
+    assert!(kernel.end().flush.is_err());
 }
