@@ -188,6 +188,29 @@ impl Export {
         }
         (header, payload, expected)
     }
+
+    /// Whether this request can be sent as it is: the server offers it, and it complies with its block sizes.
+    /// Reads and writes may be longer than one request.
+    pub(crate) fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
+        let facts = &self.facts;
+        let mut needed = match kind {
+            OpKind::Read => Can::empty(),
+            OpKind::Write => Can::WRITE,
+            OpKind::Zero => Can::ZERO,
+            OpKind::Trim => Can::TRIM,
+            OpKind::Flush => Can::FLUSH,
+            OpKind::Cache => Can::CACHE,
+            OpKind::Extents => Can::EXTENTS,
+        };
+        needed.set(Can::FUA, flags.contains(Flags::FUA));
+        needed.set(Can::FAST_ZERO, flags.contains(Flags::FAST));
+        let minimum = u64::from(facts.block.minimum.max(1));
+        let aligned = at.is_multiple_of(minimum) && len.is_multiple_of(minimum);
+        let inside = at.checked_add(len).is_some_and(|end| end <= facts.size);
+        let whole = matches!(kind, OpKind::Read | OpKind::Write) || len <= self.effect_max;
+        let ranged = kind == OpKind::Flush || (len > 0 && aligned && inside && whole);
+        facts.can.contains(needed) && ranged
+    }
 }
 
 // nbd: flags.only-offered, baseline.negotiated

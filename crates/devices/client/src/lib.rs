@@ -9,6 +9,7 @@
 //! - `guard`: ends such a server when this program is killed.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - [`blocking`]: a connection for threads that send and receive themselves.
+//! - [`polled`]: a connection for the thread of an event loop.
 //! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -21,6 +22,7 @@ mod guard;
 mod line;
 mod link;
 pub mod options;
+pub mod polled;
 mod reply;
 mod session;
 mod ssh;

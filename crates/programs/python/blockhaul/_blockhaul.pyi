@@ -15,6 +15,7 @@ __all__ = [
     "Error",
     "Handle",
     "Serving",
+    "Watch",
     "__version__",
     "after_fork",
     "greet",
@@ -40,6 +41,13 @@ class Completions:
     def fileno(self) -> int: ...
     def deliver(self) -> None: ...
 
+@final
+class Watch:
+    def fileno(self) -> int: ...
+    def collect(self, completions: Completions) -> bool: ...
+    def send(self, completions: Completions) -> bool: ...
+    def patience(self, completions: Completions) -> float | None: ...
+
 @disjoint_base
 class Handle:
     def __new__(
@@ -62,6 +70,11 @@ class Handle:
         Does nothing if it is closed."""
     def use_workers(self) -> None:
         """Lets workers carry out requests from here on, also those that a thread waits for."""
+    def use_loop(self) -> Watch | None:
+        """Lets the thread of an event loop carry out requests from here on, those of ``start_…``; returns what
+        the loop must watch. ``None``: workers carry them out."""
+    def leave_loop(self) -> None:
+        """Lets workers carry out what a loop did, after the requests in flight. Does not wait for them."""
     @property
     def closed(self) -> bool:
         """Whether it is closed."""
@@ -124,10 +137,10 @@ class Handle:
         length in bytes and flags."""
     def start_pread(
         self, completions: Completions, future: Future[Any], count: int, offset: int
-    ) -> None: ...
+    ) -> bool: ...
     def start_pread_into(
         self, completions: Completions, future: Future[Any], buffer: Buffer, offset: int
-    ) -> None: ...
+    ) -> bool: ...
     def start_pwrite(
         self,
         completions: Completions,
@@ -136,7 +149,7 @@ class Handle:
         offset: int,
         *,
         fua: bool = False,
-    ) -> None: ...
+    ) -> bool: ...
     def start_zero(
         self,
         completions: Completions,
@@ -147,7 +160,7 @@ class Handle:
         fua: bool = False,
         allocate: bool = False,
         fast: bool = False,
-    ) -> None: ...
+    ) -> bool: ...
     def start_trim(
         self,
         completions: Completions,
@@ -156,11 +169,11 @@ class Handle:
         offset: int,
         *,
         fua: bool = False,
-    ) -> None: ...
-    def start_flush(self, completions: Completions, future: Future[Any]) -> None: ...
+    ) -> bool: ...
+    def start_flush(self, completions: Completions, future: Future[Any]) -> bool: ...
     def start_cache(
         self, completions: Completions, future: Future[Any], count: int, offset: int
-    ) -> None: ...
+    ) -> bool: ...
     def start_block_status(
         self,
         completions: Completions,
@@ -170,7 +183,7 @@ class Handle:
         contexts: list[str] | None = None,
         *,
         one: bool = False,
-    ) -> None: ...
+    ) -> bool: ...
 
 @final
 class Copied:

@@ -116,6 +116,18 @@ impl Completions {
     fn deliver(&self, py: Python<'_>) -> PyResult<()> {
         // An error means that there is nothing to read.
         let _ = (&self.readable).read(&mut [0; 16]);
+        self.deliver_now(py)
+    }
+}
+
+impl Completions {
+    /// [`Completions::deliver_now`] follows: results need not make the descriptor readable until then.
+    pub(crate) fn delivering(&self) {
+        self.queue.told.store(true, Ordering::SeqCst);
+    }
+
+    /// Gives all results that are there to their futures.
+    pub(crate) fn deliver_now(&self, py: Python<'_>) -> PyResult<()> {
         // Before the queue is taken: a later result makes the descriptor readable again.
         self.queue.told.store(false, Ordering::SeqCst);
         let done = std::mem::take(&mut *self.queue.done.lock().expect("no panic under this lock"));

@@ -1,17 +1,18 @@
 //! Requests that a thread of Python carries out itself, over a connection that no worker has. A request
-//! that needs more than the server offers (emulation), or that nobody waits for (asyncio), gives the
-//! connection to a worker, and it stays there.
+//! that needs more than the server offers (emulation) gives the connection to a worker, and it stays there. A
+//! loop of asyncio may get it instead (`polling`).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
 
 use blockhaul_block::{Device, Error, Facts, Flags, Kind, OpKind, Pending, Reply, Request, Result};
-use blockhaul_client::blocking::{Blocking, GoOn, Stop};
+use blockhaul_client::blocking::{Blocking, GoOn, Retired, Stop};
 use blockhaul_io::{Data, Pool, Remote};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{fail, of_device};
 use crate::memory::{Memory, room};
+use crate::polling::Polling;
 use crate::request::{Answer, Asked, named};
 use crate::wait;
 use crate::workers::libc_numbers::IO;
@@ -25,12 +26,16 @@ pub(crate) struct Direct {
     /// Held while a worker gets it. Never taken with the interpreter's lock.
     giving: Mutex<()>,
     late: Arc<Late>,
+    /// What a loop got.
+    polling: OnceLock<Polling>,
 }
 
 /// The device of a connection once a worker has it.
 pub(crate) struct Late {
     facts: Arc<Facts>,
     device: OnceLock<Arc<dyn Device>>,
+    /// Why there is no device.
+    failed: OnceLock<Error>,
 }
 
 impl Device for Late {
@@ -41,7 +46,10 @@ impl Device for Late {
     fn submit(&self, request: Request) -> Pending {
         match self.device.get() {
             Some(device) => device.submit(request),
-            None => Error::new(Kind::Io, "no worker has the connection").into(),
+            None => {
+                let none = || Error::new(Kind::Io, "no worker has the connection");
+                self.failed.get().cloned().unwrap_or_else(none).into()
+            }
         }
     }
 }
@@ -49,8 +57,14 @@ impl Device for Late {
 impl Direct {
     /// A connection in transmission.
     pub(crate) fn new(blocking: Blocking) -> Direct {
-        let late = Arc::new(Late { facts: blocking.facts(), device: OnceLock::new() });
-        Direct { blocking: Mutex::new(Some(Arc::new(blocking))), giving: Mutex::new(()), late }
+        let facts = blocking.facts();
+        let late = Arc::new(Late { facts, device: OnceLock::new(), failed: OnceLock::new() });
+        Direct {
+            blocking: Mutex::new(Some(Arc::new(blocking))),
+            giving: Mutex::new(()),
+            late,
+            polling: OnceLock::new(),
+        }
     }
 
     /// Its device, for workers.
@@ -190,7 +204,8 @@ impl Direct {
 
     /// Gives the connection to a worker, after the requests in flight. Does nothing if one has it.
     pub(crate) fn give_to_worker(&self, py: Python<'_>, remote: &Remote) -> PyResult<()> {
-        if self.late.device.get().is_some() {
+        // After a failure, its device says why.
+        if self.late.device.get().is_some() || self.late.failed.get().is_some() {
             return Ok(());
         }
         let (given, raised) = py.detach(|| {
@@ -207,14 +222,50 @@ impl Direct {
 
     fn give(&self, blocking: &Blocking, remote: &Remote, go_on: GoOn<'_>) -> Result<(), Stop> {
         let retired = blocking.retire(go_on)?;
+        self.give_retired(retired, remote)?;
+        *self.lock() = None;
+        Ok(())
+    }
+
+    fn give_retired(&self, retired: Retired, remote: &Remote) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
         wait::start(remote, sender, move || async move { retired.device() });
         let lost = |_| Error::new(Kind::Io, "the worker has ended");
         let device = receiver.recv().map_err(lost)??;
-        // Nobody else sets it: `giving` is locked.
+        // Nobody else sets it: `giving` is locked, or it was taken from a loop.
         let _ = self.late.device.set(device);
-        *self.lock() = None;
         Ok(())
+    }
+
+    /// Gives the connection to a loop, if no worker has it.
+    pub(crate) fn give_to_loop(&self, py: Python<'_>) -> PyResult<Option<&Polling>> {
+        let (given, raised) = py.detach(|| {
+            let _giving = self.giving.lock().expect("no panic under this lock");
+            let Some(blocking) = self.lock().clone() else { return (Ok(()), None) };
+            with_signals(|go_on| {
+                let polling = Polling::new(blocking.retire(go_on)?)?;
+                // Nobody else sets it: `giving` is locked.
+                let _ = self.polling.set(polling);
+                *self.lock() = None;
+                Ok(())
+            })
+        });
+        settle(given, raised)?;
+        Ok(self.polling.get())
+    }
+
+    /// What a loop has, or had.
+    pub(crate) fn polling(&self) -> Option<&Polling> {
+        self.polling.get()
+    }
+
+    /// Gives the connection of a loop to a worker, after the requests in flight.
+    pub(crate) fn leave_loop(&self, polling: &Polling, remote: &Remote) {
+        polling.leave(|retired| {
+            if let Err(error) = retired.and_then(|retired| self.give_retired(retired, remote)) {
+                let _ = self.late.failed.set(error);
+            }
+        });
     }
 }
 

@@ -13,11 +13,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::completions::Completions;
+use crate::completions::{Completions, Promise};
 use crate::direct::Direct;
 use crate::error::{fail, of_device};
 use crate::memory::{Memory, bytes_of, copied};
 use crate::opening::{Asking, Command, Connection, Mode, Open, Wanted};
+use crate::polling::{Polling, Submitted, Watch, Work};
 use crate::request::{Answer, Asked, carry_out, part_of};
 use crate::wait;
 use crate::workers::libc_numbers::{BADF, INVAL};
@@ -38,7 +39,7 @@ pub(crate) struct Handle {
 }
 
 /// The device and its workers.
-struct Inner {
+pub(crate) struct Inner {
     /// Taken when it is closed.
     open: Option<Open>,
     device: Option<Arc<dyn Device>>,
@@ -56,6 +57,7 @@ impl Inner {
         // The command of a socket ends after its connection.
         let open = (self.device.take(), self.direct.take(), self.open.take());
         if self.generation.is_current() {
+            drain(open.1.as_ref());
             drop(open);
         } else {
             // Its connections belong to the parent process.
@@ -72,8 +74,18 @@ impl Drop for Inner {
         }
         if open.0.is_some() {
             // This may be a worker, or a thread of Python that must not wait.
-            let _ = std::thread::Builder::new().name("closing".into()).spawn(move || drop(open));
+            let _ = std::thread::Builder::new().name("closing".into()).spawn(move || {
+                drain(open.1.as_ref());
+                drop(open);
+            });
         }
+    }
+}
+
+/// Waits for the requests that a loop has in flight.
+fn drain(direct: Option<&Direct>) {
+    if let Some(polling) = direct.and_then(Direct::polling) {
+        polling.drain();
     }
 }
 
@@ -110,23 +122,34 @@ impl Handle {
         wait::wait(py, receiver)?.map_err(|error| of_device(&error))
     }
 
-    /// Carries out a request, and gives its result to a future.
+    /// Carries out a request, and gives its result to a future. True: the loop is to call `Watch.send`.
     fn start(
         &self,
         (completions, future): (&Completions, &Bound<'_, PyAny>),
         asked: Asked,
         buffer: Option<Memory>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
-        inner.needs_worker(future.py())?;
+        let Some(polling) = inner.polling() else {
+            inner.needs_worker(future.py())?;
+            let promise = completions.promise(future, buffer)?;
+            inner.spawn(asked, promise);
+            return Ok(false);
+        };
         let promise = completions.promise(future, buffer)?;
-        let remote = inner.remote.clone();
-        drop(remote.spawn(move || {
-            let work = inner.carry_out(asked);
-            async move { promise.complete(work.await) }
-        }));
-        Ok(())
+        let (asked, promise) = if inner.writable || !asked.changes() {
+            match polling.submit(asked, promise) {
+                Submitted::Sent => return Ok(false),
+                Submitted::Queued => return Ok(true),
+                Submitted::Refused(asked, promise) => (asked, promise),
+            }
+        } else {
+            (asked, promise)
+        };
+        let then = inner.clone();
+        inner.leave_loop(Box::new(move || then.spawn(asked, promise)));
+        Ok(false)
     }
 
     /// Refuses a read that cannot succeed before memory is needed for it.
@@ -200,12 +223,52 @@ impl Inner {
         self.direct.as_ref().filter(|_| self.writable || !changes)
     }
 
+    /// What a loop reads, or has read.
+    pub(crate) fn polling(&self) -> Option<&Polling> {
+        self.direct.as_ref().and_then(Direct::polling)
+    }
+
     /// A worker is to carry out requests from here on.
-    fn needs_worker(&self, py: Python<'_>) -> PyResult<()> {
-        match &self.direct {
-            Some(direct) => direct.give_to_worker(py, &self.remote),
-            None => Ok(()),
+    fn needs_worker(self: &Arc<Self>, py: Python<'_>) -> PyResult<()> {
+        let Some(direct) = &self.direct else { return Ok(()) };
+        if direct.polling().is_none() {
+            return direct.give_to_worker(py, &self.remote);
         }
+        let (sender, receiver) = channel();
+        self.leave_loop(Box::new(move || sender.send(()).unwrap_or_default()));
+        wait::wait(py, receiver)
+    }
+
+    /// Does something when a worker has the connection of a loop.
+    fn leave_loop(self: &Arc<Self>, work: Work) {
+        let Some(polling) = self.polling() else { return };
+        if !polling.when_given(work) {
+            return;
+        }
+        let inner = self.clone();
+        let leaving = std::thread::Builder::new().name("leaving".into());
+        if leaving.spawn(move || inner.give_from_loop()).is_err() {
+            // There are too many threads: this one waits itself.
+            self.give_from_loop();
+        }
+    }
+
+    /// Gives the connection of a loop to a worker.
+    fn give_from_loop(&self) {
+        if let Some(direct) = &self.direct
+            && let Some(polling) = direct.polling()
+        {
+            direct.leave_loop(polling, &self.remote);
+        }
+    }
+
+    /// Lets a worker carry out a request.
+    fn spawn(self: Arc<Self>, asked: Asked, promise: Promise) {
+        let remote = self.remote.clone();
+        drop(remote.spawn(move || {
+            let work = self.carry_out(asked);
+            async move { promise.complete(work.await) }
+        }));
     }
 
     fn carry_out(
@@ -323,6 +386,26 @@ impl Handle {
     /// Lets workers carry out requests from here on, also those that a thread waits for.
     fn use_workers(&self, py: Python<'_>) -> PyResult<()> {
         self.inner()?.needs_worker(py)
+    }
+
+    /// Lets the thread of an event loop carry out requests from here on, those of ``start_…``; returns what
+    /// the loop must watch. ``None``: workers carry them out.
+    fn use_loop(&self, py: Python<'_>) -> PyResult<Option<Watch>> {
+        let inner = self.inner()?;
+        let polling = match &inner.direct {
+            Some(direct) => direct.give_to_loop(py)?,
+            None => None,
+        };
+        match polling {
+            Some(polling) => Watch::of(polling, Arc::downgrade(&inner)),
+            None => Ok(None),
+        }
+    }
+
+    /// Lets workers carry out what a loop did, after the requests in flight. Does not wait for them.
+    fn leave_loop(&self) -> PyResult<()> {
+        self.inner()?.leave_loop(Box::new(|| {}));
+        Ok(())
     }
 
     /// Whether it is closed.
@@ -535,7 +618,7 @@ impl Handle {
         future: &Bound<'_, PyAny>,
         count: u64,
         offset: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let asked = self.read_of(count, offset)?;
         self.start((completions, future), asked, None)
     }
@@ -547,7 +630,7 @@ impl Handle {
         future: &Bound<'_, PyAny>,
         buffer: &Bound<'_, PyAny>,
         offset: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let buffer = Memory::of(buffer)?;
         let asked = self.read_into_of(&buffer, offset)?;
         self.start((completions, future), asked, Some(buffer))
@@ -562,7 +645,7 @@ impl Handle {
         data: &Bound<'_, PyAny>,
         offset: u64,
         fua: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let asked = self.write_of(data, offset, fua)?;
         self.start((completions, future), asked, None)
     }
@@ -579,7 +662,7 @@ impl Handle {
         fua: bool,
         allocate: bool,
         fast: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let flags = zero_flags(fua, allocate, fast);
         self.start((completions, future), Asked::Zero { at: offset, len: count, flags }, None)
     }
@@ -593,13 +676,13 @@ impl Handle {
         count: u64,
         offset: u64,
         fua: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let flags = flag(Flags::FUA, fua);
         self.start((completions, future), Asked::Trim { at: offset, len: count, flags }, None)
     }
 
     /// Starts a flush.
-    fn start_flush(&self, completions: &Completions, future: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn start_flush(&self, completions: &Completions, future: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.start((completions, future), Asked::Flush, None)
     }
 
@@ -610,7 +693,7 @@ impl Handle {
         future: &Bound<'_, PyAny>,
         count: u64,
         offset: u64,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         self.start((completions, future), Asked::Cache { at: offset, len: count }, None)
     }
 
@@ -624,7 +707,7 @@ impl Handle {
         offset: u64,
         contexts: Option<Vec<String>>,
         one: bool,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let asked = self.extents_of(count, offset, contexts, one)?;
         self.start((completions, future), asked, None)
     }

@@ -3,7 +3,7 @@
 //!
 //! - `workers`: the workers of the process, and what a fork means for them. `wait`: a thread of Python
 //!   waits for a worker, without the interpreter's lock. `direct`: it needs none, and does its own input
-//!   and output.
+//!   and output. `polling`: the thread of an event loop does that.
 //! - `handle`: an open device. `opening`: what it is opened from. `request`: requests and their results.
 //!   `completions`: results for an asyncio loop. `memory`: buffers of Python.
 //! - `options`: what a server says before an export is opened. `copy`, `serve`: the functions of these names. `object`: a device in Python, served.
@@ -21,6 +21,7 @@ mod memory;
 mod object;
 mod opening;
 mod options;
+mod polling;
 mod request;
 mod serve;
 mod wait;
@@ -41,6 +42,8 @@ mod _blockhaul {
     use super::handle::Handle;
     #[pymodule_export]
     use super::options::{greet, list_contexts, list_exports};
+    #[pymodule_export]
+    use super::polling::Watch;
     #[pymodule_export]
     use super::serve::Serving;
     #[pymodule_export]

@@ -60,14 +60,16 @@ impl Memory {
 
     /// Fills it with what was read.
     pub(crate) fn fill(&self, py: Python<'_>, parts: &[Part]) -> PyResult<()> {
-        if let [Part::Data(data)] = parts {
-            return self.buffer.copy_from_slice(py, data.bytes());
+        if let [part] = parts
+            && let Some(bytes) = part.bytes()
+        {
+            return self.buffer.copy_from_slice(py, bytes);
         }
         let mut at = 0;
         for part in parts {
-            match part {
-                Part::Data(data) => self.fill_at(py, at, data.bytes())?,
-                Part::Zeroes(len) => self.zero(py, at, *len)?,
+            match part.bytes() {
+                Some(bytes) => self.fill_at(py, at, bytes)?,
+                None => self.zero(py, at, part.len())?,
             }
             at += part.len();
         }
@@ -141,8 +143,10 @@ pub(crate) fn copied(object: &Bound<'_, PyAny>, most: usize, pool: &Pool) -> PyR
 
 /// What was read, as bytes.
 pub(crate) fn bytes_of<'py>(py: Python<'py>, parts: &[Part]) -> PyResult<Bound<'py, PyBytes>> {
-    if let [Part::Data(data)] = parts {
-        return Ok(PyBytes::new(py, data.bytes()));
+    if let [part] = parts
+        && let Some(bytes) = part.bytes()
+    {
+        return Ok(PyBytes::new(py, bytes));
     }
     let len = parts.iter().map(Part::len).sum();
     PyBytes::new_with(py, len, |bytes| {
@@ -150,8 +154,8 @@ pub(crate) fn bytes_of<'py>(py: Python<'py>, parts: &[Part]) -> PyResult<Bound<'
         for part in parts {
             let (here, after) = rest.split_at_mut(part.len());
             // Other parts are zero already.
-            if let Part::Data(data) = part {
-                here.copy_from_slice(data.bytes());
+            if let Some(bytes) = part.bytes() {
+                here.copy_from_slice(bytes);
             }
             rest = after;
         }

@@ -45,14 +45,26 @@ impl Asked {
 pub(crate) enum Part {
     /// Bytes.
     Data(Data),
+    /// Bytes, from a connection of an event loop.
+    Bytes(Vec<u8>),
     /// As many zeroes.
     Zeroes(usize),
 }
 
 impl Part {
+    /// The bytes, if it has some.
+    pub(crate) fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Part::Data(data) => Some(data.bytes()),
+            Part::Bytes(bytes) => Some(bytes),
+            Part::Zeroes(_) => None,
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Part::Data(data) => data.len(),
+            Part::Bytes(bytes) => bytes.len(),
             Part::Zeroes(len) => *len,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
 
-use blockhaul_block::{Can, Error, Flags, Kind, OpKind, Reply, Request};
+use blockhaul_block::{Error, Flags, Kind, OpKind, Reply, Request};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Headers};
 
@@ -17,6 +17,9 @@ use crate::session::Payload;
 const PART: u64 = 8 << 20;
 /// Parts of one call in flight.
 const PARTS: usize = 4;
+/// A read is not made shorter than this for the sake of several parts: while the bytes of one are received, the
+/// server gets those of the next.
+const SHARE: u64 = 256 << 10;
 
 /// A read that has begun.
 pub struct Reading<'a> {
@@ -28,30 +31,15 @@ pub struct Reading<'a> {
     started: VecDeque<(u64, usize)>,
     /// Bytes of them.
     asked: u64,
+    /// Length of a part.
+    part: usize,
 }
 
 impl Blocking {
     /// Whether this request can be sent as it is: the server offers it, and it complies with its block
     /// sizes. Reads and writes may be longer than one request.
     pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
-        let facts = &self.export.facts;
-        let mut needed = match kind {
-            OpKind::Read => Can::empty(),
-            OpKind::Write => Can::WRITE,
-            OpKind::Zero => Can::ZERO,
-            OpKind::Trim => Can::TRIM,
-            OpKind::Flush => Can::FLUSH,
-            OpKind::Cache => Can::CACHE,
-            OpKind::Extents => Can::EXTENTS,
-        };
-        needed.set(Can::FUA, flags.contains(Flags::FUA));
-        needed.set(Can::FAST_ZERO, flags.contains(Flags::FAST));
-        let minimum = u64::from(facts.block.minimum.max(1));
-        let aligned = at.is_multiple_of(minimum) && len.is_multiple_of(minimum);
-        let inside = at.checked_add(len).is_some_and(|end| end <= facts.size);
-        let whole = matches!(kind, OpKind::Read | OpKind::Write) || len <= self.export.effect_max;
-        let ranged = kind == OpKind::Flush || (len > 0 && aligned && inside && whole);
-        facts.can.contains(needed) && ranged
+        self.export.takes(kind, at, len, flags)
     }
 
     /// Begins to read `len` bytes at `at`; [`Blocking::takes`] has said that it is possible.
@@ -62,7 +50,8 @@ impl Blocking {
         let owner = Arc::new(Condvar::new());
         let blocking = self;
         let started = VecDeque::new();
-        let mut reading = Reading { blocking, owner, at, len, started, asked: 0 };
+        let part = self.part_of(len);
+        let mut reading = Reading { blocking, owner, at, len, started, asked: 0, part };
         reading.ask(0, go_on)?;
         Ok(reading)
     }
@@ -172,6 +161,15 @@ impl Blocking {
         self.finish(part, OpKind::Read).map(drop)
     }
 
+    /// The length of the parts of a read: all of it is in flight, if possible.
+    fn part_of(&self, len: u64) -> usize {
+        let step = u64::from(self.export.facts.block.minimum.max(4096));
+        let share = len.div_ceil(PARTS as u64).max(SHARE).checked_next_multiple_of(step);
+        share
+            .and_then(|share| usize::try_from(share).ok())
+            .map_or(self.part(), |share| share.min(self.part()))
+    }
+
     /// The length of parts.
     fn part(&self) -> usize {
         let block = self.export.facts.block;
@@ -187,7 +185,7 @@ impl Reading<'_> {
         while self.asked < self.len && flying + self.started.len() < PARTS {
             let at = self.at.saturating_add(self.asked);
             let left = self.len - self.asked;
-            let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.blocking.part());
+            let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.part);
             let flags = CommandFlags::NONE;
             let length = len as u64;
             let header = Header { flags, command: Command::Read, cookie: 0, offset: at, length };

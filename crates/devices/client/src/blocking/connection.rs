@@ -13,6 +13,7 @@ use super::receiver::{Receiver, Socket};
 use super::stop::{GoOn, Stop};
 use crate::device::{self, Export};
 use crate::link::Link;
+use crate::polled::Polled;
 use crate::reply::Expected;
 use crate::traffic::Traffic;
 
@@ -179,6 +180,21 @@ impl Drop for Blocking {
 }
 
 impl Retired {
+    /// A connection on which nothing is in flight; its socket does not wait.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        export: Arc<Export>,
+        traffic: Arc<Traffic>,
+        timeout: Duration,
+    ) -> Retired {
+        Retired { socket, export, traffic, timeout }
+    }
+
+    /// The connection for an event loop.
+    pub fn polled<T>(self) -> Polled<T> {
+        Polled::new(self.socket, self.export, self.traffic, self.timeout)
+    }
+
     /// The connection as a device; its tasks run on this worker.
     ///
     /// # Errors

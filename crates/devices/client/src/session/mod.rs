@@ -407,7 +407,7 @@ pub(crate) enum Payload {
 
 impl Payload {
     /// Length in bytes.
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Payload::None => 0,
             Payload::Data(data) => data.len(),
