@@ -54,7 +54,7 @@ impl Polling {
     /// A connection on which nothing is in flight.
     ///
     /// # Errors
-    /// If there are too many descriptors; the connection comes back.
+    /// If there are too many descriptors.
     pub(crate) fn new(retired: Retired) -> Result<Polling> {
         let polled = retired.polled();
         let watched = polled.watched();
