@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::error::{fail, of_device};
-use crate::handle::into_object;
-use crate::memory::Memory;
+use crate::memory::{Memory, bytes_of};
 use crate::request::Answer;
 use crate::workers::Generation;
 use crate::workers::libc_numbers::IO;
@@ -153,5 +153,28 @@ impl Completions {
             };
         }
         Ok(())
+    }
+}
+
+/// The result as an object of Python; what was read goes to `buffer` if there is one.
+pub(crate) fn into_object(
+    py: Python<'_>,
+    answer: Answer,
+    buffer: Option<Memory>,
+) -> PyResult<Py<PyAny>> {
+    match (answer, buffer) {
+        (Answer::Done, _) => Ok(py.None()),
+        (Answer::Read(parts), None) => Ok(bytes_of(py, &parts)?.into_any().unbind()),
+        (Answer::Read(parts), Some(buffer)) => {
+            buffer.fill(py, &parts)?;
+            Ok(buffer.len().into_pyobject(py)?.into_any().unbind())
+        }
+        (Answer::Extents(found), _) => {
+            let lists = PyDict::new(py);
+            for (name, runs) in found {
+                lists.set_item(name, runs)?;
+            }
+            Ok(lists.into_any().unbind())
+        }
     }
 }

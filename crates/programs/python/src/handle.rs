@@ -13,12 +13,12 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::completions::{Completions, Promise};
+use crate::completions::{Completions, Promise, into_object};
 use crate::direct::Direct;
 use crate::error::{fail, of_device};
-use crate::memory::{Memory, bytes_of, copied};
+use crate::memory::{Memory, copied};
 use crate::opening::{Asking, Command, Connection, Mode, Open, Wanted};
-use crate::polling::{Polling, Submitted, Watch, Work};
+use crate::polling::{Polling, Polls, Submitted, Watch, Work};
 use crate::request::{Answer, Asked, carry_out, part_of};
 use crate::wait;
 use crate::workers::libc_numbers::{BADF, INVAL};
@@ -39,7 +39,7 @@ pub(crate) struct Handle {
 }
 
 /// The device and its workers.
-pub(crate) struct Inner {
+struct Inner {
     /// Taken when it is closed.
     open: Option<Open>,
     device: Option<Arc<dyn Device>>,
@@ -79,6 +79,12 @@ impl Drop for Inner {
                 drop(open);
             });
         }
+    }
+}
+
+impl Polls for Inner {
+    fn polling(&self) -> Option<&Polling> {
+        self.direct.as_ref().and_then(Direct::polling)
     }
 }
 
@@ -223,11 +229,6 @@ impl Inner {
         self.direct.as_ref().filter(|_| self.writable || !changes)
     }
 
-    /// What a loop reads, or has read.
-    pub(crate) fn polling(&self) -> Option<&Polling> {
-        self.direct.as_ref().and_then(Direct::polling)
-    }
-
     /// A worker is to carry out requests from here on.
     fn needs_worker(self: &Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(direct) = &self.direct else { return Ok(()) };
@@ -294,29 +295,6 @@ impl Inner {
 
 fn flag(flag: Flags, on: bool) -> Flags {
     if on { flag } else { Flags::empty() }
-}
-
-/// The result as an object of Python; what was read goes to `buffer` if there is one.
-pub(crate) fn into_object(
-    py: Python<'_>,
-    answer: Answer,
-    buffer: Option<Memory>,
-) -> PyResult<Py<PyAny>> {
-    match (answer, buffer) {
-        (Answer::Done, _) => Ok(py.None()),
-        (Answer::Read(parts), None) => Ok(bytes_of(py, &parts)?.into_any().unbind()),
-        (Answer::Read(parts), Some(buffer)) => {
-            buffer.fill(py, &parts)?;
-            Ok(buffer.len().into_pyobject(py)?.into_any().unbind())
-        }
-        (Answer::Extents(found), _) => {
-            let lists = PyDict::new(py);
-            for (name, runs) in found {
-                lists.set_item(name, runs)?;
-            }
-            Ok(lists.into_any().unbind())
-        }
-    }
 }
 
 #[pymethods]
@@ -397,7 +375,10 @@ impl Handle {
             None => None,
         };
         match polling {
-            Some(polling) => Watch::of(polling, Arc::downgrade(&inner)),
+            Some(polling) => {
+                let polls: Arc<dyn Polls> = inner.clone();
+                Watch::of(polling, Arc::downgrade(&polls))
+            }
             None => Ok(None),
         }
     }

@@ -13,7 +13,6 @@ use blockhaul_io::Data;
 use pyo3::prelude::*;
 
 use crate::completions::{Completions, Promise};
-use crate::handle::Inner;
 use crate::request::{Answer, Asked, Part, named};
 use crate::workers::Generation;
 
@@ -38,6 +37,12 @@ struct Ticket {
     promise: Promise,
     /// The contexts that it asks for.
     contexts: Contexts,
+}
+
+/// What owns a connection that a loop reads, or has read.
+pub(crate) trait Polls: Send + Sync {
+    /// The connection.
+    fn polling(&self) -> Option<&Polling>;
 }
 
 /// What became of a request.
@@ -251,13 +256,13 @@ fn settle(polled: &Polled<Ticket>, ended: Ended<Ticket>) {
 #[pyclass(frozen, module = "blockhaul._blockhaul")]
 pub(crate) struct Watch {
     watched: Watched,
-    inner: Weak<Inner>,
+    inner: Weak<dyn Polls>,
     generation: Generation,
 }
 
 impl Watch {
     /// For the connection of a handle; `None`: no loop reads it.
-    pub(crate) fn of(polling: &Polling, inner: Weak<Inner>) -> PyResult<Option<Watch>> {
+    pub(crate) fn of(polling: &Polling, inner: Weak<dyn Polls>) -> PyResult<Option<Watch>> {
         let watched = match &polling.lock().polled {
             Some(polled) => polled.watched()?,
             None => return Ok(None),
