@@ -1,4 +1,4 @@
-//! The command lines of nbdkit, nbdcopy, nbddump, nbdinfo and qemu-storage-daemon, translated to those of
+//! The command lines of nbdkit, nbdcopy, nbddump, nbdinfo, qemu-img and qemu-storage-daemon, translated to those of
 //! `blockhaul serve`, `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
 //! abbreviations, formats of output, versions.
 //!
@@ -10,6 +10,8 @@ pub mod nbdcopy;
 pub mod nbddump;
 pub mod nbdinfo;
 pub mod nbdkit;
+pub mod qemu_image;
+pub mod qemu_img;
 pub mod qemu_storage_daemon;
 
 use std::ffi::OsString;

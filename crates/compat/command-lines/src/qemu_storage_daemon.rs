@@ -216,7 +216,7 @@ impl Daemon {
 
 /// Options in JSON, or as `key=value,key.member=value`. The first word may lack its key, which is
 /// `implied`; a double comma is a comma in a value.
-fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
+pub(crate) fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
     if text.starts_with('{') {
         let value: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let Json::Object(members) = value else { return Err(format!("{text}: not an object")) };
@@ -235,7 +235,7 @@ fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
 }
 
 /// The parts between single commas.
-fn split(text: &str) -> Vec<String> {
+pub(crate) fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {
@@ -321,7 +321,7 @@ fn insert(members: &mut Map<String, Json>, key: &str, value: Json) -> Result<(),
     }
 }
 
-fn text<'a>(given: &'a Map<String, Json>, name: &str) -> &'a str {
+pub(crate) fn text<'a>(given: &'a Map<String, Json>, name: &str) -> &'a str {
     given.get(name).and_then(Json::as_str).unwrap_or_default()
 }
 
@@ -332,7 +332,7 @@ fn needed(option: &str, given: &Map<String, Json>, name: &str) -> Result<String,
     }
 }
 
-fn known(option: &str, given: &Map<String, Json>, names: &[&str]) -> Result<(), String> {
+pub(crate) fn known(option: &str, given: &Map<String, Json>, names: &[&str]) -> Result<(), String> {
     match given.keys().find(|name| !names.contains(&name.as_str())) {
         None => Ok(()),
         Some(name) => Err(format!("{option}: Parameter '{name}' is not supported")),

@@ -45,6 +45,8 @@ pub struct Report {
     pub clusters: u64,
     /// Clusters of the disk with data of their own, compressed ones included.
     pub allocated: u64,
+    /// Clusters of the disk that do not follow the one before them in the file; compressed ones count.
+    pub fragmented: u64,
     /// Compressed clusters of the disk.
     pub compressed: u64,
     /// Faults that a write could make worse, without those that were repaired.
@@ -115,6 +117,8 @@ struct Check<'a> {
     /// References to each cluster of the file; the largest number stands for more.
     references: Vec<u16>,
     blocks: Vec<u64>,
+    /// The cluster of the file behind the last one of the disk that is not compressed.
+    next: Option<u64>,
     report: Report,
 }
 
@@ -140,7 +144,16 @@ impl Check<'_> {
         };
         let width = Width::of_order(header.refcounts.order);
         let references = vec![0; index(clusters)];
-        Ok(Check { file, header, layout, width, references, blocks: Vec::new(), report })
+        Ok(Check {
+            file,
+            header,
+            layout,
+            width,
+            references,
+            blocks: Vec::new(),
+            next: None,
+            report,
+        })
     }
 
     fn cluster(&self) -> u64 {
@@ -258,6 +271,7 @@ impl Check<'_> {
 
     async fn count_l2(&mut self, table: u64, l1: u64, is_active: bool, whose: &str) -> Result<()> {
         let all = self.read_words(table, self.cluster()).await?;
+        self.next = None;
         let each = index(self.layout.entry_words());
         for (number, words) in all.chunks(each).enumerate() {
             let at = l1.saturating_mul(self.layout.l2_covers());
@@ -272,7 +286,14 @@ impl Check<'_> {
             let Some(&entry) = words.first() else { continue };
             if is_active && (found.units != 0 || found.elsewhere) {
                 self.report.allocated += 1;
-                self.report.compressed += u64::from(Layout::is_compressed(entry));
+                if Layout::is_compressed(entry) {
+                    self.report.compressed += 1;
+                    self.report.fragmented += 1;
+                } else if let Some((cluster, _)) = self.layout.refers_to(entry) {
+                    let is_next = self.next.is_none_or(|next| next == cluster);
+                    self.report.fragmented += u64::from(!is_next);
+                    self.next = Some(cluster + 1);
+                }
             }
             if let Some((first, count)) = self.layout.refers_to(entry) {
                 let bits = self.layout.cluster_bits;

@@ -8,9 +8,12 @@ use blockhaul_catalog::{Intent, OpenContext};
 pub use super::bitmap::BitmapDescription;
 use super::header::{Compression, Header, autoclear, incompatible};
 use super::image::Head;
+pub use super::snapshot::SnapshotFacts;
 use super::{bitmap, snapshot};
 use crate::named::{Namer, Storage, folder_of};
 
+/// Compatible feature bit 0 ("Header").
+const LAZY_REFCOUNTS: u64 = 1;
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;
 
@@ -30,6 +33,8 @@ pub struct Description {
     pub compression: &'static str,
     /// Whether clusters are divided into subclusters.
     pub subclusters: bool,
+    /// Whether refcounts are only written when the image is closed.
+    pub lazy_refcounts: bool,
     /// Whether refcounts may be wrong, and whether any table may be wrong.
     pub dirty: bool,
     /// See `dirty`.
@@ -60,6 +65,8 @@ pub struct SnapshotDescription {
     pub name: String,
     /// Size of its disk in bytes.
     pub size: u64,
+    /// When it was made, and of what.
+    pub facts: SnapshotFacts,
 }
 
 /// Describes the image in a device.
@@ -79,6 +86,7 @@ async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Descript
         size: size_of(one.size),
         id: one.id,
         name: one.name,
+        facts: one.facts,
     });
     Ok(Description {
         version: header.version,
@@ -90,6 +98,7 @@ async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Descript
             Compression::Zstd => "zstd",
         },
         subclusters: header.is_extended(),
+        lazy_refcounts: header.compatible & LAZY_REFCOUNTS != 0,
         dirty: header.has(incompatible::DIRTY),
         corrupt: header.has(incompatible::CORRUPT),
         backing: header.backing.clone(),

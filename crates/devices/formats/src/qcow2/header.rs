@@ -120,6 +120,8 @@ pub(super) struct Header {
     pub(super) snapshots: SnapshotTable,
     /// Bits of [`incompatible`]; no others.
     pub(super) incompatible: u64,
+    /// Compatible features, known or not ("Header", bytes 80 to 87).
+    pub(super) compatible: u64,
     /// Bits of [`autoclear`], and unknown ones.
     pub(super) autoclear: u64,
     pub(super) compression: Compression,
@@ -199,6 +201,7 @@ impl Header {
             refcounts: fixed.refcounts,
             snapshots: fixed.snapshots,
             incompatible: fixed.incompatible,
+            compatible: fixed.compatible,
             autoclear: fixed.autoclear,
             compression,
             backing,
@@ -345,6 +348,7 @@ struct Fixed {
     refcounts: RefcountTable,
     snapshots: SnapshotTable,
     incompatible: u64,
+    compatible: u64,
     autoclear: u64,
     /// 0: zlib, also if the header is too short for the field.
     compression_type: u8,
@@ -374,6 +378,7 @@ impl Fixed {
             },
             snapshots: SnapshotTable { offset: long(64)?, count: word(60)? },
             incompatible: if is_new { long(72)? } else { 0 },
+            compatible: if is_new { long(80)? } else { 0 },
             autoclear: if is_new { long(AUTOCLEAR_AT)? } else { 0 },
             compression_type: if len > LEN_V3 {
                 *head.get(LEN_V3).ok_or_else(cut_short)?

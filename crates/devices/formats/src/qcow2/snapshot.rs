@@ -25,6 +25,39 @@ pub(super) struct Snapshot {
     pub(super) l1: L1Place,
     /// Size of its disk in bytes; none if it is the image's.
     pub(super) size: Option<u64>,
+    pub(super) facts: SnapshotFacts,
+}
+
+/// What a snapshot tells about the moment when it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SnapshotFacts {
+    /// Length in bytes of the saved state of the virtual machine; 0 if there is none.
+    pub vm_state: u64,
+    /// Seconds since 1970, and nanoseconds.
+    pub date: (u32, u32),
+    /// How long the virtual machine had run, in nanoseconds.
+    pub clock: u64,
+    /// Instructions that it had run, if they were counted.
+    pub instructions: Option<u64>,
+}
+
+impl SnapshotFacts {
+    /// Those of an entry whose extra data has this length.
+    fn parse(entry: &[u8], extra: usize) -> Option<SnapshotFacts> {
+        let vm_state = match extra {
+            8.. => be64(entry, FIXED)?,
+            _ => be32(entry, 32)?.into(),
+        };
+        let instructions = if extra >= 24 { be64(entry, FIXED + 16) } else { None };
+        Some(SnapshotFacts {
+            vm_state,
+            date: (be32(entry, 16)?, be32(entry, 20)?),
+            clock: be64(entry, 24)?,
+            // QEMU writes all ones if it does not count.
+            instructions: instructions.filter(|&count| count != u64::MAX),
+        })
+    }
 }
 
 /// Reads the table of an image.
@@ -142,5 +175,6 @@ fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<Snapsho
     if size.is_some_and(|size| i64::try_from(size).is_err()) {
         return Err(damaged(format!("snapshot {name:?} has more than 2^63 - 1 bytes")));
     }
-    Ok(Snapshot { id, name, l1, size })
+    let facts = SnapshotFacts::parse(entry, extra).ok_or_else(Error::misfit)?;
+    Ok(Snapshot { id, name, l1, size, facts })
 }

@@ -1,0 +1,292 @@
+//! Images as QEMU's programs name them: file names, URIs, `json:{…}` and `--image-opts`.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value as Json};
+
+use crate::qemu_storage_daemon::{parameters, text};
+
+/// A format of images, of those that this program knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The disk, byte for byte.
+    Raw,
+    /// QEMU's.
+    Qcow2,
+    /// VMware's.
+    Vmdk,
+    /// Hyper-V's.
+    Vhdx,
+    /// Virtual PC's.
+    Vpc,
+    /// VirtualBox's.
+    Vdi,
+}
+
+const FORMATS: &[(&str, &str, Format)] = &[
+    ("raw", "file", Format::Raw),
+    ("qcow2", "qcow2", Format::Qcow2),
+    ("vmdk", "vmdk", Format::Vmdk),
+    ("vhdx", "vhdx", Format::Vhdx),
+    ("vpc", "vhd", Format::Vpc),
+    ("vdi", "vdi", Format::Vdi),
+];
+
+impl Format {
+    /// The format of this name, QEMU's.
+    pub fn named(name: &str) -> Option<Format> {
+        FORMATS.iter().find(|one| one.0 == name).map(|one| one.2)
+    }
+
+    /// QEMU's name.
+    pub fn name(self) -> &'static str {
+        FORMATS.iter().find(|one| one.2 == self).map_or("raw", |one| one.0)
+    }
+
+    /// The name of our device.
+    fn scheme(self) -> &'static str {
+        FORMATS.iter().find(|one| one.2 == self).map_or("file", |one| one.1)
+    }
+}
+
+/// An image, or a raw disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Image {
+    /// As the user named it.
+    pub shown: String,
+    /// Where it is.
+    pub place: Place,
+    /// None: the first bytes tell it.
+    pub format: Option<Format>,
+}
+
+/// Where an image is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A file or a block device.
+    Path(PathBuf),
+    /// An export of a server.
+    Uri(String),
+}
+
+/// Options of nodes that change how a file is accessed, but not what is in it.
+const WITHOUT_EFFECT: &[&str] = &[
+    "aio",
+    "auto-read-only",
+    "cache",
+    "detect-zeroes",
+    "discard",
+    "driver",
+    "force-share",
+    "locking",
+    "node-name",
+    "read-only",
+];
+
+impl Image {
+    /// The image of a file name, which may be `json:{…}` and URIs of NBD.
+    ///
+    /// # Errors
+    /// What is wrong, or not supported, by name.
+    pub fn named(name: &str, format: Option<&str>) -> Result<Image, String> {
+        let unknown = |format: &str| format!("Could not open '{name}': Unknown driver '{format}'");
+        let format =
+            format.map(|text| Format::named(text).ok_or_else(|| unknown(text))).transpose()?;
+        if let Some(options) = name.strip_prefix("json:") {
+            let mut image = Image::of_options(&parameters(options, "driver")?, name)?;
+            image.format = format.or(image.format);
+            return Ok(image);
+        }
+        let shown = name.to_string();
+        let protocol = name.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
+        let place = match protocol {
+            None => Place::Path(PathBuf::from(name)),
+            Some(("file", path)) => Place::Path(PathBuf::from(path)),
+            Some(("nbd", rest)) if !rest.starts_with("//") => Place::Uri(legacy(name, rest)?),
+            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "nbd+tcp", _)) => {
+                Place::Uri(name.replacen("nbd+tcp:", "nbd:", 1))
+            }
+            Some((other, _)) => {
+                return Err(format!("Could not open '{name}': Unknown protocol '{other}'"));
+            }
+        };
+        Ok(Image { shown, place, format })
+    }
+
+    /// The image of `--image-opts`.
+    ///
+    /// # Errors
+    /// Those of [`Image::named`].
+    pub fn options(given: &str) -> Result<Image, String> {
+        Image::of_options(&parameters(given, "driver")?, given)
+    }
+
+    fn of_options(given: &Map<String, Json>, shown: &str) -> Result<Image, String> {
+        let driver = text(given, "driver");
+        let inner = match given.get("file") {
+            Some(Json::Object(inner)) => Some(inner),
+            None => None,
+            Some(_) => return Err("file: the name of a node is not supported here".to_string()),
+        };
+        if matches!(driver, "file" | "host_device" | "nbd") {
+            return Ok(Image {
+                shown: shown.to_string(),
+                place: place(driver, given)?,
+                format: None,
+            });
+        }
+        let format = match driver {
+            "" => None,
+            name => Some(Format::named(name).ok_or_else(|| format!("Unknown driver '{name}'"))?),
+        };
+        let flat = Map::new();
+        let inner_of = inner.unwrap_or(&flat);
+        only(given, &["file", "filename"])?;
+        if inner.is_none() {
+            return match text(given, "filename") {
+                "" => Err("A block device must be specified for \"file\"".to_string()),
+                name => Image::named(name, format.map(Format::name)),
+            };
+        }
+        let driver = match text(inner_of, "driver") {
+            "" => "file",
+            driver => driver,
+        };
+        Ok(Image { shown: shown.to_string(), place: place(driver, inner_of)?, format })
+    }
+
+    /// The description of the device that holds the image.
+    pub fn holder(&self) -> String {
+        match &self.place {
+            Place::Uri(uri) => uri.clone(),
+            Place::Path(path) => {
+                let text = path.to_string_lossy();
+                // A colon would make a relative path another device.
+                if path.is_absolute() { text.into_owned() } else { format!("./{text}") }
+            }
+        }
+    }
+
+    /// The description of the disk in it, in this format, with further options of the device.
+    pub fn disk(&self, format: Format, options: &[String]) -> String {
+        let holder = self.holder();
+        let scheme = format.scheme();
+        let mut all = options.to_vec();
+        match (format, &self.place) {
+            (Format::Raw, Place::Uri(uri)) => return uri.clone(),
+            (Format::Raw | Format::Vdi, _) => {}
+            _ => all.insert(0, "names=allow".to_string()),
+        }
+        let separator = if all.is_empty() { "" } else { "?" };
+        format!("{scheme}:{}{separator}{}", encoded(&holder), all.join("&"))
+    }
+
+    /// The path, if it is a file.
+    pub fn path(&self) -> Option<&std::path::Path> {
+        match &self.place {
+            Place::Path(path) => Some(path),
+            Place::Uri(_) => None,
+        }
+    }
+}
+
+/// A description as a part of another one.
+pub fn encoded(text: &str) -> String {
+    text.replace('%', "%25").replace('?', "%3f").replace('&', "%26")
+}
+
+/// `nbd:unix:PATH[:exportname=NAME]` and `nbd:HOST:PORT[:exportname=NAME]` as a URI.
+fn legacy(name: &str, rest: &str) -> Result<String, String> {
+    let (server, export) = match rest.split_once(":exportname=") {
+        Some((server, export)) => (server, export),
+        None => (rest, ""),
+    };
+    match server.strip_prefix("unix:") {
+        Some(path) => Ok(format!("nbd+unix:///{}?socket={}", encoded(export), encoded(path))),
+        None if server.contains(':') => Ok(format!("nbd://{server}/{}", encoded(export))),
+        None => Err(format!("Could not open '{name}': it names no port")),
+    }
+}
+
+fn place(driver: &str, given: &Map<String, Json>) -> Result<Place, String> {
+    match driver {
+        "file" | "host_device" => {
+            only(given, &["filename"])?;
+            match text(given, "filename") {
+                "" => Err("The 'file' block driver requires a file name".to_string()),
+                name => Ok(Place::Path(PathBuf::from(name))),
+            }
+        }
+        "nbd" => {
+            only(given, &["server", "export", "host", "port", "path"])?;
+            let server = given.get("server").and_then(Json::as_object).unwrap_or(given);
+            let one = |name: &str| text(server, name);
+            let export = encoded(text(given, "export"));
+            match (one("path"), one("host"), one("port")) {
+                ("", "", _) => Err("One of path and host must be specified".to_string()),
+                ("", host, port) => {
+                    let port = if port.is_empty() { "10809" } else { port };
+                    Ok(Place::Uri(format!("nbd://{host}:{port}/{export}")))
+                }
+                (path, ..) => {
+                    Ok(Place::Uri(format!("nbd+unix:///{export}?socket={}", encoded(path))))
+                }
+            }
+        }
+        other => Err(format!("driver '{other}' is not supported here")),
+    }
+}
+
+/// Refuses options that are not among these, and would have an effect.
+fn only(given: &Map<String, Json>, names: &[&str]) -> Result<(), String> {
+    let known = |name: &str| names.contains(&name) || WITHOUT_EFFECT.contains(&name);
+    match given.keys().find(|name| !known(name)) {
+        None => Ok(()),
+        Some(name) => Err(format!("Parameter '{name}' is not supported")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_descriptions() {
+        let disk = |name: &str, format: Format| Image::named(name, None).unwrap().disk(format, &[]);
+        assert_eq!(disk("a b?c%", Format::Raw), "file:./a b%3fc%25");
+        assert_eq!(disk("/x/d.qcow2", Format::Qcow2), "qcow2:/x/d.qcow2?names=allow");
+        assert_eq!(disk("file:x:y", Format::Vpc), "vhd:./x:y?names=allow");
+        assert_eq!(disk("nbd:unix:/s:exportname=e", Format::Raw), "nbd+unix:///e?socket=/s");
+        assert_eq!(disk("nbd:localhost:1", Format::Raw), "nbd://localhost:1/");
+        let uri = "nbd+unix:///e?socket=/s";
+        assert_eq!(disk(uri, Format::Qcow2), "qcow2:nbd+unix:///e%3fsocket=/s?names=allow");
+    }
+
+    #[test]
+    fn options_and_json_name_the_same() {
+        let one = Image::options("driver=qcow2,file.driver=file,file.filename=/a,,b").unwrap();
+        assert_eq!(one.path().unwrap().to_str(), Some("/a,b"));
+        let json = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/a,b"}}"#;
+        let other = Image::named(json, None).unwrap();
+        assert_eq!((one.format, one.place), (other.format, other.place));
+        let nbd =
+            "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=e";
+        assert_eq!(Image::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        for (name, why) in [
+            ("rbd:pool/x", "protocol 'rbd'"),
+            ("json:{\"driver\":\"rbd\"}", "driver 'rbd'"),
+            ("json:{\"driver\":\"raw\",\"offset\":1,\"file\":{\"filename\":\"x\"}}", "'offset'"),
+            ("json:{", "EOF"),
+            ("nbd:x", "port"),
+        ] {
+            let said = Image::named(name, None).unwrap_err();
+            assert!(said.contains(why), "{name}: {said}");
+        }
+        let said = Image::named("x", Some("cow")).unwrap_err();
+        assert!(said.contains("Unknown driver 'cow'"), "{said}");
+    }
+}

@@ -1,0 +1,446 @@
+//! The command line of qemu-img: a command, its options and its operands.
+
+use std::ffi::OsString;
+
+use crate::Asked;
+use crate::getopt::{self, Opt, Value, opt};
+use crate::qemu_image::Image;
+
+/// The version that is printed: scripts compare it to know which options exist.
+pub const VERSION: &str = "10.0.13";
+
+const HELP: &str = "\
+Disk images, with the command line of QEMU's qemu-img.
+
+    qemu-img COMMAND [OPTIONS] ...
+
+This is blockhaul, with the command line of QEMU's qemu-img.
+
+    bitmap   --add|--remove|--clear|--enable|--disable|--merge SOURCE [-b FILE] [-F FORMAT]
+             [-g GRANULARITY] [-f FORMAT] FILE BITMAP
+    check    [-f FORMAT] [--output=human|json] [-r leaks|all] [-q] [-U] FILE
+    commit   [-f FORMAT] [-b BASE] [-d] [-p] [-q] FILE
+    compare  [-f FORMAT] [-F FORMAT] [-s] [-p] [-q] [-U] FILE1 FILE2
+    convert  [-f FORMAT] [-O FORMAT] [-o OPTIONS] [-B BACKING -F FORMAT] [-c] [-l SNAPSHOT] [-n]
+             [-S SIZE] [-r RATE] [-m N] [-W] [-t CACHE] [-T CACHE] [--target-is-zero] [-p] [-q] [-U]
+             FILE OUTPUT
+    create   [-f FORMAT] [-o OPTIONS] [-b BACKING -F FORMAT] [-u] [-q] FILE [SIZE]
+    info     [-f FORMAT] [--output=human|json] [--backing-chain] [-U] FILE
+    map      [-f FORMAT] [--output=human|json] [-s OFFSET] [-l LENGTH] [-U] FILE
+    measure  [-f FORMAT] [--output=human|json] [-O FORMAT] [-o OPTIONS] [--size=SIZE | FILE]
+    rebase   [-f FORMAT] [-b BACKING] [-F FORMAT] [-u] [-p] [-q] FILE
+    resize   [-f FORMAT] [--shrink] [-q] FILE [+|-]SIZE
+    snapshot [-l] [-q] [-U] FILE
+
+FILE is a path, an NBD URI, json:{...} or, with --image-opts, driver=...,file.filename=...
+Formats: raw, qcow2; vmdk, vhdx, vpc and vdi are read.
+
+See docs/qemu-img.md for what differs.
+";
+
+/// A command line that was understood.
+#[derive(Debug)]
+pub struct Line {
+    /// The name of the command.
+    pub command: &'static str,
+    options: Vec<(&'static str, String)>,
+    /// The words that are no options.
+    pub operands: Vec<String>,
+}
+
+/// A command, its options, and those that are refused by name.
+struct Command {
+    name: &'static str,
+    options: &'static [Opt],
+    refused: &'static [&'static str],
+}
+
+const NO: Value = Value::No;
+const MUST: Value = Value::Must;
+
+const FORMAT: Opt = opt("format", Some(b'f'), MUST);
+const IMAGE_OPTS: Opt = opt("image-opts", None, NO);
+const OUTPUT: Opt = opt("output", None, MUST);
+const QUIET: Opt = opt("quiet", Some(b'q'), NO);
+const PROGRESS: Opt = opt("progress", Some(b'p'), NO);
+const FORCE_SHARE: Opt = opt("force-share", Some(b'U'), NO);
+const CACHE: Opt = opt("cache", Some(b't'), MUST);
+const SOURCE_CACHE: Opt = opt("source-cache", Some(b'T'), MUST);
+const OBJECT: Opt = opt("object", None, MUST);
+const OPTIONS: Opt = opt("options", Some(b'o'), MUST);
+const BACKING_FORMAT: Opt = opt("backing-format", Some(b'F'), MUST);
+const HELP_OPTION: Opt = opt("help", Some(b'h'), NO);
+
+const COMMANDS: &[Command] = &[
+    Command {
+        name: "bitmap",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            opt("add", None, NO),
+            opt("remove", None, NO),
+            opt("clear", None, NO),
+            opt("enable", None, NO),
+            opt("disable", None, NO),
+            opt("merge", None, MUST),
+            opt("granularity", Some(b'g'), MUST),
+            opt("source-file", Some(b'b'), MUST),
+            opt("source-format", Some(b'F'), MUST),
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "check",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OUTPUT,
+            OBJECT,
+            opt("repair", Some(b'r'), MUST),
+            SOURCE_CACHE,
+            QUIET,
+            FORCE_SHARE,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "commit",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            CACHE,
+            opt("base", Some(b'b'), MUST),
+            opt("drop", Some(b'd'), NO),
+            opt("rate-limit", Some(b'r'), MUST),
+            PROGRESS,
+            QUIET,
+        ],
+        refused: &["base", "rate-limit"],
+    },
+    Command {
+        name: "compare",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            opt("b-format", Some(b'F'), MUST),
+            IMAGE_OPTS,
+            OBJECT,
+            opt("strict", Some(b's'), NO),
+            SOURCE_CACHE,
+            PROGRESS,
+            QUIET,
+            FORCE_SHARE,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "convert",
+        options: &[
+            HELP_OPTION,
+            opt("source-format", Some(b'f'), MUST),
+            opt("target-format", Some(b'O'), MUST),
+            IMAGE_OPTS,
+            opt("target-image-opts", None, NO),
+            OBJECT,
+            OPTIONS,
+            opt("backing", Some(b'B'), MUST),
+            opt("backing", Some(b'b'), MUST),
+            BACKING_FORMAT,
+            opt("compress", Some(b'c'), NO),
+            opt("copy-range", Some(b'C'), NO),
+            opt("snapshot", Some(b'l'), MUST),
+            opt("no-create", Some(b'n'), NO),
+            opt("sparse-size", Some(b'S'), MUST),
+            opt("rate-limit", Some(b'r'), MUST),
+            opt("parallel", Some(b'm'), MUST),
+            opt("oob-writes", Some(b'W'), NO),
+            CACHE,
+            SOURCE_CACHE,
+            opt("target-is-zero", None, NO),
+            opt("salvage", None, NO),
+            opt("bitmaps", None, NO),
+            opt("skip-broken-bitmaps", None, NO),
+            PROGRESS,
+            QUIET,
+            FORCE_SHARE,
+        ],
+        refused: &["salvage", "bitmaps", "skip-broken-bitmaps"],
+    },
+    Command {
+        name: "create",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            OPTIONS,
+            OBJECT,
+            opt("backing", Some(b'b'), MUST),
+            BACKING_FORMAT,
+            opt("backing-unsafe", Some(b'u'), NO),
+            QUIET,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "info",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OUTPUT,
+            OBJECT,
+            opt("backing-chain", None, NO),
+            opt("limits", None, NO),
+            FORCE_SHARE,
+        ],
+        refused: &["limits"],
+    },
+    Command {
+        name: "map",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OUTPUT,
+            OBJECT,
+            opt("start-offset", Some(b's'), MUST),
+            opt("max-length", Some(b'l'), MUST),
+            FORCE_SHARE,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "measure",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            opt("target-format", Some(b'O'), MUST),
+            IMAGE_OPTS,
+            OUTPUT,
+            OBJECT,
+            OPTIONS,
+            opt("size", Some(b's'), MUST),
+            opt("snapshot", Some(b'l'), MUST),
+            FORCE_SHARE,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "rebase",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            opt("backing", Some(b'b'), MUST),
+            BACKING_FORMAT,
+            opt("backing-unsafe", Some(b'u'), NO),
+            opt("compress", Some(b'c'), NO),
+            CACHE,
+            SOURCE_CACHE,
+            PROGRESS,
+            QUIET,
+            FORCE_SHARE,
+        ],
+        refused: &["compress"],
+    },
+    Command {
+        name: "resize",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            opt("shrink", None, NO),
+            opt("preallocation", None, MUST),
+            QUIET,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "snapshot",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            opt("list", Some(b'l'), NO),
+            opt("apply", Some(b'a'), MUST),
+            opt("create", Some(b'c'), MUST),
+            opt("delete", Some(b'd'), MUST),
+            QUIET,
+            FORCE_SHARE,
+        ],
+        refused: &["apply", "create", "delete"],
+    },
+];
+
+/// Commands of the original that are not here.
+const MISSING: &[&str] = &["amend", "bench", "dd"];
+
+/// Parses the command line of qemu-img, without the name of the program.
+///
+/// # Errors
+/// What is wrong, or not supported, by name.
+pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
+    let text = |word: &OsString| {
+        word.to_str().map(str::to_string).ok_or_else(|| format!("{word:?} is not UTF-8"))
+    };
+    let words: Vec<String> = words.iter().map(text).collect::<Result<_, _>>()?;
+    let (name, rest) = match &words[..] {
+        [] => return Err("Not enough arguments\nTry 'qemu-img --help' for more info".to_string()),
+        [first, ..] if ["-h", "--help", "-help"].contains(&first.as_str()) => {
+            return Ok(Asked::Text(HELP.to_string()));
+        }
+        [first, ..] if ["-V", "--version"].contains(&first.as_str()) => {
+            return Ok(Asked::Text(format!("qemu-img version {VERSION} (blockhaul)\n")));
+        }
+        [first, ..] if first.starts_with('-') => {
+            return Err(format!("{first} is not supported; see qemu-img --help"));
+        }
+        [name, rest @ ..] => (name, rest),
+    };
+    if MISSING.contains(&name.as_str()) {
+        return Err(format!("the command {name} is not supported; see qemu-img --help"));
+    }
+    let found = COMMANDS.iter().find(|one| one.name == name);
+    let command = found
+        .ok_or_else(|| format!("Command not found: {name}\nTry 'qemu-img --help' for more info"))?;
+    let rest: Vec<OsString> = rest.iter().map(OsString::from).collect();
+    let parts = getopt::parse(command.options, &rest)
+        .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
+    let mut line = Line { command: command.name, options: Vec::new(), operands: Vec::new() };
+    for (means, value) in parts.options {
+        match means {
+            "help" => return Ok(Asked::Text(HELP.to_string())),
+            "object" => return Err(format!("{name}: --object is not supported")),
+            _ if command.refused.contains(&means) => {
+                return Err(format!("{name}: --{means} is not supported"));
+            }
+            _ => {}
+        }
+        let value = value.and_then(|value| value.into_string().ok()).unwrap_or_default();
+        line.options.push((means, value));
+    }
+    let operands = parts.operands.into_iter().filter_map(|word| word.into_string().ok());
+    line.operands = operands.collect();
+    Ok(Asked::Run(line))
+}
+
+impl Line {
+    /// Whether an option was given.
+    pub fn has(&self, name: &str) -> bool {
+        self.options.iter().any(|one| one.0 == name)
+    }
+
+    /// The value of an option: the last one counts.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let found = self.options.iter().rev().find(|one| one.0 == name);
+        found.map(|one| one.1.as_str())
+    }
+
+    /// All options, in order.
+    pub fn options(&self) -> &[(&'static str, String)] {
+        &self.options
+    }
+
+    /// Whether JSON is asked for.
+    ///
+    /// # Errors
+    /// For an output that is not known.
+    pub fn is_json(&self) -> Result<bool, String> {
+        match self.value("output") {
+            None | Some("human") => Ok(false),
+            Some("json") => Ok(true),
+            Some(_) => Err("--output expects 'human' or 'json'".to_string()),
+        }
+    }
+
+    /// The image that an operand names, in the format of this option.
+    ///
+    /// # Errors
+    /// If it is missing, or cannot be understood.
+    pub fn image(&self, number: usize, format: &str) -> Result<Image, String> {
+        let Some(name) = self.operands.get(number) else {
+            return Err(format!("{}: Expecting image file name", self.command));
+        };
+        if self.has("image-opts") {
+            return Image::options(name);
+        }
+        Image::named(name, self.value(format))
+    }
+
+    /// Refuses operands beyond the first `most`.
+    ///
+    /// # Errors
+    /// Names the first one that is too many.
+    pub fn at_most(&self, most: usize) -> Result<(), String> {
+        match self.operands.get(most) {
+            None => Ok(()),
+            Some(word) => Err(format!("{}: Unexpected argument: {word}", self.command)),
+        }
+    }
+
+    /// The members of all options `-o`.
+    ///
+    /// # Errors
+    /// If one has no `=`.
+    pub fn creation(&self) -> Result<Vec<(String, String)>, String> {
+        let given = self.options.iter().filter(|one| one.0 == "options");
+        let words = given.flat_map(|one| crate::qemu_storage_daemon::split(&one.1));
+        let pair = |word: String| match word.split_once('=') {
+            Some((name, value)) => Ok((name.to_string(), value.to_string())),
+            None => Ok((word, "on".to_string())),
+        };
+        words.map(pair).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Result<Line, String> {
+        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        match parse(&words)? {
+            Asked::Text(text) => Err(text),
+            Asked::Run(line) => Ok(line),
+        }
+    }
+
+    #[test]
+    fn options_stand_anywhere_and_the_last_one_counts() {
+        let found = line("convert a -O qcow2 -pm16 b -O raw -o a=1,b -o c=2").unwrap();
+        assert_eq!(found.operands, ["a", "b"]);
+        assert_eq!(found.value("target-format"), Some("raw"));
+        assert_eq!(found.value("parallel"), Some("16"));
+        assert!(found.has("progress") && !found.has("quiet"));
+        let pairs = found.creation().unwrap();
+        assert_eq!(pairs.len(), 3);
+        assert_eq!(pairs[1], ("b".to_string(), "on".to_string()));
+    }
+
+    #[test]
+    fn what_is_missing_is_refused_by_name() {
+        for (text, why) in [
+            ("", "Not enough arguments"),
+            ("foo", "Command not found: foo"),
+            ("amend x", "the command amend is not supported"),
+            ("convert --salvage a b", "--salvage is not supported"),
+            ("snapshot -c x a", "--create is not supported"),
+            ("info --object secret,id=x a", "--object is not supported"),
+            ("info --what a", "--what"),
+            ("--trace x", "--trace"),
+        ] {
+            let said = line(text).unwrap_err();
+            assert!(said.contains(why), "{text}: {said}");
+        }
+        assert!(line("--version").unwrap_err().starts_with("qemu-img version 10."));
+        assert!(line("info a --output=xml").unwrap().is_json().is_err());
+        assert!(line("info a b").unwrap().at_most(1).is_err());
+    }
+}
