@@ -19,26 +19,7 @@ const CANNOT_READ: u8 = 4;
 
 /// Runs `blockhaul compare`.
 pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
-    let specs = vec![groups.spec(&args.one)?, groups.spec(&args.other)?];
-    let strict = args.strict;
-    let result = over(&args.reading, specs, move |stacks, options, pool| async move {
-        let sizes = (stacks[0].device().facts().size, stacks[1].device().facts().size);
-        if strict && sizes.0 != sizes.1 {
-            return Ok(Comparison { differs_at: None, sizes });
-        }
-        let progress = Arc::new(Progress::new());
-        blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await
-    });
-    let found = result.map_err(|failure| match failure {
-        Failed::Opening(failure) => failure.with_status(CANNOT_OPEN),
-        Failed::Working(error) => {
-            let status = match error.request() {
-                Some((OpKind::Extents, ..)) => CANNOT_MAP,
-                _ => CANNOT_READ,
-            };
-            Failure::from(error).with_status(status)
-        }
-    })?;
+    let found = compared(args, groups)?;
     let (one, other) = found.sizes;
     let (text, status) = match found.differs_at {
         Some(at) => (format!("different: first difference at offset {at}\n"), DIFFERENT),
@@ -55,6 +36,30 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
         out::print(text.as_bytes())?;
     }
     Ok(status)
+}
+
+/// Compares two devices; failures have the status of `compare`.
+pub(crate) fn compared(args: &args::Compare, groups: &Groups) -> Result<Comparison, Failure> {
+    let specs = vec![groups.spec(&args.one)?, groups.spec(&args.other)?];
+    let strict = args.strict;
+    let result = over(&args.reading, specs, move |stacks, options, pool| async move {
+        let sizes = (stacks[0].device().facts().size, stacks[1].device().facts().size);
+        if strict && sizes.0 != sizes.1 {
+            return Ok(Comparison { differs_at: None, sizes });
+        }
+        let progress = Arc::new(Progress::new());
+        blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await
+    });
+    result.map_err(|failure| match failure {
+        Failed::Opening(failure) => failure.with_status(CANNOT_OPEN),
+        Failed::Working(error) => {
+            let status = match error.request() {
+                Some((OpKind::Extents, ..)) => CANNOT_MAP,
+                _ => CANNOT_READ,
+            };
+            Failure::from(error).with_status(status)
+        }
+    })
 }
 
 /// Why a manifest cannot be read. Other files may not be text.

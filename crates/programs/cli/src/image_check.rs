@@ -20,6 +20,23 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `blockhaul check`.
 pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
+    let (name, report) = checked(args, groups)?;
+    let text = if args.json { json(&name, &report) } else { text(&report) };
+    out::print(text.as_bytes())?;
+    Ok(status(&report))
+}
+
+/// The exit status for what was found.
+pub(crate) fn status(report: &Report) -> u8 {
+    match (report.corruptions, report.leaks) {
+        (1.., _) => CORRUPT,
+        (0, 1..) => LEAKS,
+        (0, 0) => 0,
+    }
+}
+
+/// Checks an image; also returns its name.
+pub(crate) fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Failure> {
     logger::start(false);
     let spec = match groups.spec(&args.image)? {
         // The image, not the disk in it.
@@ -56,13 +73,7 @@ pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
     // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(open);
     let report = result.map_err(|error| Failure::opening("image", &name, &error))?;
-    let text = if args.json { json(&name, &report) } else { text(&report) };
-    out::print(text.as_bytes())?;
-    Ok(match (report.corruptions, report.leaks) {
-        (1.., _) => CORRUPT,
-        (0, 1..) => LEAKS,
-        (0, 0) => 0,
-    })
+    Ok((name, report))
 }
 
 fn text(report: &Report) -> String {

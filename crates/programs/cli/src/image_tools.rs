@@ -68,6 +68,18 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
 
 /// Runs `blockhaul measure`.
 pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
+    let (required, full) = measured(args, groups)?;
+    let text = if args.json {
+        format!("{:#}\n", json!({ "required": required, "fully-allocated": full }))
+    } else {
+        format!("required size: {required}\nfully allocated size: {full}\n")
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// The length of an image: with the data of now, and with data in all clusters.
+pub(crate) fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure> {
     let spec = groups.spec(&args.source)?;
     let name = spec.to_string();
     let cluster = args.cluster;
@@ -88,14 +100,7 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
     })?;
     // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(open);
-    let (required, full) = result.map_err(|error| Failure::opening("source", &name, &error))?;
-    let text = if args.json {
-        format!("{:#}\n", json!({ "required": required, "fully-allocated": full }))
-    } else {
-        format!("required size: {required}\nfully allocated size: {full}\n")
-    };
-    out::print(text.as_bytes())?;
-    Ok(0)
+    result.map_err(|error| Failure::opening("source", &name, &error))
 }
 
 /// Describes the image that a word names.

@@ -1,7 +1,7 @@
-//! blockhaul as a replacement of libnbd's programs, of nbdkit and of qemu-storage-daemon: called as
-//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
+//! blockhaul as a replacement of libnbd's programs, of nbdkit, qemu-img and qemu-storage-daemon: called as
+//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit`, `qemu-img` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
 //! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
-//! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md and docs/qmp.md.
+//! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md, docs/qemu-img.md and docs/qmp.md.
 //!
 //! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
 
@@ -10,6 +10,8 @@ mod nbddump;
 mod nbdinfo;
 mod nbdkit;
 mod nbdkit_log;
+#[cfg(feature = "formats")]
+mod qemu_img;
 mod qemu_storage_daemon;
 mod stand_in;
 
@@ -39,6 +41,8 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbddump", run: nbddump::run },
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
+    #[cfg(feature = "formats")]
+    Program { name: "qemu-img", run: qemu_img::run },
     Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },
 ];
 

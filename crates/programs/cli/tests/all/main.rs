@@ -24,6 +24,8 @@ mod mount;
 mod names;
 mod part;
 mod pull;
+#[cfg(feature = "formats")]
+mod qemu_img;
 mod qmp;
 mod reports;
 mod serve;

@@ -1,0 +1,371 @@
+//! `qemu-img info` and `qemu-img snapshot -l`.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use blockhaul_block::Error;
+use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_command_lines::qemu_image::{Format, Image, Place};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::describe::{
+    BitmapDescription, Description, SnapshotDescription, describe,
+};
+
+use super::json::Value;
+use super::{beside, failure, not_opened, opened};
+use crate::exit::{Failure, Outcome};
+use crate::image_tools::run;
+use crate::out;
+
+/// Most images of a chain.
+const CHAIN_MAX: usize = 200;
+
+/// An image, with what it tells.
+struct Found {
+    image: Image,
+    format: Format,
+    /// Size of the disk, and length of the file, in bytes.
+    size: u64,
+    len: u64,
+    qcow2: Option<Description>,
+}
+
+/// Runs `info`.
+pub(super) fn info(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let is_json = line.is_json().map_err(failure)?;
+    let all = chain(line.image(0, "format").map_err(failure)?, line.has("backing-chain"))?;
+    let text = if is_json {
+        let mut values: Vec<Value> = all.iter().map(Found::value).collect();
+        let value = match (line.has("backing-chain"), values.pop()) {
+            (false, Some(only)) => only,
+            (_, last) => {
+                values.extend(last);
+                Value::List(values)
+            }
+        };
+        value.json() + "\n"
+    } else {
+        all.iter().map(Found::text).collect::<Vec<_>>().join("\n")
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// Runs `snapshot`.
+pub(super) fn snapshot(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let all = chain(line.image(0, "format").map_err(failure)?, false)?;
+    let snapshots = all.first().and_then(|found| found.qcow2.as_ref());
+    if let Some(qcow2) = snapshots.filter(|qcow2| !qcow2.snapshots.is_empty()) {
+        out::print(table(&qcow2.snapshots).as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// The image, and those below it if they are wanted.
+fn chain(first: Image, wanted: bool) -> Result<Vec<Found>, Failure> {
+    let mut all: Vec<Found> = Vec::new();
+    let mut next = Some(first);
+    while let Some(image) = next.take() {
+        let is_loop = |found: &Found| found.image.place == image.place;
+        if all.len() == CHAIN_MAX || all.iter().any(is_loop) {
+            let text = format!("Backing file '{}' creates an infinite loop.", image.shown);
+            return Err(failure(text));
+        }
+        let found = one(image)?;
+        if let Some(below) = found.below().filter(|_| wanted) {
+            let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
+            next = Some(Image::named(&below, format).map_err(failure)?);
+        }
+        all.push(found);
+    }
+    Ok(all)
+}
+
+fn one(image: Image) -> Result<Found, Failure> {
+    let format = opened(&image)?;
+    let holder = Spec::parse(image.holder().as_ref())?;
+    let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
+    let is_qcow2 = format == Format::Qcow2;
+    let result = run(move |registry| async move {
+        let mut open = Vec::new();
+        let result = async {
+            let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+            open.push(stack.clone());
+            let len = stack.device().facts().size;
+            if is_qcow2 {
+                let qcow2 = describe(stack.device()).await?;
+                return Ok((qcow2.size, len, Some(qcow2)));
+            }
+            let size = size(&registry, &disk, &mut open).await?;
+            Ok::<_, Error>((size, len, None))
+        };
+        (result.await, open)
+    })?;
+    let (result, open) = result;
+    // Not on a worker: this waits for servers to end.
+    drop(open);
+    let (size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
+    let len = match &image.place {
+        Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
+        Place::Uri(_) => len,
+    };
+    // QEMU counts in sectors.
+    let [size, len] = [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
+    Ok(Found { image, format, size, len, qcow2 })
+}
+
+async fn size(
+    registry: &Registry,
+    disk: &Spec,
+    open: &mut Vec<blockhaul_catalog::Stack>,
+) -> Result<u64, Error> {
+    let stack = registry.open(disk, Vec::new(), Intent::READ).await?;
+    let size = stack.device().facts().size;
+    open.push(stack);
+    Ok(size)
+}
+
+impl Found {
+    /// The name of the backing file, from the directory of this program.
+    fn below(&self) -> Option<String> {
+        let name = self.qcow2.as_ref()?.backing.as_deref()?;
+        Some(beside(&self.image, name))
+    }
+
+    fn actual(&self) -> Option<u64> {
+        let data = std::fs::metadata(self.image.path()?).ok()?;
+        Some(data.blocks().saturating_mul(512))
+    }
+
+    fn protocol(&self) -> &'static str {
+        use std::os::unix::fs::FileTypeExt as _;
+        match &self.image.place {
+            Place::Uri(_) => "nbd",
+            Place::Path(path) => match std::fs::metadata(path) {
+                Ok(data) if data.file_type().is_block_device() => "host_device",
+                _ => "file",
+            },
+        }
+    }
+
+    fn name(&self) -> String {
+        self.image
+            .path()
+            .map_or_else(|| self.image.shown.clone(), |path| path.display().to_string())
+    }
+
+    fn value(&self) -> Value {
+        let actual = |members: &mut Vec<(&'static str, Value)>| {
+            members.extend(self.actual().map(|bytes| ("actual-size", Value::Number(bytes))));
+        };
+        let mut child = vec![
+            ("children", Value::List(Vec::new())),
+            ("virtual-size", Value::Number(self.len)),
+            ("filename", Value::Text(self.name())),
+            ("format", Value::Text(self.protocol().to_string())),
+        ];
+        actual(&mut child);
+        if self.protocol() != "nbd" {
+            let specific = vec![
+                ("type", Value::Text(self.protocol().to_string())),
+                ("data", Value::Object(Vec::new())),
+            ];
+            child.push(("format-specific", Value::Object(specific)));
+        }
+        child.push(("dirty-flag", Value::Flag(false)));
+        let child = vec![("name", Value::Text("file".to_string())), ("info", Value::Object(child))];
+        let mut all = vec![("children", Value::List(vec![Value::Object(child)]))];
+        let qcow2 = self.qcow2.as_ref();
+        if let Some(qcow2) = qcow2 {
+            let backing = qcow2.backing.as_ref().and(qcow2.backing_format.as_ref());
+            all.extend(backing.map(|name| ("backing-filename-format", Value::Text(name.clone()))));
+            if !qcow2.snapshots.is_empty() {
+                all.push(("snapshots", Value::List(qcow2.snapshots.iter().map(moment).collect())));
+            }
+        }
+        all.push(("virtual-size", Value::Number(self.size)));
+        all.push(("filename", Value::Text(self.name())));
+        all.extend(qcow2.map(|qcow2| ("cluster-size", Value::Number(qcow2.cluster))));
+        all.push(("format", Value::Text(self.format.name().to_string())));
+        actual(&mut all);
+        if let Some(qcow2) = qcow2 {
+            let specific =
+                vec![("type", Value::Text("qcow2".to_string())), ("data", specific(qcow2))];
+            all.push(("format-specific", Value::Object(specific)));
+            all.extend(self.below().map(|name| ("full-backing-filename", Value::Text(name))));
+            let name = qcow2.backing.clone();
+            all.extend(name.map(|name| ("backing-filename", Value::Text(name))));
+        }
+        all.push(("dirty-flag", Value::Flag(qcow2.is_some_and(|qcow2| qcow2.dirty))));
+        Value::Object(all)
+    }
+
+    fn text(&self) -> String {
+        let name = out::one_line(&self.name());
+        let disk = self.actual().map_or_else(|| "unavailable".to_string(), human);
+        let mut text = format!(
+            "image: {name}\nfile format: {}\nvirtual size: {} ({} bytes)\ndisk size: {disk}\n",
+            self.format.name(),
+            human(self.size),
+            self.size,
+        );
+        if let Some(qcow2) = &self.qcow2 {
+            text += &format!("cluster_size: {}\n", qcow2.cluster);
+            if qcow2.dirty {
+                text += "cleanly shut down: no\n";
+            }
+            if let (Some(name), Some(full)) = (&qcow2.backing, self.below()) {
+                text += &format!("backing file: {}", out::one_line(name));
+                if *name != full {
+                    text += &format!(" (actual path: {})", out::one_line(&full));
+                }
+                text.push('\n');
+                if let Some(format) = &qcow2.backing_format {
+                    text += &format!("backing file format: {}\n", out::one_line(format));
+                }
+            }
+            if !qcow2.snapshots.is_empty() {
+                text += &table(&qcow2.snapshots);
+            }
+            text += "Format specific information:\n";
+            text += &specific(qcow2).lines(1);
+        }
+        text += &format!(
+            "Child node '/file':\n    filename: {name}\n    protocol type: {}\n    file length: {} ({} bytes)\n    \
+             disk size: {disk}\n",
+            self.protocol(),
+            human(self.len),
+            self.len
+        );
+        text
+    }
+}
+
+/// What is specific to qcow2.
+fn specific(qcow2: &Description) -> Value {
+    let text = |text: &str| Value::Text(text.to_string());
+    if qcow2.version < 3 {
+        return Value::Object(vec![
+            ("compat", text("0.10")),
+            ("compression-type", text(qcow2.compression)),
+            ("refcount-bits", Value::Number(qcow2.refcount_bits.into())),
+        ]);
+    }
+    let mut all = vec![
+        ("compat", text("1.1")),
+        ("compression-type", text(qcow2.compression)),
+        ("lazy-refcounts", Value::Flag(qcow2.lazy_refcounts)),
+    ];
+    if !qcow2.bitmaps.is_empty() {
+        all.push(("bitmaps", Value::List(qcow2.bitmaps.iter().map(bitmap).collect())));
+    }
+    all.push(("refcount-bits", Value::Number(qcow2.refcount_bits.into())));
+    if qcow2.external_data {
+        all.extend(qcow2.data_file.as_deref().map(|name| ("data-file", text(name))));
+        all.push(("data-file-raw", Value::Flag(qcow2.data_file_raw)));
+    }
+    all.push(("corrupt", Value::Flag(qcow2.corrupt)));
+    all.push(("extended-l2", Value::Flag(qcow2.subclusters)));
+    Value::Object(all)
+}
+
+fn bitmap(one: &BitmapDescription) -> Value {
+    let flags = [(one.in_use, "in-use"), (one.enabled, "auto")];
+    let flags = flags.into_iter().filter(|flag| flag.0);
+    Value::Object(vec![
+        ("flags", Value::List(flags.map(|flag| Value::Text(flag.1.to_string())).collect())),
+        ("name", Value::Text(one.name.clone())),
+        ("granularity", Value::Number(one.granularity)),
+    ])
+}
+
+const NANOSECONDS: u64 = 1_000_000_000;
+
+fn moment(one: &SnapshotDescription) -> Value {
+    let facts = one.facts;
+    let mut all = Vec::new();
+    all.extend(facts.instructions.map(|count| ("icount", Value::Number(count))));
+    all.push(("vm-clock-nsec", Value::Number(facts.clock % NANOSECONDS)));
+    all.push(("name", Value::Text(one.name.clone())));
+    all.push(("date-sec", Value::Number(facts.date.0.into())));
+    all.push(("date-nsec", Value::Number(facts.date.1.into())));
+    all.push(("vm-clock-sec", Value::Number(facts.clock / NANOSECONDS)));
+    all.push(("id", Value::Text(one.id.clone())));
+    all.push(("vm-state-size", Value::Number(facts.vm_state)));
+    Value::Object(all)
+}
+
+/// The table of snapshots.
+fn table(all: &[SnapshotDescription]) -> String {
+    let row = |id: &str, tag: &str, size: &str, date: &str, clock: &str, count: &str| {
+        format!("{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {count:>10}\n")
+    };
+    let mut text = "Snapshot list:\n".to_string();
+    text += &row("ID", "TAG", "VM_SIZE", "DATE", "VM_CLOCK", "ICOUNT");
+    for one in all {
+        let facts = one.facts;
+        let date = jiff::Timestamp::from_second(facts.date.0.into()).map_or_else(
+            |_| String::new(),
+            |at| {
+                let zoned = at.to_zoned(jiff::tz::TimeZone::system());
+                zoned.strftime("%Y-%m-%d %H:%M:%S").to_string()
+            },
+        );
+        let seconds = facts.clock / NANOSECONDS;
+        let clock = format!(
+            "{:04}:{:02}:{:02}.{:03}",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60,
+            facts.clock / 1_000_000 % 1000
+        );
+        let count = facts.instructions.map(|count| count.to_string()).unwrap_or_default();
+        let (id, name) = (out::one_line(&one.id), out::one_line(&one.name));
+        text += &row(&id, &name, &human(facts.vm_state), &date, &clock, &count);
+    }
+    text
+}
+
+/// A number of bytes with three significant digits.
+pub(super) fn human(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = match value {
+        ..0.9995 => 3,
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    let mut digits = format!("{value:.decimals$}");
+    if digits.contains('.') {
+        digits = digits.trim_end_matches('0').trim_end_matches('.').to_string();
+    }
+    format!("{digits} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "0.977 KiB"),
+            (2560, "2.5 KiB"),
+            (1_265_664, "1.21 MiB"),
+            (417_792, "408 KiB"),
+            (10 << 20, "10 MiB"),
+            (u64::MAX, "16 EiB"),
+        ] {
+            assert_eq!(human(bytes), text);
+        }
+    }
+}

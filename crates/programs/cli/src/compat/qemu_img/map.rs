@@ -1,0 +1,221 @@
+//! `qemu-img map`.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, ZERO};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
+use blockhaul_command_lines::qemu_image::Format;
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::describe::{ChainLink, describe_chain};
+
+use super::create::size;
+use super::{failure, not_opened, opened};
+use crate::exit::Outcome;
+use crate::image_tools::run;
+use crate::info::{Ahead, together};
+use crate::out;
+
+/// The context with the depth of ranges in a chain of images.
+const DEPTH: &str = "qemu:allocation-depth";
+
+/// A run of the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    at: u64,
+    len: u64,
+    depth: usize,
+    present: bool,
+    zero: bool,
+    data: bool,
+    compressed: bool,
+    offset: Option<u64>,
+}
+
+impl Run {
+    /// Whether `next` continues it.
+    fn takes(&self, next: &Run) -> bool {
+        let offset = self.offset.map(|offset| offset.saturating_add(self.len));
+        let state = |run: &Run| (run.depth, run.present, run.zero, run.data, run.compressed);
+        state(self) == state(next) && offset == next.offset
+    }
+}
+
+/// The images of a chain: their names, the top first.
+struct Chain {
+    names: Vec<String>,
+    /// The sizes of their disks in bytes.
+    sizes: Vec<u64>,
+    /// Whether the last one is a raw disk, which has everything.
+    ends_raw: bool,
+    is_qcow2: bool,
+}
+
+impl Chain {
+    /// Where the search for a range that no image has ends: before an image that is too short. The
+    /// depth there, and the length of what ends there.
+    fn end_of_search(&self, at: u64, len: u64) -> (usize, u64) {
+        let lowest = self.names.len().saturating_sub(1);
+        let reached = self.sizes.iter().skip(1).take_while(|size| at < **size);
+        let depth = reached.clone().count().min(lowest);
+        let left = reached.map(|size| size - at).min().unwrap_or(len);
+        (depth, len.min(left))
+    }
+}
+
+/// Runs `map`.
+pub(super) fn map(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let is_json = line.is_json().map_err(failure)?;
+    let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
+    let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
+    let image = line.image(0, "format").map_err(failure)?;
+    let format = opened(&image)?;
+    if !matches!(format, Format::Raw | Format::Qcow2) {
+        return Err(failure(format!("map: format {} is not supported", format.name())));
+    }
+    let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
+    let holder = image.holder();
+    let shown = image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
+    let (result, open) = run(move |registry| async move {
+        let mut open = None;
+        let result = async {
+            let chain = match format {
+                Format::Qcow2 => {
+                    let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+                    let links = describe_chain(&context, &holder).await?;
+                    let ends_raw = links.last().is_some_and(|link| link.image.is_none());
+                    let name = |name: &str| name.trim_start_matches("./").to_string();
+                    let names = links.iter().map(|link| name(&link.name)).collect();
+                    let size =
+                        |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
+                    let sizes = links.iter().map(size).collect();
+                    Chain { names, sizes, ends_raw, is_qcow2: true }
+                }
+                _ => {
+                    Chain { names: vec![shown], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
+                }
+            };
+            let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
+            let device = stack.device().clone();
+            open = Some(stack);
+            let end = start.saturating_add(most).min(device.facts().size);
+            let runs = runs(&device, &chain, (start, end)).await?;
+            Ok::<_, Error>((runs, chain))
+        };
+        (result.await, open)
+    })?;
+    // Not on a worker: this waits for servers to end.
+    drop(open);
+    let (runs, chain) = result.map_err(|error| not_opened(&image, &error))?;
+    let text = if is_json { json(&runs) } else { human(&runs, &chain)? };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+async fn runs(
+    device: &Arc<dyn Device>,
+    chain: &Chain,
+    range: (u64, u64),
+) -> Result<Vec<Run>, Error> {
+    let facts = device.facts();
+    let first = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+    let depth = facts.context(DEPTH).filter(|_| chain.is_qcow2);
+    let contexts = depth.iter().flat_map(|one| one.iter()).fold(first, Contexts::with);
+    // Lists are in the order of their numbers.
+    let base_first = contexts.iter().next() == first.iter().next();
+    let mut all: Vec<Run> = Vec::new();
+    let mut ahead = Ahead::new(device.clone(), contexts, range);
+    while let Some((at, len, lists)) = ahead.next().await? {
+        together(&lists, len, |offset, len, states| {
+            let (base, level) = match states {
+                [base] => (*base, 1),
+                [base, level, ..] if base_first => (*base, *level),
+                [level, base, ..] => (*base, *level),
+                [] => (0, 1),
+            };
+            let mut at = at + offset;
+            let mut left = len;
+            while left > 0 {
+                let run = one(device, chain, (at, left), (base, level));
+                at += run.len;
+                left -= run.len;
+                match all.last_mut() {
+                    Some(last) if last.takes(&run) => last.len += run.len,
+                    _ => all.push(run),
+                }
+            }
+            Ok::<(), Error>(())
+        })?;
+    }
+    Ok(all)
+}
+
+/// The first run of a range in one state.
+fn one(device: &Arc<dyn Device>, chain: &Chain, (at, len): (u64, u64), state: (u64, u64)) -> Run {
+    let (base, level) = state;
+    let lowest = chain.names.len().saturating_sub(1);
+    let (depth, len) = match usize::try_from(level) {
+        Ok(level @ 1..) => ((level - 1).min(lowest), len),
+        _ => chain.end_of_search(at, len),
+    };
+    let is_raw = chain.ends_raw && depth == lowest;
+    let mut run = Run {
+        at,
+        len,
+        depth,
+        present: level > 0 || is_raw,
+        zero: base & ZERO != 0,
+        data: base & HOLE == 0,
+        compressed: false,
+        offset: None,
+    };
+    if is_raw {
+        run.offset = Some(at);
+        return run;
+    }
+    run.data = !run.zero;
+    if run.data {
+        match device.file_at(at, len, Access::Read) {
+            Some(file) => {
+                run.len = file.len.min(len).max(1);
+                run.offset = Some(file.at);
+            }
+            None => run.compressed = true,
+        }
+    }
+    run
+}
+
+fn json(runs: &[Run]) -> String {
+    let mut text = "[".to_string();
+    for (index, run) in runs.iter().enumerate() {
+        let Run { at, len, depth, present, zero, data, compressed, offset } = run;
+        let separator = if index > 0 { ",\n" } else { "" };
+        let offset = offset.map(|offset| format!(", \"offset\": {offset}")).unwrap_or_default();
+        let _ = write!(
+            text,
+            "{separator}{{ \"start\": {at}, \"length\": {len}, \"depth\": {depth}, \"present\": {present}, \
+             \"zero\": {zero}, \"data\": {data}, \"compressed\": {compressed}{offset}}}"
+        );
+    }
+    text + "]\n"
+}
+
+fn human(runs: &[Run], chain: &Chain) -> Result<String, crate::exit::Failure> {
+    let row = |one: &str, two: &str, three: &str, name: &str| {
+        format!("{one:<16}{two:<16}{three:<16}{name}\n")
+    };
+    let number = |number: u64| if number == 0 { "0".to_string() } else { format!("{number:#x}") };
+    let mut text = row("Offset", "Length", "Mapped to", "File");
+    for run in runs.iter().filter(|run| run.data && !run.zero) {
+        let Some(offset) = run.offset else {
+            let why = "File contains external, encrypted or compressed clusters.";
+            return Err(failure(why));
+        };
+        let name = chain.names.get(run.depth).map_or("", String::as_str);
+        let name = out::one_line(name);
+        text += &row(&number(run.at), &number(run.len), &number(offset), &name);
+    }
+    Ok(text)
+}

@@ -1,0 +1,476 @@
+//! `qemu-img`, by our commands about images. Differences are listed in docs/qemu-img.md.
+
+mod convert;
+mod create;
+mod info;
+mod json;
+mod map;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::{NamePolicy, OpenContext, Spec};
+use blockhaul_command_lines::Asked;
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::{Line, parse};
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
+use blockhaul_formats::qcow2::describe::describe;
+
+use self::json::Value;
+use super::stand_in::{answer, failure, log_as, own};
+use crate::args::Command;
+use crate::exit::{FAILED, Failure, Outcome, plain};
+use crate::image_tools::run as on_worker;
+use crate::{check, image_bitmap, image_change, image_check, image_format, image_tools, out};
+
+/// The exit status of `check` for formats that have nothing to check.
+const NOT_CHECKED: u8 = 63;
+/// The exit status of `compare` for everything but differences that has no other.
+const NOT_COMPARED: u8 = 2;
+/// The unit in bytes in which the original compares.
+const SECTOR: u64 = 512;
+
+/// Runs qemu-img with these words.
+pub fn run(words: &[OsString]) -> Outcome {
+    let line = match parse(words).map_err(failure)? {
+        Asked::Text(text) => return answer(&text),
+        Asked::Run(line) => line,
+    };
+    log_as("qemu-img", false);
+    let outcome = match line.command {
+        "bitmap" => change_bitmaps(&line),
+        "check" => return checked(&line),
+        "commit" => committed(&line),
+        "compare" => return compared(&line),
+        "convert" => convert::convert(&line),
+        "create" => create::create(&line),
+        "info" => info::info(&line),
+        "map" => map::map(&line),
+        "measure" => measured(&line),
+        "rebase" => rebased(&line),
+        "resize" => resized(&line),
+        _ => info::snapshot(&line),
+    };
+    outcome.map_err(|failure| match failure.status() {
+        // Like a shell for a program that was ended by a signal.
+        128.. => failure,
+        _ => failure.with_status(FAILED),
+    })
+}
+
+/// The format of an image; the first bytes tell it if the user does not.
+fn format_of(image: &Image) -> Format {
+    let probed = || match image.path().and_then(image_format::name_of) {
+        Some("qcow2") => Format::Qcow2,
+        Some("VMDK") => Format::Vmdk,
+        Some("VHDX") => Format::Vhdx,
+        Some("VHD") => Format::Vpc,
+        Some("VDI") => Format::Vdi,
+        _ => Format::Raw,
+    };
+    image.format.unwrap_or_else(probed)
+}
+
+/// The format of an image that must exist.
+fn opened(image: &Image) -> Result<Format, Failure> {
+    if let Some(error) = image.path().and_then(|path| std::fs::metadata(path).err()) {
+        let name = &image.shown;
+        let why = plain(&error);
+        return Err(failure(format!("Could not open '{name}': Could not open '{name}': {why}")));
+    }
+    Ok(format_of(image))
+}
+
+/// An image that cannot be opened.
+fn not_opened(image: &Image, error: &Error) -> Failure {
+    failure(format!("Could not open '{}': {error}", image.shown))
+}
+
+/// A qcow2 image: nothing else has what the command changes.
+fn qcow2(line: &Line, image: &Image) -> Result<(), Failure> {
+    match opened(image)? {
+        Format::Qcow2 => Ok(()),
+        other => {
+            let text = format!("{}: not supported for format {}", line.command, other.name());
+            Err(failure(text))
+        }
+    }
+}
+
+/// Warns as the original does before it writes to what it takes for a raw disk.
+fn warn_of_guess(image: &Image, format: Format) {
+    if image.format.is_none() && format == Format::Raw {
+        out::error(&format!(
+            "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Automatically detecting \
+             the format is dangerous for raw images, write operations on block 0 will be restricted.\n         Specify \
+             the 'raw' format explicitly to remove the restrictions.\n",
+            out::one_line(&image.shown)
+        ));
+    }
+}
+
+/// A name in an image, from the directory of this program.
+fn beside(image: &Image, name: &str) -> String {
+    let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
+    match image.path().and_then(Path::parent) {
+        Some(folder) if !has_protocol && !folder.as_os_str().is_empty() => {
+            folder.join(name).display().to_string()
+        }
+        _ => name.to_string(),
+    }
+}
+
+/// Runs one of our commands that prints nothing.
+fn native(words: Vec<OsString>) -> Outcome {
+    let (cli, groups) = own(words)?;
+    match cli.command {
+        Command::Create(args) => image_tools::create(&args, &groups),
+        Command::Resize(args) => image_change::run_resize(&args, &groups),
+        Command::Bitmap(args) => image_bitmap::bitmap(args, &groups),
+        Command::Copy(args) => crate::copy::run(&args, &groups),
+        _ => Err(failure("the command line was not understood")),
+    }
+}
+
+fn words(texts: &[&str]) -> Vec<OsString> {
+    texts.iter().map(OsString::from).collect()
+}
+
+fn say(line: &Line, text: &str) -> Outcome {
+    if !line.has("quiet") {
+        out::print(text.as_bytes())?;
+    }
+    Ok(0)
+}
+
+fn checked(line: &Line) -> Outcome {
+    let not_done = |text: String| failure(text).with_status(FAILED);
+    line.at_most(1).map_err(not_done)?;
+    let is_json = line.is_json().map_err(not_done)?;
+    let repair = match line.value("repair") {
+        None => None,
+        Some("leaks") => Some("--repair=leaks"),
+        Some("all") => Some("--repair=all"),
+        Some(_) => {
+            return Err(failure("check: --repair expects 'leaks' or 'all'"));
+        }
+    };
+    let image = line.image(0, "format").map_err(not_done)?;
+    let format = opened(&image)?;
+    if format != Format::Qcow2 {
+        let text = "This image format does not support checks";
+        return Err(failure(text).with_status(NOT_CHECKED));
+    }
+    let report = |repair: Option<&str>| {
+        let mut all = words(&["blockhaul", "check"]);
+        all.extend(repair.map(OsString::from));
+        all.extend(words(&["--", &image.holder()]));
+        let (cli, groups) = own(all)?;
+        let Command::Check(args) = cli.command else {
+            return Err(failure("the command line was not understood"));
+        };
+        image_check::checked(&args, &groups).map(|found| found.1)
+    };
+    let found = report(repair).map_err(|failure| failure.with_status(FAILED))?;
+    for text in &found.texts {
+        out::error(&format!("{}\n", out::one_line(text)));
+    }
+    let number = |name, count: u64| (name, Value::Number(count));
+    let some = |name, count: u64| (count > 0).then_some((name, Value::Number(count)));
+    let status = image_check::status(&found);
+    if is_json {
+        let mut all = vec![number("image-end-offset", found.image_end)];
+        all.extend(some("compressed-clusters", found.compressed));
+        all.push(number("total-clusters", found.clusters));
+        all.extend(some("corruptions", found.corruptions));
+        all.extend(some("corruptions-fixed", found.corruptions_fixed));
+        all.push(number("check-errors", 0));
+        all.extend(some("leaks", found.leaks));
+        all.extend(some("leaks-fixed", found.leaks_fixed));
+        all.extend(some("allocated-clusters", found.allocated));
+        all.push(("filename", Value::Text(image.shown.clone())));
+        all.push(("format", Value::Text(format.name().to_string())));
+        all.extend(some("fragmented-clusters", found.fragmented));
+        out::print(format!("{}\n", Value::Object(all).json()).as_bytes())?;
+        return Ok(status);
+    }
+    let mut text = String::new();
+    if found.corruptions_fixed > 0 || found.leaks_fixed > 0 {
+        text += &format!(
+            "The following inconsistencies were found and repaired:\n\n    {} leaked clusters\n    {} \
+             corruptions\n\nDouble checking the fixed image now...\n",
+            found.leaks_fixed, found.corruptions_fixed
+        );
+    }
+    if found.corruptions == 0 && found.leaks == 0 {
+        text += "No errors were found on the image.\n";
+    }
+    if found.corruptions > 0 {
+        text += &format!(
+            "\n{} errors were found on the image.\nData may be corrupted, or further writes to the image may \
+             corrupt it.\n",
+            found.corruptions
+        );
+    }
+    if found.leaks > 0 {
+        text += &format!(
+            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but no harm to data.\n",
+            found.leaks
+        );
+    }
+    if found.clusters > 0 && found.allocated > 0 {
+        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        text += &format!(
+            "{}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            found.allocated,
+            found.clusters,
+            percent(found.allocated, found.clusters),
+            percent(found.fragmented, found.allocated),
+            percent(found.compressed, found.allocated)
+        );
+    }
+    if found.image_end > 0 {
+        text += &format!("Image end offset: {}\n", found.image_end);
+    }
+    say(line, &text)?;
+    Ok(status)
+}
+
+fn compared(line: &Line) -> Outcome {
+    let failed = |text: String| failure(text).with_status(NOT_COMPARED);
+    line.at_most(2).map_err(failure)?;
+    if line.operands.len() < 2 {
+        return Err(failure("compare: Expecting two image file names"));
+    }
+    let mut all = words(&["blockhaul", "compare"]);
+    if line.has("strict") {
+        all.push("--strict".into());
+    }
+    all.push("--".into());
+    for (number, format) in ["format", "b-format"].into_iter().enumerate() {
+        let image = line.image(number, format).map_err(failed)?;
+        let format = opened(&image).map_err(|failure| failure.with_status(NOT_COMPARED))?;
+        all.push(image.disk(format, &[]).into());
+    }
+    let (cli, groups) = own(all).map_err(|failure| failure.with_status(NOT_COMPARED))?;
+    let Command::Compare(args) = cli.command else {
+        return Err(failed("the command line was not understood".to_string()));
+    };
+    let found = check::compared(&args, &groups)?;
+    let mut text = String::new();
+    if found.sizes.0 != found.sizes.1 {
+        if line.has("strict") {
+            say(line, "Strict mode: Image size mismatch!\n")?;
+            return Ok(1);
+        }
+        // Where both have something, a difference is the only news.
+        let common = found.sizes.0.min(found.sizes.1);
+        if found.differs_at.is_none_or(|at| at >= common) {
+            text += "Warning: Image size mismatch!\n";
+        }
+    }
+    if let Some(at) = found.differs_at {
+        let at = at / SECTOR * SECTOR;
+        say(line, &format!("{text}Content mismatch at offset {at}!\n"))?;
+        return Ok(1);
+    }
+    say(line, &format!("{text}Images are identical.\n"))
+}
+
+fn measured(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let is_json = line.is_json().map_err(failure)?;
+    let target = line.value("target-format").unwrap_or("raw");
+    if !["raw", "qcow2"].contains(&target) {
+        return Err(failure(format!("measure: format {target} is not supported")));
+    }
+    let mut cluster = 64 << 10;
+    for (name, value) in line.creation().map_err(failure)? {
+        match (target, name.as_str()) {
+            ("qcow2", "cluster_size") => cluster = create::size(&value)?,
+            _ => return Err(failure(format!("measure: option {name} is not supported"))),
+        }
+    }
+    let mut bitmaps = None;
+    let source = match (line.value("size"), line.operands.is_empty()) {
+        (Some(_), false) => {
+            return Err(failure("--size N cannot be used together with a filename"));
+        }
+        (None, true) => return Err(failure("Either --size N or one filename must be specified")),
+        (Some(size), true) => format!("zero:{}", create::size(size)?),
+        (None, false) => {
+            let image = line.image(0, "format").map_err(failure)?;
+            let format = opened(&image)?;
+            if (format, target) == (Format::Qcow2, "qcow2") {
+                bitmaps = bitmaps_size(&image, cluster)?;
+            }
+            image.disk(format, &convert::snapshot(line, format)?)
+        }
+    };
+    let all =
+        words(&["blockhaul", "measure", "--target", target, "--cluster", &cluster.to_string()]);
+    let (cli, groups) = own([all, words(&["--", &source])].concat())?;
+    let Command::Measure(args) = cli.command else {
+        return Err(failure("the command line was not understood"));
+    };
+    let (required, full) = image_tools::measured(&args, &groups)?;
+    let text = if is_json {
+        let mut all = Vec::new();
+        all.extend(bitmaps.map(|size| ("bitmaps", Value::Number(size))));
+        all.push(("required", Value::Number(required)));
+        all.push(("fully-allocated", Value::Number(full)));
+        Value::Object(all).json() + "\n"
+    } else {
+        let more = bitmaps.map(|size| format!("bitmaps size: {size}\n")).unwrap_or_default();
+        format!("required size: {required}\nfully allocated size: {full}\n{more}")
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
+}
+
+/// The space in bytes that the bitmaps of an image need in a new one; none for version 2, which has
+/// none.
+fn bitmaps_size(image: &Image, cluster: u64) -> Result<Option<u64>, Failure> {
+    let holder = Spec::parse(image.holder().as_ref())?;
+    let (result, open) = on_worker(move |registry| async move {
+        match registry.open(&holder, Vec::new(), blockhaul_catalog::Intent::READ).await {
+            Ok(stack) => (describe(stack.device()).await, Some(stack)),
+            Err(error) => (Err(error), None),
+        }
+    })?;
+    drop(open);
+    let found = result.map_err(|error| not_opened(image, &error))?;
+    if found.version < 3 {
+        return Ok(None);
+    }
+    let mut clusters: u64 = 0;
+    let mut directory: u64 = 0;
+    for one in found.bitmaps.iter().filter(|one| !one.in_use) {
+        let bytes = found.size.div_ceil(one.granularity.max(1)).div_ceil(8);
+        let data = bytes.div_ceil(cluster);
+        clusters = clusters.saturating_add(data).saturating_add((data * 8).div_ceil(cluster));
+        directory += (24 + one.name.len() as u64).next_multiple_of(8);
+    }
+    let clusters = clusters.saturating_add(directory.div_ceil(cluster));
+    Ok(Some(clusters.saturating_mul(cluster)))
+}
+
+fn resized(line: &Line) -> Outcome {
+    line.at_most(2).map_err(failure)?;
+    if !["off", ""].contains(&line.value("preallocation").unwrap_or_default()) {
+        return Err(failure("resize: only --preallocation=off is supported"));
+    }
+    let Some(size) = line.operands.get(1) else {
+        return Err(failure("resize: Expecting image file name and size"));
+    };
+    let image = line.image(0, "format").map_err(failure)?;
+    let format = opened(&image)?;
+    let disk = match format {
+        Format::Raw => image.disk(format, &[]),
+        Format::Qcow2 => format!("qcow2:{}", image.holder()),
+        other => {
+            return Err(failure(format!("resize: format {} is not supported", other.name())));
+        }
+    };
+    warn_of_guess(&image, format);
+    let mut all = words(&["blockhaul", "resize", "--backing=allow"]);
+    if line.has("shrink") {
+        all.push("--shrink".into());
+    }
+    all.extend(words(&["--", &disk, size]));
+    native(all)?;
+    say(line, "Image resized.\n")
+}
+
+fn rebased(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let image = line.image(0, "format").map_err(failure)?;
+    qcow2(line, &image)?;
+    let name = line.value("backing").unwrap_or_default();
+    let how = if line.has("backing-unsafe") { Rebase::Unsafe } else { Rebase::Safe };
+    let new = match (name, line.value("backing-format")) {
+        ("", _) => None,
+        (name, Some(format)) => {
+            Some(BackingName { name: name.to_string(), format: format.to_string() })
+        }
+        (_, None) => {
+            return Err(failure("rebase: give the format of the backing file with -F"));
+        }
+    };
+    give_backing(&image, new, how)?;
+    Ok(0)
+}
+
+/// Gives an image another backing file.
+fn give_backing(image: &Image, new: Option<BackingName>, how: Rebase) -> Result<(), Failure> {
+    let holder = image.holder();
+    let result = on_worker(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+        rebase(&context, &holder, new.as_ref(), how).await
+    })?;
+    result.map(|_| ()).map_err(|error| not_changed(image, &error))
+}
+
+fn committed(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let image = line.image(0, "format").map_err(failure)?;
+    qcow2(line, &image)?;
+    let keep = line.has("drop");
+    let holder = image.holder();
+    let result = on_worker(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+        commit(&context, &holder, keep).await
+    })?;
+    result.map_err(|error| not_changed(&image, &error))?;
+    say(line, "Image committed.\n")
+}
+
+fn not_changed(image: &Image, error: &Error) -> Failure {
+    match error.kind() {
+        Kind::NotFound | Kind::Refused => not_opened(image, error),
+        _ => failure(error.to_string()),
+    }
+}
+
+fn change_bitmaps(line: &Line) -> Outcome {
+    line.at_most(2).map_err(failure)?;
+    let image = line.image(0, "format").map_err(failure)?;
+    let Some(bitmap) = line.operands.get(1) else {
+        return Err(failure("bitmap: Expecting image file name and bitmap name"));
+    };
+    qcow2(line, &image)?;
+    let disk = image.holder();
+    let mut actions = Vec::new();
+    for (name, value) in line.options() {
+        let mut all = words(&["blockhaul", "bitmap", name]);
+        let mut sources = Vec::new();
+        match *name {
+            "add" => {
+                let granularity = line.value("granularity").map(create::size).transpose()?;
+                all.extend(granularity.map(|size| format!("--granularity={size}").into()));
+            }
+            "merge" => {
+                if let Some(file) = line.value("source-file") {
+                    let from = Image::named(file, line.value("source-format")).map_err(failure)?;
+                    qcow2(line, &from)?;
+                    all.push(format!("--from={}", from.holder()).into());
+                }
+                sources.push(OsString::from(value));
+            }
+            "remove" | "clear" | "enable" | "disable" => {}
+            _ => continue,
+        }
+        all.extend(words(&["--", &disk, bitmap]));
+        all.extend(sources);
+        actions.push(all);
+    }
+    if actions.is_empty() {
+        let text = "Need at least one of --add, --remove, --clear, --enable, --disable, or --merge";
+        return Err(failure(text));
+    }
+    for action in actions {
+        native(action)?;
+    }
+    Ok(0)
+}

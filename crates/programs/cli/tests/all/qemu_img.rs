@@ -1,0 +1,229 @@
+//! The program as `qemu-img`, next to QEMU's: the same output and exit statuses.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+
+const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+const LIMIT: Duration = Duration::from_secs(60);
+
+struct Tools {
+    img: Peer,
+    io: Peer,
+    scratch: Scratch,
+}
+
+impl Tools {
+    fn find() -> Option<Tools> {
+        let img = Peer::require("qemu-img")?;
+        let io = Peer::require("qemu-io")?;
+        Some(Tools { img, io, scratch: Scratch::new().unwrap() })
+    }
+
+    fn output(&self, mut command: Command, line: &str) -> Output {
+        let words = line.split_whitespace();
+        tools::output(command.args(words).current_dir(self.scratch.path()), LIMIT).unwrap()
+    }
+
+    fn theirs(&self, line: &str) -> Output {
+        self.output(self.img.command(), line)
+    }
+
+    fn made(&self, line: &str) {
+        let made = self.theirs(line);
+        assert!(made.status.success(), "{line}: {}", text(&made.stderr));
+    }
+
+    fn ours(&self, line: &str) -> Output {
+        let mut command = Command::new(OURS);
+        command.args(["compat", "qemu-img"]);
+        self.output(command, line)
+    }
+
+    fn io(&self, image: &str, commands: &[&str]) {
+        let mut command = self.io.command();
+        commands.iter().for_each(|one| {
+            command.args(["-c", one]);
+        });
+        let done = self.output(command, image);
+        assert!(done.status.success(), "{image}: {}", text(&done.stderr));
+    }
+
+    /// Both print the same on standard output, and end with the same status.
+    fn same(&self, line: &str) {
+        let theirs = self.theirs(line);
+        let ours = self.ours(line);
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.scratch.file(name)).unwrap()
+    }
+}
+
+/// Images of several kinds, made by QEMU.
+fn images(tools: &Tools) -> Vec<&'static str> {
+    tools.made("create -q -f raw a.raw 5M");
+    tools.io("-f raw a.raw", &["write -P 3 1M 64k"]);
+    tools.made("create -q -f qcow2 a.qcow2 10M");
+    tools.io("a.qcow2", &["write -P 7 1M 128k", "write -z 4M 64k"]);
+    tools.made("create -q -f qcow2 -b a.qcow2 -F qcow2 over.qcow2");
+    tools.io("over.qcow2", &["write -P 9 3M 64k"]);
+    tools.made("create -q -f qcow2 -o compat=0.10 -b a.raw -F raw old.qcow2 6M");
+    tools.made(
+        "create -q -f qcow2 -o extended_l2=on,compression_type=zstd,cluster_size=128k x.qcow2 4M",
+    );
+    tools.made("create -q -f qcow2 -b a.qcow2 -F qcow2 long.qcow2 12M");
+    tools.io("x.qcow2", &["write -P 1 0 4k"]);
+    tools.made("convert -q -c -O qcow2 a.qcow2 packed.qcow2");
+    tools.made(
+        "create -q -f qcow2 -o lazy_refcounts=on,refcount_bits=1,cluster_size=4k tiny.qcow2 1M",
+    );
+    tools.made("create -q -f qcow2 snap.qcow2 1M");
+    tools.io("snap.qcow2", &["write -P 5 0 64k"]);
+    tools.made("snapshot -c first snap.qcow2");
+    tools.made("bitmap --add snap.qcow2 b0");
+    tools.made("bitmap --add --disable snap.qcow2 b1");
+    vec![
+        "a.qcow2",
+        "over.qcow2",
+        "old.qcow2",
+        "long.qcow2",
+        "x.qcow2",
+        "packed.qcow2",
+        "tiny.qcow2",
+        "snap.qcow2",
+    ]
+}
+
+#[test]
+fn images_are_described_as_qemu_img_does() {
+    let Some(tools) = Tools::find() else { return };
+    let all = images(&tools);
+    for image in all.iter().copied().chain(["a.raw"]) {
+        for output in ["human", "json"] {
+            tools.same(&format!("info --output={output} {image}"));
+            tools.same(&format!("info -U --output={output} --backing-chain {image}"));
+            // Offsets of clusters without data are not known here.
+            let differs =
+                matches!((image, output), ("packed.qcow2", "human") | ("x.qcow2", "json"));
+            if !differs {
+                tools.same(&format!("map --output={output} {image}"));
+            }
+        }
+        tools.same(&format!("snapshot -l {image}"));
+    }
+    tools.same("map --output=json -s 1M -l 2M over.qcow2");
+    for wrong in ["info missing", "map missing", "check missing", "info", "frobnicate x"] {
+        tools.same(wrong);
+    }
+    let refused = tools.ours("map packed.qcow2");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("compressed clusters"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn images_are_checked_compared_and_measured_as_qemu_img_does() {
+    let Some(tools) = Tools::find() else { return };
+    let all = images(&tools);
+    // A cluster that is lost.
+    tools.made("create -q -f qcow2 leak.qcow2 1M");
+    tools.io("leak.qcow2", &["write 0 128k", "write 512k 64k", "write 256k 64k"]);
+    let mut bytes = tools.bytes("leak.qcow2");
+    let place = |bytes: &[u8], at: usize| {
+        let word = u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap());
+        usize::try_from(word & 0x00ff_ffff_ffff_fe00).unwrap()
+    };
+    let l2 = place(&bytes, place(&bytes, 40));
+    bytes[l2 + 8..l2 + 16].fill(0);
+    std::fs::write(tools.scratch.file("leak.qcow2"), &bytes).unwrap();
+    // One that is used twice.
+    bytes.copy_within(l2..l2 + 8, l2 + 24);
+    std::fs::write(tools.scratch.file("twice.qcow2"), &bytes).unwrap();
+    for image in all.iter().copied().chain(["a.raw", "leak.qcow2"]) {
+        for output in ["human", "json"] {
+            tools.same(&format!("check --output={output} {image}"));
+        }
+    }
+    // Which of its tables is wrong is a matter of judgement; that one is, is not.
+    let [theirs, ours] = [tools.theirs("check twice.qcow2"), tools.ours("check twice.qcow2")];
+    assert_eq!((ours.status.code(), theirs.status.code()), (Some(2), Some(2)));
+    assert!(text(&ours.stdout).contains("errors were found on the image."), "{ours:?}");
+    for image in &all {
+        for output in ["human", "json"] {
+            tools.same(&format!("measure --output={output} -O qcow2 {image}"));
+        }
+    }
+    tools.same("measure --output=json --size 1G -O qcow2 -o cluster_size=4k");
+    tools.same("measure -O raw a.qcow2");
+    for line in [
+        "a.qcow2 a.qcow2",
+        "a.qcow2 over.qcow2",
+        "a.qcow2 packed.qcow2",
+        "-f raw -F raw a.raw a.raw",
+        "a.raw a.qcow2",
+        "-q a.raw a.qcow2",
+        "old.qcow2 -F raw a.raw",
+        "a.raw missing",
+        "a.raw",
+    ] {
+        tools.same(&format!("compare {line}"));
+    }
+    // The contents are those of the repair.
+    assert_eq!(tools.ours("check -r leaks leak.qcow2").status.code(), Some(0));
+    tools.made("check leak.qcow2");
+}
+
+#[test]
+fn images_are_made_converted_and_resized() {
+    let Some(tools) = Tools::find() else { return };
+    let all = images(&tools);
+    for line in [
+        "-f raw new.raw 3M",
+        "new.raw 1M",
+        "-f qcow2 new.qcow2 10M",
+        "-f qcow2 -o cluster_size=128k,extended_l2=on new.qcow2 10M",
+        "-f qcow2 -b over.qcow2 -F qcow2 new.qcow2",
+        "-f qcow2 -q new.qcow2 1M",
+        "-f qcow2 new.qcow2",
+        "-f qcow2 -o nonsense=1 new.qcow2 1M",
+    ] {
+        tools.same(&format!("create {line}"));
+    }
+    assert!(tools.ours("create -f qcow2 -b over.qcow2 -F qcow2 top.qcow2").status.success());
+    tools.made("check -q top.qcow2");
+    tools.made("compare over.qcow2 top.qcow2");
+    tools.same("info --output=json --backing-chain top.qcow2");
+    for image in &all {
+        for target in
+            ["-O raw out", "-O qcow2 out", "-c -O qcow2 out", "-W -m 16 -t none -O qcow2 out"]
+        {
+            let line = format!("convert {image} {target}");
+            let done = tools.ours(&line);
+            assert!(done.status.success(), "{line}: {}", text(&done.stderr));
+            assert!(done.stdout.is_empty(), "{line}");
+            let format = if target.contains("raw") { "raw" } else { "qcow2" };
+            tools.made(&format!("compare -F {format} {image} out"));
+            if format == "qcow2" {
+                tools.made("check -q -f qcow2 out");
+            }
+        }
+    }
+    let done = tools.ours("convert -O qcow2 -B a.qcow2 -F qcow2 over.qcow2 delta.qcow2");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    tools.made("compare over.qcow2 delta.qcow2");
+    for line in
+        ["new.raw +1M", "new.raw 1M", "--shrink new.raw 1M", "new.qcow2 20M", "-q a.qcow2 +1M"]
+    {
+        tools.same(&format!("resize {line}"));
+    }
+    // Each has resized once.
+    assert_eq!(tools.bytes("new.raw").len(), 1 << 20);
+    assert!(tools.ours("rebase -b a.raw -F raw over.qcow2").status.success());
+    tools.made("compare over.qcow2 delta.qcow2");
+    assert!(tools.ours("bitmap --add top.qcow2 b --disable").status.success());
+    let said = tools.ours("amend -f qcow2 a.qcow2");
+    assert!(text(&said.stderr).contains("amend is not supported"), "{}", text(&said.stderr));
+}
