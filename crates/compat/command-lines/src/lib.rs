@@ -1,4 +1,4 @@
-//! The command lines of nbdkit, nbdcopy, nbddump, nbdinfo, qemu-img and qemu-storage-daemon, translated to those of
+//! The command lines of nbdkit, nbdcopy, nbddump, nbdinfo, qemu-img, qemu-nbd and qemu-storage-daemon, translated to those of
 //! `blockhaul serve`, `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
 //! abbreviations, formats of output, versions.
 //!
@@ -12,6 +12,7 @@ pub mod nbdinfo;
 pub mod nbdkit;
 pub mod qemu_image;
 pub mod qemu_img;
+pub mod qemu_nbd;
 pub mod qemu_storage_daemon;
 
 use std::ffi::OsString;

@@ -1,5 +1,5 @@
-//! blockhaul as a replacement of libnbd's programs, of nbdkit, qemu-img and qemu-storage-daemon: called as
-//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit`, `qemu-img` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
+//! blockhaul as a replacement of libnbd's programs, of nbdkit, qemu-img, qemu-nbd and qemu-storage-daemon: called as
+//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit`, `qemu-img`, `qemu-nbd` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
 //! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
 //! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md, docs/qemu-img.md and docs/qmp.md.
 //!
@@ -12,6 +12,8 @@ mod nbdkit;
 mod nbdkit_log;
 #[cfg(feature = "formats")]
 mod qemu_img;
+#[cfg(feature = "formats")]
+mod qemu_nbd;
 mod qemu_storage_daemon;
 mod stand_in;
 
@@ -43,6 +45,8 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbdkit", run: nbdkit::run },
     #[cfg(feature = "formats")]
     Program { name: "qemu-img", run: qemu_img::run },
+    #[cfg(feature = "formats")]
+    Program { name: "qemu-nbd", run: qemu_nbd::run },
     Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },
 ];
 

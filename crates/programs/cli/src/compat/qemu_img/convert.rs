@@ -4,8 +4,8 @@ use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
-use super::create::{Wanted, size};
-use super::{beside, failure, give_backing, native, opened, say, words};
+use super::common::{beside, failure, give_backing, native, opened, say, size, words};
+use super::create::Wanted;
 use crate::exit::{Failure, Outcome};
 
 /// The level of zstd, as in QEMU: its default.

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_catalog::{Intent, Spec, parse_size};
+use blockhaul_catalog::{Intent, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
-use super::{beside, failure, give_backing, native, not_opened, opened, say, words};
+use super::common::{beside, failure, give_backing, native, not_opened, opened, say, size, words};
 use crate::exit::{Failure, Outcome, plain};
 use crate::image_tools::run;
 
@@ -24,11 +24,6 @@ pub(super) struct Wanted {
     pub(super) subformat: Option<String>,
     /// The compression type that was asked for.
     pub(super) compression: Option<String>,
-}
-
-/// A size, as the original parses it.
-pub(super) fn size(text: &str) -> Result<u64, Failure> {
-    parse_size(text).map_err(|error| failure(format!("Invalid size: {}", error.text())))
 }
 
 impl Wanted {

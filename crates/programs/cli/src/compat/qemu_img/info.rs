@@ -10,8 +10,8 @@ use blockhaul_formats::qcow2::describe::{
     BitmapDescription, Description, SnapshotDescription, describe,
 };
 
+use super::common::{beside, failure, not_opened, opened};
 use super::json::Value;
-use super::{beside, failure, not_opened, opened};
 use crate::exit::{Failure, Outcome};
 use crate::image_tools::run;
 use crate::out;

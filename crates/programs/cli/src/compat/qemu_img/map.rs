@@ -9,8 +9,7 @@ use blockhaul_command_lines::qemu_image::Format;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::{ChainLink, describe_chain};
 
-use super::create::size;
-use super::{failure, not_opened, opened};
+use super::common::{failure, not_opened, opened, size};
 use crate::exit::Outcome;
 use crate::image_tools::run;
 use crate::info::{Ahead, together};

@@ -1,5 +1,6 @@
 //! `qemu-img`, by our commands about images. Differences are listed in docs/qemu-img.md.
 
+mod common;
 mod convert;
 mod create;
 mod info;
@@ -7,22 +8,22 @@ mod json;
 mod map;
 
 use std::ffi::OsString;
-use std::path::Path;
 
-use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{NamePolicy, OpenContext, Spec};
 use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::{Line, parse};
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit};
 use blockhaul_formats::qcow2::describe::describe;
 
+pub(super) use self::common::opened;
+use self::common::{failure, give_backing, native, not_changed, not_opened, say, size, words};
 use self::json::Value;
-use super::stand_in::{answer, failure, log_as, own};
+use super::stand_in::{answer, log_as, own};
 use crate::args::Command;
-use crate::exit::{FAILED, Failure, Outcome, plain};
+use crate::exit::{FAILED, Failure, Outcome};
 use crate::image_tools::run as on_worker;
-use crate::{check, image_bitmap, image_change, image_check, image_format, image_tools, out};
+use crate::{check, image_check, image_tools, out};
 
 /// The exit status of `check` for formats that have nothing to check.
 const NOT_CHECKED: u8 = 63;
@@ -59,34 +60,6 @@ pub fn run(words: &[OsString]) -> Outcome {
     })
 }
 
-/// The format of an image; the first bytes tell it if the user does not.
-fn format_of(image: &Image) -> Format {
-    let probed = || match image.path().and_then(image_format::name_of) {
-        Some("qcow2") => Format::Qcow2,
-        Some("VMDK") => Format::Vmdk,
-        Some("VHDX") => Format::Vhdx,
-        Some("VHD") => Format::Vpc,
-        Some("VDI") => Format::Vdi,
-        _ => Format::Raw,
-    };
-    image.format.unwrap_or_else(probed)
-}
-
-/// The format of an image that must exist.
-fn opened(image: &Image) -> Result<Format, Failure> {
-    if let Some(error) = image.path().and_then(|path| std::fs::metadata(path).err()) {
-        let name = &image.shown;
-        let why = plain(&error);
-        return Err(failure(format!("Could not open '{name}': Could not open '{name}': {why}")));
-    }
-    Ok(format_of(image))
-}
-
-/// An image that cannot be opened.
-fn not_opened(image: &Image, error: &Error) -> Failure {
-    failure(format!("Could not open '{}': {error}", image.shown))
-}
-
 /// A qcow2 image: nothing else has what the command changes.
 fn qcow2(line: &Line, image: &Image) -> Result<(), Failure> {
     match opened(image)? {
@@ -108,40 +81,6 @@ fn warn_of_guess(image: &Image, format: Format) {
             out::one_line(&image.shown)
         ));
     }
-}
-
-/// A name in an image, from the directory of this program.
-fn beside(image: &Image, name: &str) -> String {
-    let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
-    match image.path().and_then(Path::parent) {
-        Some(folder) if !has_protocol && !folder.as_os_str().is_empty() => {
-            folder.join(name).display().to_string()
-        }
-        _ => name.to_string(),
-    }
-}
-
-/// Runs one of our commands that prints nothing.
-fn native(words: Vec<OsString>) -> Outcome {
-    let (cli, groups) = own(words)?;
-    match cli.command {
-        Command::Create(args) => image_tools::create(&args, &groups),
-        Command::Resize(args) => image_change::run_resize(&args, &groups),
-        Command::Bitmap(args) => image_bitmap::bitmap(args, &groups),
-        Command::Copy(args) => crate::copy::run(&args, &groups),
-        _ => Err(failure("the command line was not understood")),
-    }
-}
-
-fn words(texts: &[&str]) -> Vec<OsString> {
-    texts.iter().map(OsString::from).collect()
-}
-
-fn say(line: &Line, text: &str) -> Outcome {
-    if !line.has("quiet") {
-        out::print(text.as_bytes())?;
-    }
-    Ok(0)
 }
 
 fn checked(line: &Line) -> Outcome {
@@ -288,7 +227,7 @@ fn measured(line: &Line) -> Outcome {
     let mut cluster = 64 << 10;
     for (name, value) in line.creation().map_err(failure)? {
         match (target, name.as_str()) {
-            ("qcow2", "cluster_size") => cluster = create::size(&value)?,
+            ("qcow2", "cluster_size") => cluster = size(&value)?,
             _ => return Err(failure(format!("measure: option {name} is not supported"))),
         }
     }
@@ -298,7 +237,7 @@ fn measured(line: &Line) -> Outcome {
             return Err(failure("--size N cannot be used together with a filename"));
         }
         (None, true) => return Err(failure("Either --size N or one filename must be specified")),
-        (Some(size), true) => format!("zero:{}", create::size(size)?),
+        (Some(given), true) => format!("zero:{}", size(given)?),
         (None, false) => {
             let image = line.image(0, "format").map_err(failure)?;
             let format = opened(&image)?;
@@ -402,16 +341,6 @@ fn rebased(line: &Line) -> Outcome {
     Ok(0)
 }
 
-/// Gives an image another backing file.
-fn give_backing(image: &Image, new: Option<BackingName>, how: Rebase) -> Result<(), Failure> {
-    let holder = image.holder();
-    let result = on_worker(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        rebase(&context, &holder, new.as_ref(), how).await
-    })?;
-    result.map(|_| ()).map_err(|error| not_changed(image, &error))
-}
-
 fn committed(line: &Line) -> Outcome {
     line.at_most(1).map_err(failure)?;
     let image = line.image(0, "format").map_err(failure)?;
@@ -424,13 +353,6 @@ fn committed(line: &Line) -> Outcome {
     })?;
     result.map_err(|error| not_changed(&image, &error))?;
     say(line, "Image committed.\n")
-}
-
-fn not_changed(image: &Image, error: &Error) -> Failure {
-    match error.kind() {
-        Kind::NotFound | Kind::Refused => not_opened(image, error),
-        _ => failure(error.to_string()),
-    }
 }
 
 fn change_bitmaps(line: &Line) -> Outcome {
@@ -447,7 +369,7 @@ fn change_bitmaps(line: &Line) -> Outcome {
         let mut sources = Vec::new();
         match *name {
             "add" => {
-                let granularity = line.value("granularity").map(create::size).transpose()?;
+                let granularity = line.value("granularity").map(size).transpose()?;
                 all.extend(granularity.map(|size| format!("--granularity={size}").into()));
             }
             "merge" => {

@@ -1,0 +1,276 @@
+//! The command line of qemu-nbd as that of `blockhaul serve`.
+
+use std::ffi::OsString;
+
+use crate::getopt::{self, Opt, Value, opt};
+use crate::qemu_image::{Format, Image, encoded};
+use crate::qemu_img::VERSION;
+use crate::{Asked, words};
+
+/// The first word of the program that was started to serve in the background.
+pub const IN_BACKGROUND: &str = "--in-background";
+/// The port of NBD.
+const PORT: &str = "10809";
+
+const NO: Value = Value::No;
+const MUST: Value = Value::Must;
+
+const OPTIONS: &[Opt] = &[
+    opt("help", Some(b'h'), NO),
+    opt("version", Some(b'V'), NO),
+    opt("port", Some(b'p'), MUST),
+    opt("bind", Some(b'b'), MUST),
+    opt("socket", Some(b'k'), MUST),
+    opt("shared", Some(b'e'), MUST),
+    opt("persistent", Some(b't'), NO),
+    opt("verbose", Some(b'v'), NO),
+    opt("export-name", Some(b'x'), MUST),
+    opt("description", Some(b'D'), MUST),
+    opt("offset", Some(b'o'), MUST),
+    opt("allocation-depth", Some(b'A'), NO),
+    opt("bitmap", Some(b'B'), MUST),
+    opt("format", Some(b'f'), MUST),
+    opt("read-only", Some(b'r'), NO),
+    opt("snapshot", Some(b's'), NO),
+    opt("load-snapshot", Some(b'l'), MUST),
+    opt("nocache", Some(b'n'), NO),
+    opt("cache", None, MUST),
+    opt("aio", None, MUST),
+    opt("discard", None, MUST),
+    opt("detect-zeroes", None, MUST),
+    opt("image-opts", None, NO),
+    opt("fork", None, NO),
+    opt("pid-file", None, MUST),
+    opt("list", Some(b'L'), NO),
+    opt("connect", Some(b'c'), MUST),
+    opt("disconnect", Some(b'd'), NO),
+    opt("object", None, MUST),
+    opt("tls-creds", None, MUST),
+    opt("tls-authz", None, MUST),
+    opt("tls-hostname", None, MUST),
+    opt("trace", Some(b'T'), MUST),
+    opt("handshake-limit", None, MUST),
+    opt("selinux-label", None, MUST),
+];
+
+const HELP: &str = "\
+Serves the disk in an image over NBD.
+
+    qemu-nbd [OPTIONS] FILE
+
+This is blockhaul, with the command line of QEMU's qemu-nbd.
+
+    -k, --socket=PATH          listen on this Unix socket
+    -p, --port=PORT            listen on this TCP port (10809)
+    -b, --bind=ADDRESS         listen on this address (all)
+    -f, --format=FORMAT        raw, qcow2; vmdk, vhdx, vpc and vdi with -r
+    --image-opts               FILE is driver=...,file.filename=...
+    -r, --read-only            serve read-only
+    -s, --snapshot             keep writes in memory, and forget them at the end
+    -l, --load-snapshot=NAME   serve an internal snapshot, read-only
+    -o, --offset=OFFSET        serve what is behind this offset
+    -x, --export-name=NAME     name of the export
+    -D, --description=TEXT     description of the export
+    -e, --shared=N             maximum number of clients (1; 0: no limit)
+    -t, --persistent           do not end with the last client
+    -A, --allocation-depth     accepted: qcow2 images have this context
+    -B, --bitmap=NAME          accepted: qcow2 images have contexts for their bitmaps
+    -n, --nocache, --cache=none
+                               bypass the page cache, with -f raw
+    --cache=MODE, --aio=MODE, --discard=MODE, --detect-zeroes=off
+                               accepted
+    --fork                     return when ready, and go on in the background
+    --pid-file=PATH            write the process ID when ready
+    -v, --verbose              print more detail
+
+See `blockhaul serve --help` and docs/qemu-img.md for details.
+";
+
+/// A server that a command line asks for.
+#[derive(Debug)]
+pub struct Server {
+    image: Image,
+    options: Vec<(&'static str, String)>,
+}
+
+/// Parses the command line of qemu-nbd, without the name of the program.
+///
+/// # Errors
+/// What is wrong, or not supported, by name.
+pub fn parse(line: &[OsString]) -> Result<Asked<Server>, String> {
+    let parts = getopt::parse(OPTIONS, line)
+        .map_err(|error| format!("{error}\nTry `qemu-nbd --help' for more information."))?;
+    let mut options = Vec::new();
+    for (means, value) in parts.options {
+        let value = value.unwrap_or_default().into_string();
+        let value = value.map_err(|_| format!("--{means}: the value is not UTF-8"))?;
+        let instead = match (means, value.as_str()) {
+            ("help", _) => return Ok(Asked::Text(HELP.to_string())),
+            ("version", _) => {
+                return Ok(Asked::Text(format!("qemu-nbd {VERSION} (blockhaul)\n")));
+            }
+            ("connect" | "disconnect", _) => {
+                "serve with -k SOCKET, and use nbd-client for /dev/nbdN"
+            }
+            ("list", _) => "use blockhaul info --list URI",
+            ("object" | "tls-creds" | "tls-authz" | "tls-hostname", _) => {
+                "use blockhaul serve --tls-certificates DIR"
+            }
+            ("trace", _) => "use blockhaul serve --trace",
+            ("handshake-limit", _) => "use blockhaul serve --timeout TIME",
+            ("selinux-label", _) => "use blockhaul serve --selinux-label LABEL",
+            ("detect-zeroes", other) if other != "off" => "only off is",
+            _ => {
+                options.push((means, value));
+                continue;
+            }
+        };
+        return Err(format!("--{means} is not supported: {instead}"));
+    }
+    let [name] = &parts.operands[..] else {
+        return Err("give one FILE\nTry `qemu-nbd --help' for more information.".to_string());
+    };
+    let name = name.to_str().ok_or_else(|| format!("{name:?} is not UTF-8"))?;
+    let has = |wanted: &str| options.iter().any(|one| one.0 == wanted);
+    let format = options.iter().rev().find(|one| one.0 == "format").map(|one| one.1.as_str());
+    let image = if has("image-opts") { Image::options(name)? } else { Image::named(name, format)? };
+    if has("socket") && (has("port") || has("bind")) {
+        return Err("-k excludes -p and -b".to_string());
+    }
+    Ok(Asked::Run(Server { image, options }))
+}
+
+impl Server {
+    /// The image that is served.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Whether an option was given.
+    pub fn has(&self, name: &str) -> bool {
+        self.options.iter().any(|one| one.0 == name)
+    }
+
+    fn value(&self, name: &str) -> Option<&str> {
+        self.options.iter().rev().find(|one| one.0 == name).map(|one| one.1.as_str())
+    }
+
+    /// The words of `blockhaul serve` for the image in this format.
+    ///
+    /// # Errors
+    /// If an option does not fit the format.
+    pub fn words(&self, format: Format, in_background: bool) -> Result<Vec<OsString>, String> {
+        let mut all = words(&["blockhaul", "serve"]);
+        let mut add = |text: String| all.push(text.into());
+        add(if in_background { "--in-background" } else { "--foreground" }.to_string());
+        if !self.has("verbose") {
+            add("--quiet".to_string());
+        }
+        match self.value("socket") {
+            Some(path) => add(format!("--unix={path}")),
+            None => {
+                add(format!("--port={}", self.value("port").unwrap_or(PORT)));
+                if let Some(address) = self.value("bind").filter(|text| *text != "0.0.0.0") {
+                    add(format!("--ip-addr={address}"));
+                }
+            }
+        }
+        let mut device = Vec::new();
+        let reads = self.has("read-only") || self.has("load-snapshot");
+        let is_writable = matches!(format, Format::Raw | Format::Qcow2);
+        if !reads && !is_writable && !self.has("snapshot") {
+            return Err(format!("format {} is only read: add -r", format.name()));
+        }
+        if let Some(given) = self.value("load-snapshot") {
+            if format != Format::Qcow2 {
+                return Err(format!("format {} has no internal snapshots", format.name()));
+            }
+            let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
+            device.push(format!("snapshot={}", encoded(name.unwrap_or(given))));
+        }
+        let direct =
+            self.has("nocache") || matches!(self.value("cache"), Some("none" | "directsync"));
+        if direct && format == Format::Raw && self.image.path().is_some() {
+            device.push("direct=on".to_string());
+        }
+        if reads {
+            add("--readonly".to_string());
+        }
+        if let Some(offset) = self.value("offset") {
+            add(format!("--layer=offset?offset={offset}"));
+        }
+        if self.has("snapshot") {
+            add("--layer=cow".to_string());
+        }
+        match self.value("shared").unwrap_or("1").parse::<u32>() {
+            Ok(0) => {}
+            Ok(most) => add(format!("--layer=limit?limit={most}")),
+            Err(_) => return Err("Shared device number must be a number".to_string()),
+        }
+        if !self.has("persistent") {
+            add("--layer=exitlast".to_string());
+        }
+        let names =
+            [("export-name", "export"), ("description", "description"), ("pid-file", "pidfile")];
+        for (given, ours) in names {
+            if let Some(value) = self.value(given) {
+                add(format!("--{ours}={value}"));
+            }
+        }
+        add("--".to_string());
+        add(self.image.disk(format, &device));
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<String, String> {
+        let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        match parse(&line)? {
+            Asked::Text(text) => Err(text),
+            Asked::Run(server) => {
+                let format = server.image().format.unwrap_or(Format::Raw);
+                let words = server.words(format, false)?;
+                Ok(words.join(" ".as_ref()).into_string().unwrap())
+            }
+        }
+    }
+
+    #[test]
+    fn options_become_those_of_serve() {
+        let words = run("-k /s -f qcow2 -t -e 4 -x n -D d -r /a.qcow2").unwrap();
+        for part in
+            ["--unix=/s", "--layer=limit?limit=4", "--export=n", "--description=d", "--readonly"]
+        {
+            assert!(words.contains(part), "{words}");
+        }
+        assert!(words.ends_with("-- qcow2:/a.qcow2?names=allow"), "{words}");
+        assert!(!words.contains("exitlast"), "{words}");
+        let words = run("-n -s -o 1M /a").unwrap();
+        for part in ["--port=10809", "limit=1", "exitlast", "offset=1M", "--layer=cow", "direct=on"]
+        {
+            assert!(words.contains(part), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_with_a_way() {
+        for (line, why) in [
+            ("-c /dev/nbd0 a", "nbd-client"),
+            ("-d /dev/nbd0", "nbd-client"),
+            ("-L", "info --list"),
+            ("--tls-creds t a", "--tls-certificates"),
+            ("-f vhdx a", "add -r"),
+            ("-f raw -l x a", "no internal snapshots"),
+            ("-k /s -p 1 a", "-k excludes"),
+            ("-e x a", "number"),
+            ("", "FILE"),
+        ] {
+            let said = run(line).unwrap_err();
+            assert!(said.contains(why), "{line}: {said}");
+        }
+    }
+}

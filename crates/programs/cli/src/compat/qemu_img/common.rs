@@ -1,0 +1,105 @@
+//! What the commands of qemu-img share.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::{NamePolicy, OpenContext, parse_size};
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, rebase};
+
+pub(super) use super::super::stand_in::failure;
+use super::super::stand_in::own;
+use crate::args::Command;
+use crate::exit::{Failure, Outcome, plain};
+use crate::image_tools::run as on_worker;
+use crate::{image_bitmap, image_change, image_format, image_tools, out};
+
+/// The format of an image; the first bytes tell it if the user does not.
+pub(crate) fn format_of(image: &Image) -> Format {
+    let probed = || match image.path().and_then(image_format::name_of) {
+        Some("qcow2") => Format::Qcow2,
+        Some("VMDK") => Format::Vmdk,
+        Some("VHDX") => Format::Vhdx,
+        Some("VHD") => Format::Vpc,
+        Some("VDI") => Format::Vdi,
+        _ => Format::Raw,
+    };
+    image.format.unwrap_or_else(probed)
+}
+
+/// The format of an image that must exist.
+pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
+    if let Some(error) = image.path().and_then(|path| std::fs::metadata(path).err()) {
+        let name = &image.shown;
+        let why = plain(&error);
+        return Err(failure(format!("Could not open '{name}': Could not open '{name}': {why}")));
+    }
+    Ok(format_of(image))
+}
+
+/// An image that cannot be opened.
+pub(crate) fn not_opened(image: &Image, error: &Error) -> Failure {
+    failure(format!("Could not open '{}': {error}", image.shown))
+}
+
+/// A name in an image, from the directory of this program.
+pub(crate) fn beside(image: &Image, name: &str) -> String {
+    let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
+    match image.path().and_then(Path::parent) {
+        Some(folder) if !has_protocol && !folder.as_os_str().is_empty() => {
+            folder.join(name).display().to_string()
+        }
+        _ => name.to_string(),
+    }
+}
+
+/// Runs one of our commands that prints nothing.
+pub(crate) fn native(words: Vec<OsString>) -> Outcome {
+    let (cli, groups) = own(words)?;
+    match cli.command {
+        Command::Create(args) => image_tools::create(&args, &groups),
+        Command::Resize(args) => image_change::run_resize(&args, &groups),
+        Command::Bitmap(args) => image_bitmap::bitmap(args, &groups),
+        Command::Copy(args) => crate::copy::run(&args, &groups),
+        _ => Err(failure("the command line was not understood")),
+    }
+}
+
+pub(crate) fn words(texts: &[&str]) -> Vec<OsString> {
+    texts.iter().map(OsString::from).collect()
+}
+
+pub(crate) fn say(line: &Line, text: &str) -> Outcome {
+    if !line.has("quiet") {
+        out::print(text.as_bytes())?;
+    }
+    Ok(0)
+}
+
+/// Gives an image another backing file.
+pub(crate) fn give_backing(
+    image: &Image,
+    new: Option<BackingName>,
+    how: Rebase,
+) -> Result<(), Failure> {
+    let holder = image.holder();
+    let result = on_worker(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+        rebase(&context, &holder, new.as_ref(), how).await
+    })?;
+    result.map(|_| ()).map_err(|error| not_changed(image, &error))
+}
+
+pub(crate) fn not_changed(image: &Image, error: &Error) -> Failure {
+    match error.kind() {
+        Kind::NotFound | Kind::Refused => not_opened(image, error),
+        _ => failure(error.to_string()),
+    }
+}
+
+/// A size, as the original parses it.
+pub(crate) fn size(text: &str) -> Result<u64, Failure> {
+    parse_size(text).map_err(|error| failure(format!("Invalid size: {}", error.text())))
+}

@@ -1,0 +1,42 @@
+//! `qemu-nbd`, by `blockhaul serve`.
+
+use std::ffi::OsString;
+
+use blockhaul_command_lines::Asked;
+use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, parse};
+
+use super::qemu_img::opened;
+use super::stand_in::{answer, failure, log_as, own};
+use crate::args::Command;
+use crate::exit::{FAILED, Outcome};
+use crate::serve;
+
+/// Runs qemu-nbd with these words.
+pub fn run(words: &[OsString]) -> Outcome {
+    let (in_background, words) = match words {
+        [first, rest @ ..] if first == IN_BACKGROUND => (true, rest),
+        words => (false, words),
+    };
+    let server = match parse(words).map_err(failure)? {
+        Asked::Text(text) => return answer(&text),
+        Asked::Run(server) => server,
+    };
+    let format = opened(server.image())?;
+    let own_words = server.words(format, in_background).map_err(failure)?;
+    if server.has("fork") && !in_background {
+        let mut again: Vec<OsString> =
+            vec!["compat".into(), "qemu-nbd".into(), IN_BACKGROUND.into()];
+        again.extend(words.iter().cloned());
+        return serve::again_in_background(&again);
+    }
+    log_as("qemu-nbd", server.has("verbose"));
+    let (cli, groups) = own(own_words)?;
+    let Command::Serve(args) = cli.command else {
+        return Err(failure("the command line was not understood"));
+    };
+    serve::run(&args, &groups).map_err(|failure| match failure.status() {
+        // Like a shell for a program that was ended by a signal.
+        128.. => failure,
+        _ => failure.with_status(FAILED),
+    })
+}
