@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Client, GateKind, ParamKind};
+use blockhaul_io::{Notify, Ticket};
 
 use super::rule::{Guest, Rule, gate};
 use blockhaul_layers::support::param_or;
@@ -14,25 +15,26 @@ pub static LIMIT: GateKind = GateKind {
     name: "limit",
     summary: "limits the number of connected clients",
     manual: "Clients beyond `limit` are disconnected before the handshake. Each connection of a client \
-counts. 0 is no limit.",
+counts. 0 is no limit. With `wait` they are not disconnected: they wait until others have left.",
     example: r#"
 blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$uri" null:'
 "#,
-    params: &[param_or(
-        "limit",
-        ParamKind::Number,
-        "1",
-        "Maximum number of connections; 0: no limit.",
-    )],
+    params: &[
+        param_or("limit", ParamKind::Number, "1", "Maximum number of connections; 0: no limit."),
+        param_or("wait", ParamKind::Switch, "off", "Further clients wait."),
+    ],
     configure: |args, _| {
         let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);
-        gate(Arc::new(Limit { most, inside: AtomicU64::new(0) }))
+        let waits = args.switch("wait");
+        gate(Arc::new(Limit { most, waits, inside: AtomicU64::new(0), left: Notify::default() }))
     },
 };
 
 struct Limit {
     most: u64,
+    waits: bool,
     inside: AtomicU64,
+    left: Notify,
 }
 
 impl Rule for Limit {
@@ -46,6 +48,10 @@ impl Rule for Limit {
             )),
         }
     }
+
+    fn next_change(&self) -> Option<Ticket<()>> {
+        self.waits.then(|| self.left.listen())
+    }
 }
 
 struct Place(Arc<Limit>);
@@ -55,5 +61,6 @@ impl Guest for Place {}
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::SeqCst);
+        self.0.left.notify();
     }
 }

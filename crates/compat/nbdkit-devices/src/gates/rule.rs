@@ -4,12 +4,19 @@ use std::sync::Arc;
 
 use blockhaul_block::Result;
 use blockhaul_catalog::{Client, Export, Exports, Gate, Listed, Opening, Visit};
+use blockhaul_io::Ticket;
 
 /// The decisions of a gate. The defaults change nothing.
 pub(super) trait Rule: Send + Sync + 'static {
     /// Decides whether to admit a client; the returned value is dropped when the client has
     /// disconnected.
     fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>>;
+
+    /// What a client that is not admitted waits for, before the gate decides again; without it, the
+    /// client is disconnected.
+    fn next_change(&self) -> Option<Ticket<()>> {
+        None
+    }
 
     /// Called when the gate is put before exports.
     fn start(self: &Arc<Self>) -> Result<()> {
@@ -72,21 +79,46 @@ struct Gated<R> {
 
 impl<R: Rule> Exports for Gated<R> {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
-        // Before anything below sees the client.
-        let guest = match self.rule.clone().admit(&client) {
-            Ok(guest) => guest,
-            Err(error) => return Box::pin(std::future::ready(Err(error))),
+        // Before anything below sees the client. A change after this decision is not lost.
+        let change = self.rule.next_change();
+        let guest = match (self.rule.clone().admit(&client), change) {
+            (Ok(guest), _) => guest,
+            (Err(error), None) => return Box::pin(std::future::ready(Err(error))),
+            (Err(_), Some(change)) => {
+                let waited = enter_later(self.rule.clone(), self.inner.clone(), client, change);
+                return Box::pin(waited);
+            }
         };
-        let admitted = self.inner.admit(client);
-        Box::pin(async move {
-            let visit = GatedVisit { inner: admitted.await?, guest };
-            Ok(Arc::new(visit) as Arc<dyn Visit>)
-        })
+        Box::pin(enter(guest, self.inner.admit(client)))
     }
 
     fn state(&self) -> Option<String> {
         self.inner.state()
     }
+}
+
+/// Admits a client as soon as the rule does.
+async fn enter_later(
+    rule: Arc<impl Rule>,
+    inner: Arc<dyn Exports>,
+    client: Client,
+    mut change: Ticket<()>,
+) -> Result<Arc<dyn Visit>> {
+    loop {
+        // If the rule is gone, its next decision says so.
+        let _ = change.await;
+        let next = rule.next_change();
+        match (rule.clone().admit(&client), next) {
+            (Ok(guest), _) => return enter(guest, inner.admit(client)).await,
+            (Err(error), None) => return Err(error),
+            (Err(_), Some(next)) => change = next,
+        }
+    }
+}
+
+async fn enter(guest: Arc<dyn Guest>, admitted: Opening<Arc<dyn Visit>>) -> Result<Arc<dyn Visit>> {
+    let visit = GatedVisit { inner: admitted.await?, guest };
+    Ok(Arc::new(visit) as Arc<dyn Visit>)
 }
 
 struct GatedVisit {
