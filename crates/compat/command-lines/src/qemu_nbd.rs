@@ -71,7 +71,7 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -o, --offset=OFFSET        serve what is behind this offset
     -x, --export-name=NAME     name of the export
     -D, --description=TEXT     description of the export
-    -e, --shared=N             maximum number of clients (1; 0: no limit)
+    -e, --shared=N             maximum number of clients (1; 0: no limit); others wait
     -t, --persistent           do not end with the last client
     -A, --allocation-depth     accepted: qcow2 images have this context
     -B, --bitmap=NAME          accepted: qcow2 images have contexts for their bitmaps
@@ -85,6 +85,15 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
 
 See `blockhaul serve --help` and docs/qemu-img.md for details.
 ";
+
+/// The modes that an option knows.
+fn modes(option: &str) -> &'static [&'static str] {
+    match option {
+        "cache" => &["none", "writeback", "writethrough", "directsync", "unsafe"],
+        "aio" => &["threads", "native", "io_uring"],
+        _ => &["ignore", "off", "unmap", "on"],
+    }
+}
 
 /// A server that a command line asks for.
 #[derive(Debug)]
@@ -120,6 +129,10 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Server>, String> {
             ("handshake-limit", _) => "use blockhaul serve --timeout TIME",
             ("selinux-label", _) => "use blockhaul serve --selinux-label LABEL",
             ("detect-zeroes", other) if other != "off" => "only off is",
+            ("cache" | "aio" | "discard", other) if !modes(means).contains(&other) => {
+                let known = modes(means).join(", ");
+                return Err(format!("--{means}: unknown mode '{other}'; known are {known}"));
+            }
             _ => {
                 options.push((means, value));
                 continue;
@@ -199,12 +212,20 @@ impl Server {
         if let Some(offset) = self.value("offset") {
             add(format!("--layer=offset?offset={offset}"));
         }
+        // Writes that are kept in memory need no flush.
+        if !reads && !self.has("snapshot") {
+            match self.value("cache") {
+                Some("writethrough" | "directsync") => add("--layer=fua?fuamode=force".to_string()),
+                Some("unsafe") => add("--layer=fua?fuamode=discard".to_string()),
+                _ => {}
+            }
+        }
         if self.has("snapshot") {
             add("--layer=cow".to_string());
         }
         match self.value("shared").unwrap_or("1").parse::<u32>() {
             Ok(0) => {}
-            Ok(most) => add(format!("--layer=limit?limit={most}")),
+            Ok(most) => add(format!("--layer=limit?limit={most}&wait=on")),
             Err(_) => return Err("Shared device number must be a number".to_string()),
         }
         if !self.has("persistent") {
@@ -242,9 +263,13 @@ mod tests {
     #[test]
     fn options_become_those_of_serve() {
         let words = run("-k /s -f qcow2 -t -e 4 -x n -D d -r /a.qcow2").unwrap();
-        for part in
-            ["--unix=/s", "--layer=limit?limit=4", "--export=n", "--description=d", "--readonly"]
-        {
+        for part in [
+            "--unix=/s",
+            "--layer=limit?limit=4&wait=on",
+            "--export=n",
+            "--description=d",
+            "--readonly",
+        ] {
             assert!(words.contains(part), "{words}");
         }
         assert!(words.ends_with("-- qcow2:/a.qcow2?names=allow"), "{words}");
@@ -254,6 +279,14 @@ mod tests {
         {
             assert!(words.contains(part), "{words}");
         }
+        for (mode, layer) in
+            [("writethrough", "force"), ("directsync", "force"), ("unsafe", "discard")]
+        {
+            let words = run(&format!("--cache={mode} /a")).unwrap();
+            assert!(words.contains(&format!("fua?fuamode={layer}")), "{words}");
+            assert!(!run(&format!("-r --cache {mode} /a")).unwrap().contains("fua"), "{mode}");
+        }
+        assert!(!run("--cache=none /a").unwrap().contains("fua"));
     }
 
     #[test]
@@ -267,6 +300,9 @@ mod tests {
             ("-f raw -l x a", "no internal snapshots"),
             ("-k /s -p 1 a", "-k excludes"),
             ("-e x a", "number"),
+            ("--cache x a", "writethrough"),
+            ("--aio x a", "unknown mode"),
+            ("--discard x a", "unknown mode"),
             ("", "FILE"),
         ] {
             let said = run(line).unwrap_err();

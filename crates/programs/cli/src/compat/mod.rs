@@ -1,7 +1,9 @@
-//! blockhaul as a replacement of libnbd's programs, of nbdkit, qemu-img, qemu-nbd and qemu-storage-daemon: called as
-//! `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit`, `qemu-img`, `qemu-nbd` or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their command lines and
-//! keeps what scripts depend on: formats, descriptors, exit statuses. The differences are listed in
-//! docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md, docs/qemu-img.md and docs/qmp.md.
+//! blockhaul as a replacement of libnbd's programs, of nbdkit, qemu-img, qemu-nbd and
+//! qemu-storage-daemon: called as `nbdcopy`, `nbddump`, `nbdinfo`, `nbdkit`, `qemu-img`, `qemu-nbd`
+//! or `qemu-storage-daemon` (a link or a copy), or as `blockhaul compat NAME`, it accepts their
+//! command lines and keeps what scripts depend on: formats, descriptors, exit statuses. The
+//! differences are listed in docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md,
+//! docs/qemu-img.md and docs/qmp.md.
 //!
 //! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
 

@@ -26,6 +26,8 @@ mod part;
 mod pull;
 #[cfg(feature = "formats")]
 mod qemu_img;
+#[cfg(feature = "formats")]
+mod qemu_nbd;
 mod qmp;
 mod reports;
 mod serve;
