@@ -1,9 +1,10 @@
 //! The program as `qemu-img`, next to QEMU's: the same output and exit statuses.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -226,4 +227,157 @@ fn images_are_made_converted_and_resized() {
     assert!(tools.ours("bitmap --add top.qcow2 b --disable").status.success());
     let said = tools.ours("amend -f qcow2 a.qcow2");
     assert!(text(&said.stderr).contains("amend is not supported"), "{}", text(&said.stderr));
+}
+
+#[test]
+fn overlays_are_committed_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    for name in ["a", "b"] {
+        std::fs::copy(
+            tools.scratch.file("a.qcow2"),
+            tools.scratch.file(&format!("{name}-base.qcow2")),
+        )
+        .unwrap();
+        tools.made(&format!(
+            "create -q -f qcow2 -b {name}-base.qcow2 -F qcow2 {name}-top.qcow2 14M"
+        ));
+        tools.io(
+            &format!("{name}-top.qcow2"),
+            &["write -P 9 3M 64k", "write -z 1M 64k", "write -P 4 13M 64k"],
+        );
+    }
+    tools.made("convert -q -O qcow2 a-top.qcow2 whole.qcow2");
+    for option in ["-d", ""] {
+        let theirs = tools.theirs(&format!("commit {option} a-top.qcow2"));
+        let ours = tools.ours(&format!("commit {option} b-top.qcow2"));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{option}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{option}");
+        for image in ["b-base.qcow2", "b-top.qcow2"] {
+            tools.made(&format!("compare whole.qcow2 {image}"));
+            tools.made(&format!("check -q {image}"));
+        }
+    }
+    tools.same("commit missing");
+    tools.same("commit a.qcow2");
+    tools.same("commit -f raw a.raw");
+}
+
+#[test]
+fn bitmaps_are_changed_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["a", "b"] {
+        let image = format!("{name}.qcow2");
+        tools.made(&format!("create -q -f qcow2 {image} 4M"));
+        tools.made(&format!("bitmap --add {image} one"));
+        tools.io(&image, &["write 0 64k", "write 2M 64k"]);
+        tools.made(&format!("bitmap --disable {image} one"));
+        tools.made(&format!("create -q -f qcow2 {name}-other.qcow2 4M"));
+        tools.made(&format!("bitmap --add {name}-other.qcow2 far"));
+        tools.io(&format!("{name}-other.qcow2"), &["write 3M 64k"]);
+    }
+    for line in [
+        "--add --merge one A.qcow2 sum",
+        "--merge far -b A-other.qcow2 -F qcow2 A.qcow2 sum",
+        "--add --disable -g 128k A.qcow2 coarse",
+        "--add --clear --disable A.qcow2 two",
+        "--enable A.qcow2 two",
+        "--remove A.qcow2 two",
+        "--remove A.qcow2 none",
+        "--add A.qcow2 one",
+        "--merge none A.qcow2 sum",
+    ] {
+        let theirs = tools.theirs(&format!("bitmap {}", line.replace('A', "a")));
+        let ours = tools.ours(&format!("bitmap {}", line.replace('A', "b")));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+    }
+    tools.made("check -q b.qcow2");
+    // QEMU lists the same bitmaps of both, and the same parts of the disk as dirty.
+    let [a, b] = ["a", "b"].map(|name| {
+        let shown = text(&tools.theirs(&format!("info {name}.qcow2")).stdout);
+        let (_, bitmaps) = shown.split_once("bitmaps:").unwrap();
+        bitmaps.split_once("refcount bits").unwrap().0.to_string()
+    });
+    assert_eq!(a, b);
+    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    let Some(info) = Peer::require("nbdinfo") else { return };
+    let [a, b] = ["a", "b"].map(|name| {
+        let socket = tools.scratch.socket(name);
+        let image = tools.scratch.file(&format!("{name}.qcow2"));
+        let args = ["-r", "-f", "qcow2", "-B", "sum", image.to_str().unwrap()];
+        let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+        let map = tools
+            .output(info.command(), &format!("--map=qemu:dirty-bitmap:sum {}", server.uri("")));
+        assert!(map.status.success(), "{}", text(&map.stderr));
+        text(&map.stdout)
+    });
+    assert_eq!(a, b);
+    assert!(a.contains("dirty"), "{a}");
+}
+
+#[test]
+fn images_are_named_in_every_way_that_qemu_img_knows() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    let node = "driver=qcow2,file.driver=file,file.filename=over.qcow2";
+    let json = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"over.qcow2"}}"#;
+    for command in ["map --output=json", "check --output=json -U", "measure --output=json -O qcow2"]
+    {
+        let [theirs, ours] = [
+            tools.theirs(&format!("{command} --image-opts {node}")),
+            tools.ours(&format!("{command} --image-opts {node}")),
+        ];
+        assert_eq!(ours.status.code(), theirs.status.code(), "{command}: {}", text(&ours.stderr));
+        if !command.starts_with("check") {
+            assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{command}");
+            tools.same(&format!("{command} {json}"));
+        }
+    }
+    tools.same(&format!(
+        "compare --image-opts {node} driver=qcow2,file.driver=file,file.filename=a.qcow2"
+    ));
+    tools.same(&format!("compare {json} over.qcow2"));
+    tools.same("info --image-opts driver=qcow2,file.driver=file");
+    tools.same("info --image-opts driver=nonsense,file.filename=a.raw");
+    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    let socket = tools.scratch.socket("s");
+    let image = tools.scratch.file("over.qcow2");
+    let args = ["-r", "-e", "8", "-f", "qcow2", "-x", "disk", image.to_str().unwrap()];
+    let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let legacy = format!("nbd:unix:{}:exportname=disk", socket.display());
+    let of_node = format!(
+        "--image-opts driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export=disk",
+        socket.display()
+    );
+    for name in [server.uri("disk"), legacy, of_node] {
+        tools.made("convert -q -O raw over.qcow2 over.raw");
+        let done = tools.ours(&format!("convert -O raw {name} copy.raw"));
+        assert!(done.status.success(), "{name}: {}", text(&done.stderr));
+        assert!(tools.bytes("copy.raw") == tools.bytes("over.raw"), "{name}");
+        if !name.starts_with('-') {
+            tools.same(&format!("compare -F qcow2 {name} over.qcow2"));
+        }
+    }
+}
+
+#[test]
+fn existing_targets_are_written_in_place() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    for (format, size) in [("raw", "10M"), ("qcow2", "10M"), ("raw", "12M")] {
+        for quirk in ["", "-W -m 2"] {
+            tools.made(&format!("create -q -f {format} target {size}"));
+            tools.io(&format!("-f {format} target"), &["write -P 99 0 10M"]);
+            let inode = std::fs::metadata(tools.scratch.file("target")).unwrap().ino();
+            let done = tools.ours(&format!("convert -n {quirk} -O {format} over.qcow2 target"));
+            assert!(done.status.success(), "{format}: {}", text(&done.stderr));
+            tools.made(&format!("compare -F {format} over.qcow2 target"));
+            let after = std::fs::metadata(tools.scratch.file("target")).unwrap().ino();
+            assert_eq!(inode, after, "{format}");
+        }
+    }
+    tools.made("create -q -f raw small 1M");
+    tools.same("convert -n -O raw over.qcow2 small");
+    tools.same("convert -n -O raw over.qcow2 none");
 }

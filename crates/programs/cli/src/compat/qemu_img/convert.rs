@@ -6,6 +6,7 @@ use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
 use super::common::{beside, failure, give_backing, native, opened, say, size, words};
 use super::create::Wanted;
+use super::info::disk_size;
 use crate::exit::{Failure, Outcome};
 
 /// The level of zstd, as in QEMU: its default.
@@ -74,11 +75,17 @@ pub(super) fn convert(line: &Line) -> Outcome {
         all.push("--flush".into());
     }
     let mut below = None;
-    let (source, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
-    all.extend(words(&["--", &source]));
+    let (from, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
+    all.extend(words(&["--", &from]));
     all.extend(to.iter().map(std::ffi::OsString::from));
     if no_create {
         opened(&target)?;
+        // Not of servers, which may end with their last client.
+        let is_whole = source.path().is_some() && line.value("snapshot").is_none();
+        let is_raw_file = format == Format::Raw && target.path().is_some();
+        if is_whole && is_raw_file && disk_size(&target)? < disk_size(&source)? {
+            return Err(failure("output file is smaller than input file"));
+        }
     }
     let is_shown = line.has("progress");
     if is_shown {

@@ -62,6 +62,21 @@ pub(super) fn snapshot(line: &Line) -> Outcome {
     Ok(0)
 }
 
+/// Size of the disk in an image, in bytes.
+pub(super) fn disk_size(image: &Image) -> Result<u64, Failure> {
+    Ok(one(image.clone())?.size)
+}
+
+/// The backing file that must grow before a commit, and the size in bytes that it needs; none also if
+/// what is below it would show in the new part.
+pub(super) fn to_grow(image: &Image) -> Result<Option<(Image, Format, u64)>, Failure> {
+    let all = chain(image.clone(), true)?;
+    let [top, below, rest @ ..] = &all[..] else { return Ok(None) };
+    let hides = rest.first().is_none_or(|lower| lower.size <= below.size);
+    let grows = top.size > below.size && hides;
+    Ok(grows.then(|| (below.image.clone(), below.format, top.size)))
+}
+
 /// The image, and those below it if they are wanted.
 fn chain(first: Image, wanted: bool) -> Result<Vec<Found>, Failure> {
     let mut all: Vec<Found> = Vec::new();

@@ -305,6 +305,12 @@ fn resized(line: &Line) -> Outcome {
     };
     let image = line.image(0, "format").map_err(failure)?;
     let format = opened(&image)?;
+    warn_of_guess(&image, format);
+    resize(&image, format, size, line.has("shrink"))?;
+    say(line, "Image resized.\n")
+}
+
+fn resize(image: &Image, format: Format, size: &str, shrinks: bool) -> Outcome {
     let disk = match format {
         Format::Raw => image.disk(format, &[]),
         Format::Qcow2 => format!("qcow2:{}", image.holder()),
@@ -312,14 +318,12 @@ fn resized(line: &Line) -> Outcome {
             return Err(failure(format!("resize: format {} is not supported", other.name())));
         }
     };
-    warn_of_guess(&image, format);
     let mut all = words(&["blockhaul", "resize", "--backing=allow"]);
-    if line.has("shrink") {
+    if shrinks {
         all.push("--shrink".into());
     }
     all.extend(words(&["--", &disk, size]));
-    native(all)?;
-    say(line, "Image resized.\n")
+    native(all)
 }
 
 fn rebased(line: &Line) -> Outcome {
@@ -345,6 +349,9 @@ fn committed(line: &Line) -> Outcome {
     line.at_most(1).map_err(failure)?;
     let image = line.image(0, "format").map_err(failure)?;
     qcow2(line, &image)?;
+    if let Some((below, format, size)) = info::to_grow(&image)? {
+        resize(&below, format, &size.to_string(), false)?;
+    }
     let keep = line.has("drop");
     let holder = image.holder();
     let result = on_worker(move |registry| async move {
