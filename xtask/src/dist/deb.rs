@@ -59,8 +59,8 @@ fn control(version: &str, arch: &str, size: &str, depends: &str) -> String {
          Section: admin\nPriority: optional\n\
          Description: serve, copy, back up, inspect and measure disk images over NBD\n \
          blockhaul is one program for servers and clients of NBD (Network Block Device).\n \
-         It also takes the command lines of nbdkit, nbdcopy and nbdinfo, if those programs\n \
-         are not installed, and loads plugins and filters for nbdkit.\n",
+         It also takes the command lines of nbdkit, nbdcopy, nbdinfo, qemu-img and qemu-nbd,\n \
+         if those programs are not installed, and loads plugins and filters for nbdkit.\n",
         maintainer()
     )
 }

@@ -11,7 +11,7 @@ use super::piece::{Dist, sorted, write};
 use crate::{Outcome, run};
 
 /// Names under which the program takes the command lines of other programs.
-pub const NAMES: [&str; 3] = ["nbdkit", "nbdcopy", "nbdinfo"];
+pub const NAMES: [&str; 5] = ["nbdkit", "nbdcopy", "nbdinfo", "qemu-img", "qemu-nbd"];
 
 /// The paths that differ between kinds of packages, relative to the tree's root.
 pub struct Layout {

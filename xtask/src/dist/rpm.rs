@@ -84,8 +84,8 @@ fn text(version: &str, dirs: &BTreeSet<String>, names: &[String]) -> String {
          Summary: Serve, copy, back up, inspect and measure disk images over NBD\n\
          License: MIT OR Apache-2.0\nPackager: %{{packager}}\n\n%description\n\
          blockhaul is one program for servers and clients of NBD (Network Block Device).\n\
-         It also takes the command lines of nbdkit, nbdcopy and nbdinfo, if those programs\n\
-         are not installed, and loads plugins and filters for nbdkit.\n\n\
+         It also takes the command lines of nbdkit, nbdcopy, nbdinfo, qemu-img and qemu-nbd,\n\
+         if those programs are not installed, and loads plugins and filters for nbdkit.\n\n\
          %install\nmkdir -p %{{buildroot}}\ncp -a %{{tree}}/. %{{buildroot}}/\n\n\
          %post\n{}\n%preun\nif [ $1 = 0 ]; then\n{}fi\n\n%files\n%defattr(-,root,root)\n\
          {}{}\n",

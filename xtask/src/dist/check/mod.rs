@@ -36,6 +36,9 @@ if [ "$names" = names ]; then
     [ "$(nbdinfo --size [ nbdkit memory 1M ])" = 1048576 ]
     nbdcopy [ nbdkit -r file disk.raw ] again.raw
     cmp disk.raw again.raw
+    qemu-img convert -f raw -O qcow2 disk.raw disk.qcow2
+    qemu-nbd --fork -r -f qcow2 -k "$PWD/nbd.sock" disk.qcow2
+    qemu-img compare -f raw -F raw disk.raw "nbd+unix:///?socket=$PWD/nbd.sock"
 fi
 dir=$PWD
 cd /
