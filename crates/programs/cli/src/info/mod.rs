@@ -27,6 +27,7 @@ use crate::exit::{FAILED, Failure, Outcome};
 use crate::image_format;
 use crate::out::Output;
 use ability::Ability;
+#[cfg(feature = "formats")]
 pub(crate) use ahead::{Ahead, together};
 use map::{Format, Style, View};
 use subject::Subject;
