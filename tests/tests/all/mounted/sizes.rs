@@ -55,10 +55,14 @@ fn a_mount_shows_a_disk_that_grows_and_shrinks() {
     let scratch = Scratch::on_disk().unwrap();
     let image = scratch.file("image");
     for served in [false, true] {
-        for (is_folder, cache) in [(true, "open"), (false, "keep"), (true, "none")] {
+        for (number, (is_folder, cache)) in
+            [(true, "open"), (false, "keep"), (true, "none")].into_iter().enumerate()
+        {
             let _ = fs::remove_file(&image);
             fs::write(&image, vec![1; MIB as usize]).unwrap();
-            let server = served.then(|| serve(&scratch, "s", &["--per-client", text(&image)]));
+            // The socket of a server that was killed may remain for a moment.
+            let socket = format!("s{number}");
+            let server = served.then(|| serve(&scratch, &socket, &["--per-client", text(&image)]));
             let uri = server.as_ref().map(|server| server.uri(""));
             let device = uri.as_deref().unwrap_or(text(&image));
             println!("{device}, directory: {is_folder}, {cache}");
