@@ -355,7 +355,7 @@ impl<T> Polled<T> {
     }
 
     /// Ends the connection if no byte has come for too long; otherwise how long it still waits for one.
-    /// `None`: for ever, or nothing is in flight.
+    /// `None`: without limit, or nothing is in flight.
     pub fn patience(&mut self, ended: &mut Ended<T>) -> Option<Duration> {
         if self.in_flight.is_empty() || self.timeout.is_zero() {
             return None;

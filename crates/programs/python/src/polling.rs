@@ -142,7 +142,7 @@ impl Polling {
         unsent
     }
 
-    /// Receives what is there; false: it is of no use any more to wait for the socket.
+    /// Receives what is there; false: the loop need not watch the socket any more.
     fn collect(&self) -> bool {
         let mut state = self.lock();
         let Some(polled) = &mut state.polled else { return false };
@@ -153,7 +153,7 @@ impl Polling {
         polled.broken().is_none()
     }
 
-    /// How long the server may still send nothing; `None`: nothing is in flight, or for ever.
+    /// How long the server may still send nothing; `None`: nothing is in flight, or without limit.
     fn patience(&self) -> Option<Duration> {
         let mut state = self.lock();
         let polled = state.polled.as_mut()?;
@@ -179,8 +179,8 @@ impl Polling {
         }
     }
 
-    /// Does something when a worker has the connection. True: the caller must see to that, by
-    /// [`Polling::leave`] on a thread that may wait.
+    /// Does something when a worker has the connection. True: the caller must call
+    /// [`Polling::leave`] then, on a thread that may wait.
     pub(crate) fn when_given(&self, work: Work) -> bool {
         let mut state = self.lock();
         let State { polled, leaving } = &mut *state;

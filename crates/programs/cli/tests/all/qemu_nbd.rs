@@ -133,10 +133,10 @@ fn clients_read_and_write_the_same_as_with_qemu_nbd() {
                     assert!(listed.contains(part), "{who:?} {line}: {listed}");
                 }
                 let size = if more == "-o 1048576" { 7 << 20 } else { 8 << 20 };
-                let told = text(&tools.info(&format!("--size {uri}")).stdout);
-                assert_eq!(told.trim(), size.to_string(), "{who:?} {line}");
-                let told = tools.img(&format!("info --output=json {uri}"));
-                assert!(told.contains(&format!("\"virtual-size\": {size}")), "{line}: {told}");
+                let said = text(&tools.info(&format!("--size {uri}")).stdout);
+                assert_eq!(said.trim(), size.to_string(), "{who:?} {line}");
+                let said = tools.img(&format!("info --output=json {uri}"));
+                assert!(said.contains(&format!("\"virtual-size\": {size}")), "{line}: {said}");
                 tools.wrote(
                     &format!("-f raw {uri}"),
                     &[

@@ -203,7 +203,7 @@ fn compared(line: &Line) -> Outcome {
             say(line, "Strict mode: Image size mismatch!\n")?;
             return Ok(1);
         }
-        // Where both have something, a difference is the only news.
+        // A difference where both have something is reported alone.
         let common = found.sizes.0.min(found.sizes.1);
         if found.differs_at.is_none_or(|at| at >= common) {
             text += "Warning: Image size mismatch!\n";
