@@ -39,6 +39,9 @@ if [ "$names" = names ]; then
     qemu-img convert -f raw -O qcow2 disk.raw disk.qcow2
     qemu-nbd --fork -r -f qcow2 -k "$PWD/nbd.sock" disk.qcow2
     qemu-img compare -f raw -F raw disk.raw "nbd+unix:///?socket=$PWD/nbd.sock"
+    # The server ends after its client, and removes its socket.
+    for _ in $(seq 100); do [ ! -e nbd.sock ] || sleep 0.1; done
+    [ ! -e nbd.sock ]
 fi
 dir=$PWD
 cd /
