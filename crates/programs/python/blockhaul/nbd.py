@@ -972,7 +972,7 @@ class NBD:
 
     def _issue(
         self,
-        start: Callable[..., None],
+        start: Callable[..., object],
         *args: Any,
         completion: Any,
         result: Callable[[Any], int] | None = None,
