@@ -157,19 +157,10 @@ impl Direct {
 
     /// Carries out a request that is no read; `None`: a worker must do it.
     pub(crate) fn ask(&self, py: Python<'_>, asked: &Asked) -> PyResult<Option<Answer>> {
-        let request = match *asked {
-            Asked::Read { .. } => return Ok(None),
-            Asked::Write { at, ref parts, flags } => {
-                return self.write_parts(py, at, parts, flags);
-            }
-            Asked::Zero { at, len, flags } => Request::zero(at, len).with(flags),
-            Asked::Trim { at, len, flags } => Request::trim(at, len).with(flags),
-            Asked::Flush => Request::flush(),
-            Asked::Cache { at, len } => Request::cache(at, len),
-            Asked::Extents { at, len, contexts, flags } => {
-                Request::extents(at, len, contexts).with(flags)
-            }
-        };
+        if let Asked::Write { at, parts, flags } = asked {
+            return self.write_parts(py, *at, parts, *flags);
+        }
+        let Some(request) = asked.without_payload() else { return Ok(None) };
         let kind = request.kind();
         let range = (request.at, request.len);
         let flags = request.flags;

@@ -225,20 +225,13 @@ impl Polling {
 }
 
 fn request(asked: Asked) -> Option<Request> {
-    Some(match asked {
-        Asked::Read { .. } => return None,
+    match asked {
         Asked::Write { at, mut parts, flags } => {
             let part: Data = parts.pop()?;
-            Request::write(at, part).with(flags)
+            Some(Request::write(at, part).with(flags))
         }
-        Asked::Zero { at, len, flags } => Request::zero(at, len).with(flags),
-        Asked::Trim { at, len, flags } => Request::trim(at, len).with(flags),
-        Asked::Flush => Request::flush(),
-        Asked::Cache { at, len } => Request::cache(at, len),
-        Asked::Extents { at, len, contexts, flags } => {
-            Request::extents(at, len, contexts).with(flags)
-        }
-    })
+        other => other.without_payload(),
+    }
 }
 
 /// Gives results to those who wait.

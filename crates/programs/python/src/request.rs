@@ -39,6 +39,20 @@ impl Asked {
     pub(crate) fn changes(&self) -> bool {
         matches!(self, Asked::Write { .. } | Asked::Zero { .. } | Asked::Trim { .. })
     }
+
+    /// The same as one request of a device; `None` for reads and writes, which have a payload.
+    pub(crate) fn without_payload(&self) -> Option<Request> {
+        match *self {
+            Asked::Read { .. } | Asked::Write { .. } => None,
+            Asked::Zero { at, len, flags } => Some(Request::zero(at, len).with(flags)),
+            Asked::Trim { at, len, flags } => Some(Request::trim(at, len).with(flags)),
+            Asked::Flush => Some(Request::flush()),
+            Asked::Cache { at, len } => Some(Request::cache(at, len)),
+            Asked::Extents { at, len, contexts, flags } => {
+                Some(Request::extents(at, len, contexts).with(flags))
+            }
+        }
+    }
 }
 
 /// A part of what was read.
