@@ -10,16 +10,14 @@ use crate::qemu_image::Image;
 pub const VERSION: &str = "10.0.13";
 
 const HELP: &str = "\
-Disk images, with the command line of QEMU's qemu-img.
+Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
 
     qemu-img COMMAND [OPTIONS] ...
-
-This is blockhaul, with the command line of QEMU's qemu-img.
 
     bitmap   --add|--remove|--clear|--enable|--disable|--merge SOURCE [-b FILE] [-F FORMAT]
              [-g GRANULARITY] [-f FORMAT] FILE BITMAP
     check    [-f FORMAT] [--output=human|json] [-r leaks|all] [-q] [-U] FILE
-    commit   [-f FORMAT] [-b BASE] [-d] [-p] [-q] FILE
+    commit   [-f FORMAT] [-d] [-p] [-q] FILE
     compare  [-f FORMAT] [-F FORMAT] [-s] [-p] [-q] [-U] FILE1 FILE2
     convert  [-f FORMAT] [-O FORMAT] [-o OPTIONS] [-B BACKING -F FORMAT] [-c] [-l SNAPSHOT] [-n]
              [-S SIZE] [-r RATE] [-m N] [-W] [-t CACHE] [-T CACHE] [--target-is-zero] [-p] [-q] [-U]
@@ -413,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn options_stand_anywhere_and_the_last_one_counts() {
+    fn options_may_be_anywhere_and_the_last_one_counts() {
         let found = line("convert a -O qcow2 -pm16 b -O raw -o a=1,b -o c=2").unwrap();
         assert_eq!(found.operands, ["a", "b"]);
         assert_eq!(found.value("target-format"), Some("raw"));
