@@ -213,15 +213,24 @@ impl Disk {
         Ok(())
     }
 
-    /// Starts a flush of what was written since the last one.
+    /// Starts a flush of what was written since the last one, through each handle: one that has lost
+    /// its connection reports what was in flight there, and others may not know of it.
     pub(super) fn flush_last(&self) -> Pending {
         if !self.unflushed.swap(false, Ordering::SeqCst) || !self.has_flush() {
             return Ok(Reply::Done).into();
         }
-        match self.submit_durable(self.handles().of(0), Request::flush()) {
+        let flush = |device| match self.submit_durable(device, Request::flush()) {
             Ok(outcome) => outcome.into(),
             Err(pending) => pending,
-        }
+        };
+        let all: Vec<Pending> = self.handles().0.iter().map(flush).collect();
+        Pending::start(async move {
+            let mut outcome = Ok(Reply::Done);
+            for pending in all {
+                outcome = outcome.and(pending.await);
+            }
+            outcome
+        })
     }
 
     pub(super) fn has_flush(&self) -> bool {
