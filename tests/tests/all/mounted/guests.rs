@@ -33,6 +33,7 @@ const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
     "crc16",
+    "crc32c_generic",
     "libcrc32c",
     "mbcache",
     "jbd2",
