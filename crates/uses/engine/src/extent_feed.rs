@@ -76,8 +76,8 @@ pub(crate) struct ExtentFeed {
     /// The ranges that requests may be about, as far as they are known, in order and not adjacent;
     /// `None`: everything.
     within: Option<VecDeque<Range>>,
-    /// Where the last of these ended, also if it is gone.
-    within_to: u64,
+    /// The last range of those, in one piece: also if it is gone, or too short so far.
+    last_within: Range,
     /// Length of the next request, and the longest that the server answers.
     len: u64,
     most: u64,
@@ -122,18 +122,19 @@ impl ExtentFeed {
     }
 
     /// For a feed for a part: requests may be about this range, which starts behind all earlier
-    /// ones, or continues one of them. Not about a short one: reading that costs no more than
-    /// asking, and shows zeroes, too.
+    /// ones, or continues the last of them. Not about a short one: reading that costs no more than
+    /// asking, and shows zeroes, too. A range that comes in short pieces counts as a whole.
     pub(crate) fn allow(&mut self, (start, end): Range) {
         let Some(within) = &mut self.within else { return };
-        let start = start.max(self.within_to);
+        let start = start.max(self.last_within.1);
         if start >= end {
             return;
         }
-        self.within_to = end;
+        let begins = if self.last_within.1 == start { self.last_within.0 } else { start };
+        self.last_within = (begins, end);
         match within.back_mut() {
             Some(last) if last.1 == start => last.1 = end,
-            _ if end - start >= LEAST => within.push_back((start, end)),
+            _ if end - begins >= LEAST => within.push_back((begins, end)),
             _ => {}
         }
     }
@@ -170,7 +171,7 @@ impl ExtentFeed {
             late: Vec::new(),
             asked: at,
             within: None,
-            within_to: 0,
+            last_within: (0, 0),
             len: FIRST,
             most: u64::MAX,
             settled: false,
