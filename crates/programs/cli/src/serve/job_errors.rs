@@ -48,6 +48,8 @@ impl OnError {
         match (self, kind) {
             // To repeat these makes no sense.
             (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
+            // The handle is of no use any more: the engine replaces it, and this layer cannot.
+            (_, Kind::Disconnected | Kind::TimedOut) => Action::Report,
             (OnError::Ignore, _) => Action::Ignore,
             (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,
             (OnError::Report | OnError::Enospc, _) => Action::Report,
