@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::{Opening, Switch};
-use blockhaul_block::{Device, Flushes, Result};
+use blockhaul_block::{Can, Device, Flushes, OpKind, Request, Result};
 
 /// A client that opens a device.
 #[derive(Clone, Default)]
@@ -201,6 +201,21 @@ impl Shared {
     /// Used to exchange the device.
     pub fn switch(&self) -> &Arc<Switch> {
         &self.0.switch
+    }
+
+    /// Makes durable what clients have written.
+    ///
+    /// # Errors
+    /// That of the device. Once a flush of a client has failed, all others fail, and this one too.
+    pub async fn flush(&self) -> Result<()> {
+        let device = self.0.switch.device();
+        let facts = device.facts();
+        if !facts.can.contains(Can::WRITE | Can::FLUSH) {
+            return Ok(());
+        }
+        let flush = self.0.flushes.begin(OpKind::Flush)?;
+        let outcome = device.submit(Request::flush()).await;
+        flush.end(outcome, facts.flush_failures_stay).await.map(drop)
     }
 }
 

@@ -10,13 +10,17 @@ use blockhaul_snapshot::{Bitmap, Changes, Options, Snapshot, Trim, tracking};
 
 use super::exports::Table;
 use super::running::{Running, SnapshotOf};
-use crate::exit::Failure;
+use crate::exit::{FAILED, Failure};
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;
 
+/// Maximum time for the last flush of a device whose bitmaps outlive the server.
+const LAST_FLUSH: Duration = Duration::from_secs(30);
+
 /// A bitmap to be added.
 pub struct NewBitmap<'a> {
+    /// Its name.
     pub name: &'a str,
     /// In bytes.
     pub granularity: u64,
@@ -45,6 +49,7 @@ pub type AtOnce = Box<dyn Fn() + Send>;
 
 /// A point in time that has begun.
 pub struct Begun {
+    /// It is kept until it ends.
     pub snapshot: Snapshot,
     /// The disk as it was.
     pub view: Arc<dyn Device>,
@@ -292,11 +297,13 @@ impl Table {
         if export.snapshot_of.is_some() || export.shared.is_none() {
             return;
         }
-        match files.write(export, true) {
-            Ok(()) => {}
-            Err(failure) => {
-                log::error!(export = export.name; "{failure}: they are inconsistent now")
-            }
+        let kept = async {
+            // Bitmaps do not show what the device would still lose.
+            flush_last(export).await?;
+            files.write(export, true)
+        };
+        if let Err(failure) = kept.await {
+            log::error!(export = export.name; "{failure}: they are inconsistent now");
         }
     }
 
@@ -413,4 +420,18 @@ impl Table {
         };
         self.serve(storage, running)
     }
+}
+
+/// Makes durable what clients have written to an export with bitmaps that outlive the server.
+async fn flush_last(export: &Running) -> Result<(), Failure> {
+    let has_kept = export.bitmaps().iter().any(|bitmap| bitmap.is_kept());
+    let Some(shared) = export.shared.as_ref().filter(|_| has_kept) else { return Ok(()) };
+    let flushed = blockhaul_io::timeout(LAST_FLUSH, shared.flush()).await;
+    let why = match flushed {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("it takes longer than {} s", LAST_FLUSH.as_secs()),
+    };
+    let text = format!("cannot flush the device before its bitmaps are kept: {why}");
+    Err(Failure::new(FAILED, text))
 }
