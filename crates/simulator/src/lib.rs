@@ -4,14 +4,18 @@
 //!
 //! - `Scenario`: one kind of run; `SCENARIOS` lists them.
 //! - `simulate`: one run. `shrink`: the same failure with fewer faults.
-//! - `site`: a server on a machine that can lose power. `oracle`: what a client may read.
+//! - `clients`: what uses a server. `site`: a server on a machine that can lose power. `oracle`: what a client may read.
 //! - `meddler`: changes what client and server send.
+//! - `job`: jobs of a disk in use. `desk`: what a server needs for them. `witness`: sees flushes.
 //! - `noise`: how bad the network is.
 
 #![cfg(feature = "simulation")]
 
+mod clients;
 mod copy;
+mod desk;
 mod hostile;
+mod job;
 mod meddler;
 mod noise;
 mod oracle;
@@ -19,6 +23,7 @@ mod run;
 mod serve;
 mod shrink;
 mod site;
+mod witness;
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -62,6 +67,11 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "serve",
         summary: "clients of a server, with layers on both sides; the server and its disk fail",
         start: |setting| Box::pin(serve::run(setting)),
+    },
+    Scenario {
+        name: "job",
+        summary: "backups, mirrors and bitmaps of a disk in use; servers and disks of both sides fail",
+        start: |setting| Box::pin(job::run(setting)),
     },
     Scenario {
         name: "hostile",

@@ -2,34 +2,26 @@
 //! ends, its machine loses power, and its disk fails. Nobody reads what cannot be there; what was
 //! flushed stays; every request ends.
 
-use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use blockhaul_block::{
-    BlockSizes, Contexts, Device, DeviceExt, Error, Flags, HOLE, Kind, OpKind, Reply, Request, ZERO,
-};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_block::{BlockSizes, DeviceExt, Error, HOLE, Kind, OpKind, ZERO};
 use blockhaul_client::Options;
 use blockhaul_io::simulation::{Faults, Machine, choose, note, set_faults};
-use blockhaul_io::{Data, sleep, timeout};
+use blockhaul_io::sleep;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
 use crate::Setting;
+use crate::clients::{Client, Guest, lock, open, states, work};
 use crate::noise::calm;
-use crate::oracle::{Oracle, SECTOR, ZEROES, bytes_of, image};
+use crate::oracle::{Oracle, SECTOR, image};
 use crate::site::{Site, pause};
 
 /// Sectors of the disk.
 const SECTORS: usize = 512;
-/// Virtual time in which a request ends, with all retries of all layers.
-const PATIENCE: Duration = Duration::from_secs(4 * 3600);
-/// Longest request in sectors.
-const LEN_MAX: u64 = 64;
 
 /// Which layers there are, and what follows for the run.
 struct Layout {
@@ -145,7 +137,11 @@ impl Serving {
 
     async fn start(&mut self) -> Result<(), String> {
         self.starts += 1;
-        self.site.start(disk_faults).await
+        // Requests may fail: nobody asks why.
+        let prepare = |disk: &FaultDevice| {
+            disk_faults(disk);
+        };
+        self.site.start(prepare).await
     }
 
     fn oracles(&self) -> impl Iterator<Item = MutexGuard<'_, Oracle>> {
@@ -163,10 +159,10 @@ impl Serving {
             let options = self.options.clone();
             let requests = self.requests;
             let rng = Rng::new(self.rng.number());
-            working.push(machine.workers()[0].spawn(move || {
-                let client = Client::new(number, oracle, uri, layers, options);
-                work(client, requests, rng)
-            }));
+            let tempo = Arc::default();
+            let guest = Guest { number, oracle, uri, layers, options, tempo };
+            working
+                .push(machine.workers()[0].spawn(move || work(Client::new(guest), requests, rng)));
         }
         while self.calamities > 0 {
             self.calamities -= 1;
@@ -345,8 +341,9 @@ impl Serving {
     }
 }
 
-/// What is wrong with the disk of a server from now on.
-fn disk_faults(disk: &FaultDevice) {
+/// What is wrong with the disk of a server from now on; whether anything is.
+pub(crate) fn disk_faults(disk: &FaultDevice) -> bool {
+    let mut is_bad = false;
     if choose("the disk is slow", 50_000) {
         disk.delay_up_to(Duration::from_millis(20));
         disk.reorder(20);
@@ -354,309 +351,15 @@ fn disk_faults(disk: &FaultDevice) {
     if choose("the disk fails", 20_000) {
         disk.add(Rule::new(Then::Fail(Kind::Io)).percent(5));
         disk.add(Rule::new(Then::FailAfter(Kind::Io)).kind(OpKind::Write).percent(5));
+        is_bad = true;
     }
     if choose("the disk is full", 10_000) {
         disk.add(Rule::new(Then::FailHalfway(Kind::NoSpace)).kind(OpKind::Write).percent(10));
+        is_bad = true;
     }
     if choose("flushes are slow", 20_000) {
         disk.add(Rule::new(Then::Delay(Duration::from_secs(20))).kind(OpKind::Flush).percent(30));
+        is_bad = true;
     }
-}
-
-fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
-    oracle.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Connects, with these layers over the connection.
-async fn open(uri: &str, layers: &[String], options: Options) -> Result<Stack, Error> {
-    let backends = blockhaul_client::all(options);
-    let registry = Registry { backends, layers: blockhaul_layers::all(), ..Registry::default() };
-    let layers = layers.iter().map(|layer| registry.layer(layer)).collect::<Result<_, _>>()?;
-    registry.open(&Spec::parse(uri.as_ref())?, layers, Intent::WRITE).await
-}
-
-/// The states of sectors in `base:allocation`.
-async fn states(device: &dyn Device, range: Range<usize>) -> Result<Vec<u64>, Error> {
-    let mut states = Vec::new();
-    while states.len() < range.len() {
-        let at = ((range.start + states.len()) * SECTOR) as u64;
-        let len = ((range.len() - states.len()) * SECTOR) as u64;
-        let request = Request::extents(at, len, Contexts::first());
-        let Reply::Extents(lists) = device.submit(request).await? else {
-            return Err(Error::misfit());
-        };
-        for run in lists.first().ok_or_else(Error::misfit)?.runs() {
-            let count = usize::try_from(run.len).unwrap_or(usize::MAX).div_ceil(SECTOR);
-            states.extend(std::iter::repeat_n(run.state, count.min(range.len() - states.len())));
-        }
-    }
-    Ok(states)
-}
-
-/// One client; several of its requests are in flight at a time.
-struct Client {
-    number: usize,
-    oracle: Arc<Mutex<Oracle>>,
-    uri: String,
-    layers: Vec<String>,
-    options: Options,
-    /// The connection, and its number.
-    stack: RefCell<Option<Rc<Stack>>>,
-    generation: Cell<u64>,
-}
-
-/// Sends requests on each part of the client's sectors, one at a time there.
-///
-/// Returns the extents that it sees at the end, if it can.
-async fn work(client: Rc<Client>, requests: u64, mut rng: Rng) -> Result<Option<Vec<u64>>, String> {
-    let all = lock(&client.oracle).all();
-    let parts = rng.between(1, 4) as usize;
-    let share = all.len() / parts;
-    let mut tasks = Vec::new();
-    for part in 0..parts {
-        let start = all.start + part * share;
-        let client = client.clone();
-        let rng = Rng::new(rng.number());
-        tasks.push(blockhaul_io::spawn(async move {
-            Hand { client, range: start..start + share, rng }.work(requests).await
-        }));
-    }
-    let mut ended = Ok(());
-    for task in tasks {
-        ended = ended.and(task.await);
-    }
-    ended?;
-    let (stack, _) = client.connection().await?;
-    Ok(states(&**stack.device(), all).await.ok())
-}
-
-impl Client {
-    fn new(
-        number: usize,
-        oracle: Arc<Mutex<Oracle>>,
-        uri: String,
-        layers: Vec<String>,
-        options: Options,
-    ) -> Rc<Client> {
-        let stack = RefCell::default();
-        let generation = Cell::default();
-        Rc::new(Client { number, oracle, uri, layers, options, stack, generation })
-    }
-
-    /// The connection, and its number; connects if there is none.
-    async fn connection(&self) -> Result<(Rc<Stack>, u64), String> {
-        for attempt in 1..10_000 {
-            if let Some(stack) = self.stack.borrow().clone() {
-                return Ok((stack, self.generation.get()));
-            }
-            let generation = self.generation.get();
-            let opened = open(&self.uri, &self.layers, self.options.clone()).await;
-            if generation != self.generation.get() || self.stack.borrow().is_some() {
-                // Another task was faster.
-                continue;
-            }
-            match opened {
-                Ok(stack) => {
-                    self.generation.set(generation + 1);
-                    lock(&self.oracle).reconnected();
-                    self.stack.replace(Some(Rc::new(stack)));
-                }
-                Err(error) => {
-                    let allowed = [
-                        Kind::Io,
-                        Kind::Disconnected,
-                        Kind::TimedOut,
-                        Kind::ShuttingDown,
-                        Kind::NotFound,
-                    ];
-                    self.allowed(&error, &allowed)?;
-                    sleep(Duration::from_millis(100 * attempt.min(20))).await;
-                }
-            }
-        }
-        Err(format!("client {} cannot connect", self.number))
-    }
-
-    /// Gives up a connection.
-    fn leave(&self, generation: u64) {
-        if self.generation.get() != generation || self.stack.borrow().is_none() {
-            return;
-        }
-        self.note("leaves its connection");
-        self.stack.replace(None);
-        if self.has_cache() {
-            // What the cache had not written is lost, or is written while it closes.
-            lock(&self.oracle).lost_cache();
-        }
-    }
-
-    fn has_cache(&self) -> bool {
-        self.layers.iter().any(|layer| layer.starts_with("cache"))
-    }
-
-    /// Whether the client still uses this connection.
-    fn is_current(&self, stack: &Stack) -> bool {
-        self.stack.borrow().as_ref().is_some_and(|current| std::ptr::eq(&**current, stack))
-    }
-
-    fn note(&self, text: &str) {
-        note(&format!("client {}: {text}", self.number));
-    }
-
-    /// Whether an error is one that the faults of a run explain.
-    fn allowed(&self, error: &Error, kinds: &[Kind]) -> Result<(), String> {
-        let text = error.to_string();
-        self.note(&text);
-        if kinds.contains(&error.kind()) && !text.contains("broke the protocol") {
-            Ok(())
-        } else {
-            Err(format!("client {}: {text} ({:?})", self.number, error.kind()))
-        }
-    }
-}
-
-/// Errors that requests may have.
-const FAULTS: [Kind; 5] =
-    [Kind::Io, Kind::Disconnected, Kind::TimedOut, Kind::ShuttingDown, Kind::NoSpace];
-
-/// Requests on a part of a client's sectors.
-struct Hand {
-    client: Rc<Client>,
-    range: Range<usize>,
-    rng: Rng,
-}
-
-impl Hand {
-    async fn work(mut self, requests: u64) -> Result<(), String> {
-        for _ in 0..requests {
-            let (stack, generation) = self.client.connection().await?;
-            let ended = timeout(PATIENCE, self.request(&stack)).await;
-            let ended = ended.map_err(|_| {
-                format!("client {}: a request has no reply after {PATIENCE:?}", self.client.number)
-            })?;
-            match ended? {
-                Some(Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown) => {
-                    self.client.leave(generation);
-                }
-                // A flush that has failed fails until the device is opened again.
-                Some(_) if self.rng.chance(30) => self.client.leave(generation),
-                _ => {}
-            }
-            if self.rng.chance(20) {
-                sleep(Duration::from_micros(self.rng.below(20_000))).await;
-            }
-        }
-        Ok(())
-    }
-
-    fn sectors(&mut self) -> Range<usize> {
-        let start = self.range.start as u64 + self.rng.below(self.range.len() as u64);
-        let most = (self.range.end as u64 - start).min(LEN_MAX);
-        let end = start + self.rng.between(1, most);
-        start as usize..end as usize
-    }
-
-    /// One request; the kind of its error, if it has one that may be.
-    async fn request(&mut self, stack: &Stack) -> Result<Option<Kind>, String> {
-        let sectors = self.sectors();
-        let settled = lock(&self.client.oracle).is_settled(sectors.clone());
-        let failed = match self.rng.below(100) {
-            0..40 => self.read(stack, sectors).await?,
-            40..50 => self.extents(stack, sectors).await?,
-            50..60 => self.flush(stack).await?,
-            _ if !settled => self.read(stack, sectors).await?,
-            _ => self.change(stack, sectors).await?,
-        };
-        match failed {
-            None => Ok(None),
-            Some(error) => self.client.allowed(&error, &FAULTS).map(|()| Some(error.kind())),
-        }
-    }
-
-    async fn read(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
-        let at = (sectors.start * SECTOR) as u64;
-        let len = sectors.len() * SECTOR;
-        let losses = lock(&self.client.oracle).losses();
-        match stack.device().read(at, len).await {
-            Ok(data) => {
-                self.client.note(&format!("read {sectors:?}"));
-                lock(&self.client.oracle).check(sectors, data.bytes(), losses)?;
-                Ok(None)
-            }
-            Err(error) => Ok(Some(error)),
-        }
-    }
-
-    async fn extents(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
-        match states(&**stack.device(), sectors.clone()).await {
-            Ok(states) => {
-                let mut oracle = lock(&self.client.oracle);
-                for (sector, state) in sectors.zip(states) {
-                    if state & ZERO != 0 {
-                        oracle.check_zero(sector..sector + 1)?;
-                    }
-                }
-                Ok(None)
-            }
-            Err(error) => Ok(Some(error)),
-        }
-    }
-
-    async fn flush(&self, stack: &Stack) -> Result<Option<Error>, String> {
-        let flushing = lock(&self.client.oracle).flush();
-        self.client.note("a flush begins");
-        let outcome = stack.device().flush().await;
-        self.client.note(if outcome.is_ok() { "flushed" } else { "a flush has failed" });
-        match outcome {
-            Ok(()) => lock(&self.client.oracle).flushed(&flushing).map(|()| None),
-            Err(error) => Ok(Some(error)),
-        }
-    }
-
-    /// A write, a zero or a trim.
-    async fn change(
-        &mut self,
-        stack: &Stack,
-        sectors: Range<usize>,
-    ) -> Result<Option<Error>, String> {
-        let at = (sectors.start * SECTOR) as u64;
-        let len = (sectors.len() * SECTOR) as u64;
-        let mut value = ZEROES;
-        let kind = self.rng.below(10);
-        let request = match kind {
-            0 => Request::trim(at, len),
-            1 | 2 => Request::zero(at, len),
-            _ => {
-                value = lock(&self.client.oracle).fresh();
-                Request::write(at, Data::copy_of(&bytes_of(sectors.clone(), value)))
-            }
-        };
-        let durable = self.rng.chance(20);
-        let request = if durable { request.with(Flags::FUA) } else { request };
-        let losses = lock(&self.client.oracle).losses();
-        match kind {
-            0 => lock(&self.client.oracle).begin_trim(sectors.clone()),
-            _ => lock(&self.client.oracle).begin(sectors.clone(), value),
-        }
-        let described = format!("{:?} {sectors:?} value {value:#x} fua {durable}", request.kind());
-        self.client.note(&format!("{described} begins"));
-        let outcome = stack.device().submit(request).await;
-        self.client
-            .note(&format!("{described}: {}", if outcome.is_ok() { "done" } else { "failed" }));
-        let mut oracle = lock(&self.client.oracle);
-        match outcome {
-            // It was acknowledged by a cache that the client has dropped meanwhile.
-            Ok(_) if self.client.has_cache() && !self.client.is_current(stack) => {
-                oracle.failed(sectors, true);
-            }
-            Ok(_) if kind == 0 => oracle.trimmed(sectors),
-            Ok(_) => oracle.done(sectors, value, durable, losses),
-            Err(error) => {
-                let late = matches!(error.kind(), Kind::Disconnected | Kind::TimedOut | Kind::Io);
-                oracle.failed(sectors, late);
-                return Ok(Some(error));
-            }
-        }
-        Ok(None)
-    }
+    is_bad
 }

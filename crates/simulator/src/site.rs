@@ -4,15 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Facts, Kind};
-use blockhaul_catalog::{Barrier, Registry, Shared, Stack};
+use blockhaul_block::{Device, Facts, Kind};
+use blockhaul_catalog::{Barrier, Exports, Registry, Shared, Stack};
 use blockhaul_io::simulation::{Machine, choose, random};
-use blockhaul_io::{Listener, Pool};
+use blockhaul_io::{Listener, Pool, Remote};
 use blockhaul_server::{Config, Limits, Offers, Server, Tls};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model};
 use blockhaul_tls::{Acceptor, Credentials};
+
+use crate::desk::{Desk, Office};
+use crate::witness::{Look, Witness};
 
 /// Memory of a server's requests.
 const MEMORY: u64 = 4 << 20;
@@ -32,8 +35,14 @@ pub(crate) struct Site {
     layers: Vec<String>,
     /// The disk while there is no power.
     image: Vec<u8>,
+    /// The disk while it has power, but no process serves it: what was not flushed is not durable.
+    idle: Option<Arc<CrashDevice>>,
     /// The file of keys, if the server requires TLS.
     keys: Option<PathBuf>,
+    /// It has jobs and bitmaps.
+    office: Option<Office>,
+    /// Sees its flushes.
+    look: Look,
     up: Option<Up>,
 }
 
@@ -51,15 +60,45 @@ struct Up {
 #[derive(Clone)]
 struct Served {
     server: Arc<Server>,
-    shared: Arc<Shared>,
-    stack: Stack,
+    kind: Kept,
     pool: Pool,
+}
+
+/// How a server keeps its device.
+#[derive(Clone)]
+enum Kept {
+    /// By itself.
+    Plain(Arc<Shared>, Stack),
+    /// In a table of exports, which have jobs.
+    Desk(Desk),
+}
+
+/// What a server begins with.
+struct Beginning {
+    path: PathBuf,
+    device: Arc<dyn Device>,
+    layers: Vec<String>,
+    keys: Option<PathBuf>,
+    office: Option<Office>,
 }
 
 impl Site {
     /// A site that is off.
     pub(crate) fn new(path: PathBuf, workers: usize, facts: Facts, image: Vec<u8>) -> Site {
-        Site { path, workers, facts, layers: Vec::new(), image, keys: None, up: None }
+        let layers = Vec::new();
+        let look = Look::default();
+        Site {
+            path,
+            workers,
+            facts,
+            layers,
+            image,
+            idle: None,
+            keys: None,
+            office: None,
+            look,
+            up: None,
+        }
     }
 
     /// The same with these layers over its disk.
@@ -72,6 +111,23 @@ impl Site {
         let keys = self.path.with_extension("keys");
         std::fs::write(&keys, KEY).map_err(|error| format!("{}: {error}", keys.display()))?;
         Ok(Site { keys: Some(keys), ..self })
+    }
+
+    /// The same with jobs and bitmaps.
+    pub(crate) fn with_jobs(self, office: Office) -> Site {
+        Site { office: Some(office), ..self }
+    }
+
+    /// Serves this device from the next start on, and not its disk.
+    pub(crate) fn serve_instead(&mut self, uri: String) {
+        if let Some(office) = &mut self.office {
+            office.device = Some(uri);
+        }
+    }
+
+    /// What sees each flush of its disk.
+    pub(crate) fn look(&self) -> &Look {
+        &self.look
     }
 
     /// Its address for a client.
@@ -97,16 +153,21 @@ impl Site {
 
     /// Starts the machine and the server; `prepare` adds faults to the disk.
     pub(crate) async fn start(&mut self, prepare: impl FnOnce(&FaultDevice)) -> Result<(), String> {
-        let model = Model::with_facts(self.facts.clone()).with_content(self.image.clone());
-        let disk = CrashDevice::new(model, Completion::Shuffled(random(u64::MAX)));
+        let disk = self.idle.take().unwrap_or_else(|| {
+            let model = Model::with_facts(self.facts.clone()).with_content(self.image.clone());
+            CrashDevice::new(model, Completion::Shuffled(random(u64::MAX)))
+        });
         let faults = FaultDevice::over(disk.clone(), random(u64::MAX));
         prepare(&faults);
         let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
-        let path = self.path.clone();
-        let device = faults.clone();
-        let layers = self.layers.clone();
-        let keys = self.keys.clone();
-        let started = machine.workers()[0].spawn(move || serve(path, device, layers, keys));
+        let beginning = Beginning {
+            path: self.path.clone(),
+            device: Witness::over(faults.clone(), self.look.clone()),
+            layers: self.layers.clone(),
+            keys: self.keys.clone(),
+            office: self.office.clone(),
+        };
+        let started = machine.workers()[0].spawn(move || serve(beginning));
         let served = started.await.map_err(|_| "a server did not start")??;
         self.up = Some(Up { machine, disk, faults, served, has_more: false });
         Ok(())
@@ -114,15 +175,26 @@ impl Site {
 
     /// Stops the server in order, then ends its process.
     pub(crate) async fn stop(&mut self) -> Result<(), String> {
+        self.quit().await?;
+        self.lose_process().await;
+        Ok(())
+    }
+
+    /// Stops the server in order.
+    pub(crate) async fn quit(&self) -> Result<(), String> {
         let Some(up) = &self.up else { return Ok(()) };
-        let server = up.served.server.clone();
+        let Served { server, kind, .. } = up.served.clone();
         if random(2) == 0 {
             server.drain();
             pause().await;
         }
-        let stopped = up.machine.workers()[0].spawn(move || async move { server.stop(STOP).await });
+        let stopped = up.machine.workers()[0].spawn(move || async move {
+            match kind {
+                Kept::Plain(..) => server.stop(STOP).await,
+                Kept::Desk(desk) => desk.stop(&server, STOP).await,
+            }
+        });
         stopped.await.map_err(|_| "a server did not stop")?;
-        self.lose_process().await;
         Ok(())
     }
 
@@ -137,41 +209,42 @@ impl Site {
     /// Adds a layer under the clients of the server, or removes the one that was added.
     pub(crate) async fn change_layers(&mut self) -> Result<(), String> {
         let Some(up) = &mut self.up else { return Ok(()) };
-        let served = up.served.clone();
+        let Kept::Plain(shared, stack) = up.served.kind.clone() else { return Ok(()) };
         let has_more = up.has_more;
         let extra = has_more.then_some(self.layers.len());
-        let exchanged = up.machine.workers()[0].spawn(move || exchange(served, extra));
+        let below = shared.clone();
+        let exchanged = up.machine.workers()[0].spawn(move || exchange(below, stack, extra));
         let stack = exchanged.await.map_err(|_| "a layer was not exchanged")??;
         if let Some(stack) = stack {
-            (up.served.stack, up.has_more) = (stack, !has_more);
+            (up.served.kind, up.has_more) = (Kept::Plain(shared, stack), !has_more);
         }
         Ok(())
     }
 
     /// Cuts the power: what was not flushed is lost, torn, or there.
     pub(crate) async fn lose_power(&mut self) {
+        self.lose_process().await;
+        if let Some(disk) = self.idle.take() {
+            self.image = disk.power_cut(random(u64::MAX));
+        }
+    }
+
+    /// Kills the server's process: the disk keeps everything as long as it has power.
+    pub(crate) async fn lose_process(&mut self) {
         let Some(up) = self.up.take() else { return };
         // A lost machine has always been killed.
         let _ = up.machine.kill().await;
-        self.image = up.disk.power_cut(random(u64::MAX));
-    }
-
-    /// Kills the server's process: the disk keeps everything.
-    pub(crate) async fn lose_process(&mut self) {
-        let Some(up) = self.up.take() else { return };
-        // As above.
-        let _ = up.machine.kill().await;
-        self.image = up.disk.live();
+        self.idle = Some(up.disk);
     }
 
     /// The disk as clients see it now.
     pub(crate) fn live(&self) -> Vec<u8> {
-        self.up.as_ref().map_or_else(|| self.image.clone(), |up| up.disk.live())
+        self.disk().map_or_else(|| self.image.clone(), |disk| disk.live())
     }
 
     /// The disk after a power cut in the worst case.
     pub(crate) fn durable(&self) -> Vec<u8> {
-        self.up.as_ref().map_or_else(|| self.image.clone(), |up| up.disk.durable())
+        self.disk().map_or_else(|| self.image.clone(), |disk| disk.durable())
     }
 
     /// The disk's faults, while it is on.
@@ -179,14 +252,23 @@ impl Site {
         self.up.as_ref().map(|up| &*up.faults)
     }
 
-    /// The disk itself, while it is on.
+    /// The disk itself, while it has power.
     pub(crate) fn disk(&self) -> Option<&Arc<CrashDevice>> {
-        self.up.as_ref().map(|up| &up.disk)
+        self.up.as_ref().map(|up| &up.disk).or(self.idle.as_ref())
     }
 
     /// The server, while it is on.
     pub(crate) fn server(&self) -> Option<&Arc<Server>> {
         self.up.as_ref().map(|up| &up.served.server)
+    }
+
+    /// Its jobs, while it is on.
+    pub(crate) fn desk(&self) -> Option<(Remote, Desk)> {
+        let up = self.up.as_ref()?;
+        match &up.served.kind {
+            Kept::Plain(..) => None,
+            Kept::Desk(desk) => Some((up.machine.workers()[0].clone(), desk.clone())),
+        }
     }
 
     /// Checks, after all clients have left, that nothing of them is left.
@@ -207,17 +289,21 @@ impl Site {
     }
 }
 
-async fn serve(
-    path: PathBuf,
-    device: Arc<FaultDevice>,
-    layers: Vec<String>,
-    keys: Option<PathBuf>,
-) -> Result<Served, String> {
-    let stack = layered(Stack::over(device), &layers).await?;
-    let shared = Shared::new("", "", stack.device().clone());
+async fn serve(beginning: Beginning) -> Result<Served, String> {
+    let Beginning { path, device, layers, keys, office } = beginning;
+    let (kind, exports) = match office {
+        None => {
+            let stack = layered(Stack::over(device), &layers).await?;
+            let shared = Shared::new("", "", stack.device().clone());
+            (Kept::Plain(shared.clone(), stack), shared as Arc<dyn Exports>)
+        }
+        Some(office) => {
+            let (desk, exports) = office.open(device).await?;
+            (Kept::Desk(desk), exports)
+        }
+    };
     let pool = Pool::new(MEMORY);
     let limits = Limits { client_bytes: MEMORY / 2, ..Limits::default() };
-    let exports = shared.clone();
     let offers = Offers::default();
     let tls = tls(keys.as_deref())?;
     let server = Server::new(Config { exports, limits, offers, pool: pool.clone(), tls });
@@ -225,7 +311,7 @@ async fn serve(
     let _ = std::fs::remove_file(&path);
     let listener = Listener::bind_unix(&path).map_err(|error| error.to_string())?;
     drop(blockhaul_io::spawn(server.clone().listen(listener)));
-    Ok(Served { server, shared, stack, pool })
+    Ok(Served { server, kind, pool })
 }
 
 fn tls(keys: Option<&Path>) -> Result<Tls, String> {
@@ -236,15 +322,17 @@ fn tls(keys: Option<&Path>) -> Result<Tls, String> {
 
 /// Exchanges the device of a server for one with a layer more, or without the layer of this number;
 /// the new stack, or none if requests do not end in time.
-async fn exchange(served: Served, extra: Option<usize>) -> Result<Option<Stack>, String> {
+async fn exchange(
+    shared: Arc<Shared>,
+    stack: Stack,
+    extra: Option<usize>,
+) -> Result<Option<Stack>, String> {
     let stack = match extra {
-        Some(number) => {
-            served.stack.without_layer(number).await.map_err(|error| error.to_string())?
-        }
-        None => layered(served.stack, &["extents-cache".to_string()]).await?,
+        Some(number) => stack.without_layer(number).await.map_err(|error| error.to_string())?,
+        None => layered(stack, &["extents-cache".to_string()]).await?,
     };
     let device = stack.device().clone();
-    let swapped = served.shared.switch().swap(device, Barrier::Within(SWAP), async || Ok(()));
+    let swapped = shared.switch().swap(device, Barrier::Within(SWAP), async || Ok(()));
     match swapped.await {
         Ok(_) => Ok(Some(stack)),
         Err(error) if error.kind() == Kind::TimedOut => Ok(None),

@@ -9,15 +9,17 @@ use blockhaul_testkit::rng::seed;
 
 /// Runs of a scenario in the ordinary test.
 const RUNS: u64 = 1000;
+/// Runs of jobs, which are longer.
+const JOBS: u64 = 400;
 /// The first seed of the ordinary test.
 const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.
 const RUNS_LONG: u64 = 100_000;
 
 /// Runs a scenario with many seeds on all processors.
-fn many(scenario: &'static Scenario) {
+fn many(scenario: &'static Scenario, runs: u64) {
     let (runs, first) = match std::env::var_os("BLOCKHAUL_LONG") {
-        None => (RUNS, FIRST),
+        None => (runs, FIRST),
         Some(_) => (RUNS_LONG, seed() >> 16),
     };
     let next = AtomicU64::new(0);
@@ -42,17 +44,22 @@ fn many(scenario: &'static Scenario) {
 // nbd: flush.waits-for-replies
 #[test]
 fn no_promise_is_broken_by_a_copy() {
-    many(&SCENARIOS[0]);
+    many(&SCENARIOS[0], RUNS);
 }
 
 #[test]
 fn no_promise_is_broken_by_a_server_with_layers() {
-    many(&SCENARIOS[1]);
+    many(&SCENARIOS[1], RUNS);
+}
+
+#[test]
+fn backups_mirrors_and_bitmaps_are_exact() {
+    many(&SCENARIOS[2], JOBS);
 }
 
 #[test]
 fn peers_that_break_the_protocol_harm_nobody_else() {
-    many(&SCENARIOS[2]);
+    many(&SCENARIOS[3], RUNS);
 }
 
 #[test]

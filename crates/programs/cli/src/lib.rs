@@ -76,6 +76,9 @@ mod snapshot;
 mod syslog;
 mod tls_init;
 
+#[cfg(feature = "simulation")]
+pub use serve::simulated;
+
 use std::process::ExitCode;
 use std::time::Duration;
 

@@ -14,6 +14,7 @@ use blockhaul_server::{Config, Limits, Offers, Server};
 use super::background::Background;
 use super::control::{Control, Operations, Shared};
 use super::exports::Table;
+use super::jobs::Jobs;
 use super::listen::{self, Addresses, Listening, Where};
 use super::notify::Notify;
 use super::qmp::{self, Monitor};
@@ -166,10 +167,7 @@ impl Job {
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
-        operations.jobs.stop().await;
-        let held = server.stop(PATIENCE).await;
-        // What devices hold is marked already.
-        self.table.keep_all_bitmaps().await;
+        let held = end_service(&server, &operations.jobs, &self.table, PATIENCE).await;
         running.page.end(&operations);
         running.metrics.end().await;
         // They hold the server, and with it its exports.
@@ -293,6 +291,21 @@ impl Job {
             }
         })
     }
+}
+
+/// Ends the jobs and the clients of a server, and keeps its bitmaps. Returns the number of requests
+/// that devices have held for too long.
+pub(super) async fn end_service(
+    server: &Server,
+    jobs: &Jobs,
+    table: &Table,
+    patience: Duration,
+) -> usize {
+    jobs.stop().await;
+    let held = server.stop(patience).await;
+    // What devices hold is marked already.
+    table.keep_all_bitmaps().await;
+    held
 }
 
 /// A server that accepts no clients yet.

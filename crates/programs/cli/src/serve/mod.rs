@@ -6,6 +6,7 @@
 //!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
 //!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
 //!   `--metrics`. `vhost`: `--vhost-user`. `qmp`: `--qmp`. `status`: `--page`. `notify`: messages to a service manager.
+//!   `simulated`: the exports and their jobs for the simulator.
 
 pub(crate) mod background;
 mod bitmap_files;
@@ -26,6 +27,8 @@ mod mirror;
 pub(crate) mod notify;
 mod qmp;
 mod running;
+#[cfg(feature = "simulation")]
+pub mod simulated;
 mod single;
 mod snapshots;
 mod status;

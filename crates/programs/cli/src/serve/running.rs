@@ -120,6 +120,7 @@ impl Running {
         Ok(())
     }
 
+    /// Adds a bitmap, which shows what is written once the device is exchanged for one that tracks it.
     pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
         self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();

@@ -1,0 +1,409 @@
+//! Clients of a server, which read only what can be there.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use blockhaul_block::{Contexts, Device, DeviceExt, Error, Flags, Kind, Reply, Request, ZERO};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_client::Options;
+use blockhaul_io::simulation::note;
+use blockhaul_io::{Data, sleep, timeout};
+use blockhaul_testkit::rng::Rng;
+
+use crate::oracle::{Oracle, SECTOR, ZEROES, bytes_of};
+
+/// Virtual time in which a request ends, with all retries of all layers.
+const PATIENCE: Duration = Duration::from_secs(4 * 3600);
+/// Longest request in sectors.
+const LEN_MAX: u64 = 64;
+/// Longest time between two requests of a slow client.
+const SLOW: Duration = Duration::from_secs(20);
+/// Interval at which a quiet client looks whether it may go on.
+const QUIET: Duration = Duration::from_millis(20);
+
+pub(crate) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
+    oracle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Connects, with these layers over the connection.
+pub(crate) async fn open(uri: &str, layers: &[String], options: Options) -> Result<Stack, Error> {
+    let backends = blockhaul_client::all(options);
+    let registry = Registry { backends, layers: blockhaul_layers::all(), ..Registry::default() };
+    let layers = layers.iter().map(|layer| registry.layer(layer)).collect::<Result<_, _>>()?;
+    registry.open(&Spec::parse(uri.as_ref())?, layers, Intent::WRITE).await
+}
+
+/// The states of sectors in `base:allocation`.
+pub(crate) async fn states(device: &dyn Device, range: Range<usize>) -> Result<Vec<u64>, Error> {
+    let mut states = Vec::new();
+    while states.len() < range.len() {
+        let at = ((range.start + states.len()) * SECTOR) as u64;
+        let len = ((range.len() - states.len()) * SECTOR) as u64;
+        let request = Request::extents(at, len, Contexts::first());
+        let Reply::Extents(lists) = device.submit(request).await? else {
+            return Err(Error::misfit());
+        };
+        for run in lists.first().ok_or_else(Error::misfit)?.runs() {
+            let count = usize::try_from(run.len).unwrap_or(usize::MAX).div_ceil(SECTOR);
+            states.extend(std::iter::repeat_n(run.state, count.min(range.len() - states.len())));
+        }
+    }
+    Ok(states)
+}
+
+/// What a client is.
+pub(crate) struct Guest {
+    pub(crate) number: usize,
+    pub(crate) oracle: Arc<Mutex<Oracle>>,
+    pub(crate) uri: String,
+    /// Layers over the connection, the first innermost.
+    pub(crate) layers: Vec<String>,
+    pub(crate) options: Options,
+    pub(crate) tempo: Arc<Tempo>,
+}
+
+/// When clients work; the default: always.
+#[derive(Default)]
+pub(crate) struct Tempo {
+    /// They begin no request.
+    quiet: AtomicBool,
+    /// They end.
+    over: AtomicBool,
+    /// Requests of clients that have not returned.
+    busy: AtomicUsize,
+    /// Longest time between two requests.
+    pace: Duration,
+    /// Requests at that pace; then clients are slow.
+    quick: AtomicU64,
+}
+
+impl Tempo {
+    /// With up to this time between two requests of one client, for some of them.
+    pub(crate) fn of(pace: Duration) -> Arc<Tempo> {
+        Arc::new(Tempo { pace, ..Tempo::default() })
+    }
+
+    /// This many requests come at the pace; clients are slow then, because a run has a number of
+    /// steps, and not a time.
+    pub(crate) fn hurry(&self, requests: u64) {
+        self.quick.store(requests, Ordering::Relaxed);
+    }
+
+    /// No client begins a request from now on, or they go on.
+    pub(crate) fn quieten(&self, quiet: bool) {
+        self.quiet.store(quiet, Ordering::Relaxed);
+    }
+
+    /// Whether a client waits for a reply.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed) > 0
+    }
+
+    /// Clients end after their next reply.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.quieten(false);
+    }
+
+    /// Waits for the next request; `None`: there is none. It is over when the result is dropped.
+    async fn next(&self, rng: &mut Rng) -> Option<Busy<'_>> {
+        if !self.pace.is_zero() {
+            let quick = self.quick.load(Ordering::Relaxed);
+            self.quick.store(quick.saturating_sub(1), Ordering::Relaxed);
+            let pace = if quick > 0 { self.pace } else { self.pace.max(SLOW) };
+            let most = u64::try_from(pace.as_micros()).unwrap_or(u64::MAX);
+            sleep(Duration::from_micros(rng.below(most))).await;
+        }
+        while self.quiet.load(Ordering::Relaxed) {
+            sleep(QUIET).await;
+        }
+        let over = self.over.load(Ordering::Relaxed);
+        (!over).then(|| {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+            Busy(&self.busy)
+        })
+    }
+}
+
+/// A request that has not returned.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One client; several of its requests are in flight at a time.
+pub(crate) struct Client {
+    guest: Guest,
+    /// The connection, and its number.
+    stack: RefCell<Option<Rc<Stack>>>,
+    generation: Cell<u64>,
+}
+
+/// Sends requests on each part of the client's sectors, one at a time there.
+///
+/// Returns the extents that it sees at the end, if it can.
+pub(crate) async fn work(
+    client: Rc<Client>,
+    requests: u64,
+    mut rng: Rng,
+) -> Result<Option<Vec<u64>>, String> {
+    let all = client.oracle().all();
+    let parts = rng.between(1, 4) as usize;
+    let share = all.len() / parts;
+    let mut tasks = Vec::new();
+    for part in 0..parts {
+        let start = all.start + part * share;
+        let client = client.clone();
+        let rng = Rng::new(rng.number());
+        tasks.push(blockhaul_io::spawn(async move {
+            Hand { client, range: start..start + share, rng }.work(requests).await
+        }));
+    }
+    let mut ended = Ok(());
+    for task in tasks {
+        ended = ended.and(task.await);
+    }
+    ended?;
+    let (stack, _) = client.connection().await?;
+    Ok(states(&**stack.device(), all).await.ok())
+}
+
+impl Client {
+    pub(crate) fn new(guest: Guest) -> Rc<Client> {
+        Rc::new(Client { guest, stack: RefCell::default(), generation: Cell::default() })
+    }
+
+    fn oracle(&self) -> MutexGuard<'_, Oracle> {
+        lock(&self.guest.oracle)
+    }
+
+    /// The connection, and its number; connects if there is none.
+    async fn connection(&self) -> Result<(Rc<Stack>, u64), String> {
+        for attempt in 1..10_000 {
+            if let Some(stack) = self.stack.borrow().clone() {
+                return Ok((stack, self.generation.get()));
+            }
+            let generation = self.generation.get();
+            let opened =
+                open(&self.guest.uri, &self.guest.layers, self.guest.options.clone()).await;
+            if generation != self.generation.get() || self.stack.borrow().is_some() {
+                // Another task was faster.
+                continue;
+            }
+            match opened {
+                Ok(stack) => {
+                    self.generation.set(generation + 1);
+                    self.oracle().reconnected();
+                    self.stack.replace(Some(Rc::new(stack)));
+                }
+                Err(error) => {
+                    let allowed = [
+                        Kind::Io,
+                        Kind::Disconnected,
+                        Kind::TimedOut,
+                        Kind::ShuttingDown,
+                        Kind::NotFound,
+                    ];
+                    self.allowed(&error, &allowed)?;
+                    sleep(Duration::from_millis(100 * attempt.min(20))).await;
+                }
+            }
+        }
+        Err(format!("client {} cannot connect", self.guest.number))
+    }
+
+    /// Gives up a connection.
+    fn leave(&self, generation: u64) {
+        if self.generation.get() != generation || self.stack.borrow().is_none() {
+            return;
+        }
+        self.note("leaves its connection");
+        self.stack.replace(None);
+        if self.has_cache() {
+            // What the cache had not written is lost, or is written while it closes.
+            self.oracle().lost_cache();
+        }
+    }
+
+    fn has_cache(&self) -> bool {
+        self.guest.layers.iter().any(|layer| layer.starts_with("cache"))
+    }
+
+    /// Whether the client still uses this connection.
+    fn is_current(&self, stack: &Stack) -> bool {
+        self.stack.borrow().as_ref().is_some_and(|current| std::ptr::eq(&**current, stack))
+    }
+
+    fn note(&self, text: &str) {
+        note(&format!("client {}: {text}", self.guest.number));
+    }
+
+    /// Whether an error is one that the faults of a run explain.
+    fn allowed(&self, error: &Error, kinds: &[Kind]) -> Result<(), String> {
+        let text = error.to_string();
+        self.note(&text);
+        if kinds.contains(&error.kind()) && !text.contains("broke the protocol") {
+            Ok(())
+        } else {
+            Err(format!("client {}: {text} ({:?})", self.guest.number, error.kind()))
+        }
+    }
+}
+
+/// Errors that requests may have.
+const FAULTS: [Kind; 5] =
+    [Kind::Io, Kind::Disconnected, Kind::TimedOut, Kind::ShuttingDown, Kind::NoSpace];
+
+/// Requests on a part of a client's sectors.
+struct Hand {
+    client: Rc<Client>,
+    range: Range<usize>,
+    rng: Rng,
+}
+
+impl Hand {
+    async fn work(mut self, requests: u64) -> Result<(), String> {
+        let client = self.client.clone();
+        for _ in 0..requests {
+            let Some(_busy) = client.guest.tempo.next(&mut self.rng).await else { break };
+            let (stack, generation) = client.connection().await?;
+            let ended = timeout(PATIENCE, self.request(&stack)).await;
+            let ended = ended.map_err(|_| {
+                format!(
+                    "client {}: a request has no reply after {PATIENCE:?}",
+                    self.client.guest.number
+                )
+            })?;
+            match ended? {
+                Some(Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown) => {
+                    self.client.leave(generation);
+                }
+                // A flush that has failed fails until the device is opened again.
+                Some(_) if self.rng.chance(30) => self.client.leave(generation),
+                _ => {}
+            }
+            if self.rng.chance(20) {
+                sleep(Duration::from_micros(self.rng.below(20_000))).await;
+            }
+        }
+        Ok(())
+    }
+
+    fn sectors(&mut self) -> Range<usize> {
+        let start = self.range.start as u64 + self.rng.below(self.range.len() as u64);
+        let most = (self.range.end as u64 - start).min(LEN_MAX);
+        let end = start + self.rng.between(1, most);
+        start as usize..end as usize
+    }
+
+    /// One request; the kind of its error, if it has one that may be.
+    async fn request(&mut self, stack: &Stack) -> Result<Option<Kind>, String> {
+        let sectors = self.sectors();
+        let settled = self.client.oracle().is_settled(sectors.clone());
+        let failed = match self.rng.below(100) {
+            0..40 => self.read(stack, sectors).await?,
+            40..50 => self.extents(stack, sectors).await?,
+            50..60 => self.flush(stack).await?,
+            _ if !settled => self.read(stack, sectors).await?,
+            _ => self.change(stack, sectors).await?,
+        };
+        match failed {
+            None => Ok(None),
+            Some(error) => self.client.allowed(&error, &FAULTS).map(|()| Some(error.kind())),
+        }
+    }
+
+    async fn read(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
+        let at = (sectors.start * SECTOR) as u64;
+        let len = sectors.len() * SECTOR;
+        let losses = self.client.oracle().losses();
+        match stack.device().read(at, len).await {
+            Ok(data) => {
+                self.client.note(&format!("read {sectors:?}"));
+                self.client.oracle().check(sectors, data.bytes(), losses)?;
+                Ok(None)
+            }
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
+    async fn extents(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
+        match states(&**stack.device(), sectors.clone()).await {
+            Ok(states) => {
+                let mut oracle = self.client.oracle();
+                for (sector, state) in sectors.zip(states) {
+                    if state & ZERO != 0 {
+                        oracle.check_zero(sector..sector + 1)?;
+                    }
+                }
+                Ok(None)
+            }
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
+    async fn flush(&self, stack: &Stack) -> Result<Option<Error>, String> {
+        let flushing = self.client.oracle().flush();
+        self.client.note("a flush begins");
+        let outcome = stack.device().flush().await;
+        self.client.note(if outcome.is_ok() { "flushed" } else { "a flush has failed" });
+        match outcome {
+            Ok(()) => self.client.oracle().flushed(&flushing).map(|()| None),
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
+    /// A write, a zero or a trim.
+    async fn change(
+        &mut self,
+        stack: &Stack,
+        sectors: Range<usize>,
+    ) -> Result<Option<Error>, String> {
+        let at = (sectors.start * SECTOR) as u64;
+        let len = (sectors.len() * SECTOR) as u64;
+        let mut value = ZEROES;
+        let kind = self.rng.below(10);
+        let request = match kind {
+            0 => Request::trim(at, len),
+            1 | 2 => Request::zero(at, len),
+            _ => {
+                value = self.client.oracle().fresh();
+                Request::write(at, Data::copy_of(&bytes_of(sectors.clone(), value)))
+            }
+        };
+        let durable = self.rng.chance(20);
+        let request = if durable { request.with(Flags::FUA) } else { request };
+        let losses = self.client.oracle().losses();
+        match kind {
+            0 => self.client.oracle().begin_trim(sectors.clone()),
+            _ => self.client.oracle().begin(sectors.clone(), value),
+        }
+        let described = format!("{:?} {sectors:?} value {value:#x} fua {durable}", request.kind());
+        self.client.note(&format!("{described} begins"));
+        let outcome = stack.device().submit(request).await;
+        self.client
+            .note(&format!("{described}: {}", if outcome.is_ok() { "done" } else { "failed" }));
+        let mut oracle = self.client.oracle();
+        match outcome {
+            // It was acknowledged by a cache that the client has dropped meanwhile.
+            Ok(_) if self.client.has_cache() && !self.client.is_current(stack) => {
+                oracle.failed(sectors, true);
+            }
+            Ok(_) if kind == 0 => oracle.trimmed(sectors),
+            Ok(_) => oracle.done(sectors, value, durable, losses),
+            Err(error) => {
+                let late = matches!(error.kind(), Kind::Disconnected | Kind::TimedOut | Kind::Io);
+                oracle.failed(sectors, late);
+                return Ok(Some(error));
+            }
+        }
+        Ok(None)
+    }
+}

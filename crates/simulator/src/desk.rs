@@ -1,0 +1,74 @@
+//! The jobs and bitmaps of a server: those of the program.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul::simulated::{self, Jobs, Running, Table};
+use blockhaul_block::Device;
+use blockhaul_catalog::{Backend, Exports, Opened, Opening, Target};
+use blockhaul_server::Server;
+
+/// The device that an office serves unless it has another one.
+pub(crate) const OWN: &str = "simulated:";
+
+/// What a server with jobs is started with.
+#[derive(Clone)]
+pub(crate) struct Office {
+    /// Where its bitmaps are kept.
+    pub(crate) bitmaps: PathBuf,
+    /// What it serves instead of its own disk.
+    pub(crate) device: Option<String>,
+}
+
+/// A server with jobs.
+#[derive(Clone)]
+pub(crate) struct Desk {
+    pub(crate) table: Arc<Table>,
+    pub(crate) export: Arc<Running>,
+    pub(crate) jobs: Arc<Jobs>,
+}
+
+impl Office {
+    /// Opens the device. `own`: the disk.
+    pub(crate) async fn open(
+        self,
+        own: Arc<dyn Device>,
+    ) -> Result<(Desk, Arc<dyn Exports>), String> {
+        let device = self.device.unwrap_or_else(|| OWN.to_string());
+        let options = vec!["--bitmaps".into(), self.bitmaps.into(), OsString::from(device)];
+        let opened = simulated::open(options, vec![Arc::new(Own(own))]).await;
+        let (table, exports) = opened.map_err(|failure| failure.to_string())?;
+        let export = table.running().into_iter().next().ok_or("nothing is served")?;
+        Ok((Desk { table, export, jobs: Arc::default() }, exports))
+    }
+}
+
+impl Desk {
+    /// Stops the server in order.
+    pub(crate) async fn stop(&self, server: &Server, patience: Duration) -> usize {
+        simulated::stop(server, &self.jobs, &self.table, patience).await
+    }
+}
+
+/// The disk as a kind of device.
+struct Own(Arc<dyn Device>);
+
+impl Backend for Own {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["simulated"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "the disk of a simulated machine"
+    }
+
+    fn open(&self, _target: Target) -> Opening<Opened> {
+        Box::pin(std::future::ready(Ok(Opened::from(self.0.clone()))))
+    }
+}

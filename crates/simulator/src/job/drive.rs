@@ -1,0 +1,170 @@
+//! Controls a job at random until it has ended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul::library::Failure;
+use blockhaul::simulated::{CopyMode, Ending, Job, Settings, Status};
+use blockhaul_io::simulation::{choose, note};
+use blockhaul_io::{Lost, Ticket, sleep, timeout};
+
+use super::world::World;
+
+/// Virtual time in which a job ends once nothing goes wrong any more.
+const PATIENCE: Duration = Duration::from_secs(4 * 3600);
+/// Random actions on one job; then it is only helped to its end.
+const ACTIONS: u32 = 30;
+
+/// What is known when a job begins.
+pub(super) struct Before {
+    blame: u64,
+    starts: u64,
+    /// Something may go wrong that nobody counts.
+    may_fail: bool,
+}
+
+/// How a job went.
+pub(super) struct Ended {
+    pub(super) completed: bool,
+    /// Its server has ended before.
+    pub(super) lost: bool,
+}
+
+impl World {
+    /// Call it before a job begins. `may_fail`: the job itself has a reason.
+    pub(super) fn before(&self, may_fail: bool) -> Before {
+        let may_fail = may_fail || self.has_bad_network() || self.has_bad_disk;
+        Before { blame: self.blame(), starts: self.starts, may_fail }
+    }
+
+    /// Waits until something has begun on the server, which may end meanwhile: `None`; or cannot get
+    /// clients to wait.
+    pub(super) async fn begun<T>(
+        &mut self,
+        mut ticket: Ticket<Result<T, Failure>>,
+    ) -> Result<Option<T>, String> {
+        if self.rng.chance(20) {
+            match timeout(self.moment(), &mut ticket).await {
+                Ok(ended) => return begun(ended),
+                Err(_) => self.calamity().await?,
+            }
+        }
+        begun(ticket.await)
+    }
+
+    /// Controls a job until it has ended; `ending`: how a mirror is to end.
+    pub(super) async fn drive(
+        &mut self,
+        job: &Arc<Job>,
+        ending: Option<Ending>,
+        before: &Before,
+    ) -> Result<Ended, String> {
+        let begun = blockhaul_io::now();
+        let cancels = !self.is_calm && self.rng.chance(25);
+        let mut cancelled = false;
+        let mut completing = false;
+        let mut actions = 0;
+        while !job.is_over() && self.starts == before.starts {
+            if blockhaul_io::elapsed(begun) > PATIENCE {
+                return Err(format!("a job hangs: {}", job.described()));
+            }
+            sleep(self.moment()).await;
+            actions += 1;
+            if actions == ACTIONS {
+                self.heal();
+                self.set_calm(true);
+            }
+            match self.rng.below(if actions >= ACTIONS { 4 } else { 12 }) {
+                0 => drop(job.pause(false)),
+                1 => drop(job.limit(0)),
+                2 if job.status() == Status::Pending => job.finalize(),
+                2 | 3 if matches!(job.status(), Status::Ready | Status::Standby) => {
+                    if let Some(ending) = ending.filter(|_| !completing) {
+                        job.complete(ending);
+                        completing = true;
+                    }
+                }
+                4 => drop(job.pause(true)),
+                5 => drop(job.limit(self.rng.between(1 << 18, 4 << 20))),
+                6 if cancels && choose("a job is cancelled", 50_000) => {
+                    cancelled = true;
+                    job.cancel();
+                }
+                7 => self.change_mode(job),
+                8 | 9 => self.calamity().await?,
+                _ => {}
+            }
+        }
+        self.set_calm(false);
+        if self.starts != before.starts {
+            return Ok(Ended { completed: false, lost: true });
+        }
+        let error = job.outcome().and_then(|(error, _)| error);
+        note(&format!("the job has ended: {error:?}"));
+        let explained = cancelled || before.may_fail || self.blame() != before.blame;
+        match error {
+            Some(error) if !explained => {
+                Err(format!("a job fails without a reason: {error}: {}", job.described()))
+            }
+            error => Ok(Ended { completed: error.is_none(), lost: false }),
+        }
+    }
+
+    fn change_mode(&mut self, job: &Job) {
+        let modes = [CopyMode::Background, CopyMode::WriteBlocking];
+        if let Some(mirror) = job.mirror() {
+            mirror.set_copy_mode(*self.rng.pick(&modes));
+        }
+    }
+
+    /// A time until something happens.
+    fn moment(&mut self) -> Duration {
+        let most = 1 << self.rng.between(8, 21);
+        Duration::from_micros(self.rng.below(most))
+    }
+
+    /// How the next job is controlled.
+    pub(super) fn settings(&mut self) -> Settings {
+        use blockhaul::simulated::OnError;
+        let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
+        let rng = &mut self.rng;
+        Settings {
+            finalized_by_hand: rng.chance(20),
+            dismissed_by_hand: rng.chance(20),
+            on_source_error: *rng.pick(&policies),
+            on_target_error: *rng.pick(&policies),
+            speed: if rng.chance(30) { rng.between(1 << 18, 4 << 20) } else { 0 },
+            ..Settings::default()
+        }
+    }
+
+    /// Options of the next job's copy.
+    pub(super) fn copy_options(&mut self) -> Vec<String> {
+        let rng = &mut self.rng;
+        let retries = if self.is_calm { 5 } else { *rng.pick(&[0, 1, 5]) };
+        let mut options = vec![
+            format!("--retries={retries}"),
+            format!("--retry-delay={}ms", rng.pick(&[1, 1000])),
+            format!("--timeout={}s", rng.pick(&[5, 60])),
+            format!("--request-size={}", 4096_u64 << rng.below(6)),
+            format!("--requests={}", rng.between(1, 16)),
+            format!("--connections={}", rng.between(1, 4)),
+        ];
+        if rng.chance(20) {
+            options.push("--no-extents".to_string());
+        }
+        options
+    }
+}
+
+fn begun<T>(ended: Result<Result<T, Failure>, Lost>) -> Result<Option<T>, String> {
+    match ended {
+        Ok(Ok(begun)) => Ok(Some(begun)),
+        Ok(Err(failure)) => {
+            let text = failure.to_string();
+            note(&text);
+            if text.contains("still in flight") { Ok(None) } else { Err(text) }
+        }
+        Err(Lost) => Ok(None),
+    }
+}
