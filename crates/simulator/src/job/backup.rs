@@ -29,11 +29,12 @@ impl World {
         self.begun += 1;
         let start = self.rng.chance(60).then(|| format!("b{}", self.begun));
         let begin = self.point(None, start.clone());
+        let before = self.starts;
         let (completed, moment) = self.backup(begin).await?;
         if let (Some(name), Some(moment)) = (start, moment) {
-            self.bitmaps.add(&name, moment, true);
+            self.bitmaps.add(&name, moment, true, self.starts != before);
             self.chain = completed.then_some(name);
-            self.check_bitmaps(None)?;
+            self.check_bitmaps()?;
         }
         Ok(completed)
     }
@@ -42,12 +43,10 @@ impl World {
     pub(super) async fn increment(&mut self) -> Result<bool, String> {
         let Some(bitmap) = self.chain.clone() else { return Ok(false) };
         let begin = self.point(Some(bitmap.clone()), None);
+        self.bitmaps.take(&bitmap);
         let (completed, moment) = self.backup(begin).await?;
-        match moment {
-            Some(moment) if completed => self.bitmaps.rebase(&bitmap, moment),
-            // What was dirty is so again; the target has a part of it.
-            _ => {}
-        }
+        // Otherwise what was dirty is so again; the target has a part of it.
+        self.bitmaps.give_back(&bitmap, moment.filter(|_| completed));
         Ok(completed)
     }
 
@@ -77,7 +76,8 @@ impl World {
             return Ok((false, None));
         };
         let ended = self.drive(&job, None, &before).await?;
-        let Some(moment) = moment.seen().filter(|_| !ended.lost) else { return Ok((false, None)) };
+        let is_known = ended.completed || !ended.lost;
+        let Some(moment) = moment.seen().filter(|_| is_known) else { return Ok((false, None)) };
         if ended.completed {
             same("a backup", &self.target.live(), &moment)?;
             same("a backup after a power cut", &self.target.durable(), &moment)?;

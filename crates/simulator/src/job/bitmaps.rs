@@ -17,19 +17,27 @@ struct Kept {
     persistent: bool,
     /// The server did not end in order since the bitmap was seen: it may be inconsistent.
     doubtful: bool,
+    /// A job has taken what was dirty: it shows that again, or differences from a later moment.
+    taken: bool,
 }
 
 impl Bitmaps {
-    /// A bitmap has begun when the disk had these contents.
-    pub(super) fn add(&mut self, name: &str, base: Vec<u8>, persistent: bool) {
+    /// A bitmap has begun when the disk had these contents. `doubtful`: its server has ended since.
+    pub(super) fn add(&mut self, name: &str, base: Vec<u8>, persistent: bool, doubtful: bool) {
         let name = name.to_string();
-        self.0.push(Kept { name, base, persistent, doubtful: false });
+        self.0.push(Kept { name, base, persistent, doubtful, taken: false });
     }
 
-    /// It shows differences from these contents from now on.
-    pub(super) fn rebase(&mut self, name: &str, base: Vec<u8>) {
+    /// A job takes what is dirty.
+    pub(super) fn take(&mut self, name: &str) {
+        self.0.iter_mut().filter(|kept| kept.name == name).for_each(|kept| kept.taken = true);
+    }
+
+    /// That job has ended; if it is complete, the bitmap shows differences from these contents.
+    pub(super) fn give_back(&mut self, name: &str, base: Option<Vec<u8>>) {
         for kept in self.0.iter_mut().filter(|kept| kept.name == name) {
-            kept.base = base.clone();
+            kept.taken = false;
+            kept.base = base.clone().unwrap_or_else(|| std::mem::take(&mut kept.base));
         }
     }
 
@@ -49,15 +57,9 @@ impl Bitmaps {
         self.0.iter().any(|kept| kept.name == name && !kept.doubtful)
     }
 
-    /// Checks that every byte of the disk that differs is in a dirty block. `but`: a bitmap that is
-    /// not checked.
-    pub(super) fn check(
-        &mut self,
-        export: &Running,
-        now: &[u8],
-        but: Option<&str>,
-    ) -> Result<(), String> {
-        for kept in self.0.iter_mut().filter(|kept| Some(&*kept.name) != but) {
+    /// Checks that every byte of the disk that differs is in a dirty block.
+    pub(super) fn check(&mut self, export: &Running, now: &[u8]) -> Result<(), String> {
+        for kept in &mut self.0 {
             kept.check(export, now)?;
         }
         // What is inconsistent can only be removed.
@@ -72,7 +74,7 @@ impl Kept {
         match export.bitmap(name) {
             Ok(bitmap) => {
                 self.doubtful = false;
-                self.covers(&bitmap.ranges(), now)
+                if self.taken { Ok(()) } else { self.covers(&bitmap.ranges(), now) }
             }
             Err(_) if export.inconsistent().iter().any(|(other, _)| other == name) => {
                 if self.doubtful {

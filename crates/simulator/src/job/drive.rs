@@ -97,7 +97,9 @@ impl World {
         }
         self.set_calm(false);
         if self.starts != before.starts {
-            return Ok(Ended { completed: false, lost: true });
+            // It may have been complete before.
+            let completed = job.outcome().is_some_and(|(error, _)| error.is_none());
+            return Ok(Ended { completed, lost: true });
         }
         let error = job.outcome().and_then(|(error, _)| error);
         note(&format!("the job has ended: {error:?}"));

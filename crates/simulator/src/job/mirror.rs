@@ -62,11 +62,10 @@ impl World {
         let Some(bitmap) = self.chain.clone().filter(|_| self.target_is_shared) else {
             return self.mirror_of_all().await;
         };
+        self.bitmaps.take(&bitmap);
         let base = self.mirror(First::Dirty(bitmap.clone())).await?;
         let completed = base.is_some();
-        if let Some(base) = base {
-            self.bitmaps.rebase(&bitmap, base);
-        }
+        self.bitmaps.give_back(&bitmap, base);
         Ok(completed)
     }
 

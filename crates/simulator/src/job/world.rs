@@ -394,15 +394,14 @@ impl World {
             sleep(LATE).await;
         }
         self.start().await?;
-        self.check_bitmaps(None)
+        self.check_bitmaps()
     }
 
-    /// Every byte that has changed is in a dirty block. `but`: of this bitmap a job has taken what is
-    /// dirty.
-    pub(super) fn check_bitmaps(&mut self, but: Option<&str>) -> Result<(), String> {
+    /// Every byte that has changed is in a dirty block.
+    pub(super) fn check_bitmaps(&mut self) -> Result<(), String> {
         let (_, desk) = self.desk()?;
         let now = self.disk()?.live();
-        self.bitmaps.check(&desk.export, &now, but)?;
+        self.bitmaps.check(&desk.export, &now)?;
         let sound = |name: &String| self.bitmaps.is_sound(name);
         self.chain = self.chain.take().filter(sound);
         Ok(())
@@ -444,7 +443,7 @@ impl World {
         sleep(Duration::from_secs(3600)).await;
         self.live.is_tidy()?;
         self.target.is_tidy()?;
-        self.check_bitmaps(None)?;
+        self.check_bitmaps()?;
         self.read_back(true).await?;
         let end = if self.home.is_some() { End::Killed } else { End::Power };
         if self.home.is_some() {
