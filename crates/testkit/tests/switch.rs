@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Error, Facts, Kind, OpKind, Pending, Reply,
-    Request, Result, fence,
+    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending,
+    Reply, Request, Result, fence,
 };
 use blockhaul_catalog::{Barrier, Switch};
 use blockhaul_io::{Config, Data, Engine, Runtime, Task, sleep, spawn, yield_now};
@@ -177,10 +177,19 @@ fn what_the_new_device_cannot_do_is_refused_and_no_more() {
         assert_eq!(kind(write(&handle, SIZE / 2 - 2048, 1).await), gone);
         assert_eq!(kind(handle.submit(Request::zero(0, 4096)).await), gone);
         assert_eq!(kind(handle.submit(Request::extents(0, 4096, Contexts::first())).await), gone);
+        // A device without a cache has nothing to do, and zeroes may be no faster than writes.
+        assert!(matches!(handle.submit(Request::cache(0, 4096)).await, Ok(Reply::Done)));
+        assert_eq!(kind(handle.submit(Request::cache(SIZE / 2, 4096)).await), gone);
         assert_eq!(kind(handle.submit(Request::flush()).await), gone, "other handles' writes");
         // As soon as it can again, all is well.
-        switch.swap(model(Completion::Immediate), LONG, nothing).await.unwrap();
+        let slow = Facts { can: Can::all().difference(Can::FAST_ZERO), ..Model::all_facts(SIZE) };
+        let slow = ModelDevice::new(Model::with_facts(slow), Completion::Immediate);
+        switch.swap(slow, LONG, nothing).await.unwrap();
+        let fast = || Request::zero(SIZE - 4096, 4096).with(Flags::FAST);
+        assert_eq!(kind(handle.submit(fast()).await), Some(Kind::Unsupported));
         handle.submit(Request::zero(SIZE - 4096, 4096)).await.unwrap();
+        switch.swap(model(Completion::Immediate), LONG, nothing).await.unwrap();
+        handle.submit(fast()).await.unwrap();
     });
 }
 

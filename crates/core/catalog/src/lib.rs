@@ -43,4 +43,4 @@ pub use shutdown::Shutdown;
 pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
 pub use spec::{Spec, percent_decode};
 pub use stack::Stack;
-pub use switch::{Barrier, Switch};
+pub use switch::{Barrier, PROVIDED, Switch};

@@ -326,6 +326,10 @@ impl Drop for Entered {
     }
 }
 
+/// What a handle provides itself if the device does not: a device without a cache has nothing to do
+/// ahead of a read, and a fast zero request may fail with [`Kind::Unsupported`].
+pub const PROVIDED: Can = Can::CACHE.union(Can::FAST_ZERO);
+
 /// What the caller was promised and the current device does not support.
 struct Lacks {
     size: u64,
@@ -363,6 +367,13 @@ impl Lacks {
             let error = Error::new(Kind::ShuttingDown, format!("the device was exchanged: {why}"));
             return Pending::from(error.before_flush());
         }
+        if request.kind() == OpKind::Cache && self.can.contains(Can::CACHE) {
+            return Pending::ready(Ok(Reply::Done));
+        }
+        if request.flags.contains(Flags::FAST) && self.can.contains(Can::FAST_ZERO) {
+            let text = "the device was exchanged: it has no fast zeroes any more";
+            return Pending::from(Error::new(Kind::Unsupported, text));
+        }
         let (Op::Extents(asked), Some(map)) = (&mut request.op, &self.contexts) else {
             return device.submit(request);
         };
@@ -388,17 +399,15 @@ impl Lacks {
     fn refuse(&self, request: &Request) -> Option<&'static str> {
         let kind = request.kind();
         let mut needed = match kind {
-            OpKind::Read | OpKind::Write => Can::empty(),
+            OpKind::Read | OpKind::Write | OpKind::Cache => Can::empty(),
             OpKind::Zero => Can::ZERO,
             OpKind::Trim => Can::TRIM,
             // A flush must cover the writes of other handles, if this was promised.
             OpKind::Flush => Can::FLUSH | Can::MULTI_CONN,
-            OpKind::Cache => Can::CACHE,
             OpKind::Extents => Can::EXTENTS,
         };
         needed.set(Can::WRITE, kind.changes());
         needed.set(Can::FUA, request.flags.contains(Flags::FUA));
-        needed.set(Can::FAST_ZERO, request.flags.contains(Flags::FAST));
         if self.can.intersects(needed) {
             return Some("it does not have all abilities any more");
         }

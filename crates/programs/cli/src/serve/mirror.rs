@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Barrier, Stack};
+use blockhaul_catalog::{Barrier, PROVIDED, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::Changes;
@@ -582,7 +582,7 @@ fn pieces(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u64, u64)> + '_ {
 
 /// What clients of one device would miss at another one.
 fn missing(from: &Facts, to: &Facts) -> Option<String> {
-    let lacks = from.can.difference(to.can);
+    let lacks = from.can.difference(to.can | PROVIDED);
     if to.size < from.size {
         return Some(format!("it has {} bytes, the export has {}", to.size, from.size));
     }

@@ -60,6 +60,27 @@ fn clients_move_to_the_target_while_they_write() {
     assert_holds(disk.path.to_str().unwrap(), 2);
 }
 
+/// A server of memory offers to cache ahead; a file does not, and clients move to it anyway.
+#[test]
+fn clients_move_to_a_target_that_caches_nothing() {
+    let disk = Disk::serve(&[]);
+    let socket = disk.scratch.socket("memory");
+    let memory = Server::blockhaul(OURS.as_ref(), &socket, &["memory:32M"]).unwrap();
+    disk.ctl_succeeds(&["export-add", &format!("b={}", memory.uri(""))]);
+    let uri = disk.server.uri("b");
+    let facts = succeed(&["info", "--json", &uri]);
+    let facts: serde_json::Value = serde_json::from_str(&facts).unwrap();
+    assert_eq!(facts["exports"][0]["can_cache"], true, "{facts}");
+    let mut command = Command::new(OURS);
+    command.args(["copy", "--no-progress", "--rate", "16M", "random:32M?seed=3", &uri]);
+    let mut writer = Killed(command.spawn().unwrap());
+    let target = disk.file("moved.raw");
+    disk.ctl_succeeds(&["mirror", "b", &target, "--wait"]);
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait"]);
+    assert!(writer.0.wait().unwrap().success());
+    assert_holds(&target, 3);
+}
+
 #[test]
 fn a_mirror_can_end_as_a_copy_of_that_moment() {
     let disk = Disk::serve(&[]);
