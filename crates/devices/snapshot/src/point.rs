@@ -264,7 +264,7 @@ impl Point {
                 if charge.is_none() {
                     charge = Some(self.charge(end - at)?);
                 }
-                let written = self.store.write_all_at(data, from).await;
+                let written = self.store.write_buffered_at(data, from).await;
                 written.map_err(|error| Error::system("cannot save old contents", error))?;
             }
             from += len;

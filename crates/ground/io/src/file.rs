@@ -14,6 +14,10 @@ use crate::driver::FileOp;
 use crate::memory::{Buf, Data};
 use crate::op::{self, Op, file_op};
 
+/// Longest buffered write, in bytes, that is best done on the worker itself: passing it on costs
+/// more, and the kernel throttles larger amounts when the disk is behind.
+pub const WRITE_NOW_MAX: usize = 128 << 10;
+
 /// An open file; cloning shares the descriptor. Operations go to the current worker's driver.
 #[derive(Clone, Debug)]
 pub struct File {
@@ -169,6 +173,33 @@ impl File {
     /// Writes on the calling thread, waiting if necessary.
     pub fn write_now(&self, buf: &[u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pwrite(&self.fd, buf, at)?)
+    }
+
+    /// Writes all of `data`, which is not parked, through the page cache: up to
+    /// [`WRITE_NOW_MAX`] bytes on the calling thread.
+    pub async fn write_buffered_at(&self, data: Data, at: u64) -> io::Result<()> {
+        if data.len() <= WRITE_NOW_MAX {
+            self.write_all_now(data.bytes(), at)
+        } else {
+            self.write_all_at(data, at).await
+        }
+    }
+
+    /// Writes all of `buf` on the calling thread, waiting if necessary.
+    ///
+    /// # Errors
+    /// `WriteZero` if the file takes no more. A part may have been written.
+    pub fn write_all_now(&self, buf: &[u8], at: u64) -> io::Result<()> {
+        let mut written = 0;
+        while written < buf.len() {
+            match self.write_now(&buf[written..], at + written as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => written += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 

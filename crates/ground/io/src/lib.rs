@@ -63,7 +63,7 @@ pub use clock::{elapsed, now};
 pub use context::{engine_name, worker, worker_count};
 pub use driver::{Engine, Interest, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};
-pub use file::{Allocate, File, Reading, Writing, sync_folder};
+pub use file::{Allocate, File, Reading, WRITE_NOW_MAX, Writing, sync_folder};
 pub use memory::{
     ALIGN, Buf, Data, KeptReservation, Lent, Parked, PayloadRoute, Pool, Reservation,
     RouteCounters, SharedMemory, SharedPart, TooLarge, disable_parking,

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Outcome, Pending, Reply, Result};
-use blockhaul_io::{Data, Parked, PayloadRoute};
+use blockhaul_io::{Data, Parked, PayloadRoute, WRITE_NOW_MAX};
 
 use super::inode::WORTH_WAITING;
 use super::storage::{INLINE_MAX, Inner, Route, count};
-
-/// Longest buffered write done on the worker itself: passing it on costs more, and the kernel
-/// throttles larger amounts when the disk is behind.
-const INLINE_WRITE: usize = 128 << 10;
 
 impl Inner {
     pub(super) fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
@@ -35,7 +31,7 @@ impl Inner {
     /// Writes by the route of the range; through the page cache when it has its turn.
     fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
         let (_, direct) = self.route(at, data.len() as u64);
-        let short = if self.in_memory() { INLINE_MAX } else { INLINE_WRITE };
+        let short = if self.in_memory() { INLINE_MAX } else { WRITE_NOW_MAX };
         let inline = !direct && data.len() <= short;
         if !inline || data.len() < WORTH_WAITING {
             return self.start_write(at, data, durable, inline);
@@ -64,7 +60,7 @@ impl Inner {
             return write_failed(error).into();
         }
         if inline {
-            if let Err(error) = write_now(file, at, data.bytes()) {
+            if let Err(error) = file.write_all_now(data.bytes(), at) {
                 return write_failed(error).into();
             }
             if !durable {
@@ -198,19 +194,6 @@ impl Inner {
 /// Whether a payload is in memory suitable for direct I/O.
 fn is_aligned(data: &Data, align: u32) -> bool {
     data.bytes().as_ptr().addr().is_multiple_of(align as usize)
-}
-/// Writes all of `bytes` on the calling thread.
-fn write_now(file: &blockhaul_io::File, at: u64, bytes: &[u8]) -> std::io::Result<()> {
-    let mut written = 0;
-    while written < bytes.len() {
-        match file.write_now(&bytes[written..], at + written as u64) {
-            Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-            Ok(bytes) => written += bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn write_failed(error: std::io::Error) -> Error {

@@ -14,8 +14,6 @@ use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
 use crate::flushes::Flushes;
 use crate::temporary;
 
-/// Longest write to the file done on the worker: passing it on costs more.
-const INLINE_WRITE: usize = 128 << 10;
 /// Longest read that is copied on the worker itself: about 100 us from memory to memory.
 const INLINE_READ: usize = 1 << 20;
 /// Bytes of zeroes written at a time.
@@ -201,25 +199,8 @@ impl Store {
 
     /// Writes to the file.
     pub(super) async fn write(&self, at: u64, data: Data) -> Result<()> {
-        let written = if data.len() <= INLINE_WRITE {
-            self.write_now(at, data.bytes())
-        } else {
-            self.file.write_all_at(data, at).await
-        };
+        let written = self.file.write_buffered_at(data, at).await;
         written.map_err(|error| Error::system("cannot write to the cache", error))
-    }
-
-    fn write_now(&self, at: u64, bytes: &[u8]) -> std::io::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            match self.file.write_now(&bytes[done..], at + done as u64) {
-                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
-                Ok(written) => done += written,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 
     /// Reads from the file what is available without waiting; returns the length.
