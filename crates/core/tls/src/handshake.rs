@@ -126,25 +126,39 @@ impl Shaking {
     /// The same, with keys that last for this many records.
     pub(crate) fn finish_with(self, key_records: u64) -> Result<Session, Error> {
         let about = about(self.session.ssl(), &self.seen);
+        let received = self.session.get_ref().rest().to_vec();
+        let Some((opener, sealer)) = self.halves(&about, key_records)? else {
+            return Ok(self.wrap(about, received));
+        };
+        Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+    }
+
+    /// The halves of our record layer, if it supports what was negotiated.
+    fn halves(&self, about: &About, key_records: u64) -> Result<Option<Halves>, Error> {
         let secrets = {
             let mut seen = self.seen.lock().expect("no panic under this lock");
             seen.client_secret.take().zip(seen.server_secret.take())
         };
-        let suite = Suite::named(&about.suite);
-        let received = self.session.get_ref().rest().to_vec();
-        let (Some(suite), Some((client, server))) = (suite, secrets) else {
-            return Ok(self.wrap(about, received));
+        let (Some(suite), Some((client, server))) = (Suite::named(&about.suite), secrets) else {
+            return Ok(None);
         };
         if self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
-            return Ok(self.wrap(about, received));
+            return Ok(None);
         }
         let (peer, ours, theirs) = match self.role {
             Role::Server { .. } => (Peer::Client, server, client),
             Role::Client { .. } => (Peer::Server, client, server),
         };
         let halves = records::halves(suite, peer, ours, theirs, key_records);
-        let (opener, sealer) = halves.map_err(|stack| Error::setup("TLS", &stack))?;
-        Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+        halves.map(Some).map_err(|stack| Error::setup("TLS", &stack))
+    }
+
+    /// The halves themselves, with keys that last for this many records.
+    #[cfg(test)]
+    pub(crate) fn finish_halves(self, key_records: u64) -> Halves {
+        let about = about(self.session.ssl(), &self.seen);
+        let halves = self.halves(&about, key_records).expect("the suite is supported");
+        halves.expect("TLS 1.3 was negotiated")
     }
 
     /// The session with OpenSSL's record layer.
@@ -164,6 +178,9 @@ impl Shaking {
         self.wrap(about, received)
     }
 }
+
+/// The receiving and the sending half of our record layer.
+type Halves = (records::RecordOpener, records::RecordSealer);
 
 fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {
     let user = seen.lock().expect("no panic under this lock").user.take();

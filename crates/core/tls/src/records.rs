@@ -4,6 +4,24 @@
 //! more for the sender; the same applies to receiving. Here payloads are encrypted from their place
 //! directly into the send buffer, and decrypted directly to their destination. All cryptography is
 //! OpenSSL's.
+//!
+//! # Nonces and limits
+//! - A nonce is the IV XOR the record's sequence number (section 5.3). `Keys::begin` alone makes one, and
+//!   counts; the count begins at 0 only in `Keys::derive`, with a key and an IV of a new secret. Thus
+//!   no key sees a nonce twice. Each direction has its own secret and its own half, which is used
+//!   through `&mut` only.
+//! - A record that cannot be sealed as a whole (no room, an error of OpenSSL) has used its sequence
+//!   number; the caller gives up the connection, and nothing else is sealed with that number.
+//! - Our keys are renewed before more than [`KEY_RECORDS`] records of one seal follow: a seal is at most
+//!   `blockhaul_io::SEAL_MAX` bytes, 8 records or so. 2^24 records of 16 KiB are below the 2^24.5 that
+//!   section 5.5 allows for AES-GCM; ChaCha20-Poly1305 has no such limit. The count is one of records
+//!   with this key, so that the message that announces the new key is counted, too.
+//! - A peer that does not renew its keys is followed up to 2^64 records: its own cipher fails before.
+//!   A peer that asks for our new keys gets them with our next record; asking again before that has no
+//!   further effect, so that a peer cannot make us work without sending.
+//! - A record that fails to open ends the connection: there is one attempt to forge for each handshake.
+//! - What was decrypted of a record whose tag is wrong is in the caller's buffer, but no length is
+//!   returned for it.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -476,5 +494,7 @@ fn no_room() -> io::Error {
     io::Error::other(format!("a TLS record does not fit: {SEALED_MAX} bytes are needed"))
 }
 
+#[cfg(test)]
+mod differential;
 #[cfg(test)]
 mod tests;
