@@ -185,7 +185,8 @@ impl Point {
         let Err(error) = saved else { return Ok(()) };
         let error = Error::new(error.kind(), format!("the snapshot is lost: {error}"));
         match self.on_failure {
-            OnFailure::FailWrite => Err(error),
+            // It did not reach the disk: with FUA, no flush has failed.
+            OnFailure::FailWrite => Err(error.before_flush()),
             OnFailure::BreakSnapshot => {
                 log::warn!("{error}; the disk stays in use");
                 self.break_off(error);

@@ -63,6 +63,7 @@ fn a_full_store_fails_the_write_if_the_snapshot_matters_more() {
         write(&live, 0, &[1; 2 * BLOCK as usize]).await;
         let refused = live.write(4 * BLOCK, Data::copy_of(b"too much")).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::NoSpace);
+        assert!(refused.is_before_flush(), "a refused write with FUA is no failed flush");
         assert_eq!(read(&live, 4 * BLOCK, 1).await, [7], "nothing was written");
         assert_eq!(read(&view, 0, 8 * BLOCK as usize).await, [7; 8 * BLOCK as usize]);
         // Space that the reader frees is used again.
