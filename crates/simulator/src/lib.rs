@@ -4,7 +4,8 @@
 //!
 //! - `Scenario`: one kind of run; `SCENARIOS` lists them.
 //! - `simulate`: one run. `shrink`: the same failure with fewer faults.
-//! - `clients`: what uses a server. `site`: a server on a machine that can lose power. `oracle`: what a client may read.
+//! - `site`: a server on a machine that can lose power. `clients`: what uses a server. `oracle`: what
+//!   a client may read.
 //! - `meddler`: changes what client and server send.
 //! - `job`: jobs of a disk in use. `desk`: what a server needs for them. `witness`: sees flushes.
 //! - `noise`: how bad the network is.

@@ -5,7 +5,8 @@
 //! it notice nothing; bitmaps show every difference, or say that they cannot; every job ends.
 //!
 //! - `world`: the served disk, the target, the clients, and what happens to them. `bitmaps`: what
-//!   bitmaps must show. `drive`: controls a job. `backup`, `mirror`: one job. `run`: one after another.
+//!   bitmaps must show. `drive`: controls a job. `backup`, `mirror`: one job. `run`: one after
+//!   another.
 
 mod backup;
 mod bitmaps;
