@@ -69,8 +69,8 @@ pub use journal::{JournalOptions, check_journal, discard_journal};
 pub use manifest::Manifest;
 pub use meter::Meters;
 pub use options::{
-    Bitmap, ByKernel, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX, Retried,
-    Summary,
+    Bitmap, ByKernel, Durable, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX,
+    Retried, Summary,
 };
 pub use plan::Plan;
 pub use progress::{Progress, Snapshot};

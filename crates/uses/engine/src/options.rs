@@ -82,6 +82,9 @@ pub struct Options {
     /// Delay before a lost connection is redialled a second time; doubles each time, up to
     /// [`RETRY_DELAY_MAX`]. Failures on a working connection are retried sooner.
     pub retry_delay: Duration,
+    /// Is told what has become durable on the target. Flushes the target, about each second
+    /// without a journal.
+    pub durable: Option<Durable>,
     /// Write a journal, so that a copy that was killed can continue.
     pub journal: Option<JournalOptions>,
     /// Whether the kernel may copy between two files.
@@ -91,6 +94,20 @@ pub struct Options {
     /// Compute the digest of the copied data: while copying if that is cheap, otherwise by reading
     /// the source once more.
     pub digest: Option<Algorithm>,
+}
+
+/// What [`Durable`] calls.
+type Listener = dyn Fn(&[(u64, u64)]) + Send + Sync;
+
+/// Is called, from any worker, with ranges that were written and then flushed: start and end in bytes.
+/// Must not block. A range may be reported more than once.
+#[derive(Clone)]
+pub struct Durable(pub Arc<Listener>);
+
+impl std::fmt::Debug for Durable {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Durable")
+    }
 }
 
 /// When to use several connections to a server. Whether the server promises that all its
@@ -183,6 +200,7 @@ impl Default for Options {
             spread: true,
             retries: 0,
             retry_delay: Duration::from_secs(1),
+            durable: None,
             journal: None,
             by_kernel: ByKernel::Auto,
             rate: None,

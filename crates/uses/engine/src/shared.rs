@@ -13,6 +13,7 @@ use crate::handle::Retries;
 use crate::journal::{Journal, SelectedParts};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
+use crate::options::Durable;
 use crate::progress::Progress;
 use crate::resolved::Resolved;
 use crate::same_disk::SameDisk;
@@ -21,9 +22,9 @@ use crate::signals::{PAUSED, Signals};
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
-/// How often the target is flushed, to discard at the source what that makes safe, if no journal
-/// says so.
-const DISCARDS_EVERY: Duration = Duration::from_secs(1);
+/// How often the target is flushed, to discard at the source or to report what that makes safe, if no
+/// journal says so.
+const FLUSHES_EVERY: Duration = Duration::from_secs(1);
 
 /// State shared by all lanes of an engine.
 pub(crate) struct Shared {
@@ -69,6 +70,8 @@ pub(crate) struct Learned {
 pub(crate) struct Durability {
     pub(crate) flushes: Flushes,
     pub(crate) journal: Option<Keeping>,
+    /// Is told what is durable.
+    pub(crate) listener: Option<Durable>,
 }
 
 /// The final report.
@@ -101,7 +104,11 @@ impl Shared {
             retries: parts.retries,
             memory: parts.memory,
             learned: parts.learned,
-            durability: Durability { flushes: Flushes::default(), journal: parts.journal },
+            durability: Durability {
+                flushes: Flushes::default(),
+                journal: parts.journal,
+                listener: parts.listener,
+            },
             report: Report::default(),
             reads_only: parts.reads_only,
             streaming: parts.streaming,
@@ -141,8 +148,9 @@ impl Shared {
 
     /// How often finished segments are flushed while the copy runs, if at all.
     pub(crate) fn flushes_every(&self) -> Option<Duration> {
-        let discards = self.resolved.discard_source.then_some(DISCARDS_EVERY);
-        self.durability.journal.as_ref().map(|journal| journal.interval).or(discards)
+        let is_used = self.resolved.discard_source || self.durability.listener.is_some();
+        let otherwise = is_used.then_some(FLUSHES_EVERY);
+        self.durability.journal.as_ref().map(|journal| journal.interval).or(otherwise)
     }
 
     /// Whether something is done with segments that are safe.
@@ -222,6 +230,7 @@ pub(crate) struct Parts {
     pub(crate) memory: Memory,
     pub(crate) learned: Learned,
     pub(crate) journal: Option<Keeping>,
+    pub(crate) listener: Option<Durable>,
     pub(crate) streaming: Option<StreamingDigest>,
     pub(crate) reads_only: bool,
 }

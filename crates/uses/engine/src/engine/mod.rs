@@ -503,6 +503,7 @@ fn parts(
         progress: progress.clone(),
         retries: retries.clone(),
         journal: None,
+        listener: options.durable.clone(),
         streaming: None,
         reads_only: false,
     }

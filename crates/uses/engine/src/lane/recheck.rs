@@ -111,7 +111,8 @@ impl Lane {
         loop {
             if self.shared.stopped() {
                 // Record what is finished; the copy has failed in any case.
-                if self.shared.durability.journal.is_some()
+                let durability = &self.shared.durability;
+                if (durability.journal.is_some() || durability.listener.is_some())
                     && self.safety.ledger.borrow().has_finished()
                 {
                     let _ = self.make_safe(&mut attempts).await;
@@ -123,7 +124,9 @@ impl Lane {
             let doubtful = suspects || self.safety.ledger.borrow().failures() > 0;
             let flush =
                 self.safety.unflushed.get() && (must_last || (doubtful && self.can_flush()));
-            let records = self.shared.durability.journal.is_some();
+            let durability = &self.shared.durability;
+            let reports = durability.listener.is_some() && ending != Ending::Round;
+            let records = durability.journal.is_some() || reports;
             if flush || (records && self.safety.ledger.borrow().has_finished()) {
                 let flushed = self.make_safe(&mut attempts).await?;
                 // No request was in flight.
@@ -180,6 +183,9 @@ impl Lane {
                 Ok(()) => {
                     let safe = self.safety.ledger.borrow_mut().flushed(&batch, generation);
                     // Without the source it could not be checked.
+                    if safe && let Some(listener) = &self.shared.durability.listener {
+                        (listener.0)(&batch);
+                    }
                     if safe || !self.shared.resolved.discard_source {
                         let recorded = self.record(batch).await;
                         self.discard(recorded).await;
