@@ -93,6 +93,11 @@ impl Changes {
         self.0.bitmap.take().ranges()
     }
 
+    /// What has changed, as offset and length in bytes, in order.
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        self.0.bitmap.ranges()
+    }
+
     /// These ranges have not been copied after all.
     pub fn give_back(&self, ranges: &[(u64, u64)]) {
         ranges.iter().for_each(|&(at, len)| self.0.bitmap.mark(at, at.saturating_add(len)));

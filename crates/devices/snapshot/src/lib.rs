@@ -16,6 +16,7 @@ mod bitmap;
 mod changes;
 mod live;
 mod point;
+mod remaining;
 mod view;
 
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ pub use crate::bitmap::{
 pub use crate::changes::Changes;
 use crate::live::LiveLayer;
 use crate::point::Point;
+pub use crate::remaining::Remaining;
 use crate::view::View;
 
 /// Smallest block in bytes.
