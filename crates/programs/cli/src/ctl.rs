@@ -197,7 +197,9 @@ fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
             json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from })
         }
         CtlCommand::JobPause { job: number } => job("job-pause", *number),
-        CtlCommand::JobResume { job: number } => job("job-resume", *number),
+        CtlCommand::JobResume { job, new_moment } => {
+            json!({ "command": "job-resume", "job": job, "new_moment": new_moment })
+        }
         CtlCommand::JobCancel { job: number } => job("job-cancel", *number),
         CtlCommand::JobCopyMode { job, copy_mode } => {
             json!({ "command": "job-copy-mode", "job": job, "copy_mode": copy_mode })

@@ -78,7 +78,7 @@ pub fn remove(path: &Path) {
 }
 
 /// Identifies a device, and, if it must not change, its current state.
-fn identity(spec: &Spec, unchanged: bool) -> String {
+pub fn identity(spec: &Spec, unchanged: bool) -> String {
     let data = path_of(spec).and_then(|path| {
         let data = std::fs::metadata(&path).ok()?;
         Some((blockhaul_backends::identity(&path)?, data))

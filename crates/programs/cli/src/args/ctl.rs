@@ -314,11 +314,20 @@ pub enum CtlCommand {
         #[arg(value_name = "N")]
         job: u64,
     },
-    /// Continue a paused job
+    /// Continue a paused job, or one that an earlier server was interrupted in
+    ///
+    /// The latter needs serve --job-state. A mirror copies what is missing, and goes on. The moment of
+    /// a backup is lost with its server: --new-moment is needed. The other disks of a group are
+    /// resumed, too.
     JobResume {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]
         job: u64,
+        /// Complete an interrupted backup with the disk as it is now
+        ///
+        /// What is missing and what clients have changed since is copied.
+        #[arg(long)]
+        new_moment: bool,
     },
     /// End a job that waits for it (--no-auto-finalize)
     JobFinalize {
@@ -326,7 +335,7 @@ pub enum CtlCommand {
         #[arg(value_name = "N")]
         job: u64,
     },
-    /// End a job; what it has copied stays on its target
+    /// End a job, also an interrupted one; what it has copied stays on its target
     JobCancel {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]

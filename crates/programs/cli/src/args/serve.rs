@@ -200,6 +200,15 @@ pub struct Serve {
     #[arg(long, value_name = "DIR", conflicts_with = "per_client")]
     pub bitmaps: Option<PathBuf>,
 
+    /// Keep what is needed to resume jobs in this directory when the server ends
+    ///
+    /// A later server shows them as interrupted, and marks what clients write meanwhile; ctl
+    /// job-resume continues them, and ctl job-cancel removes them. Other programs must not write to
+    /// the device in between. At the first write to a block of 64 KiB that is copied already, a client
+    /// waits until that is noted on disk.
+    #[arg(long, value_name = "DIR", conflicts_with = "per_client")]
+    pub job_state: Option<PathBuf>,
+
     /// Publish metrics for Prometheus: localhost:PORT, unix:PATH or textfile:PATH
     ///
     /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0

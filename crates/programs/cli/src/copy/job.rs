@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
-use blockhaul_engine::{Control, Engine, Manifest, Options, Progress, Summary, Verified};
+use blockhaul_engine::{Control, Durable, Engine, Manifest, Options, Progress, Summary, Verified};
 use blockhaul_io::{Interest, Pool};
 
 use crate::brackets::Groups;
@@ -107,6 +107,18 @@ pub(crate) trait Follower: Send + Sync {
     fn follow(self: Arc<Self>, engine: Engine, target: Stack) -> Following;
 }
 
+/// Keeps what is needed to continue a job with another program.
+pub(crate) trait Recorder: Send + Sync {
+    /// Refuses a target other than that of the job, before it is touched.
+    fn check(&self, target: &str) -> Result<(), Failure>;
+
+    /// Notes the target, which is about to be written. Blocks.
+    fn begin(&self, target: &str) -> Result<(), Failure>;
+
+    /// Is told what is durable there.
+    fn durable(&self) -> Durable;
+}
+
 type Following = Pin<Box<dyn Future<Output = blockhaul_block::Result<Summary>>>>;
 
 /// A copy that is about to run.
@@ -136,6 +148,8 @@ pub(crate) struct CopyJob {
     is_snapshot: bool,
     /// Runs the engine.
     follower: Option<Arc<dyn Follower>>,
+    /// Keeps what is needed to continue it later.
+    recorder: Option<Arc<dyn Recorder>>,
     /// Controls the engine, once it copies.
     control: JobControl,
     /// The opened stacks.
@@ -283,6 +297,7 @@ impl CopyJob {
             keeps_target: false,
             is_snapshot: false,
             follower: None,
+            recorder: None,
             control: JobControl::default(),
             open: Vec::new(),
             first: None,
@@ -309,6 +324,11 @@ impl CopyJob {
     pub(crate) fn write_to(&mut self, target: Stack) {
         self.given_target = Some(target);
         self.keeps_target = true;
+    }
+
+    /// Keeps here what is needed to continue it later.
+    pub(crate) fn record(&mut self, recorder: Arc<dyn Recorder>) {
+        self.recorder = Some(recorder);
     }
 
     /// Keeps of the target what is not overwritten.
@@ -576,6 +596,21 @@ impl CopyJob {
         Ok(())
     }
 
+    /// The same, for a job that may be continued later. What is verified counts only as a whole.
+    async fn touch_recorded(&mut self, target: &Stack) -> Result<(), Failure> {
+        let Some(recorder) = self.recorder.clone() else { return self.touch().await };
+        recorder.check(&long::identity(&self.target, false))?;
+        self.touch().await?;
+        let identity = long::identity(&self.target, false);
+        let durable = recorder.durable();
+        let begun = blockhaul_io::offload(move || recorder.begin(&identity)).await;
+        begun.unwrap_or_else(|lost| Err(Failure::new(exit::FAILED, lost.to_string())))?;
+        if target.device().facts().can.contains(Can::FLUSH | Can::MULTI_CONN) && !self.verify {
+            self.options.durable = Some(durable);
+        }
+        Ok(())
+    }
+
     /// Refuses a source and a target that share storage, by their files.
     fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<(), Failure> {
         let shared = blockhaul_backends::shared(source, target);
@@ -616,7 +651,7 @@ impl CopyJob {
             self.options.journal = Some(journal);
         }
         self.options.discard_source |= self.can_release(&source, &target);
-        self.touch().await?;
+        self.touch_recorded(&target).await?;
         let (copied, verified) = self.run_engine(&source, &target, pool).await;
         let summary = copied.map_err(|error| self.failed(&error))?;
         // Its warnings were already logged.

@@ -6,6 +6,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -138,7 +139,7 @@ impl BitmapFiles {
 
 /// What a device is called in a file of bitmaps: a file of the disk by its full path, so that it may be
 /// named otherwise the next time.
-fn identity(device: &str) -> String {
+pub(super) fn identity(device: &str) -> String {
     let path = Spec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));
     match path.and_then(|path| fs::canonicalize(path).ok()) {
         Some(path) => path.display().to_string(),
@@ -186,8 +187,8 @@ fn described(bitmap: &Bitmap, clean: bool) -> Value {
     value
 }
 
-/// Replaces a file durably.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Replaces a file durably; only its owner can read it.
+pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut fresh = path.as_os_str().to_os_string();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
@@ -195,6 +196,7 @@ fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .write(true)
         .create(true)
         .truncate(true)
+        .mode(0o600)
         .open(&fresh)
         .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&fresh, path))

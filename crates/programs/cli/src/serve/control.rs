@@ -264,6 +264,7 @@ impl Operations {
             "export-remove" => return self.remove_export(&request).await,
             "layer-add" | "layer-remove" => return self.change_layers(&command, &request).await,
             "backup" => return self.begin_backup(&request).await,
+            "job-resume" | "job-cancel" => return self.resume_or_cancel(&command, &request).await,
             "mirror" => return self.begin_mirror(&request).await,
             "snapshot-add" => return self.add_snapshot(&request).await,
             "job-wait" => return self.wait_for_job(&request).await,
@@ -508,6 +509,7 @@ impl Operations {
                 source: Source::Now(begin),
                 selects: bitmap.clone(),
                 settings: settings.clone(),
+                resumes: None,
             });
         }
         let wanted = WantedJobs { disks: items, grouped: true, at_once: Vec::new() };
@@ -560,6 +562,7 @@ impl Operations {
             first,
             copy_mode,
             settings,
+            resumes: None,
         };
         let job = self.jobs.mirror(&self.table, wanted).await;
         let described = job.map_err(Refusal::of)?.described();
@@ -679,6 +682,34 @@ impl Operations {
                 "the job is not copying: it has ended, or clients wait for its end",
             ))
         }
+    }
+
+    /// The same for jobs of an earlier server, too: `new_moment` says that a backup may become the disk
+    /// of now.
+    async fn resume_or_cancel(
+        &self,
+        command: &str,
+        request: &Map<String, Value>,
+    ) -> Result<Value, Refusal> {
+        let job = self.job(command, request)?;
+        let new_moment = match request.get("new_moment") {
+            None => false,
+            Some(value) => value.as_bool().ok_or_else(|| {
+                Refusal::usage(format!("{command}: \"new_moment\" is not true or false"))
+            })?,
+        };
+        if job.resumable().is_none() {
+            return self.control_job(command, request);
+        }
+        if command == "job-cancel" {
+            self.jobs.forget(&self.table, &job).await;
+            return Ok(job.described());
+        }
+        let resumed = self.jobs.resume(&self.table, &job, new_moment).await;
+        let resumed = resumed.map_err(Refusal::of)?;
+        resumed.iter().for_each(|job| log::info!("job {}: resumed", job.id()));
+        let same = resumed.iter().find(|one| one.id() == job.id());
+        Ok(same.unwrap_or(&job).described())
     }
 
     /// Waits until a job has ended.

@@ -75,6 +75,7 @@ impl Table {
             let running = Arc::new(running);
             self.lock().push(running.clone());
             self.restore_bitmaps(&running).await?;
+            self.restore_jobs(&running).await?;
             self.exports.add(storage)?;
         }
         let all = devices::adjustable(&self.wanted.registry, &self.wanted.layers)?;
@@ -99,6 +100,7 @@ impl Table {
         let (mut storage, running) = self.wanted.open_one(&one).await?;
         storage.exports = guarded(storage.exports, &self.common_gates())?;
         self.restore_bitmaps(&running).await?;
+        self.restore_jobs(&running).await?;
         self.serve(storage, running)
     }
 
@@ -113,6 +115,7 @@ impl Table {
         }
         running.served = false;
         self.restore_bitmaps(&running).await?;
+        self.restore_jobs(&running).await?;
         let running = Arc::new(running);
         self.lock().push(running.clone());
         Ok(running)
@@ -183,6 +186,9 @@ impl Table {
             shared.switch().close(removed());
         }
         self.keep_bitmaps(&found).await;
+        if let Some(files) = &self.wanted.job_files {
+            files.detach(name);
+        }
         drop(change);
         if let Some(SnapshotOf { live, snapshot }) = &found.snapshot_of {
             self.end_snapshot(live, snapshot).await;

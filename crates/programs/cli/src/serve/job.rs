@@ -189,6 +189,8 @@ impl Job {
 
     /// What `ctl` and the monitor can do with this server.
     fn operations(&self, server: &Arc<Server>) -> Operations {
+        let files = self.table.wanted().job_files.as_ref();
+        let found = files.map(|files| files.found()).unwrap_or_default();
         Operations {
             server: server.clone(),
             table: self.table.clone(),
@@ -196,7 +198,7 @@ impl Job {
             worker: Remote::to(blockhaul_io::worker()),
             secured: self.secured.clone(),
             notify: self.notify.clone(),
-            jobs: Arc::default(),
+            jobs: Arc::new(Jobs::of(found)),
         }
     }
 

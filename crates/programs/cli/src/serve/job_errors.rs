@@ -32,6 +32,17 @@ impl OnError {
     /// The names of all.
     pub const NAMES: [&'static str; 4] = ["report", "ignore", "stop", "enospc"];
 
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        let [report, ignore, stop, enospc] = OnError::NAMES;
+        match self {
+            OnError::Report => report,
+            OnError::Ignore => ignore,
+            OnError::Stop => stop,
+            OnError::Enospc => enospc,
+        }
+    }
+
     /// By name.
     pub fn parse(name: &str) -> Option<OnError> {
         Some(match name {

@@ -15,13 +15,14 @@ use serde_json::{Value, json};
 
 use super::exports::Table;
 use super::job_errors::{Action, Errors, OnError};
+use super::job_files::Kept;
 use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::Running;
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args::{self, Command};
 use crate::copy::job::{CopyJob, JobControl, Report, overlap};
-use crate::exit::{FAILED, Failure};
+use crate::exit::{FAILED, Failure, LOST};
 use crate::long;
 
 /// Number of ended jobs that are remembered.
@@ -55,6 +56,7 @@ const ALLOWED: &[&str] = &[
 /// The jobs of a server.
 #[derive(Default)]
 pub struct Jobs {
+    /// Also those of earlier servers.
     list: Mutex<VecDeque<Arc<Job>>>,
     last: AtomicU64,
     observer: Arc<OnceLock<Observer>>,
@@ -108,6 +110,10 @@ pub struct Job {
     ended: OnceLock<End>,
     changed: Notify,
     observer: Arc<OnceLock<Observer>>,
+    /// It outlives the server.
+    kept: Option<Arc<Kept>>,
+    /// The server ends before it.
+    interrupted: AtomicBool,
 }
 
 /// How a job is controlled.
@@ -133,6 +139,8 @@ enum Work {
     Backup(Option<Snapshot>),
     /// Copies the disk, and what is written to it meanwhile.
     Mirror(Arc<Mirror>),
+    /// Nothing: a job of an earlier server.
+    Interrupted,
 }
 
 /// How a job has ended.
@@ -154,7 +162,8 @@ pub enum To {
 }
 
 impl To {
-    fn spec(&self) -> &Spec {
+    /// Its description.
+    pub fn spec(&self) -> &Spec {
         match self {
             To::Spec(spec) | To::Open(spec, _) => spec,
         }
@@ -185,6 +194,8 @@ pub struct Item {
     pub selects: Option<String>,
     /// How the job is controlled.
     pub settings: Settings,
+    /// The job of an earlier server that this one continues.
+    pub resumes: Option<Arc<Kept>>,
 }
 
 /// What a backup reads.
@@ -211,9 +222,25 @@ struct Start<'a> {
     work: Work,
     settings: Settings,
     errors: Arc<Errors>,
+    kept: Option<Arc<Kept>>,
 }
 
 impl Jobs {
+    /// With the jobs of earlier servers.
+    pub fn of(found: &[Arc<Kept>]) -> Jobs {
+        let jobs = Jobs::default();
+        let last = found.iter().map(|kept| kept.id()).max().unwrap_or(0);
+        jobs.last.store(last, Ordering::Relaxed);
+        let list = found.iter().map(|kept| Job::of_earlier(kept, &jobs.observer)).map(Arc::new);
+        jobs.lock().extend(list);
+        jobs
+    }
+
+    /// The number of a new job.
+    pub(super) fn next(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
     /// Calls `observer` from now on. Only the first one counts.
     pub fn observe(&self, observer: Observer) {
         let _ = self.observer.set(observer);
@@ -229,34 +256,13 @@ impl Jobs {
         wanted: WantedJobs,
     ) -> Result<Vec<Arc<Job>>, Failure> {
         let WantedJobs { disks, grouped, at_once } = wanted;
-        let mut copies = Vec::new();
-        let mut rate = None;
-        for (index, item) in disks.iter().enumerate() {
-            if grouped && disks[..index].iter().any(|other| other.export.name == item.export.name) {
-                let name = &item.export.name;
-                let text = format!("backup: export {name:?} is in the group twice");
-                return Err(Failure::usage(text));
-            }
-            let mut copy =
-                copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
-            if grouped {
-                rate = rate.or(copy.options.rate.take());
-                copy.options.rate.clone_from(&rate);
-            }
-            copies.push(copy);
-        }
-        let live: Vec<(&Running, &Begin)> = disks
-            .iter()
-            .filter_map(|item| match &item.source {
-                Source::Now(begin) => Some((&*item.export, begin)),
-                Source::Still(..) => None,
-            })
-            .collect();
-        let mut all = table.begin_snapshots(&live, &at_once).await?.into_iter();
+        let copies = copies(&disks, grouped)?;
+        let kept = self.kept_for(table, &disks, grouped).await?;
+        let mut all = Jobs::begin_at_once(table, &disks, &kept, &at_once).await?.into_iter();
         let mut begun = Vec::new();
         let mut running = Vec::new();
-        for (item, mut copy) in disks.into_iter().zip(copies) {
-            let Item { export, target, source, settings, .. } = item;
+        for ((item, mut copy), kept) in disks.into_iter().zip(copies).zip(kept) {
+            let Item { export, target, source, settings, resumes, .. } = item;
             let (device, snapshot, taken) = match source {
                 Source::Still(device, taken) => (device, None, taken),
                 Source::Now(_) => {
@@ -266,8 +272,11 @@ impl Jobs {
             };
             let errors = Errors::new(settings.on_source_error, settings.on_target_error);
             copy.read_from(watched(&errors, Stack::over(device)).await?);
+            if resumes.is_some_and(|kept| kept.has_target()) {
+                copy.keep_target();
+            }
             let work = Work::Backup(snapshot.clone());
-            let start = Start { export: &export, target: &target, work, settings, errors };
+            let start = Start { export: &export, target: &target, work, settings, errors, kept };
             let job = self.begin(start, &mut copy);
             begun.push(Disk { export, snapshot, taken, job });
             running.push(copy);
@@ -290,12 +299,15 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: WantedMirror,
     ) -> Result<Arc<Job>, Failure> {
-        let WantedMirror { export, target, options, within, first, copy_mode, settings } = wanted;
+        let kept = self.kept_for_mirror(table, &wanted).await?;
+        let WantedMirror { export, target, options, within, first, copy_mode, settings, resumes } =
+            wanted;
         if options.iter().any(|option| option.starts_with("--verify")) {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
         let mut copy = copy("mirror", &export, &target, &options, None)?;
-        if first != First::All {
+        let is_resumed = resumes.is_some();
+        if first != First::All || resumes.is_some_and(|kept| kept.has_target()) {
             copy.keep_target();
         }
         let errors = Errors::new(settings.on_source_error, settings.on_target_error);
@@ -306,11 +318,19 @@ impl Jobs {
             first,
             copy_mode,
             errors_wait: errors.watches_target(),
+            kept: kept.clone(),
+            is_resumed,
         };
         let (mirror, source) = Mirror::begin(table, &export, beginning).await?;
+        if let Some(kept) = kept.iter().find(|_| !is_resumed)
+            && let Err(failure) = kept.outlive().await
+        {
+            mirror.give_up(false, false).await;
+            return Err(failure);
+        }
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
-        let start = Start { export: &export, target: &target, work, settings, errors };
+        let start = Start { export: &export, target: &target, work, settings, errors, kept };
         let job = self.begin(start, &mut copy);
         let running = job.clone();
         let watched = job.clone();
@@ -326,7 +346,7 @@ impl Jobs {
                 let pool = Pool::new(copy.memory());
                 copy.run(pool).await
             };
-            mirror.give_up(result.is_ok()).await;
+            mirror.give_up(result.is_ok(), running.is_interrupted()).await;
             let _ = blockhaul_io::offload(move || drop(copy)).await;
             running.end(result, None);
         }));
@@ -335,7 +355,10 @@ impl Jobs {
 
     /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
     fn begin(&self, start: Start<'_>, copy: &mut CopyJob) -> Arc<Job> {
-        let Start { export, target, work, settings, errors } = start;
+        let Start { export, target, work, settings, errors, kept } = start;
+        if let Some(kept) = &kept {
+            copy.record(kept.clone());
+        }
         if let To::Open(_, stack) = target {
             copy.write_to(stack.clone());
         }
@@ -347,7 +370,7 @@ impl Jobs {
             control.limit(settings.speed);
         }
         let job = Arc::new(Job {
-            id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            id: kept.as_ref().map_or_else(|| self.next(), |kept| kept.id()),
             export: export.name.clone(),
             target: target.spec().to_string(),
             work,
@@ -364,6 +387,8 @@ impl Jobs {
             ended: OnceLock::new(),
             changed: Notify::default(),
             observer: self.observer.clone(),
+            kept,
+            interrupted: AtomicBool::new(false),
         });
         errors.belong_to(&job);
         self.remember(job.clone());
@@ -374,9 +399,11 @@ impl Jobs {
 
     fn remember(&self, job: Arc<Job>) {
         let mut list = self.lock();
-        let ended = list.iter().filter(|job| job.is_over()).count();
-        if ended > ENDED_MAX
-            && let Some(place) = list.iter().position(|job| job.is_over())
+        // The one that this continues.
+        list.retain(|other| other.id != job.id);
+        let is_past = |job: &Arc<Job>| job.is_over() && job.resumable().is_none();
+        if list.iter().filter(|job| is_past(job)).count() > ENDED_MAX
+            && let Some(place) = list.iter().position(is_past)
         {
             list.remove(place);
         }
@@ -403,7 +430,12 @@ impl Jobs {
     pub async fn stop(&self) {
         for job in self.all() {
             if !job.is_over() {
-                log::warn!("the server stops: job {} is cancelled", job.id);
+                if job.kept.is_some() {
+                    log::warn!("the server stops: job {} is interrupted", job.id);
+                    job.interrupted.store(true, Ordering::SeqCst);
+                } else {
+                    log::warn!("the server stops: job {} is cancelled", job.id);
+                }
                 job.cancel();
                 job.over().await;
             }
@@ -431,6 +463,8 @@ pub struct WantedMirror {
     pub copy_mode: CopyMode,
     /// How the job is controlled.
     pub settings: Settings,
+    /// The job of an earlier server that this one continues.
+    pub resumes: Option<Arc<Kept>>,
 }
 
 /// A source under the error policy.
@@ -454,6 +488,16 @@ async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopyJob>) {
     let failed = results.iter().any(Result::is_err);
     for (disk, result) in disks.iter().zip(results) {
         let mut lost = None;
+        if let Some(kept) = &disk.job.kept
+            && (result.is_ok() || !disk.job.is_interrupted())
+        {
+            // The end of the snapshot takes the layer away.
+            if let Some(map) = kept.map() {
+                disk.export.maps().retain(|other| !other.is_same(&map));
+            }
+            let kept = kept.clone();
+            let _ = blockhaul_io::offload(move || kept.remove()).await;
+        }
         if let Some(snapshot) = &disk.snapshot {
             lost = snapshot.stats().broken;
             table.end_snapshot(&disk.export, snapshot).await;
@@ -556,6 +600,27 @@ fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
     Failure::new(failure.status(), text)
 }
 
+/// The copies of the disks of a backup.
+fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopyJob>, Failure> {
+    let mut copies = Vec::new();
+    let mut rate = None;
+    for (index, item) in disks.iter().enumerate() {
+        if grouped && disks[..index].iter().any(|other| other.export.name == item.export.name) {
+            let name = &item.export.name;
+            let text = format!("backup: export {name:?} is in the group twice");
+            return Err(Failure::usage(text));
+        }
+        let mut copy =
+            copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
+        if grouped {
+            rate = rate.or(copy.options.rate.take());
+            copy.options.rate.clone_from(&rate);
+        }
+        copies.push(copy);
+    }
+    Ok(copies)
+}
+
 /// The copy of a job.
 fn copy(
     command: &str,
@@ -618,6 +683,7 @@ impl Job {
         let target = &self.target;
         match &result {
             Ok(_) => log::info!("job {id}: {kind} to {target} is complete"),
+            Err(_) if self.is_interrupted() => log::info!("job {id}: interrupted"),
             Err(_) if cancelled => log::info!("job {id}: cancelled"),
             Err(failure) => log::error!("job {id}: {kind} to {target}: {failure}"),
         }
@@ -673,6 +739,16 @@ impl Job {
     /// Its number.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The name of its export.
+    pub fn export(&self) -> &str {
+        &self.export
+    }
+
+    /// The description of its target.
+    pub fn target(&self) -> &str {
+        &self.target
     }
 
     /// Its name.
@@ -787,14 +863,63 @@ impl Job {
     pub fn kind(&self) -> &'static str {
         match self.work {
             Work::Backup(_) => "backup",
-            Work::Mirror(_) => "mirror",
+            Work::Interrupted if self.kept.as_ref().is_some_and(|kept| kept.is_backup()) => {
+                "backup"
+            }
+            Work::Mirror(_) | Work::Interrupted => "mirror",
         }
+    }
+
+    /// A job of an earlier server.
+    fn of_earlier(kept: &Arc<Kept>, observer: &Arc<OnceLock<Observer>>) -> Job {
+        let text = "the server ended before the job".to_string();
+        let end =
+            End { after: Duration::ZERO, result: Err(Failure::new(LOST, text)), cancelled: false };
+        let settings = Settings { dismissed_by_hand: true, ..Settings::of(kept) };
+        Job {
+            id: kept.id(),
+            export: kept.text("export"),
+            target: kept.text("target"),
+            work: Work::Interrupted,
+            progress: Arc::default(),
+            control: JobControl::default(),
+            speed: AtomicU64::new(settings.speed),
+            settings,
+            errors: Arc::default(),
+            status: Mutex::new(Status::Concluded),
+            cancelled: AtomicBool::new(false),
+            finalized: AtomicBool::new(false),
+            ending: Mutex::default(),
+            started: blockhaul_io::now(),
+            ended: OnceLock::from(end),
+            changed: Notify::default(),
+            observer: observer.clone(),
+            kept: Some(kept.clone()),
+            interrupted: AtomicBool::new(false),
+        }
+    }
+
+    /// What it needs to be resumed, if it is a job of an earlier server that was not cancelled.
+    pub fn resumable(&self) -> Option<&Arc<Kept>> {
+        let is_earlier = matches!(self.work, Work::Interrupted);
+        self.kept.as_ref().filter(|_| is_earlier && !self.is_ending())
+    }
+
+    /// Whether the server ends before it.
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::SeqCst)
+    }
+
+    /// Forgets a job of an earlier server.
+    pub fn forget(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        self.dismiss();
     }
 
     /// The mirror, if it is one.
     pub fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.work {
-            Work::Backup(_) => None,
+            Work::Backup(_) | Work::Interrupted => None,
             Work::Mirror(mirror) => Some(mirror),
         }
     }
@@ -885,6 +1010,8 @@ impl Job {
         match (self.ended.get(), self.status()) {
             (Some(End { result: Ok(_), .. }), _) => "completed",
             (Some(End { cancelled: true, .. }), _) => "cancelled",
+            (Some(_), _) if self.resumable().is_some() => "interrupted",
+            (Some(_), _) if matches!(self.work, Work::Interrupted) => "cancelled",
             (Some(_), _) => "failed",
             (None, Status::Paused | Status::Standby) => "paused",
             (None, Status::Pending) => "pending",
@@ -917,6 +1044,9 @@ impl Job {
             "exit_status": ended.map(|end| end.result.as_ref().map_or_else(Failure::status, |_| 0)),
         });
         let more = match &self.work {
+            Work::Interrupted => {
+                self.kept.as_ref().map(|kept| kept.described()).unwrap_or_default()
+            }
             Work::Mirror(mirror) => mirror.described(),
             Work::Backup(snapshot) => {
                 let stats = snapshot.as_ref().map(Snapshot::stats).unwrap_or_default();

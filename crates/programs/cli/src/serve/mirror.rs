@@ -15,10 +15,11 @@ use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_catalog::{Barrier, PROVIDED, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
-use blockhaul_snapshot::Changes;
+use blockhaul_snapshot::{Changes, Remaining};
 use serde_json::{Value, json};
 
 use super::exports::Table;
+use super::job_files::Kept;
 use super::running::Running;
 use super::snapshots::{GRANULARITY, Taken};
 use crate::copy::job::Follower;
@@ -28,6 +29,8 @@ use crate::exit::Failure;
 const PACE: Duration = Duration::from_millis(100);
 /// Interval of flushes while a mirror is ready, so that the last one is short.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which the map of a job that outlives the server is brought up to date while it is ready.
+const SETTLE_EVERY: Duration = Duration::from_secs(10);
 /// Rounds of fewer bytes say nothing about the rate.
 const TELLING: u64 = 1 << 20;
 /// Bytes that are copied at a time while clients' writes go to the target, too: those that overlap
@@ -47,6 +50,10 @@ pub struct Mirror {
     errors_wait: bool,
     /// What was dirty in the bitmap of [`First::Dirty`].
     taken: Option<Taken>,
+    /// It outlives the server, with this map.
+    kept: Option<(Arc<Kept>, Remaining)>,
+    /// What is left of the job of an earlier server.
+    rest: Option<Vec<(u64, u64)>>,
     progress: Arc<Progress>,
     state: Mutex<State>,
     /// It became ready, or has ended.
@@ -60,6 +67,8 @@ struct State {
     /// Time of the latest flush.
     flush: Duration,
     flushed: Option<Instant>,
+    /// When the map was last brought up to date.
+    settled: Option<Instant>,
     rounds: u64,
     /// Bytes that the engine has written again.
     rewritten: u64,
@@ -135,6 +144,10 @@ pub struct Beginning {
     pub copy_mode: CopyMode,
     /// The target's outermost layer makes its errors wait.
     pub errors_wait: bool,
+    /// It outlives the server.
+    pub kept: Option<Arc<Kept>>,
+    /// A job of an earlier server goes on.
+    pub is_resumed: bool,
 }
 
 /// How a mirror is to end.
@@ -153,7 +166,9 @@ impl Mirror {
         export: &Arc<Running>,
         beginning: Beginning,
     ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
-        let Beginning { target, progress, within, first, copy_mode, errors_wait } = beginning;
+        let Beginning { target, progress, within, first, copy_mode, errors_wait, .. } = beginning;
+        let is_resumed = beginning.is_resumed;
+        let kept = beginning.kept.and_then(|kept| kept.map().map(|map| (kept, map)));
         let _change = table.change().await;
         let (shared, stack) = table.changeable(export)?;
         export.check_not_mirrored()?;
@@ -165,12 +180,34 @@ impl Mirror {
         };
         let changes = Changes::new(facts.size, GRANULARITY)?;
         *export.mirrored() = Some(changes.clone());
-        if let Err(failure) = table.retop(export, shared, &stack, Barrier::Within(within)).await {
+        export.maps().extend(kept.iter().filter(|_| !is_resumed).map(|(_, map)| map.clone()));
+        let mut taken = None;
+        let mut rest = None;
+        let begin = async || {
+            // What is written meanwhile is in both.
+            taken = bitmap.map(Taken::take);
+            if let Some((kept, map)) = &kept {
+                let first = first_ranges(&first, taken.as_ref());
+                let is_rest = is_resumed && (kept.has_target() || first.is_some());
+                rest = is_rest.then(|| map.ranges());
+                map.begin(rest.as_ref().or(first.as_ref()).unwrap_or(&vec![(0, u64::MAX)]));
+            }
+            Ok(())
+        };
+        let swapped = async {
+            let new = table.top(export, &stack).await;
+            let new = new.map_err(|failure| Error::new(Kind::Refused, failure.to_string()))?;
+            shared.switch().swap(new, Barrier::Within(within), begin).await
+        };
+        let swapped = swapped.await;
+        if let Err(error) = swapped {
             *export.mirrored() = None;
-            return Err(failure);
+            if let Some((kept, map)) = kept.filter(|_| !is_resumed) {
+                export.maps().retain(|other| !other.is_same(&map));
+                let _ = blockhaul_io::offload(move || kept.remove()).await;
+            }
+            return Err(error.into());
         }
-        // What is written meanwhile is in both.
-        let taken = bitmap.map(Taken::take);
         let mirror = Mirror {
             table: table.clone(),
             export: export.clone(),
@@ -179,6 +216,8 @@ impl Mirror {
             first,
             errors_wait,
             taken,
+            kept,
+            rest,
             progress,
             state: Mutex::new(State { copy_mode, ..State::default() }),
             changed: Notify::default(),
@@ -189,12 +228,11 @@ impl Mirror {
     /// Copies, and follows the disk until the end.
     async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary> {
         let control = engine.control();
-        match (&self.first, &self.taken) {
-            (First::Nothing, _) => {}
-            (First::Dirty(_), Some(taken)) => {
-                self.round(&mut engine, &taken.ranges()).await?;
-            }
-            _ => {
+        let first = first_ranges(&self.first, self.taken.as_ref());
+        match self.rest.as_ref().or(first.as_ref()) {
+            Some(ranges) if ranges.is_empty() => {}
+            Some(ranges) => self.round(&mut engine, ranges).await?,
+            None => {
                 let plan = engine.plan();
                 let first = engine.run(&plan).await?;
                 self.learn(&first);
@@ -299,13 +337,29 @@ impl Mirror {
         let due = self.lock().flushed.is_none_or(|at| blockhaul_io::elapsed(at) > FLUSH_EVERY);
         if due {
             let started = blockhaul_io::now();
+            let settles = self.must_settle(also);
+            if let Some(map) = settles {
+                map.cut();
+            }
             flush_all(engine, also).await?;
             self.note_rewrites(engine);
+            if let Some(map) = settles {
+                map.settle(&self.changes.ranges());
+                self.lock().settled = Some(blockhaul_io::now());
+            }
             let mut state = self.lock();
             state.flush = blockhaul_io::elapsed(started);
             state.flushed = Some(blockhaul_io::now());
         }
         Ok(())
+    }
+
+    /// The map, if the next flush brings it up to date. Not each one: a client waits at its first write
+    /// to a block that does not differ.
+    fn must_settle(&self, target: &Arc<dyn Device>) -> Option<&Remaining> {
+        let due = self.lock().settled.is_none_or(|at| blockhaul_io::elapsed(at) > SETTLE_EVERY);
+        let is_sure = target.facts().can.contains(Can::FLUSH | Can::MULTI_CONN);
+        self.kept.as_ref().map(|(_, map)| map).filter(|_| due && is_sure)
     }
 
     /// Waits until there is something to do: changes (`None`), or the end.
@@ -352,17 +406,20 @@ impl Mirror {
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
         let (shared, stack) = self.table.changeable(&self.export).map_err(refused)?;
         let next = if ending.switch { clients.clone() } else { stack };
-        *self.export.mirrored() = None;
+        self.stop_marking();
         let new = match self.table.top(&self.export, &next).await {
             Ok(new) => new,
             Err(failure) => {
-                *self.export.mirrored() = Some(self.changes.clone());
+                self.go_on_marking();
                 return Err(refused(failure));
             }
         };
         let started = blockhaul_io::now();
         let also = clients.device();
-        let last = async || self.last_round(engine, also, control, ending).await;
+        let last = async || {
+            self.last_round(engine, also, control, ending).await?;
+            if ending.switch { self.note_move().await } else { Ok(()) }
+        };
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
         let mut state = self.lock();
         state.cutting = false;
@@ -377,14 +434,37 @@ impl Mirror {
             }
             return Ok(true);
         };
-        // The layer that marks is still there.
-        *self.export.mirrored() = Some(self.changes.clone());
+        // The layers that mark are still there.
+        self.go_on_marking();
         if error.kind() != Kind::TimedOut {
             return Err(error);
         }
         log::info!(export = self.export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
         Ok(false)
+    }
+
+    /// The next device for clients marks nothing for this mirror.
+    fn stop_marking(&self) {
+        *self.export.mirrored() = None;
+        if let Some((_, map)) = &self.kept {
+            self.export.maps().retain(|other| !other.is_same(map));
+        }
+    }
+
+    /// It does, after all.
+    fn go_on_marking(&self) {
+        *self.export.mirrored() = Some(self.changes.clone());
+        self.export.maps().extend(self.kept.iter().map(|(_, map)| map.clone()));
+    }
+
+    /// Clients are about to move: a later server must not copy the old device onto the new one again.
+    async fn note_move(&self) -> Result<()> {
+        let Some((kept, _)) = self.kept.clone() else { return Ok(()) };
+        kept.note(json!({ "moved": true }));
+        let noted = blockhaul_io::offload(move || kept.commit()).await;
+        let noted = noted.map_err(|lost| Error::new(Kind::Io, lost.to_string()))?;
+        noted.map_err(|failure| Error::new(Kind::Io, failure.to_string()))
     }
 
     /// While no request is in flight: copies the rest, and makes it durable.
@@ -430,10 +510,18 @@ impl Mirror {
         }
     }
 
-    /// Ends the notes of a mirror that has not completed.
-    pub async fn give_up(&self, is_complete: bool) {
+    /// Ends the notes of a mirror that has not completed; if it was interrupted, another server may
+    /// go on.
+    pub async fn give_up(&self, is_complete: bool, is_interrupted: bool) {
         self.changes.write_also(None);
         self.changes.settle().await;
+        if let Some((kept, map)) = &self.kept
+            && (is_complete || !is_interrupted)
+        {
+            let kept = kept.clone();
+            let _ = blockhaul_io::offload(move || kept.remove()).await;
+            self.table.forget_map(&self.export, map).await;
+        }
         let _change = self.table.change().await;
         if !is_complete && let Some(taken) = &self.taken {
             taken.give_back();
@@ -570,6 +658,15 @@ impl Follower for Mirror {
 async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
     engine.flush().await?;
     if also.facts().can.contains(Can::FLUSH) { also.flush().await } else { Ok(()) }
+}
+
+/// What a mirror copies first; none: all.
+fn first_ranges(first: &First, taken: Option<&Taken>) -> Option<Vec<(u64, u64)>> {
+    match (first, taken) {
+        (First::Nothing, _) => Some(Vec::new()),
+        (First::Dirty(_), Some(taken)) => Some(taken.ranges()),
+        _ => None,
+    }
 }
 
 /// Ranges in pieces of at most [`PIECE`] bytes.

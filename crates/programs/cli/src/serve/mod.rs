@@ -17,11 +17,13 @@ mod figures;
 mod fresh;
 pub(crate) mod job;
 mod job_errors;
+mod job_files;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod job_model;
 mod job_state;
 mod jobs;
+mod kept_jobs;
 mod listen;
 mod mirror;
 pub(crate) mod notify;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
 use blockhaul_catalog::{Adjustable, Exports, Shared, Stack};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Snapshot};
+use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 
 use crate::exit::Failure;
 
@@ -39,6 +39,8 @@ pub struct Running {
     pub inconsistent: Mutex<Vec<(String, String)>>,
     /// What has changed, for a mirror of it; between the bitmaps and the points in time.
     pub mirrored: Mutex<Option<Changes>>,
+    /// Where its disk differs from the targets of jobs that outlive the server.
+    pub maps: Mutex<Vec<Remaining>>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }
@@ -149,6 +151,11 @@ impl Running {
     /// What a mirror of it notes.
     pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
         self.mirrored.lock().expect("no panic under this lock")
+    }
+
+    /// Where its disk differs from the targets of jobs.
+    pub fn maps(&self) -> MutexGuard<'_, Vec<Remaining>> {
+        self.maps.lock().expect("no panic under this lock")
     }
 
     /// Refuses what cannot be done while a mirror job runs.

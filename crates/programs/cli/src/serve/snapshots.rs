@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
-use blockhaul_snapshot::{Bitmap, Changes, Options, Snapshot, Trim, tracking};
+use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
 use super::exports::Table;
 use super::running::{Running, SnapshotOf};
@@ -42,6 +42,15 @@ pub struct Begin {
     pub trim: Trim,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
+}
+
+/// Where the disk of a point in time differs from the target of its job.
+#[derive(Clone)]
+pub struct Tracked {
+    /// The blocks.
+    pub map: Remaining,
+    /// The job is resumed: what differs now is to be copied, and the view shows it as this bitmap.
+    pub resumed: Option<String>,
 }
 
 /// A change of bitmaps at a point in time. It cannot fail.
@@ -110,6 +119,9 @@ struct Prepared<'a> {
     bitmap: Option<Arc<Bitmap>>,
     clears: bool,
     taken: OnceLock<Taken>,
+    tracked: Option<Tracked>,
+    /// What a job that is resumed copies.
+    rest: OnceLock<Arc<Bitmap>>,
 }
 
 impl Prepared<'_> {
@@ -119,11 +131,22 @@ impl Prepared<'_> {
             let dirty = if self.clears { live.take() } else { live.frozen() };
             let _ = self.taken.set(Taken { dirty: Arc::new(dirty), live });
         }
+        let Some(Tracked { map, resumed }) = &self.tracked else { return };
+        let ranges = match (resumed, self.taken.get()) {
+            (Some(_), _) => map.ranges(),
+            (None, Some(taken)) => taken.ranges(),
+            (None, None) => vec![(0, u64::MAX)],
+        };
+        map.begin(&ranges);
+        if let Some(rest) = self.rest.get() {
+            ranges.iter().for_each(|&(at, len)| rest.set(at, len));
+        }
     }
 
     fn begun(&self, trim: Trim) -> Result<Begun, Failure> {
         let taken = self.taken.get().cloned();
-        let shown = taken.iter().map(|taken| taken.dirty.clone()).collect();
+        let shown =
+            taken.iter().map(|taken| &taken.dirty).chain(self.rest.get()).cloned().collect();
         let view = self.snapshot.view(shown, trim).ok_or_else(Error::misfit)?;
         Ok(Begun { snapshot: self.snapshot.clone(), view: fence(view), taken })
     }
@@ -132,6 +155,9 @@ impl Prepared<'_> {
     fn undo(&self, start: Option<&str>) {
         self.snapshot.end();
         self.export.snapshots().retain(|other| !other.is_same(&self.snapshot));
+        if let Some(Tracked { map, resumed: None }) = &self.tracked {
+            self.export.maps().retain(|other| !other.is_same(map));
+        }
         if let Some(name) = start {
             self.export.bitmaps().retain(|bitmap| bitmap.name() != name);
         }
@@ -166,7 +192,7 @@ fn at_one_moment<'a>(
 impl Table {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
     pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, Failure> {
-        let mut begun = self.begin_snapshots(&[(export, begin)], &[]).await?;
+        let mut begun = self.begin_snapshots(&[(export, begin, None)], &[]).await?;
         begun.pop().ok_or_else(|| Failure::from(Error::misfit()))
     }
 
@@ -174,23 +200,24 @@ impl Table {
     /// is in flight. Then `at_once` changes bitmaps, too.
     pub async fn begin_snapshots(
         &self,
-        exports: &[(&Running, &Begin)],
+        exports: &[(&Running, &Begin, Option<Tracked>)],
         at_once: &[AtOnce],
     ) -> Result<Vec<Begun>, Failure> {
         let _change = self.change().await;
         let mut prepared = Vec::new();
         let begun = async {
-            for (export, begin) in exports {
-                prepared.push(self.prepare_snapshot(export, begin).await?);
+            for (export, begin, tracked) in exports {
+                prepared.push(self.prepare_snapshot(export, begin, tracked.clone()).await?);
             }
-            let within = exports.iter().map(|(_, begin)| begin.within).max();
+            let within = exports.iter().map(|(_, begin, _)| begin.within).max();
             let barrier = Barrier::Within(within.unwrap_or_default());
             at_one_moment(&prepared, barrier, at_once).await?;
-            prepared.iter().zip(exports).map(|(one, (_, begin))| one.begun(begin.trim)).collect()
+            let begun = prepared.iter().zip(exports);
+            begun.map(|(one, (_, begin, _))| one.begun(begin.trim)).collect()
         };
         let begun: Result<Vec<Begun>, Failure> = begun.await;
         if begun.is_err() {
-            for (one, (_, begin)) in prepared.iter().zip(exports) {
+            for (one, (_, begin, _)) in prepared.iter().zip(exports) {
                 one.undo(begin.start.as_deref());
             }
         }
@@ -202,6 +229,7 @@ impl Table {
         &self,
         export: &'a Running,
         begin: &Begin,
+        tracked: Option<Tracked>,
     ) -> Result<Prepared<'a>, Failure> {
         let (shared, stack) = self.changeable(export)?;
         let facts = shared.switch().device().facts();
@@ -210,6 +238,14 @@ impl Table {
         let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
             export.start_bitmap(Bitmap::new(name, facts.size, GRANULARITY)?)?;
+        }
+        let rest = OnceLock::new();
+        match &tracked {
+            None => {}
+            Some(Tracked { resumed: Some(name), .. }) => {
+                let _ = rest.set(Arc::new(Bitmap::new(name, facts.size, GRANULARITY)?));
+            }
+            Some(Tracked { map, .. }) => export.maps().push(map.clone()),
         }
         export.snapshots().push(snapshot.clone());
         let made = async {
@@ -221,8 +257,17 @@ impl Table {
         let taken = OnceLock::new();
         let device = made.await;
         let clears = begin.clears;
-        let mut prepared =
-            Prepared { export, shared, device: None, snapshot, bitmap, clears, taken };
+        let mut prepared = Prepared {
+            export,
+            shared,
+            device: None,
+            snapshot,
+            bitmap,
+            clears,
+            taken,
+            tracked,
+            rest,
+        };
         match device {
             Ok(device) => {
                 prepared.device = Some(device);
@@ -289,6 +334,33 @@ impl Table {
         files.write(export, false)?;
         let (shared, stack) = self.changeable(export)?;
         self.retop(export, shared, &stack, Barrier::None).await
+    }
+
+    /// Marks what clients write for the jobs of an earlier server, before the first client can write.
+    pub async fn restore_jobs(&self, export: &Running) -> Result<(), Failure> {
+        let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
+        let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
+        let name = export.name.clone();
+        let storage = export.storage();
+        let attached = blockhaul_io::offload(move || files.attach(&name, &storage, size)).await;
+        let maps = attached.unwrap_or_default();
+        if maps.is_empty() {
+            return Ok(());
+        }
+        *export.maps() = maps;
+        let (shared, stack) = self.changeable(export)?;
+        self.retop(export, shared, &stack, Barrier::None).await
+    }
+
+    /// A job does not outlive the server any more: its map is no longer needed.
+    pub async fn forget_map(&self, export: &Running, map: &Remaining) {
+        let _change = self.change().await;
+        export.maps().retain(|other| !other.is_same(map));
+        let Ok((shared, stack)) = self.changeable(export) else { return };
+        // It stays in the path of the requests, and costs little.
+        if let Err(failure) = self.retop(export, shared, &stack, Barrier::None).await {
+            log::debug!("the layer of the map of an ended job stays: {failure}");
+        }
     }
 
     /// Keeps the bitmaps of an export that clients cannot write to any more.
@@ -359,9 +431,11 @@ impl Table {
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
         let marking = export.mirrored().as_ref().map(Changes::layer);
+        let maps = export.maps().clone();
+        let maps = maps.iter().map(Remaining::layer);
         let snapshots = export.snapshots().clone();
         let snapshots = snapshots.iter().map(Snapshot::layer);
-        for layer in tracking.into_iter().chain(marking).chain(snapshots) {
+        for layer in tracking.into_iter().chain(marking).chain(maps).chain(snapshots) {
             device = Stack::over(device).with_layer(layer).await?.device().clone();
         }
         Ok(device)
@@ -409,6 +483,7 @@ impl Table {
             bitmaps: std::sync::Mutex::default(),
             inconsistent: std::sync::Mutex::default(),
             mirrored: std::sync::Mutex::default(),
+            maps: std::sync::Mutex::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
         let gates = self.common_gates();

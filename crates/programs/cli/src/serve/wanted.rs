@@ -11,6 +11,7 @@ use blockhaul_catalog::{
 
 use super::bitmap_files::BitmapFiles;
 use super::fresh::Fresh;
+use super::job_files::JobFiles;
 use super::running::Running;
 use super::trace;
 use crate::args::{self, ServeExport};
@@ -33,6 +34,8 @@ pub struct WantedExports {
     pub(super) trace: bool,
     /// Where dirty bitmaps are kept.
     pub bitmap_files: Option<BitmapFiles>,
+    /// Where jobs are kept.
+    pub job_files: Option<Arc<JobFiles>>,
 }
 
 /// A requested export.
@@ -104,8 +107,17 @@ impl WantedExports {
         let per_client = args.per_client;
         let trace = args.trace;
         let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
-        let wanted =
-            WantedExports { registry, exports, layers, any_name, per_client, trace, bitmap_files };
+        let job_files = args.job_state.as_deref().map(JobFiles::new).transpose()?.map(Arc::new);
+        let wanted = WantedExports {
+            registry,
+            exports,
+            layers,
+            any_name,
+            per_client,
+            trace,
+            bitmap_files,
+            job_files,
+        };
         wanted.check()?;
         for one in &wanted.exports {
             let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
@@ -191,6 +203,7 @@ impl WantedExports {
             bitmaps: Mutex::default(),
             inconsistent: Mutex::default(),
             mirrored: Mutex::default(),
+            maps: Mutex::default(),
             snapshot_of: None,
         };
         let exports = match self.storage_exports(one, &layers).await? {

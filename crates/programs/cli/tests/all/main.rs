@@ -15,6 +15,7 @@ mod image_tools;
 mod images;
 mod info;
 mod jobs;
+mod kept_jobs;
 mod killed;
 mod live_backups;
 mod live_mirrors;

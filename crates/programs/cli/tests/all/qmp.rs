@@ -580,6 +580,50 @@ fn a_bitmap_that_begins_with_a_backup_lacks_nothing_that_the_backup_lacks() {
 }
 
 #[test]
+fn a_job_of_an_earlier_server_is_resumed_or_dismissed() {
+    let jobs = Scratch::new().unwrap();
+    let options = ["--job-state", jobs.path().to_str().unwrap()];
+    let served = Served::new(&options);
+    let mut qmp = served.connect();
+    served.target(&mut qmp, "t");
+    served.target(&mut qmp, "u");
+    let job = |id: &str, target: &str| json!({ "job-id": id, "device": "a", "target": target, "sync": "full", "speed": 1 << 20 });
+    qmp.succeeds("blockdev-mirror", job("m", "t"));
+    qmp.succeeds("blockdev-backup", job("b", "u"));
+    let Served { scratch, server, socket } = served;
+    drop(server);
+    let export = format!("a={}", scratch.file("a.raw").display());
+    let mut args = vec!["--qmp", socket.to_str().unwrap(), "--export", &export];
+    args.extend(options);
+    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd-2"), &args).unwrap();
+    let served = Served { scratch, server, socket };
+    let mut qmp = served.connect();
+    let jobs = qmp.succeeds("query-jobs", json!({}));
+    assert_eq!((&jobs[0]["id"], &jobs[0]["type"]), (&"m".into(), &"mirror".into()), "{jobs}");
+    assert_eq!((&jobs[1]["id"], &jobs[1]["status"]), (&"b".into(), &"concluded".into()), "{jobs}");
+    assert!(jobs[1]["error"].as_str().unwrap().contains("the server ended"), "{jobs}");
+    let in_use = qmp.fails(
+        "blockdev-backup",
+        json!({ "job-id": "b", "device": "a", "target": "a", "sync": "full" }),
+    );
+    assert_eq!(in_use, "Source and target cannot be the same");
+    let lost = qmp.fails("job-resume", json!({ "id": "b" }));
+    assert!(lost.contains("its moment is lost"), "{lost}");
+    qmp.succeeds("job-dismiss", json!({ "id": "b" }));
+    // By a node, which has the target open.
+    let file = json!({ "driver": "file", "filename": served.file("t.raw") });
+    qmp.succeeds("blockdev-add", json!({ "driver": "raw", "node-name": "t", "file": file }));
+    served.write_part("a");
+    qmp.succeeds("job-resume", json!({ "id": "m" }));
+    qmp.succeeds("block-job-set-speed", json!({ "device": "m", "speed": 0 }));
+    qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+    qmp.succeeds("block-job-cancel", json!({ "device": "m" }));
+    qmp.until_gone("m");
+    served.assert_same("a", "t");
+    assert_eq!(qmp.succeeds("query-jobs", json!({})), json!([]));
+}
+
+#[test]
 fn ctl_and_the_monitor_see_the_same_jobs_and_bitmaps() {
     let scratch = Scratch::new().unwrap();
     let control = scratch.file("ctl");

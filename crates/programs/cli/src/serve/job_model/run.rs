@@ -165,6 +165,7 @@ impl World {
             selects: begin.bitmap.clone(),
             source: Source::Now(begin),
             settings: self.settings(&trouble),
+            resumes: None,
         };
         let wanted = WantedJobs { disks: vec![item], grouped: true, at_once: vec![look] };
         let jobs = self.jobs.backup(&self.table, wanted).await;
@@ -229,6 +230,7 @@ impl World {
             first,
             copy_mode: *self.rng.pick(&modes),
             settings: self.settings(&trouble),
+            resumes: None,
         };
         let job = self.jobs.mirror(&self.table, wanted).await;
         let job = job.unwrap_or_else(|why| panic!("{}: {why}", self.place()));
@@ -488,6 +490,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
         bitmaps: Mutex::default(),
         inconsistent: Mutex::default(),
         mirrored: Mutex::default(),
+        maps: Mutex::default(),
         snapshot_of: None,
     };
     let name = "a".to_string();

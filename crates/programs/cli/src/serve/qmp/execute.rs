@@ -88,7 +88,7 @@ impl Monitor {
                 Ok(())
             }
             "transaction" => self.transaction(arguments).await,
-            _ => self.control_job(name, arguments),
+            _ => self.control_any_job(name, arguments).await,
         }
     }
 

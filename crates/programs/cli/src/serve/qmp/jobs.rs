@@ -125,6 +125,7 @@ impl Monitor {
             source,
             selects: uses.bitmap.clone(),
             settings,
+            resumes: None,
         };
         Ok(Prepared { item, uses, at_once })
     }
@@ -254,6 +255,7 @@ impl Monitor {
             first,
             copy_mode: copy_mode(arguments),
             settings,
+            resumes: None,
         };
         let job = uses.job.clone();
         self.state().uses.push(uses);
@@ -311,8 +313,41 @@ impl Monitor {
         Ok(job)
     }
 
+    /// The same, also for jobs of an earlier server: a mirror can be resumed, every one dismissed.
+    pub(super) async fn control_any_job(&self, command: &str, arguments: &Arguments) -> Result<()> {
+        let name = text(arguments, "id").or(text(arguments, "device")).unwrap_or_default();
+        let found = self.jobs.named(name).filter(|job| job.resumable().is_some());
+        match (found, command.trim_start_matches("block-")) {
+            (Some(job), "job-resume") => self.resume_job(&job).await?,
+            (Some(job), "job-dismiss" | "job-cancel") => {
+                self.jobs.forget(&self.table, &job).await;
+            }
+            _ => self.control_job(command, arguments)?,
+        }
+        Ok(())
+    }
+
+    /// Continues a job of an earlier server; its target may be a node that has it open.
+    async fn resume_job(&self, job: &Job) -> Result<()> {
+        let resumed = self.jobs.resume(&self.table, job, false).await?;
+        let all = self.table.running();
+        for job in resumed {
+            let source = all.iter().find(|one| one.name == job.export());
+            let target = all.iter().find(|one| !one.served && one.storage() == job.target());
+            let (Some(source), Some(target)) = (source, target) else { continue };
+            let uses = Use {
+                job: job.name(),
+                source: self.node_of(source),
+                target: self.node_of(target),
+                bitmap: None,
+            };
+            self.state().uses.push(uses);
+        }
+        Ok(())
+    }
+
     /// The commands `job-*` and `block-job-*`.
-    pub(super) fn control_job(&self, command: &str, arguments: &Arguments) -> Result<()> {
+    fn control_job(&self, command: &str, arguments: &Arguments) -> Result<()> {
         let block_job = command.strip_prefix("block-");
         let verb = block_job.unwrap_or(command);
         let name = text(arguments, "id").or(text(arguments, "device")).unwrap_or_default();

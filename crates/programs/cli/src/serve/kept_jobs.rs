@@ -1,0 +1,388 @@
+//! Jobs that outlive a server: what is kept of them, and how they are resumed.
+//!
+//! A mirror is resumed as it was. The moment of a backup is lost with its server, which alone has the
+//! old contents of what clients have overwritten: the job can go on at another moment only, with what
+//! was not copied, and what clients have written since.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blockhaul_catalog::Spec;
+use blockhaul_snapshot::{OnFailure, Options, Trim};
+use serde_json::{Value, json};
+
+use super::bitmap_files::identity;
+use super::exports::Table;
+use super::job_errors::OnError;
+use super::job_files::Kept;
+use super::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
+use super::mirror::{CopyMode, First};
+use super::running::Running;
+use super::snapshots::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked};
+use crate::exit::{FAILED, Failure, OPEN};
+
+/// Time for requests in flight to end, if the description has none.
+const WITHIN: Duration = Duration::from_secs(30);
+
+impl Jobs {
+    /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
+    /// is no disk in use.
+    pub(super) async fn kept_for(
+        &self,
+        table: &Arc<Table>,
+        disks: &[Item],
+        grouped: bool,
+    ) -> Result<Vec<Option<Arc<Kept>>>, Failure> {
+        let mut all = Vec::new();
+        for item in disks {
+            let kept = match (&item.resumes, &item.source) {
+                (Some(kept), _) => Some(kept.clone()),
+                (None, Source::Now(begin)) => {
+                    let kept = self.new_kept(table, &item.export).await;
+                    let kept = kept.inspect_err(|_| {
+                        all.iter().flatten().for_each(|kept: &Arc<Kept>| kept.remove());
+                    })?;
+                    if let Some(kept) = &kept {
+                        kept.note(of_backup(item, begin));
+                    }
+                    kept
+                }
+                (None, Source::Still(..)) => None,
+            };
+            all.push(kept);
+        }
+        let group: Vec<_> = all.iter().flatten().map(|kept| kept.id()).collect();
+        if grouped && group.len() > 1 {
+            all.iter().flatten().for_each(|kept| kept.note(json!({ "group": group })));
+        }
+        Ok(all)
+    }
+
+    /// What outlives the server of a mirror.
+    pub(super) async fn kept_for_mirror(
+        &self,
+        table: &Arc<Table>,
+        wanted: &WantedMirror,
+    ) -> Result<Option<Arc<Kept>>, Failure> {
+        if let Some(kept) = &wanted.resumes {
+            return Ok(Some(kept.clone()));
+        }
+        let kept = self.new_kept(table, &wanted.export).await?;
+        if let Some(kept) = &kept {
+            kept.note(of_mirror(wanted));
+        }
+        Ok(kept)
+    }
+
+    async fn new_kept(
+        &self,
+        table: &Arc<Table>,
+        export: &Arc<Running>,
+    ) -> Result<Option<Arc<Kept>>, Failure> {
+        let Some(files) = table.wanted().job_files.clone() else { return Ok(None) };
+        let Some(device) = export.device() else { return Ok(None) };
+        let id = self.next();
+        let export = export.clone();
+        let begun =
+            blockhaul_io::offload(move || files.begin(id, &export, device.facts().size)).await;
+        begun.unwrap_or_else(|lost| Err(Failure::new(FAILED, lost.to_string()))).map(Some)
+    }
+
+    /// Continues an interrupted job, and those of its group. `new_moment`: a backup may become the disk
+    /// of now.
+    ///
+    /// # Errors
+    /// It cannot be resumed; it stays interrupted then.
+    pub async fn resume(
+        self: &Arc<Self>,
+        table: &Arc<Table>,
+        job: &Job,
+        new_moment: bool,
+    ) -> Result<Vec<Arc<Job>>, Failure> {
+        let wrong =
+            |why: &str| Failure::usage(format!("job {} cannot be resumed: {why}", job.id()));
+        let Some(kept) = job.resumable() else { return Err(wrong("it is not interrupted")) };
+        let group = self.group_of(kept);
+        for one in &group {
+            if let Some(why) = one.unusable() {
+                return Err(wrong(&format!("{why}; cancel it, and begin another one")));
+            }
+        }
+        if !kept.is_backup() {
+            let wanted = mirror_again(table, kept).await?;
+            return Ok(vec![self.mirror(table, wanted).await?]);
+        }
+        if !new_moment {
+            return Err(wrong(
+                "its moment is lost, because the server that has ended had the old contents of what clients \
+                 have overwritten: with --new-moment, what is missing and what has changed is copied, and \
+                 the target becomes the disk of now",
+            ));
+        }
+        let mut disks = Vec::new();
+        for one in &group {
+            disks.push(backup_again(table, one).await?);
+        }
+        self.backup(table, WantedJobs { disks, grouped: true, at_once: Vec::new() }).await
+    }
+
+    /// The interrupted jobs of the group of this one.
+    fn group_of(&self, kept: &Arc<Kept>) -> Vec<Arc<Kept>> {
+        let group = kept.fact("group");
+        let all = self.all();
+        let resumable = all.iter().filter_map(|job| job.resumable());
+        let of_group = resumable
+            .filter(|one| one.id() == kept.id() || group.is_array() && one.fact("group") == group);
+        of_group.cloned().collect()
+    }
+
+    /// Forgets an interrupted job. False: it is none.
+    pub async fn forget(&self, table: &Arc<Table>, job: &Job) -> bool {
+        let Some(kept) = job.resumable().cloned() else { return false };
+        let export = table.running().into_iter().find(|one| one.name == kept.export());
+        let map = kept.map();
+        job.forget();
+        let _ = blockhaul_io::offload(move || kept.remove()).await;
+        if let (Some(export), Some(map)) = (export, map) {
+            table.forget_map(&export, &map).await;
+        }
+        log::info!("job {}: cancelled", job.id());
+        true
+    }
+
+    /// Begins the points in time of a backup, and makes its jobs outlive the server.
+    pub(super) async fn begin_at_once(
+        table: &Arc<Table>,
+        disks: &[Item],
+        kept: &[Option<Arc<Kept>>],
+        at_once: &[AtOnce],
+    ) -> Result<Vec<Begun>, Failure> {
+        let tracked = |item: &Item, kept: &Option<Arc<Kept>>| {
+            let kept = kept.as_ref()?;
+            let resumed = item.resumes.is_some().then(|| kept.rest_name());
+            Some(Tracked { map: kept.map()?, resumed })
+        };
+        let live: Vec<(&Running, &Begin, Option<Tracked>)> = disks
+            .iter()
+            .zip(kept)
+            .filter_map(|(item, kept)| match &item.source {
+                Source::Now(begin) => Some((&*item.export, begin, tracked(item, kept))),
+                Source::Still(..) => None,
+            })
+            .collect();
+        let fresh: Vec<_> = disks
+            .iter()
+            .zip(kept)
+            .filter(|(item, _)| item.resumes.is_none())
+            .filter_map(|(_, kept)| kept.clone())
+            .collect();
+        let begun = table.begin_snapshots(&live, at_once).await;
+        let (failure, begun) = match begun {
+            Err(failure) => (failure, Vec::new()),
+            Ok(begun) => match commit_all(&fresh).await {
+                Ok(()) => return Ok(begun),
+                Err(failure) => (failure, begun),
+            },
+        };
+        for ((export, _, tracked), one) in live.iter().zip(begun) {
+            if let Some(Tracked { map, resumed: None }) = tracked {
+                export.maps().retain(|other| !other.is_same(map));
+            }
+            if let Some(taken) = &one.taken {
+                taken.give_back();
+            }
+            table.end_snapshot(export, &one.snapshot).await;
+        }
+        let _ = blockhaul_io::offload(move || fresh.iter().for_each(|kept| kept.remove())).await;
+        Err(failure)
+    }
+}
+
+async fn commit_all(all: &[Arc<Kept>]) -> Result<(), Failure> {
+    for kept in all {
+        kept.outlive().await?;
+    }
+    Ok(())
+}
+
+/// What a job needs to be resumed, besides its disk.
+fn common(target: &To, options: &[String], settings: &Settings) -> Value {
+    let target = match target.spec() {
+        Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
+        spec => json!(spec.to_string()),
+    };
+    json!({
+        "target": target,
+        "options": options,
+        "name": settings.name,
+        "finalized_by_hand": settings.finalized_by_hand,
+        "dismissed_by_hand": settings.dismissed_by_hand,
+        "on_source_error": settings.on_source_error.name(),
+        "on_target_error": settings.on_target_error.name(),
+        "speed": settings.speed,
+    })
+}
+
+fn of_backup(item: &Item, begin: &Begin) -> Value {
+    let mut facts = common(&item.target, &item.options, &item.settings);
+    let Options { block, directory, max, guest_timeout, on_failure } = &begin.options;
+    let clears = begin.bitmap.as_ref().filter(|_| begin.clears).or(begin.start.as_ref());
+    facts["type"] = json!("backup");
+    facts["selects"] = json!(item.selects);
+    facts["bitmap"] = json!(clears);
+    facts["seconds"] = json!(begin.within.as_secs());
+    facts["snapshot"] = json!({
+        "block": block,
+        "directory": directory,
+        "max": max,
+        "guest_timeout": guest_timeout.as_nanos() as u64,
+        "fails_writes": *on_failure == OnFailure::FailWrite,
+    });
+    facts
+}
+
+fn of_mirror(wanted: &WantedMirror) -> Value {
+    let mut facts = common(&wanted.target, &wanted.options, &wanted.settings);
+    facts["type"] = json!("mirror");
+    facts["seconds"] = json!(wanted.within.as_secs());
+    facts["copy_mode"] = json!(wanted.copy_mode.name());
+    match &wanted.first {
+        First::All => {}
+        First::Nothing => facts["follows_only"] = json!(true),
+        First::Dirty(name) => facts["bitmap"] = json!(name),
+    }
+    facts
+}
+
+impl Settings {
+    /// Those of a kept job.
+    pub fn of(kept: &Kept) -> Settings {
+        let policy = |name| OnError::parse(&kept.text(name)).unwrap_or_default();
+        Settings {
+            name: Some(kept.text("name")).filter(|name| !name.is_empty()),
+            finalized_by_hand: kept.is("finalized_by_hand"),
+            dismissed_by_hand: kept.is("dismissed_by_hand"),
+            on_source_error: policy("on_source_error"),
+            on_target_error: policy("on_target_error"),
+            speed: kept.number("speed").unwrap_or(0),
+        }
+    }
+}
+
+/// The export that has the disk of a job.
+fn export_of(table: &Table, kept: &Kept) -> Result<Arc<Running>, Failure> {
+    let name = kept.export();
+    let found = table.running().into_iter().find(|one| one.name == name);
+    found.ok_or_else(|| Failure::new(OPEN, format!("there is no export {name:?}")))
+}
+
+/// The target of a job: a disk of the monitor protocol that has it open, or its description.
+fn target_of(table: &Table, kept: &Kept) -> Result<To, Failure> {
+    let spec = match kept.fact("target") {
+        Value::Array(words) => {
+            let words = words.iter().map(|word| word.as_str().unwrap_or_default());
+            Spec::Command(words.map(OsString::from).collect())
+        }
+        target => Spec::parse(OsStr::new(target.as_str().unwrap_or_default()))?,
+    };
+    let wanted = identity(&spec.to_string());
+    let is_it = |one: &Arc<Running>| !one.served && identity(&one.storage()) == wanted;
+    let node = table.running().into_iter().find(is_it);
+    let stack = node.and_then(|node| node.stack.lock().expect("no panic under this lock").clone());
+    Ok(match stack {
+        Some(stack) => To::Open(spec, stack),
+        None => To::Spec(spec),
+    })
+}
+
+/// The options of copy. A target that has a part of the disk does not read as zeroes any more.
+fn options_of(kept: &Kept) -> Vec<String> {
+    let options = kept.fact("options");
+    let options = options.as_array().into_iter().flatten().filter_map(Value::as_str);
+    let stale = |option: &&str| kept.has_target() && option.starts_with("--destination-is-zero");
+    options.filter(|option| !stale(option)).map(String::from).collect()
+}
+
+fn within(kept: &Kept) -> Duration {
+    kept.number("seconds").map_or(WITHIN, Duration::from_secs)
+}
+
+/// The bitmap that is handed over to a job, if it was to be: after a crash, or without --bitmaps, it is
+/// made again from what is left, which is all that the target lacks.
+async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<String>, Failure> {
+    let name = kept.text("bitmap");
+    if name.is_empty() {
+        return Ok(None);
+    }
+    if export.bitmap(&name).is_ok() {
+        return Ok(Some(name));
+    }
+    let Some(map) = kept.map() else { return Ok(None) };
+    if export.forget_inconsistent(&name) {
+        log::info!(export = export.name; "bitmap {name:?} is made again from job {}", kept.id());
+    }
+    let bitmap = NewBitmap { name: &name, granularity: GRANULARITY, kept: true };
+    table.add_bitmap(export, bitmap, within(kept)).await?;
+    let added = export.bitmap(&name)?;
+    // What was written before it was added.
+    map.ranges().iter().for_each(|&(at, len)| added.set(at, len));
+    Ok(Some(name))
+}
+
+async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, Failure> {
+    let export = export_of(table, kept)?;
+    let snapshot = kept.fact("snapshot");
+    let number = |name: &str| snapshot[name].as_u64();
+    let standard = Options::default();
+    let options = Options {
+        block: number("block").unwrap_or(standard.block),
+        directory: snapshot["directory"].as_str().map(PathBuf::from),
+        max: number("max").unwrap_or(standard.max),
+        guest_timeout: number("guest_timeout").map_or(standard.guest_timeout, Duration::from_nanos),
+        on_failure: if snapshot["fails_writes"] == true {
+            OnFailure::FailWrite
+        } else {
+            OnFailure::BreakSnapshot
+        },
+    };
+    let bitmap = revived(table, &export, kept).await?;
+    let is_part = kept.has_target() || kept.fact("selects").is_string();
+    let begin = Begin {
+        options,
+        bitmap,
+        clears: true,
+        start: None,
+        trim: Trim::Releases,
+        within: within(kept),
+    };
+    Ok(Item {
+        target: target_of(table, kept)?,
+        options: options_of(kept),
+        source: Source::Now(begin),
+        selects: is_part.then(|| kept.rest_name()),
+        settings: Settings::of(kept),
+        resumes: Some(kept.clone()),
+        export,
+    })
+}
+
+async fn mirror_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<WantedMirror, Failure> {
+    let export = export_of(table, kept)?;
+    let first = match revived(table, &export, kept).await? {
+        Some(name) => First::Dirty(name),
+        None if kept.is("follows_only") => First::Nothing,
+        None => First::All,
+    };
+    Ok(WantedMirror {
+        target: target_of(table, kept)?,
+        options: options_of(kept),
+        within: within(kept),
+        first,
+        copy_mode: CopyMode::parse(&kept.text("copy_mode")).unwrap_or_default(),
+        settings: Settings::of(kept),
+        resumes: Some(kept.clone()),
+        export,
+    })
+}
