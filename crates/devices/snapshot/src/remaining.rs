@@ -633,4 +633,28 @@ mod tests {
         stored.write_all_at(b"x", 30).unwrap();
         assert!(why(&stored, ID, SIZE).contains("header is damaged"));
     }
+
+    #[test]
+    fn a_file_that_cannot_be_written_is_given_up_before_anybody_goes_on() {
+        let read_only = File::open("/dev/null").unwrap();
+        let remaining = Remaining::create(read_only, ID, SIZE);
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (seen, inner) = (told.clone(), Arc::downgrade(&remaining.0));
+        remaining.on_failure(Box::new(move |why| {
+            let waits = inner.upgrade().unwrap().lock().waits(3, 4);
+            seen.lock().unwrap().push((why.to_string(), waits));
+        }));
+        remaining.begin(&[]);
+        remaining.0.lock().scheduled = true;
+        let (writing, waits) = remaining.0.enter(3, 4);
+        assert!(waits && remaining.broken().is_none());
+        remaining.0.write();
+        assert!(remaining.broken().is_some());
+        assert!(!remaining.0.lock().waits(3, 4));
+        drop(writing);
+        assert!(!remaining.0.enter(5, 6).1, "it is not marked any more");
+        remaining.0.write();
+        let told = told.lock().unwrap().clone();
+        assert!(matches!(&told[..], [(why, true)] if why.contains("Bad file")), "{told:?}");
+    }
 }

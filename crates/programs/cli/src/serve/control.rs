@@ -702,10 +702,12 @@ impl Operations {
             return self.control_job(command, request);
         }
         if command == "job-cancel" {
-            self.jobs.forget(&self.table, &job).await;
-            return Ok(job.described());
+            if self.jobs.forget(&self.table, job.id()).await {
+                return Ok(job.described());
+            }
+            return Err(Refusal::failed("the job was resumed or cancelled just now"));
         }
-        let resumed = self.jobs.resume(&self.table, &job, new_moment).await;
+        let resumed = self.jobs.resume(&self.table, job.id(), new_moment).await;
         let resumed = resumed.map_err(Refusal::of)?;
         resumed.iter().for_each(|job| log::info!("job {}: resumed", job.id()));
         let same = resumed.iter().find(|one| one.id() == job.id());

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Device, Error};
 use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
-use blockhaul_io::{Notify, Pool};
+use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
@@ -60,6 +60,8 @@ pub struct Jobs {
     list: Mutex<VecDeque<Arc<Job>>>,
     last: AtomicU64,
     observer: Arc<OnceLock<Observer>>,
+    /// One interrupted job is resumed or forgotten at a time.
+    pub(super) resuming: Arc<FifoLock>,
 }
 
 /// Is called for what happens to jobs, from any worker; must not block.
@@ -299,13 +301,13 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: WantedMirror,
     ) -> Result<Arc<Job>, Failure> {
-        let kept = self.kept_for_mirror(table, &wanted).await?;
-        let WantedMirror { export, target, options, within, first, copy_mode, settings, resumes } =
-            wanted;
-        if options.iter().any(|option| option.starts_with("--verify")) {
+        if wanted.options.iter().any(|option| option.starts_with("--verify")) {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
-        let mut copy = copy("mirror", &export, &target, &options, None)?;
+        let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
+        let kept = self.kept_for_mirror(table, &wanted).await?;
+        let WantedMirror { export, target, within, first, copy_mode, settings, resumes, .. } =
+            wanted;
         let is_resumed = resumes.is_some();
         if first != First::All || resumes.is_some_and(|kept| kept.has_target()) {
             copy.keep_target();
@@ -321,13 +323,7 @@ impl Jobs {
             kept: kept.clone(),
             is_resumed,
         };
-        let (mirror, source) = Mirror::begin(table, &export, beginning).await?;
-        if let Some(kept) = kept.iter().find(|_| !is_resumed)
-            && let Err(failure) = kept.outlive().await
-        {
-            mirror.give_up(false, false).await;
-            return Err(failure);
-        }
+        let (mirror, source) = begin_mirror(table, &export, beginning).await?;
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
         let start = Start { export: &export, target: &target, work, settings, errors, kept };
@@ -465,6 +461,31 @@ pub struct WantedMirror {
     pub settings: Settings,
     /// The job of an earlier server that this one continues.
     pub resumes: Option<Arc<Kept>>,
+}
+
+/// Begins to note what clients write, and makes the job outlive the server.
+async fn begin_mirror(
+    table: &Arc<Table>,
+    export: &Arc<Running>,
+    beginning: Beginning,
+) -> Result<(Arc<Mirror>, Stack), Failure> {
+    let fresh = beginning.kept.clone().filter(|_| !beginning.is_resumed);
+    let begun = Mirror::begin(table, export, beginning).await;
+    match (begun, fresh) {
+        (Ok(begun), None) => Ok(begun),
+        (Ok(begun), Some(kept)) => match kept.outlive().await {
+            Ok(()) => Ok(begun),
+            Err(failure) => {
+                begun.0.give_up(false, false).await;
+                Err(failure)
+            }
+        },
+        (Err(failure), fresh) => {
+            let remove = move || fresh.iter().for_each(|kept| kept.remove());
+            let _ = blockhaul_io::offload(remove).await;
+            Err(failure)
+        }
+    }
 }
 
 /// A source under the error policy.

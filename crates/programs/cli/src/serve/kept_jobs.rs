@@ -98,12 +98,14 @@ impl Jobs {
     pub async fn resume(
         self: &Arc<Self>,
         table: &Arc<Table>,
-        job: &Job,
+        id: u64,
         new_moment: bool,
     ) -> Result<Vec<Arc<Job>>, Failure> {
-        let wrong =
-            |why: &str| Failure::usage(format!("job {} cannot be resumed: {why}", job.id()));
-        let Some(kept) = job.resumable() else { return Err(wrong("it is not interrupted")) };
+        let _turn = self.resuming.lock().await;
+        let wrong = |why: &str| Failure::usage(format!("job {id} cannot be resumed: {why}"));
+        let job = self.find(id);
+        let kept = job.as_ref().and_then(|job| job.resumable());
+        let Some(kept) = kept else { return Err(wrong("it is not interrupted")) };
         let group = self.group_of(kept);
         for one in &group {
             if let Some(why) = one.unusable() {
@@ -139,7 +141,9 @@ impl Jobs {
     }
 
     /// Forgets an interrupted job. False: it is none.
-    pub async fn forget(&self, table: &Arc<Table>, job: &Job) -> bool {
+    pub async fn forget(&self, table: &Arc<Table>, id: u64) -> bool {
+        let _turn = self.resuming.lock().await;
+        let Some(job) = self.find(id) else { return false };
         let Some(kept) = job.resumable().cloned() else { return false };
         let export = table.running().into_iter().find(|one| one.name == kept.export());
         let map = kept.map();
@@ -148,7 +152,7 @@ impl Jobs {
         if let (Some(export), Some(map)) = (export, map) {
             table.forget_map(&export, &map).await;
         }
-        log::info!("job {}: cancelled", job.id());
+        log::info!("job {id}: cancelled");
         true
     }
 

@@ -202,9 +202,8 @@ impl Mirror {
         let swapped = swapped.await;
         if let Err(error) = swapped {
             *export.mirrored() = None;
-            if let Some((kept, map)) = kept.filter(|_| !is_resumed) {
+            if let Some((_, map)) = kept.filter(|_| !is_resumed) {
                 export.maps().retain(|other| !other.is_same(&map));
-                let _ = blockhaul_io::offload(move || kept.remove()).await;
             }
             return Err(error.into());
         }

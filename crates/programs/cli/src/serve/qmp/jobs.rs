@@ -320,7 +320,7 @@ impl Monitor {
         match (found, command.trim_start_matches("block-")) {
             (Some(job), "job-resume") => self.resume_job(&job).await?,
             (Some(job), "job-dismiss" | "job-cancel") => {
-                self.jobs.forget(&self.table, &job).await;
+                self.jobs.forget(&self.table, job.id()).await;
             }
             _ => self.control_job(command, arguments)?,
         }
@@ -329,7 +329,7 @@ impl Monitor {
 
     /// Continues a job of an earlier server; its target may be a node that has it open.
     async fn resume_job(&self, job: &Job) -> Result<()> {
-        let resumed = self.jobs.resume(&self.table, job, false).await?;
+        let resumed = self.jobs.resume(&self.table, job.id(), false).await?;
         let all = self.table.running();
         for job in resumed {
             let source = all.iter().find(|one| one.name == job.export());
