@@ -8,9 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::libnbd_suite::{Row, ensure_source, judge};
+use crate::libnbd_suite::ensure_source;
 use crate::peers::Peers;
-use crate::suite::{End, at, exceptions, make_dir, read};
+use crate::suite::{End, Places, Row, at, exceptions, is_script, judge, make_dir, read, remove};
 use crate::{Outcome, run};
 
 pub const HELP: &str = "\
@@ -31,8 +31,8 @@ const FOLDERS: &[&str] = &["python", "tests"];
 const TESTS: &str = "python/t";
 /// Seconds after which a test has failed: on a busy machine.
 const PATIENCE: &str = "120";
-/// Where exceptions are listed: rows of a table that start with the name of a test.
-const EXCEPTIONS: &str = "docs/python.md";
+/// Exceptions are rows of a table that start with the name of a test.
+const PLACES: Places = Places { log: "target/libnbd/log/python-*", exceptions: "docs/python.md" };
 /// What `import nbd` gives instead of libnbd's module.
 const ALIAS: &str = "import sys\n\nimport blockhaul.nbd\n\nsys.modules[__name__] = blockhaul.nbd\n";
 
@@ -62,17 +62,16 @@ pub fn main(args: &[String]) -> Outcome {
     };
     let original = with("python-libnbd", None)?;
     let ours = with("python-blockhaul", Some(package))?;
-    let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
+    let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
     let mut rows = Vec::new();
     println!("{:47} {:9} blockhaul", "test", "libnbd");
     for test in tests {
         let with_original = original.run(&test)?;
         let with_ours = ours.run(&test)?;
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
-        rows.push(Row { test, original: with_original, ours: with_ours });
+        rows.push(Row { test, original: with_original, ours: Some(with_ours) });
     }
-    let log = "target/libnbd/log/python-*";
-    judge(&rows, &exceptions, args.is_empty(), (log, EXCEPTIONS))
+    judge(&rows, &exceptions, args.is_empty(), &PLACES)
 }
 
 /// The tests that `names` choose, or all.
@@ -130,15 +129,6 @@ impl Bench {
             command.env("PYTHONPATH", path);
         }
         End::of(test, &mut command, &self.log.join(test.replace(".py", ".log")))
-    }
-}
-
-fn remove(path: &Path) -> Outcome {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(at("remove", path, &error))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -4,13 +4,14 @@
 //! The tests come from Debian's source package, are unpacked below the target directory and used
 //! only from there: nothing of them is part of this tree.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::peers::Peers;
-use crate::suite::{self, End, Install, at, exceptions, make_dir, read};
+use crate::suite::{
+    self, End, Install, Places, Row, at, exceptions, is_script, judge, make_dir, read, remove,
+};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
@@ -41,10 +42,9 @@ const SUPPORT: &[&str] = &["tests", "examples"];
 const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
 /// Seconds after which a test has failed.
 const PATIENCE: &str = "120";
-/// Where exceptions are listed: rows of a table that start with the name of a test.
-const EXCEPTIONS: &str = "docs/coming-from-libnbd.md";
-/// Where what the tests print is, and where exceptions are listed.
-const PLACES: (&str, &str) = ("target/libnbd/log", EXCEPTIONS);
+/// Exceptions are rows of a table that start with the name of a test.
+const PLACES: Places =
+    Places { log: "target/libnbd/log", exceptions: "docs/coming-from-libnbd.md" };
 
 pub fn main(args: &[String]) -> Outcome {
     let (options, names): (Vec<_>, Vec<_>) =
@@ -61,68 +61,16 @@ pub fn main(args: &[String]) -> Outcome {
     let original = suite.prepare("original", None)?;
     let program = run::target().join("release/blockhaul");
     let ours = suite.prepare("blockhaul", Some((&program, install)))?;
-    let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
+    let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
     let mut rows = Vec::new();
     println!("{:47} {:9} blockhaul", "test", "original");
     for test in tests {
         let with_original = original.run(&test)?;
         let with_ours = ours.run(&test)?;
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
-        rows.push(Row { test, original: with_original, ours: with_ours });
+        rows.push(Row { test, original: with_original, ours: Some(with_ours) });
     }
-    judge(&rows, &exceptions, names.is_empty(), PLACES)
-}
-
-/// A test and how it ended with either program.
-pub struct Row {
-    pub test: String,
-    pub original: End,
-    pub ours: End,
-}
-
-/// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
-/// too. `places`: where what the tests print is, and where exceptions are listed.
-pub fn judge(
-    rows: &[Row],
-    exceptions: &BTreeMap<String, String>,
-    all: bool,
-    (log, listed): (&str, &str),
-) -> Outcome {
-    let count = |of: fn(&Row) -> End, end| rows.iter().filter(|row| of(row) == end).count();
-    for (name, of) in
-        [("original", (|row| row.original) as fn(&Row) -> End), ("blockhaul", |row| row.ours)]
-    {
-        let [pass, skip, fail] = [End::Pass, End::Skip, End::Fail].map(|end| count(of, end));
-        println!("{name}: {pass} pass, {skip} skip, {fail} fail");
-    }
-    let mut wrong = Vec::new();
-    for row in rows.iter().filter(|row| row.original == End::Pass) {
-        match (row.ours, exceptions.get(&file_name(&row.test))) {
-            (End::Pass, Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
-            (End::Pass, None) => {}
-            (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
-            (end, None) => wrong.push(format!("{}: {}", row.test, end.word())),
-        }
-    }
-    for name in exceptions.keys().filter(|_| all) {
-        if !rows.iter().any(|row| file_name(&row.test) == **name) {
-            wrong.push(format!("{name} is listed and no such test exists"));
-        }
-    }
-    if count(|row| row.original, End::Pass) == 0 {
-        return Err(format!("no test passes with the original: see {log}"));
-    }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    Err(format!(
-        "{}; what the tests print is in {log}, exceptions are listed in {listed}",
-        wrong.join(", ")
-    ))
-}
-
-fn file_name(test: &str) -> String {
-    test.rsplit('/').next().unwrap_or(test).to_owned()
+    judge(&rows, &exceptions, names.is_empty(), &PLACES)
 }
 
 /// Fetches libnbd's source package and unpacks it into `DIR/source` where it is missing.
@@ -226,41 +174,9 @@ impl Bench {
     }
 }
 
-fn remove(path: &Path) -> Outcome {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(at("remove", path, &error))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn row(test: &str, original: End, ours: End) -> Row {
-        Row { test: test.into(), original, ours }
-    }
-
-    #[test]
-    fn what_passes_with_the_original_only_is_wrong_unless_listed() {
-        let listed = exceptions("| `b.sh` | why |");
-        let fine = [row("copy/a.sh", End::Pass, End::Pass), row("copy/b.sh", End::Pass, End::Fail)];
-        assert_eq!(judge(&fine, &listed, true, PLACES), Ok(()));
-        assert!(judge(&fine, &BTreeMap::new(), true, PLACES).unwrap_err().contains("b.sh: FAIL"));
-        let passes = [row("copy/b.sh", End::Pass, End::Pass)];
-        assert!(judge(&passes, &listed, true, PLACES).unwrap_err().contains("is listed"));
-        let gone = [row("copy/a.sh", End::Pass, End::Pass)];
-        assert!(judge(&gone, &listed, true, PLACES).unwrap_err().contains("no such test"));
-        assert_eq!(judge(&gone, &listed, false, PLACES), Ok(()));
-        let broken = [row("copy/a.sh", End::Fail, End::Pass)];
-        assert!(judge(&broken, &BTreeMap::new(), true, PLACES).is_err());
-        let skipped = [row("copy/a.sh", End::Pass, End::Skip), row("x/y.sh", End::Skip, End::Skip)];
-        assert!(
-            judge(&skipped, &BTreeMap::new(), true, PLACES).unwrap_err().contains("a.sh: skip")
-        );
-    }
 
     #[test]
     fn templates_are_filled_in_as_configure_does() {

@@ -17,6 +17,7 @@ mod pages;
 mod peers;
 mod protocol;
 mod python_tools;
+mod qemu_suite;
 mod races;
 mod run;
 mod rust_files;
@@ -125,6 +126,12 @@ const TASKS: &[Task] = &[
         summary: "nbdkit's own shell tests, with blockhaul in its place",
         help: nbdkit_suite::HELP,
         run: nbdkit_suite::main,
+    },
+    Task {
+        name: "qemu-suite",
+        summary: "QEMU's own tests of images, with blockhaul in the place of qemu-img and qemu-nbd",
+        help: qemu_suite::HELP,
+        run: qemu_suite::main,
     },
     Task {
         name: "nbdkit-source",

@@ -2,11 +2,10 @@
 //! would have made, as far as shell tests use it.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::suite::{self, at, read};
+use crate::suite::{self, at, read, write_script};
 use crate::{Outcome, run};
 
 /// The layout of a bench; a change makes all be prepared anew.
@@ -324,13 +323,6 @@ fn filled(template: &str, top: &Path, plugins: &str, filters: &str) -> String {
         "CUT" | "SED" | "STAT" | "TRUNCATE" | "CERTTOOL" => name.to_ascii_lowercase(),
         _ => String::new(),
     })
-}
-
-/// Writes a file that can be run.
-fn write_script(path: &Path, text: &str) -> Outcome {
-    fs::write(path, text).map_err(|error| at("write", path, &error))?;
-    let mode = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
 }
 
 #[cfg(test)]

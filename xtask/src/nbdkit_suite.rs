@@ -4,14 +4,14 @@
 //! The tests come from Debian's source package, are unpacked below the target directory and used
 //! only from there: nothing of them is part of this tree.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
 
 use crate::nbdkit_bench::Bench;
 use crate::peers::Peers;
-use crate::suite::{End, Install, at, exceptions, make_dir, read};
+use crate::suite::{
+    End, Install, Memory, Places, Row, at, exceptions, is_script, judge, make_dir, read, run_all,
+};
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
@@ -38,8 +38,9 @@ const PATIENCE: &str = "300";
 const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
 /// Tests at a time.
 const TOGETHER: usize = 2;
-/// Where exceptions are listed: rows of a table that start with the name of a test.
-const EXCEPTIONS: &str = "docs/coming-from-nbdkit.md";
+/// Exceptions are rows of a table that start with the name of a test.
+const PLACES: Places =
+    Places { log: "target/nbdkit-suite/*/log", exceptions: "docs/coming-from-nbdkit.md" };
 /// The tests of plugins with old interfaces, each by a run of one script.
 const OLD: &[&str] = &["version", "help", "dump", "nbd"];
 const OLD_PREFIX: &str = "test-old-plugins-";
@@ -93,42 +94,24 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
-    let mut remembered = if again { BTreeMap::new() } else { recall(&memory) };
-    let exceptions = exceptions(&read(&run::workspace().join(EXCEPTIONS))?);
-    let unknown: Vec<String> =
-        tests.iter().filter(|test| !remembered.contains_key(*test)).cloned().collect();
-    if !unknown.is_empty() {
-        println!("with Debian's nbdkit: {} tests", unknown.len());
-        // Printed as it arrives: it takes a quarter of an hour.
-        for some in unknown.chunks(REMEMBERED) {
-            remembered.extend(run_all(&original, some, |_, _| {})?);
-            remember(&memory, &remembered)?;
-        }
-    }
+    let mut original_ends = Memory::new(&memory, again);
+    let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
+    original_ends.learn(&tests, |some| {
+        run_all(some, TOGETHER, |test| run_one(&original, test), |_, _| {})
+    })?;
     println!("{:47} {:9} blockhaul", "test", "original");
     // Tests without a reference result are not run.
     let judged: Vec<String> =
-        tests.iter().filter(|test| remembered.get(*test) == Some(&End::Pass)).cloned().collect();
-    let ends = run_all(&ours, &judged, |test, end| println!("{test:47} pass      {}", end.word()))?;
-    let rows: Vec<Row> = tests
-        .iter()
-        .map(|test| Row {
-            test: test.clone(),
-            original: remembered.get(test).copied().unwrap_or(End::Fail),
-            ours: ends.get(test).copied(),
-        })
-        .collect();
-    judge(&rows, &exceptions, names.is_empty())
-}
-
-/// Number of tests after which the results with Debian's nbdkit are saved.
-const REMEMBERED: usize = 32;
-
-/// A test and its result with either program; with ours only if it passes with Debian's.
-struct Row {
-    test: String,
-    original: End,
-    ours: Option<End>,
+        tests.iter().filter(|test| original_ends.of(test) == End::Pass).cloned().collect();
+    let tell = |test: &str, end: End| println!("{test:47} pass      {}", end.word());
+    let ends = run_all(&judged, TOGETHER, |test| run_one(&ours, test), tell)?;
+    let row = |test: &String| Row {
+        test: test.clone(),
+        original: original_ends.of(test),
+        ours: ends.get(test).copied(),
+    };
+    let rows: Vec<Row> = tests.iter().map(row).collect();
+    judge(&rows, &exceptions, names.is_empty(), &PLACES)
 }
 
 /// The tests that `names` choose, or all: shell scripts, and one script once per old plugin.
@@ -159,30 +142,6 @@ fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
     if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
 }
 
-/// Runs tests, a few at a time, and reports each.
-fn run_all(
-    bench: &Bench,
-    tests: &[String],
-    tell: impl Fn(&str, End) + Sync,
-) -> Result<BTreeMap<String, End>, String> {
-    let left = Mutex::new(tests.iter());
-    let ends = Mutex::new(BTreeMap::new());
-    let next = || left.lock().expect("no panic under this lock").next();
-    let work = || -> Result<(), String> {
-        while let Some(test) = next() {
-            let end = run_one(bench, test)?;
-            tell(test, end);
-            ends.lock().expect("no panic under this lock").insert(test.clone(), end);
-        }
-        Ok(())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().expect("no panic in a worker"))
-    })?;
-    Ok(ends.into_inner().expect("no panic under this lock"))
-}
-
 fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     let path = bench.log.join(test.replace(".sh", ".log"));
     let old = test.strip_prefix(OLD_PREFIX).map(|rest| rest.trim_end_matches(".sh"));
@@ -193,96 +152,4 @@ fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     let mut words = vec!["--kill-after=10", PATIENCE, "bash", &script];
     words.extend(old);
     End::of(test, &mut bench.command("timeout", &words), &path)
-}
-
-/// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
-/// too.
-fn judge(rows: &[Row], exceptions: &BTreeMap<String, String>, all: bool) -> Outcome {
-    let count = |end| rows.iter().filter(|row| row.original == end).count();
-    let [pass, skip, fail] = End::ALL.map(count);
-    println!("original: {pass} pass, {skip} skip, {fail} fail");
-    let ours = |end| rows.iter().filter(|row| row.ours == Some(end)).count();
-    let [both, skip, fail] = End::ALL.map(ours);
-    println!("of the {pass} that pass, with blockhaul: {both} pass, {skip} skip, {fail} fail");
-    let mut wrong = Vec::new();
-    for row in rows.iter().filter(|row| row.original == End::Pass) {
-        match (row.ours, exceptions.get(&row.test)) {
-            (Some(End::Pass), Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
-            (Some(End::Pass), None) => {}
-            (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
-            (end, None) => {
-                wrong.push(format!("{}: {}", row.test, end.map_or("not run", End::word)))
-            }
-        }
-    }
-    for name in exceptions.keys().filter(|_| all) {
-        if !rows.iter().any(|row| row.test == *name) {
-            wrong.push(format!("{name} is listed and no such test exists"));
-        }
-    }
-    if pass == 0 {
-        return Err("no test passes with Debian's nbdkit: see target/nbdkit-suite/original".into());
-    }
-    if wrong.is_empty() {
-        return Ok(());
-    }
-    Err(format!(
-        "{}; what the tests print is in target/nbdkit-suite/*/log, exceptions are listed in \
-         {EXCEPTIONS}",
-        wrong.join(", ")
-    ))
-}
-
-fn recall(path: &Path) -> BTreeMap<String, End> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let row = |line: &str| {
-        let (test, word) = line.split_once(' ')?;
-        let end = End::ALL.into_iter().find(|end| end.word() == word)?;
-        Some((test.to_owned(), end))
-    };
-    text.lines().filter_map(row).collect()
-}
-
-fn remember(path: &Path, ends: &BTreeMap<String, End>) -> Outcome {
-    let text: String = ends.iter().map(|(test, end)| format!("{test} {}\n", end.word())).collect();
-    fs::write(path, text).map_err(|error| at("write", path, &error))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn row(test: &str, original: End, ours: Option<End>) -> Row {
-        Row { test: test.into(), original, ours }
-    }
-
-    #[test]
-    fn what_passes_with_the_original_only_is_wrong_unless_listed() {
-        let listed = exceptions("| `test-b.sh` | why |");
-        assert_eq!(listed["test-b.sh"], "why");
-        let fine = [
-            row("test-a.sh", End::Pass, Some(End::Pass)),
-            row("test-b.sh", End::Pass, Some(End::Fail)),
-            row("test-c.sh", End::Skip, None),
-        ];
-        assert_eq!(judge(&fine, &listed, true), Ok(()));
-        assert!(judge(&fine, &BTreeMap::new(), true).unwrap_err().contains("test-b.sh: FAIL"));
-        let passes = [row("test-b.sh", End::Pass, Some(End::Pass))];
-        assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
-        let gone = [row("test-a.sh", End::Pass, Some(End::Pass))];
-        assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
-        assert_eq!(judge(&gone, &listed, false), Ok(()));
-        let none = [row("test-a.sh", End::Fail, None)];
-        assert!(judge(&none, &BTreeMap::new(), true).is_err());
-    }
-
-    #[test]
-    fn ends_are_remembered() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ends");
-        let ends = BTreeMap::from([("a.sh".to_string(), End::Pass), ("b.sh".into(), End::Skip)]);
-        remember(&path, &ends).unwrap();
-        assert_eq!(recall(&path), ends);
-        assert!(recall(&dir.path().join("none")).is_empty());
-    }
 }

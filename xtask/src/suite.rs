@@ -1,10 +1,12 @@
-//! Common parts of other projects' test suites: the result of a test, expected failures, and
-//! templates that `configure` would fill in.
+//! Common parts of other projects' test suites: the result of a test, runs of several tests, the
+//! verdict with its exceptions, and templates that `configure` would fill in.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 use crate::Outcome;
 
@@ -64,15 +66,163 @@ impl Install {
     }
 }
 
-/// Tests that may fail, and why: rows of a table like ``| `test-x.sh` | reason |``.
-pub fn exceptions(text: &str) -> BTreeMap<String, String> {
+/// A test and its result with either program.
+pub struct Row {
+    pub test: String,
+    pub original: End,
+    /// None: it was not run, as it does not pass with the original.
+    pub ours: Option<End>,
+}
+
+impl Row {
+    /// The name under which the test is listed: its file's.
+    fn listed_as(&self) -> &str {
+        self.test.rsplit('/').next().unwrap_or(&self.test)
+    }
+}
+
+/// Where a suite keeps what people look for: the tests' output, and the exceptions.
+pub struct Places {
+    pub log: &'static str,
+    pub exceptions: &'static str,
+}
+
+/// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
+/// too.
+pub fn judge(
+    rows: &[Row],
+    exceptions: &BTreeMap<String, String>,
+    all: bool,
+    places: &Places,
+) -> Outcome {
+    let count = |end| rows.iter().filter(|row| row.original == end).count();
+    let [pass, skip, fail] = End::ALL.map(count);
+    println!("original: {pass} pass, {skip} skip, {fail} fail");
+    let judged = || rows.iter().filter(|row| row.original == End::Pass);
+    let ours = |end| judged().filter(|row| row.ours == Some(end)).count();
+    let [both, skip, fail] = End::ALL.map(ours);
+    println!("of the {pass} that pass, with blockhaul: {both} pass, {skip} skip, {fail} fail");
+    let mut wrong = Vec::new();
+    for row in judged() {
+        match (row.ours, exceptions.get(row.listed_as())) {
+            (Some(End::Pass), Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
+            (Some(End::Pass), None) => {}
+            (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
+            (end, None) => {
+                wrong.push(format!("{}: {}", row.test, end.map_or("not run", End::word)));
+            }
+        }
+    }
+    for name in exceptions.keys().filter(|_| all) {
+        if !rows.iter().any(|row| row.listed_as() == *name) {
+            wrong.push(format!("{name} is listed and no such test exists"));
+        }
+    }
+    let Places { log, exceptions } = places;
+    if pass == 0 {
+        return Err(format!("no test passes with the original: see {log}"));
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "{}; what the tests print is in {log}, exceptions are listed in {exceptions}",
+        wrong.join(", ")
+    ))
+}
+
+/// Runs tests, `together` at a time, and reports each.
+pub fn run_all(
+    tests: &[String],
+    together: usize,
+    run: impl Fn(&str) -> Result<End, String> + Sync,
+    tell: impl Fn(&str, End) + Sync,
+) -> Result<BTreeMap<String, End>, String> {
+    let left = Mutex::new(tests.iter());
+    let ends = Mutex::new(BTreeMap::new());
+    let next = || left.lock().expect("no panic under this lock").next();
+    let work = || -> Result<(), String> {
+        while let Some(test) = next() {
+            let end = run(test)?;
+            tell(test, end);
+            ends.lock().expect("no panic under this lock").insert(test.clone(), end);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..together).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no panic in a worker"))
+    })?;
+    Ok(ends.into_inner().expect("no panic under this lock"))
+}
+
+/// The results of tests with the original, which do not change: each is run once.
+pub struct Memory<'a> {
+    path: &'a Path,
+    ends: BTreeMap<String, End>,
+}
+
+impl Memory<'_> {
+    /// Number of tests after which the results are saved.
+    const SAVED: usize = 32;
+
+    /// The results in a file; none if `again`, so that all tests are run.
+    pub fn new(path: &Path, again: bool) -> Memory<'_> {
+        let text = if again { String::new() } else { fs::read_to_string(path).unwrap_or_default() };
+        let row = |line: &str| {
+            let (test, word) = line.rsplit_once(' ')?;
+            let end = End::ALL.into_iter().find(|end| end.word() == word)?;
+            Some((test.to_owned(), end))
+        };
+        Memory { path, ends: text.lines().filter_map(row).collect() }
+    }
+
+    /// Learns the results that are missing, by `run_all`.
+    pub fn learn(
+        &mut self,
+        tests: &[String],
+        run_all: impl Fn(&[String]) -> Result<BTreeMap<String, End>, String>,
+    ) -> Outcome {
+        let unknown: Vec<String> =
+            tests.iter().filter(|test| !self.ends.contains_key(*test)).cloned().collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        println!("with the original: {} tests", unknown.len());
+        // Saved as they arrive: all take a quarter of an hour.
+        for some in unknown.chunks(Self::SAVED) {
+            self.ends.extend(run_all(some)?);
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    /// The result of a test with the original.
+    pub fn of(&self, test: &str) -> End {
+        self.ends.get(test).copied().unwrap_or(End::Fail)
+    }
+
+    fn save(&self) -> Outcome {
+        let line = |(test, end): (&String, &End)| format!("{test} {}\n", end.word());
+        let text: String = self.ends.iter().map(line).collect();
+        fs::write(self.path, text).map_err(|error| at("write", self.path, &error))
+    }
+}
+
+/// Tests that may fail, and why: rows of a table like ``| `test-x.sh` | reason |``, where a test is
+/// what `is_test` says.
+pub fn exceptions(text: &str, is_test: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
     let row = |line: &str| {
         let (name, rest) = line.strip_prefix("| `")?.split_once("` |")?;
         let reason = rest.trim().trim_end_matches('|').trim();
-        let is_test = name.ends_with(".sh") || name.ends_with(".py");
-        is_test.then(|| (name.to_owned(), reason.to_owned()))
+        is_test(name).then(|| (name.to_owned(), reason.to_owned()))
     };
     text.lines().filter_map(row).collect()
+}
+
+/// Whether a name is that of a script.
+pub fn is_script(name: &str) -> bool {
+    name.ends_with(".sh") || name.ends_with(".py")
 }
 
 /// A template with the result of `value` for each `@NAME@`.
@@ -102,6 +252,23 @@ pub fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| at("read", path, &error))
 }
 
+/// Removes a directory with what is in it, if there is one.
+pub fn remove(path: &Path) -> Outcome {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(at("remove", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file that can be run.
+pub fn write_script(path: &Path, text: &str) -> Outcome {
+    fs::write(path, text).map_err(|error| at("write", path, &error))?;
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
+}
+
 pub fn make_dir(path: &Path) -> Outcome {
     fs::create_dir_all(path).map_err(|error| at("make", path, &error))
 }
@@ -114,13 +281,63 @@ pub fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
 mod tests {
     use super::*;
 
+    const PLACES: Places = Places { log: "log", exceptions: "docs" };
+
+    fn row(test: &str, original: End, ours: Option<End>) -> Row {
+        Row { test: test.into(), original, ours }
+    }
+
     #[test]
     fn exceptions_are_rows_that_start_with_a_test() {
         let text = "| Test | Why |\n|---|---|\n| `copy-tls.sh` | no TLS yet |\n| `--flush` | x |\n\
                     | `620-stats.py` | none |\n";
-        let found = exceptions(text);
+        let found = exceptions(text, is_script);
         assert_eq!(found.len(), 2);
         assert_eq!(found["620-stats.py"], "none");
         assert_eq!(found["copy-tls.sh"], "no TLS yet");
+        assert_eq!(exceptions(text, |name| name.starts_with("--"))["--flush"], "x");
+    }
+
+    #[test]
+    fn what_passes_with_the_original_only_is_wrong_unless_listed() {
+        let listed = exceptions("| `b.sh` | why |", is_script);
+        let judge = |rows: &[Row], listed: &BTreeMap<String, String>, all| {
+            super::judge(rows, listed, all, &PLACES)
+        };
+        let none = BTreeMap::new();
+        let fine = [
+            row("copy/a.sh", End::Pass, Some(End::Pass)),
+            row("copy/b.sh", End::Pass, Some(End::Fail)),
+            row("c.sh", End::Skip, None),
+        ];
+        assert_eq!(judge(&fine, &listed, true), Ok(()));
+        assert!(judge(&fine, &none, true).unwrap_err().contains("copy/b.sh: FAIL"));
+        let passes = [row("copy/b.sh", End::Pass, Some(End::Pass))];
+        assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
+        let gone = [row("copy/a.sh", End::Pass, Some(End::Pass))];
+        assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
+        assert_eq!(judge(&gone, &listed, false), Ok(()));
+        let broken = [row("copy/a.sh", End::Fail, Some(End::Pass))];
+        assert!(judge(&broken, &none, true).is_err());
+        let skipped = [
+            row("copy/a.sh", End::Pass, Some(End::Skip)),
+            row("x/y.sh", End::Skip, Some(End::Skip)),
+        ];
+        assert!(judge(&skipped, &none, true).unwrap_err().contains("a.sh: skip"));
+    }
+
+    #[test]
+    fn results_with_the_original_are_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ends");
+        let tests = ["a.sh", "raw 001"].map(str::to_owned);
+        let run = |tests: &[String]| run_all(tests, 2, |_| Ok(End::Skip), |_, _| {});
+        Memory::new(&path, false).learn(&tests, run).unwrap();
+        let mut found = Memory::new(&path, false);
+        assert_eq!(found.of("raw 001"), End::Skip);
+        assert_eq!(found.of("b.sh"), End::Fail);
+        found.learn(&tests, |_| Err("all are known".into())).unwrap();
+        let mut again = Memory::new(&path, true);
+        assert!(again.learn(&tests, |_| Err("asked".into())).is_err());
     }
 }
