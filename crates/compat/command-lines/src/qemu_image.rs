@@ -65,7 +65,7 @@ pub struct Image {
 pub enum Place {
     /// A file or a block device.
     Path(PathBuf),
-    /// An export of a server.
+    /// An export of a server, or another device of ours.
     Uri(String),
 }
 
@@ -81,6 +81,18 @@ const WITHOUT_EFFECT: &[&str] = &[
     "locking",
     "node-name",
     "read-only",
+];
+
+/// Options of QEMU's driver for tests that limit requests, and change nothing else; those that inject
+/// errors are refused.
+const BLKDEBUG: &[&str] = &[
+    "align",
+    "image",
+    "max-discard",
+    "max-transfer",
+    "max-write-zero",
+    "opt-discard",
+    "opt-write-zero",
 ];
 
 impl Image {
@@ -101,11 +113,16 @@ impl Image {
         let protocol = name.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
         let place = match protocol {
             None => Place::Path(PathBuf::from(name)),
+            // What follows is a path in any case, and must look like one where it is printed.
+            Some(("file", path)) if path.contains(':') && !path.contains('/') => {
+                Place::Path(PathBuf::from(format!("./{path}")))
+            }
             Some(("file", path)) => Place::Path(PathBuf::from(path)),
             Some(("nbd", rest)) if !rest.starts_with("//") => Place::Uri(legacy(name, rest)?),
             Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "nbd+tcp", _)) => {
                 Place::Uri(name.replacen("nbd+tcp:", "nbd:", 1))
             }
+            Some(("null-co", _)) => place("null-co", &Map::new())?,
             Some((other, _)) => {
                 return Err(format!("Could not open '{name}': Unknown protocol '{other}'"));
             }
@@ -123,12 +140,18 @@ impl Image {
 
     fn of_options(given: &Map<String, Json>, shown: &str) -> Result<Image, String> {
         let driver = text(given, "driver");
+        if driver == "blkdebug" {
+            only(given, BLKDEBUG)?;
+            let image = given.get("image").and_then(Json::as_object);
+            let image = image.ok_or("A block device must be specified for \"image\"")?;
+            return Image::of_options(image, shown);
+        }
         let inner = match given.get("file") {
             Some(Json::Object(inner)) => Some(inner),
             None => None,
             Some(_) => return Err("file: the name of a node is not supported here".to_string()),
         };
-        if matches!(driver, "file" | "host_device" | "nbd") {
+        if matches!(driver, "file" | "host_device" | "nbd" | "null-co") {
             return Ok(Image {
                 shown: shown.to_string(),
                 place: place(driver, given)?,
@@ -233,8 +256,21 @@ fn place(driver: &str, given: &Map<String, Json>) -> Result<Place, String> {
                 }
             }
         }
+        "null-co" => {
+            only(given, &["size", "read-zeroes", "latency-ns"])?;
+            let size = match given.get("size") {
+                None => 1 << 30,
+                Some(Json::String(text)) => text.parse().map_err(|_| wrong_size())?,
+                Some(number) => number.as_u64().ok_or_else(wrong_size)?,
+            };
+            Ok(Place::Uri(format!("zero:{size}")))
+        }
         other => Err(format!("driver '{other}' is not supported here")),
     }
+}
+
+fn wrong_size() -> String {
+    "Parameter 'size' expects a number of bytes".to_string()
 }
 
 /// Refuses options that are not among these, and would have an effect.
@@ -255,7 +291,7 @@ mod tests {
         let disk = |name: &str, format: Format| Image::named(name, None).unwrap().disk(format, &[]);
         assert_eq!(disk("a b?c%", Format::Raw), "file:./a b%3fc%25");
         assert_eq!(disk("/x/d.qcow2", Format::Qcow2), "qcow2:/x/d.qcow2?names=allow");
-        assert_eq!(disk("file:x:y", Format::Vpc), "vhd:./x:y?names=allow");
+        assert_eq!(disk("file:x:y", Format::Vpc), "vhd:././x:y?names=allow");
         assert_eq!(disk("nbd:unix:/s:exportname=e", Format::Raw), "nbd+unix:///e?socket=/s");
         assert_eq!(disk("nbd:localhost:1", Format::Raw), "nbd://localhost:1/");
         let uri = "nbd+unix:///e?socket=/s";
@@ -269,6 +305,14 @@ mod tests {
         let json = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/a,b"}}"#;
         let other = Image::named(json, None).unwrap();
         assert_eq!((one.format, one.place), (other.format, other.place));
+        let quoted = "json:{'driver':'qcow2','file.driver':'file','file.filename':'/a\"b\\'c'}";
+        let quoted = Image::named(quoted, None).unwrap();
+        assert_eq!(quoted.path().unwrap().to_str(), Some("/a\"b'c"));
+        let limited =
+            Image::options("driver=blkdebug,align=512,image.driver=raw,image.filename=/a");
+        assert_eq!(limited.unwrap().path().unwrap().to_str(), Some("/a"));
+        let nothing = Image::named("json:{'driver':'null-co','size':512}", None).unwrap();
+        assert_eq!(nothing.disk(Format::Raw, &[]), "zero:512");
         let nbd =
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=e";
         assert_eq!(Image::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
@@ -279,6 +323,7 @@ mod tests {
         for (name, why) in [
             ("rbd:pool/x", "protocol 'rbd'"),
             ("json:{\"driver\":\"rbd\"}", "driver 'rbd'"),
+            ("json:{'driver':'blkdebug','image':{'filename':'x'},'config':'c'}", "'config'"),
             ("json:{\"driver\":\"raw\",\"offset\":1,\"file\":{\"filename\":\"x\"}}", "'offset'"),
             ("json:{", "EOF"),
             ("nbd:x", "port"),

@@ -17,18 +17,19 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
     bitmap   --add|--remove|--clear|--enable|--disable|--merge SOURCE [-b FILE] [-F FORMAT]
              [-g GRANULARITY] [-f FORMAT] FILE BITMAP
     check    [-f FORMAT] [--output=human|json] [-r leaks|all] [-q] [-U] FILE
-    commit   [-f FORMAT] [-d] [-p] [-q] FILE
+    commit   [-f FORMAT] [-b BASE] [-d] [-p] [-q] FILE
     compare  [-f FORMAT] [-F FORMAT] [-s] [-p] [-q] [-U] FILE1 FILE2
     convert  [-f FORMAT] [-O FORMAT] [-o OPTIONS] [-B BACKING -F FORMAT] [-c] [-l SNAPSHOT] [-n]
              [-S SIZE] [-r RATE] [-m N] [-W] [-t CACHE] [-T CACHE] [--target-is-zero] [-p] [-q] [-U]
              FILE OUTPUT
     create   [-f FORMAT] [-o OPTIONS] [-b BACKING -F FORMAT] [-u] [-q] FILE [SIZE]
+    dd       [-f FORMAT] [-O FORMAT] [-U] [bs=SIZE] [count=N] [skip=N] if=FILE of=OUTPUT
     info     [-f FORMAT] [--output=human|json] [--backing-chain] [-U] FILE
     map      [-f FORMAT] [--output=human|json] [-s OFFSET] [-l LENGTH] [-U] FILE
     measure  [-f FORMAT] [--output=human|json] [-O FORMAT] [-o OPTIONS] [--size=SIZE | FILE]
     rebase   [-f FORMAT] [-b BACKING] [-F FORMAT] [-u] [-p] [-q] FILE
-    resize   [-f FORMAT] [--shrink] [-q] FILE [+|-]SIZE
-    snapshot [-l] [-q] [-U] FILE
+    resize   [-f FORMAT] [--preallocation=MODE] [--shrink] [-q] FILE [+|-]SIZE
+    snapshot [-l | -c NAME | -a NAME | -d NAME] [-q] [-U] FILE
 
 FILE is a path, an NBD URI, json:{...} or, with --image-opts, driver=...,file.filename=...
 Formats: raw, qcow2; vmdk, vhdx, vpc and vdi are read.
@@ -70,6 +71,21 @@ const BACKING_FORMAT: Opt = opt("backing-format", Some(b'F'), MUST);
 const HELP_OPTION: Opt = opt("help", Some(b'h'), NO);
 
 const COMMANDS: &[Command] = &[
+    Command {
+        name: "amend",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            IMAGE_OPTS,
+            OBJECT,
+            OPTIONS,
+            CACHE,
+            PROGRESS,
+            QUIET,
+            opt("force", None, NO),
+        ],
+        refused: &[],
+    },
     Command {
         name: "bitmap",
         options: &[
@@ -118,7 +134,7 @@ const COMMANDS: &[Command] = &[
             PROGRESS,
             QUIET,
         ],
-        refused: &["base", "rate-limit"],
+        refused: &["rate-limit"],
     },
     Command {
         name: "compare",
@@ -180,6 +196,18 @@ const COMMANDS: &[Command] = &[
             BACKING_FORMAT,
             opt("backing-unsafe", Some(b'u'), NO),
             QUIET,
+        ],
+        refused: &[],
+    },
+    Command {
+        name: "dd",
+        options: &[
+            HELP_OPTION,
+            FORMAT,
+            opt("target-format", Some(b'O'), MUST),
+            IMAGE_OPTS,
+            OBJECT,
+            FORCE_SHARE,
         ],
         refused: &[],
     },
@@ -273,12 +301,12 @@ const COMMANDS: &[Command] = &[
             QUIET,
             FORCE_SHARE,
         ],
-        refused: &["apply", "create", "delete"],
+        refused: &[],
     },
 ];
 
-/// Commands of the original that are not here.
-const MISSING: &[&str] = &["amend", "bench", "dd"];
+/// The command of the original that is not here.
+const MISSING: &str = "bench";
 
 /// Parses the command line of qemu-img, without the name of the program.
 ///
@@ -302,13 +330,19 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
         }
         [name, rest @ ..] => (name, rest),
     };
-    if MISSING.contains(&name.as_str()) {
+    if name == MISSING {
         return Err(format!("the command {name} is not supported; see qemu-img --help"));
     }
     let found = COMMANDS.iter().find(|one| one.name == name);
     let command = found
         .ok_or_else(|| format!("Command not found: {name}\nTry 'qemu-img --help' for more info"))?;
-    let rest: Vec<OsString> = rest.iter().map(OsString::from).collect();
+    let mut rest: Vec<OsString> = rest.iter().map(OsString::from).collect();
+    // The last word of resize is the size, which may begin as an option does.
+    let is_size = |word: &OsString| {
+        let digits = word.to_str().and_then(|word| word.strip_prefix('-'));
+        digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    let size = if command.name == "resize" { rest.pop_if(|word| is_size(word)) } else { None };
     let parts = getopt::parse(command.options, &rest)
         .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
     let mut line = Line { command: command.name, options: Vec::new(), operands: Vec::new() };
@@ -324,7 +358,8 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
         let value = value.and_then(|value| value.into_string().ok()).unwrap_or_default();
         line.options.push((means, value));
     }
-    let operands = parts.operands.into_iter().filter_map(|word| word.into_string().ok());
+    let operands =
+        parts.operands.into_iter().chain(size).filter_map(|word| word.into_string().ok());
     line.operands = operands.collect();
     Ok(Asked::Run(line))
 }
@@ -417,6 +452,7 @@ mod tests {
         assert_eq!(found.value("target-format"), Some("raw"));
         assert_eq!(found.value("parallel"), Some("16"));
         assert!(found.has("progress") && !found.has("quiet"));
+        assert_eq!(line("resize -q a -5M").unwrap().operands, ["a", "-5M"]);
         let pairs = found.creation().unwrap();
         assert_eq!(pairs.len(), 3);
         assert_eq!(pairs[1], ("b".to_string(), "on".to_string()));
@@ -427,9 +463,9 @@ mod tests {
         for (text, why) in [
             ("", "Not enough arguments"),
             ("foo", "Command not found: foo"),
-            ("amend x", "the command amend is not supported"),
+            ("bench x", "the command bench is not supported"),
             ("convert --salvage a b", "--salvage is not supported"),
-            ("snapshot -c x a", "--create is not supported"),
+            ("rebase -c a", "--compress is not supported"),
             ("info --object secret,id=x a", "--object is not supported"),
             ("info --what a", "--what"),
             ("--trace x", "--trace"),

@@ -81,7 +81,7 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
                                accepted
     --fork                     return when ready, and go on in the background
     --pid-file=PATH            write the process ID when ready
-    -v, --verbose              print more detail
+    -v, --verbose              accepted
 
 See `blockhaul serve --help` and docs/qemu-img.md for details.
 ";
@@ -176,9 +176,8 @@ impl Server {
         let mut all = words(&["blockhaul", "serve"]);
         let mut add = |text: String| all.push(text.into());
         add(if in_background { "--in-background" } else { "--foreground" }.to_string());
-        if !self.has("verbose") {
-            add("--quiet".to_string());
-        }
+        // The original does not tell what it serves, with -v either.
+        add("--quiet".to_string());
         match self.value("socket") {
             Some(path) => add(format!("--unix={path}")),
             None => {

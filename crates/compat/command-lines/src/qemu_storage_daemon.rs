@@ -217,12 +217,16 @@ impl Daemon {
 /// Options in JSON, or as `key=value,key.member=value`. The first word may lack its key, which is
 /// `implied`; a double comma is a comma in a value.
 pub(crate) fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
-    if text.starts_with('{') {
-        let value: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let Json::Object(members) = value else { return Err(format!("{text}: not an object")) };
+    let mut members = Map::new();
+    if text.trim_start().starts_with('{') {
+        let value: Json =
+            serde_json::from_str(&double_quoted(text)).map_err(|error| error.to_string())?;
+        let Json::Object(given) = value else { return Err(format!("{text}: not an object")) };
+        for (key, value) in given {
+            insert(&mut members, &key, value)?;
+        }
         return Ok(members);
     }
-    let mut members = Map::new();
     for (index, word) in split(text).iter().enumerate() {
         match word.split_once('=') {
             Some((key, value)) => insert(&mut members, key, typed(key, value))?,
@@ -232,6 +236,35 @@ pub(crate) fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>,
         }
     }
     Ok(members)
+}
+
+/// JSON whose texts may be in single quotes, as QEMU allows, in the standard's form.
+fn double_quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut quote = None;
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match (letter, quote) {
+            ('"' | '\'', None) => {
+                quote = Some(letter);
+                out.push('"');
+            }
+            (letter, Some(begun)) if letter == begun => {
+                quote = None;
+                out.push('"');
+            }
+            ('"', Some(_)) => out.push_str("\\\""),
+            ('\\', Some(_)) => match letters.next() {
+                Some('\'') => out.push('\''),
+                next => {
+                    out.push('\\');
+                    out.extend(next);
+                }
+            },
+            _ => out.push(letter),
+        }
+    }
+    out
 }
 
 /// The parts between single commas.

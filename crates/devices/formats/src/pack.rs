@@ -30,6 +30,8 @@ thread_local! {
 
 /// Compressed clusters begin at sectors, so that their lengths fit in 16 bits.
 pub(crate) const SECTOR: u64 = 512;
+/// Distance in bytes that readers of qcow2 look back in a deflate stream.
+const WINDOW: usize = 4096;
 /// Length in bytes of the marker before a grain.
 const GRAIN_MARKER: usize = 12;
 
@@ -40,6 +42,8 @@ pub(crate) enum Packing {
     Plain,
     /// Compressed by zstd at this level.
     Zstd(i32),
+    /// Compressed at this level of deflate, 1 to 9, for readers that remember 4 KiB.
+    Deflate(u8),
     /// As grains of a VMDK, compressed at this level of deflate, 1 to 9.
     Grain(u8),
 }
@@ -233,16 +237,23 @@ fn pack(number: u64, cluster: Data, packing: Packing) -> Result<Packed> {
     }
     match packing {
         Packing::Plain => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
-        Packing::Zstd(level) => zstd_cluster(number, cluster, level),
+        Packing::Zstd(level) => squeezed(number, cluster, |bytes, out| compress(level, bytes, out)),
+        Packing::Deflate(level) => {
+            squeezed(number, cluster, |bytes, out| deflate_short(level, bytes, out))
+        }
         Packing::Grain(level) => grain(number, &cluster, level),
     }
 }
 
-/// A cluster compressed by zstd, if that saves at least a sector.
-fn zstd_cluster(number: u64, cluster: Data, level: i32) -> Result<Packed> {
+/// A compressed cluster, if that saves at least a sector.
+fn squeezed(
+    number: u64,
+    cluster: Data,
+    compress: impl FnOnce(&[u8], &mut [u8]) -> Option<usize>,
+) -> Result<Packed> {
     // One sector less than a cluster, as plain clusters are read with less work.
     let mut out = vec![0; cluster.len().saturating_sub(index(SECTOR))];
-    match compress(level, cluster.bytes(), &mut out) {
+    match compress(cluster.bytes(), &mut out) {
         Some(len) if len > 0 => packed(number, &out, len),
         _ => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
     }
@@ -281,6 +292,32 @@ fn deflate(level: u8, bytes: &[u8], out: &mut [u8]) -> Option<usize> {
     })
 }
 
+/// Compresses into `out`, which begins as zeroes, for a reader with a window of 4 KiB, as QEMU's for
+/// qcow2; none if it does not fit.
+fn deflate_short(level: u8, bytes: &[u8], out: &mut [u8]) -> Option<usize> {
+    DEFLATE.with_borrow_mut(|state| {
+        let compressor = state.get_or_insert_default();
+        compressor.reset();
+        compressor.set_format_and_level(DataFormat::Raw, level);
+        let mut made = 0;
+        let mut parts = bytes.chunks(WINDOW).peekable();
+        while let Some(part) = parts.next() {
+            // A full flush forgets what was before it: nothing refers further back.
+            let (flush, wanted) = match parts.peek() {
+                Some(_) => (TDEFLFlush::Full, TDEFLStatus::Okay),
+                None => (TDEFLFlush::Finish, TDEFLStatus::Done),
+            };
+            let (status, read, len) = deflate_core(compressor, part, out.get_mut(made..)?, flush);
+            made += len;
+            // Without room at the end there may be more to come.
+            if status != wanted || read != part.len() || made == out.len() {
+                return None;
+            }
+        }
+        Some(made)
+    })
+}
+
 /// Compresses into `out`, and zeroes the rest of it; none if it does not fit.
 fn compress(level: i32, bytes: &[u8], out: &mut [u8]) -> Option<usize> {
     ZSTD.with_borrow_mut(|state| {
@@ -292,4 +329,25 @@ fn compress(level: i32, bytes: &[u8], out: &mut [u8]) -> Option<usize> {
         out.get_mut(len..)?.fill(0);
         Some(len)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_deflate_refers_no_further_back_than_its_window() {
+        let mut content: Vec<u8> = (0..65536_u32).map(|n| (n * n / 1009) as u8).collect();
+        content.copy_within(0..20_000, 40_000);
+        for len in [1, 512, 4096, 4097, 65536] {
+            let mut out = vec![0; len + 1024];
+            let made = deflate_short(6, &content[..len], &mut out).unwrap();
+            let unpacked = miniz_oxide::inflate::decompress_to_vec(&out[..made]).unwrap();
+            assert!(unpacked == content[..len], "{len}");
+        }
+        let mut out = vec![0; 65536];
+        let zeroes = deflate_short(6, &[0; 65536], &mut out).unwrap();
+        assert!(zeroes < 2048, "{zeroes}");
+        assert_eq!(deflate_short(6, &content, &mut [0; 1000]), None);
+    }
 }

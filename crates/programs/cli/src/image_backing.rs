@@ -37,7 +37,7 @@ pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
     let described = name.clone();
     let result = run(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(names);
-        commit(&context, &described, keep).await
+        commit(&context, &described, None, keep).await
     })?;
     let written = result.map_err(|error| failure(&name, &error))?;
     out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;

@@ -78,8 +78,8 @@ pub(crate) fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Re
 
 fn text(report: &Report) -> String {
     let mut text = String::new();
-    for line in &report.texts {
-        text += &format!("{}\n", out::one_line(line));
+    for fault in &report.faults {
+        text += &format!("{}\n", out::one_line(&fault.to_string()));
     }
     let fixed = [(report.corruptions_fixed, "corruptions"), (report.leaks_fixed, "leaks")];
     for (count, what) in fixed.into_iter().filter(|(count, _)| *count > 0) {
@@ -111,7 +111,7 @@ fn json(name: &str, report: &Report) -> String {
         "compressed-clusters": report.compressed,
         "image-end-offset": report.image_end,
         "dirty": report.is_dirty,
-        "messages": report.texts,
+        "messages": report.faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
     });
     format!("{value:#}\n")
 }

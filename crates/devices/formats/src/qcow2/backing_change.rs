@@ -51,7 +51,7 @@ pub enum Rebase {
 ///
 /// # Errors
 /// [`Kind::Usage`] for a name that does not fit, [`Kind::Unsupported`] if the image cannot be
-/// written or has an external data file, and those of the devices.
+/// written or, with [`Rebase::Safe`], has an external data file, and those of the devices.
 pub async fn rebase(
     context: &OpenContext,
     description: &str,
@@ -63,7 +63,9 @@ pub async fn rebase(
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
-    refuse_data_file(&head.header).map_err(named)?;
+    if is_safe {
+        refuse_data_file(&head.header).map_err(named)?;
+    }
     // Refused before anything is written.
     let first = first_cluster(&file, &head, new).await.map_err(named)?;
     let written = if is_safe {
@@ -228,23 +230,27 @@ async fn put(device: &Arc<dyn Device>, at: u64, data: Vec<u8>) -> Result<()> {
 /// unless `keep`. Nothing else may use either. The policy of `context` must allow to open the backing
 /// file. Returns the number of bytes that were written.
 ///
+/// With `base`, what the image has itself goes to that one, which is further down: to copy all images
+/// above it, begin with the lowest.
+///
 /// # Errors
 /// [`Kind::Usage`] if the image has no backing file, [`Kind::NoSpace`] if that is smaller than the
 /// disk, [`Kind::Unsupported`] if the image has an external data file, and those of the devices.
-pub async fn commit(context: &OpenContext, description: &str, keep: bool) -> Result<u64> {
+pub async fn commit(
+    context: &OpenContext,
+    description: &str,
+    base: Option<&BackingName>,
+    keep: bool,
+) -> Result<u64> {
     let Base { file, head, .. } = open_base(context, description, INTENT, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
     let header = &head.header;
     refuse_data_file(header).map_err(named)?;
-    let Some(name) = &header.backing else {
-        return Err(named(usage("the image has no backing file")));
-    };
-    let Some(format) = &header.backing_format else {
-        let what = format!("the image does not tell the format of its backing file {name:?}");
-        let way = "write it with \"blockhaul rebase --unsafe IMAGE BACKING --format FORMAT\"";
-        return Err(named(unsupported(what, way)));
+    let (name, format) = match base {
+        Some(base) => (&base.name, &base.format),
+        None => backing_of(header).map_err(named)?,
     };
     // Refuses an image that cannot be emptied before anything is written.
     let handle = open_handle(&file, &head, None).await.map_err(named)?;
@@ -267,6 +273,16 @@ pub async fn commit(context: &OpenContext, description: &str, keep: bool) -> Res
         edit.run(async |parts, _| parts.cut(0).await).await.map_err(named)?;
     }
     Ok(written)
+}
+
+/// The name of the backing file, and its format.
+fn backing_of(header: &Header) -> Result<(&String, &String)> {
+    let name = header.backing.as_ref().ok_or_else(|| usage("the image has no backing file"))?;
+    header.backing_format.as_ref().map(|format| (name, format)).ok_or_else(|| {
+        let what = format!("the image does not tell the format of its backing file {name:?}");
+        let way = "write it with \"blockhaul rebase --unsafe IMAGE BACKING --format FORMAT\"";
+        unsupported(what, way)
+    })
 }
 
 /// Copies what an image has itself; returns the number of bytes.

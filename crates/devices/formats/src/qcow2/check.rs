@@ -11,7 +11,7 @@ use blockhaul_block::{Device, Error, Kind, Result};
 
 use super::entry::{COPIED, Layout};
 use super::error::damaged;
-use super::header::{Header, L1Place, incompatible};
+use super::header::{AUTOCLEAR_AT, Header, L1Place, autoclear, incompatible};
 use super::image::Head;
 use super::refcount::Width;
 use super::words::{bytes_of, words};
@@ -22,7 +22,7 @@ use crate::storage::{self, read};
 /// Most clusters of an image file: their references are counted in memory, 2 bytes for each.
 const CLUSTERS_MAX: u64 = 512 << 20;
 /// Faults that are described.
-const TEXTS_MAX: usize = 100;
+const FAULTS_MAX: usize = 100;
 /// Tables that are checked without a pause.
 const STRETCH: usize = 64;
 
@@ -61,19 +61,92 @@ pub struct Report {
     pub image_end: u64,
     /// The image is marked as dirty: refcounts are expected to be wrong.
     pub is_dirty: bool,
-    /// The first faults, one line each.
-    pub texts: Vec<String>,
+    /// The first faults: of entries and refcounts, and then of flags.
+    pub faults: Vec<Fault>,
+}
+
+/// What is wrong. Its text is one line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A refcount is not the number of references.
+    Refcount {
+        /// Number of the cluster in the file.
+        cluster: u64,
+        /// The refcount.
+        stored: u64,
+        /// The number of references.
+        references: u64,
+        /// It was repaired.
+        fixed: bool,
+    },
+    /// A flag that says whether there is one reference contradicts the refcount.
+    Flag {
+        /// The entry with the flag.
+        entry: FlagOf,
+        /// Its 64 bits.
+        value: u64,
+        /// The refcount of what it names.
+        refcount: u64,
+        /// It was repaired.
+        fixed: bool,
+    },
+    /// An entry names something that is behind the end of the file.
+    Beyond {
+        /// Its offset in the file, and its length, in bytes.
+        offset: u64,
+        /// See `offset`.
+        len: u64,
+        /// What names it.
+        what: String,
+    },
+    /// Something else.
+    Other(String),
+}
+
+/// The entry of a [`Fault::Flag`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FlagOf {
+    /// An entry of the L1 table, by its number.
+    L1(u64),
+    /// The entry of an L2 table for the cluster at this offset of the disk, in bytes.
+    L2(u64),
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Fault::Refcount { cluster, stored, references, .. } => {
+                write!(
+                    f,
+                    "cluster {cluster} has {references} references, and a refcount of {stored}"
+                )
+            }
+            Fault::Flag { entry: FlagOf::L1(number), value, .. } => {
+                write!(f, "L1 entry {number} ({value:#x}) has a flag that contradicts its refcount")
+            }
+            Fault::Flag { entry: FlagOf::L2(at), value, .. } => write!(
+                f,
+                "the L2 entry of the cluster at offset {at} of the disk ({value:#x}) has a flag that contradicts \
+                 its refcount"
+            ),
+            Fault::Beyond { offset, len, what } => {
+                write!(f, "{what}: {len} bytes at offset {offset} exceed the file")
+            }
+            Fault::Other(text) => f.write_str(text),
+        }
+    }
 }
 
 impl Report {
     fn corrupt(&mut self, text: impl FnOnce() -> String) {
         self.corruptions += 1;
-        self.note(text);
+        self.note(|| Fault::Other(text()));
     }
 
-    fn note(&mut self, text: impl FnOnce() -> String) {
-        if self.texts.len() < TEXTS_MAX {
-            self.texts.push(text());
+    fn note(&mut self, fault: impl FnOnce() -> Fault) {
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.push(fault());
         }
     }
 }
@@ -87,16 +160,23 @@ impl Report {
 pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
     let head = Head::read(file).await?;
     let mut check = Check::new(file, head)?;
+    if repair != Repair::Nothing {
+        check.clear_unknown().await?;
+    }
     check.count_all().await?;
-    check.flags(repair == Repair::All).await?;
-    let is_safe = check.report.corruptions == 0;
     let wrong = check.compare().await?;
     match repair {
         Repair::Nothing => {}
-        Repair::Leaks if !is_safe || check.report.corruptions > 0 => {
-            check.report.note(|| "leaks are not repaired while there are corruptions".into());
+        Repair::Leaks if check.report.corruptions > 0 => {
+            let text = "leaks are not repaired while there are corruptions";
+            check.report.note(|| Fault::Other(text.into()));
         }
         Repair::Leaks | Repair::All => check.repair(wrong, repair).await?,
+    }
+    let is_clean = check.report.corruptions == 0 && check.report.leaks == 0;
+    check.flags(repair == Repair::All || (repair == Repair::Leaks && is_clean)).await?;
+    if repair == Repair::All {
+        check.clear_marks().await?;
     }
     Ok(check.report)
 }
@@ -105,6 +185,8 @@ pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
 struct Wrong {
     cluster: u64,
     stored: u64,
+    /// The number of references.
+    found: u64,
     /// Whether there is a place for it.
     has_block: bool,
 }
@@ -114,7 +196,8 @@ struct Check<'a> {
     header: Header,
     layout: Layout,
     width: Width,
-    /// References to each cluster of the file; the largest number stands for more.
+    /// References to each cluster of the file, and its refcount once both are compared; the largest number
+    /// stands for more.
     references: Vec<u16>,
     blocks: Vec<u64>,
     /// The cluster of the file behind the last one of the disk that is not compressed.
@@ -166,9 +249,8 @@ impl Check<'_> {
         let end = offset.checked_add(len).map(|end| end.div_ceil(self.cluster()));
         match end.filter(|&end| end <= self.references.len() as u64) {
             None => {
-                let what = what();
-                self.report
-                    .corrupt(|| format!("{what}: {len} bytes at offset {offset} exceed the file"));
+                self.report.corruptions += 1;
+                self.report.note(|| Fault::Beyond { offset, len, what: what() });
             }
             Some(end) => self.references[index(first)..index(end)]
                 .iter_mut()
@@ -279,7 +361,7 @@ impl Check<'_> {
             let found = match self.layout.found(words, at) {
                 Ok(found) => found,
                 Err(error) => {
-                    self.report.corrupt(|| format!("{whose}: {}", short(&error)));
+                    self.count_wrong(words, at, whose, &error);
                     continue;
                 }
             };
@@ -305,6 +387,19 @@ impl Check<'_> {
         Ok(())
     }
 
+    /// Notes an entry that cannot be true.
+    fn count_wrong(&mut self, words: &[u64], at: u64, whose: &str, error: &Error) {
+        let found = words.first().and_then(|&entry| self.layout.refers_to(entry));
+        let bits = self.layout.cluster_bits;
+        match found {
+            Some((first, count)) if first.saturating_add(count) > self.references.len() as u64 => {
+                let what = format!("{whose}: the cluster at offset {at} of the disk");
+                self.refer(first << bits, count << bits, || what);
+            }
+            _ => self.report.corrupt(|| format!("{whose}: {}", short(error))),
+        }
+    }
+
     async fn count_bitmap(&mut self, name: &str, table: u64, entries: u64) -> Result<()> {
         let len = entries * 8;
         self.refer(table, len, || format!("table of bitmap {name:?}"));
@@ -320,7 +415,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Compares the flags of the disk's tables with the references; sets them right if `repair`.
+    /// Compares the flags of the disk's tables with the refcounts; sets them right if `repair`.
     async fn flags(&mut self, repair: bool) -> Result<()> {
         if self.header.has(incompatible::DATA_FILE) {
             return Ok(());
@@ -343,7 +438,7 @@ impl Check<'_> {
             if let Some(right) = right {
                 *slot = right;
                 changed = true;
-                self.flag_fault(repair, || format!("L1 entry {number} ({entry:#x})"));
+                self.flag_fault(repair, FlagOf::L1(number as u64), entry);
             }
             let Some(table) = table else { continue };
             self.l2_flags(table, number as u64, repair).await?;
@@ -364,9 +459,7 @@ impl Check<'_> {
                 changed = true;
                 let at =
                     l1 * self.layout.l2_covers() + ((number as u64) << self.layout.cluster_bits);
-                self.flag_fault(repair, || {
-                    format!("the L2 entry of the cluster at offset {at} of the disk ({old:#x})")
-                });
+                self.flag_fault(repair, FlagOf::L2(at), old);
             }
         }
         if changed && repair {
@@ -375,7 +468,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// The entry with the other flag, if the flag contradicts the references.
+    /// The entry with the other flag, if the flag contradicts the refcount.
     fn right_flag(&self, entry: u64) -> Option<u64> {
         // Compressed clusters never have it.
         if Layout::is_compressed(entry) {
@@ -387,14 +480,15 @@ impl Check<'_> {
         (is_one != (entry & COPIED != 0)).then_some(entry ^ COPIED)
     }
 
-    fn flag_fault(&mut self, repair: bool, what: impl FnOnce() -> String) {
-        let text = || format!("{} has a flag that contradicts its refcount", what());
-        if repair {
+    fn flag_fault(&mut self, fixed: bool, entry: FlagOf, value: u64) {
+        let cluster = self.layout.refers_to(value).map_or(0, |found| found.0);
+        let refcount = self.references.get(index(cluster)).copied().unwrap_or(0).into();
+        if fixed {
             self.report.corruptions_fixed += 1;
-            self.report.note(text);
         } else {
-            self.report.corrupt(text);
+            self.report.corruptions += 1;
         }
+        self.report.note(|| Fault::Flag { entry, value, refcount, fixed });
     }
 
     /// Compares refcounts with the references.
@@ -435,21 +529,24 @@ impl Check<'_> {
         if stored == found.into() || (found == u16::MAX && stored >= found.into()) {
             return;
         }
-        let text =
-            || format!("cluster {cluster} has {found} references, and a refcount of {stored}");
-        if stored > found.into() {
-            self.report.leaks += 1;
-            self.report.note(text);
-        } else {
-            self.report.corrupt(text);
+        if let Some(count) = self.references.get_mut(index(cluster)) {
+            *count = u16::try_from(stored).unwrap_or(u16::MAX);
         }
-        wrong.push(Wrong { cluster, stored, has_block });
+        let found = u64::from(found);
+        if stored > found {
+            self.report.leaks += 1;
+        } else {
+            self.report.corruptions += 1;
+        }
+        let fault = || Fault::Refcount { cluster, stored, references: found, fixed: false };
+        self.report.note(fault);
+        wrong.push(Wrong { cluster, stored, found, has_block });
     }
 
     /// Sets refcounts right: first those that are too low, so that the image gets no worse if this
     /// is interrupted.
     async fn repair(&mut self, wrong: Vec<Wrong>, repair: Repair) -> Result<()> {
-        let is_low = |one: &Wrong| u64::from(self.found(one.cluster)) > one.stored;
+        let is_low = |one: &Wrong| one.found > one.stored;
         let (low, high): (Vec<_>, Vec<_>) = wrong.into_iter().partition(is_low);
         if repair == Repair::All {
             let fixed = self.set_all(&low).await?;
@@ -460,9 +557,22 @@ impl Check<'_> {
         let fixed = self.set_all(&high).await?;
         self.report.leaks -= fixed;
         self.report.leaks_fixed += fixed;
-        storage::flush(self.file).await?;
-        let is_fine = self.report.corruptions == 0;
-        if repair == Repair::All && is_fine && self.header.version >= 3 {
+        storage::flush(self.file).await
+    }
+
+    /// Clears auto-clear features that this program does not know, as every writer does.
+    async fn clear_unknown(&self) -> Result<()> {
+        let known = self.header.autoclear & autoclear::KNOWN;
+        if known != self.header.autoclear {
+            storage::write(self.file, AUTOCLEAR_AT, &known.to_be_bytes()).await?;
+            storage::flush(self.file).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes that nothing is wrong any longer, if that is so.
+    async fn clear_marks(&mut self) -> Result<()> {
+        if self.report.corruptions == 0 && self.header.version >= 3 {
             let marks = incompatible::DIRTY | incompatible::CORRUPT;
             if self.header.incompatible & marks != 0 {
                 let features = self.header.incompatible & !marks;
@@ -474,12 +584,22 @@ impl Check<'_> {
         Ok(())
     }
 
-    fn found(&self, cluster: u64) -> u16 {
-        self.references.get(index(cluster)).copied().unwrap_or(0)
+    /// Notes that a refcount is right now.
+    fn fixed(&mut self, one: &Wrong) {
+        if let Some(count) = self.references.get_mut(index(one.cluster)) {
+            *count = u16::try_from(one.found).unwrap_or(u16::MAX);
+        }
+        for fault in &mut self.report.faults {
+            if let Fault::Refcount { cluster, fixed, .. } = fault
+                && *cluster == one.cluster
+            {
+                *fixed = true;
+            }
+        }
     }
 
     /// Sets these refcounts to the number of references; returns how many.
-    async fn set_all(&self, wrong: &[Wrong]) -> Result<u64> {
+    async fn set_all(&mut self, wrong: &[Wrong]) -> Result<u64> {
         let per_block = self.cluster() / 8 * self.width.per_word();
         let mut fixed = 0;
         let same =
@@ -488,11 +608,15 @@ impl Check<'_> {
             let Some(first) = group.first().filter(|one| one.has_block) else { continue };
             let Some(&block) = self.blocks.get(index(first.cluster / per_block)) else { continue };
             let mut counts = self.read_words(block, self.cluster()).await?;
+            let mut done = Vec::new();
             for one in group {
-                let found = u64::from(self.found(one.cluster));
-                fixed += u64::from(self.width.set(&mut counts, one.cluster % per_block, found));
+                if self.width.set(&mut counts, one.cluster % per_block, one.found) {
+                    done.push(one);
+                }
             }
             storage::write(self.file, block, &bytes_of(&counts)).await?;
+            fixed += done.len() as u64;
+            done.into_iter().for_each(|one| self.fixed(one));
         }
         Ok(fixed)
     }

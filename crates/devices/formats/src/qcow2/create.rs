@@ -14,7 +14,9 @@ use blockhaul_catalog::{Direct, Intent, Opened, Preparation, Spec, Target};
 use super::chain::{Chain, Level};
 use super::entry::Layout;
 use super::error::usage;
-use super::header::{Header, MAGIC, extension, incompatible};
+use super::header::{
+    Header, MAGIC, autoclear, compatible, extension, feature_table, incompatible, push_extension,
+};
 use super::image::{Image, Options};
 use super::refcount::Width;
 use super::words::bytes_of;
@@ -23,10 +25,14 @@ use crate::bytes::index;
 use crate::named::{Storage, folder_of};
 use crate::storage;
 
-/// Length in bytes of the header with the compression type, padded.
+/// Length in bytes of the header with the compression type, padded, and of that of version 2.
 const HEADER_LEN: u32 = 112;
-/// log2 of the bits of a refcount: what all programs use.
+const HEADER_LEN_V2: u32 = 72;
+/// log2 of the bits of a refcount in version 2, and the default.
 const REFCOUNT_ORDER: u32 = 4;
+/// Names of features are written to clusters that are larger: in smaller ones they leave too little
+/// room for names of files.
+const NAMES_CLUSTER: u64 = 4096;
 /// Longest L1 table in bytes; QEMU reads as much.
 const L1_MAX: u64 = 32 << 20;
 /// Smallest cluster in bytes with subclusters.
@@ -38,9 +44,18 @@ struct Wanted {
     size: u64,
     cluster_bits: u32,
     subclusters: bool,
+    /// 2 or 3.
+    version: u32,
+    /// log2 of the bits of a refcount.
+    refcount_order: u32,
+    lazy_refcounts: bool,
+    /// Compressed clusters, once there are some, are made by zstd.
+    zstd: bool,
     /// Name and format of the backing file, as the image names it.
     backing: Option<(String, &'static str)>,
     data_file: Option<String>,
+    /// The data file is a raw image of the disk.
+    data_file_raw: bool,
 }
 
 /// The clusters of the tables of a new image, after its header.
@@ -164,7 +179,37 @@ impl Wanted {
         }
         let size = size.checked_next_multiple_of(512).filter(|&size| i64::try_from(size).is_ok());
         let size = size.ok_or_else(|| usage("the disk is too large"))?;
-        Ok(Wanted { size, cluster_bits: cluster.trailing_zeros(), subclusters, backing, data_file })
+        let wanted = Wanted {
+            size,
+            cluster_bits: cluster.trailing_zeros(),
+            subclusters,
+            version: if args.text("version") == Some("2") { 2 } else { 3 },
+            refcount_order: refcount_order(args.number("refcount-bits").unwrap_or(16))?,
+            lazy_refcounts: args.switch("lazy-refcounts"),
+            zstd: args.text("compression") == Some("zstd"),
+            backing,
+            data_file,
+            data_file_raw: args.switch("data-file-raw"),
+        };
+        wanted.check_version()?;
+        Ok(wanted)
+    }
+
+    fn check_version(&self) -> Result<()> {
+        if self.data_file_raw && self.data_file.is_none() {
+            return Err(usage("data-file-raw needs data-file"));
+        }
+        let new = [
+            ("subclusters", self.subclusters),
+            ("refcount-bits", self.refcount_order != REFCOUNT_ORDER),
+            ("lazy-refcounts", self.lazy_refcounts),
+            ("compression=zstd", self.zstd),
+            ("data-file", self.data_file.is_some()),
+        ];
+        match new.into_iter().find(|one| one.1 && self.version < 3) {
+            Some((name, _)) => Err(usage(format!("version=2 has no {name}: use version=3"))),
+            None => Ok(()),
+        }
     }
 
     fn cluster(&self) -> u64 {
@@ -181,8 +226,8 @@ impl Wanted {
                 "clusters of {cluster} bytes are too small for a disk of {size}: use cluster=64k or more"
             )));
         }
-        let l1_len = (l1_entries * 8).div_ceil(cluster).max(1);
-        let per_block = cluster / 8 * Width::of_order(REFCOUNT_ORDER).per_word();
+        let l1_len = (l1_entries * 8).div_ceil(cluster);
+        let per_block = cluster / 8 * Width::of_order(self.refcount_order).per_word();
         let mut table_len = 1;
         let mut blocks_len = 1;
         loop {
@@ -203,36 +248,45 @@ impl Wanted {
     fn features(&self) -> u64 {
         let data_file = if self.data_file.is_some() { incompatible::DATA_FILE } else { 0 };
         let subclusters = if self.subclusters { incompatible::EXTENDED_L2 } else { 0 };
-        data_file | subclusters
+        let zstd = if self.zstd { incompatible::COMPRESSION } else { 0 };
+        data_file | subclusters | zstd
     }
 
     /// The first cluster ("Header", "Header extensions").
     fn first_cluster(&self, tables: &Tables) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; index(HEADER_LEN.into())];
+        let is_new = self.version >= 3;
+        let len = if is_new { HEADER_LEN } else { HEADER_LEN_V2 };
+        let mut bytes = vec![0; index(len.into())];
         let offset = |cluster: u64| (cluster << self.cluster_bits).to_be_bytes();
         let short = |number: u64| u32::try_from(number).unwrap_or(u32::MAX).to_be_bytes();
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC);
-        put(4, &3_u32.to_be_bytes());
+        put(4, &self.version.to_be_bytes());
         put(20, &self.cluster_bits.to_be_bytes());
         put(24, &self.size.to_be_bytes());
         put(36, &short(tables.l1_entries));
-        put(40, &offset(tables.l1));
+        put(40, &offset(if tables.l1_entries == 0 { 0 } else { tables.l1 }));
         put(48, &offset(tables.table));
         put(56, &short(tables.table_len));
-        put(72, &self.features().to_be_bytes());
-        put(96, &REFCOUNT_ORDER.to_be_bytes());
-        put(100, &HEADER_LEN.to_be_bytes());
+        if is_new {
+            put(72, &self.features().to_be_bytes());
+            let lazy = if self.lazy_refcounts { compatible::LAZY_REFCOUNTS } else { 0 };
+            put(80, &lazy.to_be_bytes());
+            let raw = if self.data_file_raw { autoclear::RAW_DATA_FILE } else { 0 };
+            put(88, &raw.to_be_bytes());
+            put(96, &self.refcount_order.to_be_bytes());
+            put(100, &HEADER_LEN.to_be_bytes());
+            put(104, &[u8::from(self.zstd)]);
+        }
         let format = self.backing.as_ref().map(|(_, format)| (extension::BACKING_FORMAT, *format));
         let data = self.data_file.as_ref().map(|name| (extension::DATA_FILE, name.as_str()));
         for (kind, text) in format.into_iter().chain(data) {
-            bytes.extend(kind.to_be_bytes());
-            bytes.extend(short(text.len() as u64));
-            bytes.extend(text.as_bytes());
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            push_extension(&mut bytes, kind, text.as_bytes());
         }
-        // The end of the list.
-        bytes.resize(bytes.len() + 8, 0);
+        if is_new && self.cluster() > NAMES_CLUSTER {
+            push_extension(&mut bytes, extension::FEATURE_NAMES, &feature_table());
+        }
+        push_extension(&mut bytes, extension::END, &[]);
         if let Some((name, _)) = &self.backing {
             let at = bytes.len() as u64;
             bytes.extend(name.as_bytes());
@@ -285,7 +339,7 @@ impl Wanted {
     async fn write(&self, file: &Arc<dyn Device>, tables: &Tables, first: &[u8]) -> Result<()> {
         let words = index(self.cluster() / 8);
         let at = |cluster: u64| cluster << self.cluster_bits;
-        let width = Width::of_order(REFCOUNT_ORDER);
+        let width = Width::of_order(self.refcount_order);
         let per_block = words as u64 * width.per_word();
         let mut table = vec![0; words * index(tables.table_len)];
         for (number, entry) in (0..tables.blocks_len).zip(&mut table) {
@@ -299,11 +353,24 @@ impl Wanted {
         }
         storage::write(file, at(tables.table), &bytes_of(&table)).await?;
         let empty = vec![0; index(self.cluster())];
+        // As in files of QEMU, the last cluster need not be whole.
+        let mut left = tables.l1_entries * 8;
         for cluster in tables.l1..tables.end {
-            storage::write(file, at(cluster), &empty).await?;
+            let part = left.min(self.cluster());
+            storage::write(file, at(cluster), &empty[..index(part)]).await?;
+            left -= part;
         }
         storage::flush(file).await?;
         storage::write(file, 0, first).await
+    }
+}
+
+/// log2 of the bits of a refcount.
+fn refcount_order(bits: u64) -> Result<u32> {
+    if bits.is_power_of_two() && bits <= 64 {
+        Ok(bits.trailing_zeros())
+    } else {
+        Err(usage(format!("refcounts of {bits} bits: use a power of two, 1 to 64")))
     }
 }
 

@@ -6,14 +6,13 @@ use blockhaul_block::{Device, Error, FileId, Kind, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
 pub use super::bitmap::BitmapDescription;
-use super::header::{Compression, Header, autoclear, incompatible};
+pub use super::header::Obstacle;
+use super::header::{Compression, Header, autoclear, compatible, incompatible};
 use super::image::Head;
 pub use super::snapshot::SnapshotFacts;
-use super::{bitmap, snapshot};
+use super::{bitmap, header, snapshot};
 use crate::named::{Namer, Storage, folder_of};
 
-/// Compatible feature bit 0 ("Header").
-const LAZY_REFCOUNTS: u64 = 1;
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;
 
@@ -69,6 +68,12 @@ pub struct SnapshotDescription {
     pub facts: SnapshotFacts,
 }
 
+/// Finds out whether an image can be opened from its first bytes: a cluster, or all of a shorter file.
+/// None also if they are damaged.
+pub fn obstacle(first: &[u8]) -> Option<Obstacle> {
+    header::obstacle(first)
+}
+
 /// Describes the image in a device.
 ///
 /// # Errors
@@ -98,7 +103,7 @@ async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Descript
             Compression::Zstd => "zstd",
         },
         subclusters: header.is_extended(),
-        lazy_refcounts: header.compatible & LAZY_REFCOUNTS != 0,
+        lazy_refcounts: header.compatible & compatible::LAZY_REFCOUNTS != 0,
         dirty: header.has(incompatible::DIRTY),
         corrupt: header.has(incompatible::CORRUPT),
         backing: header.backing.clone(),
@@ -132,7 +137,16 @@ pub struct ChainLink {
 /// Those of [`describe`] and of opening a file, [`Kind::Unsupported`] if the policy refuses it, and
 /// [`Kind::Invalid`] if the chain is a loop.
 pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<Vec<ChainLink>> {
-    let mut links: Vec<ChainLink> = Vec::new();
+    let links = walk_chain(context, description).await?;
+    Ok(links.into_iter().map(|(link, _)| link).collect())
+}
+
+/// The same, with the devices.
+pub(super) async fn walk_chain(
+    context: &OpenContext,
+    description: &str,
+) -> Result<Vec<(ChainLink, Storage)>> {
+    let mut links: Vec<(ChainLink, Storage)> = Vec::new();
     let mut seen: Vec<Vec<FileId>> = Vec::new();
     let mut storage = Storage::new(context.open(description, Intent::READ).await?);
     let mut folder = folder_of(description);
@@ -150,19 +164,21 @@ pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<
         let name = facts.name.to_string();
         let len = crate::storage::len_of(&facts);
         if format.as_deref() != Some("qcow2") {
-            links.push(ChainLink { name, len, image: None, format });
+            links.push((ChainLink { name, len, image: None, format }, storage));
             return Ok(links);
         }
         let head = Head::read(&storage.device).await.map_err(|error| error.on(&facts.name))?;
         let image =
             describe_head(&storage.device, &head).await.map_err(|error| error.on(&facts.name))?;
-        links.push(ChainLink { name, len, image: Some(image), format });
+        let link = ChainLink { name, len, image: Some(image), format };
         let Header { backing: Some(named), backing_format, .. } = head.header else {
+            links.push((link, storage));
             return Ok(links);
         };
         let from = Namer { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
         let below = from.description(&named, "backing")?;
         let opened = from.open(context, &named, &below, "backing", Intent::READ).await?;
-        (storage, folder, format) = (Storage::new(opened), folder_of(&below), backing_format);
+        links.push((link, std::mem::replace(&mut storage, Storage::new(opened))));
+        (folder, format) = (folder_of(&below), backing_format);
     }
 }

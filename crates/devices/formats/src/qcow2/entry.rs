@@ -294,6 +294,14 @@ impl Layout {
         }
     }
 
+    /// The cluster of the file that an entry has, whatever it reads as; none if it is compressed.
+    ///
+    /// # Errors
+    /// If the entry cannot be true.
+    pub(super) fn space(&self, entry: u64, at: u64) -> Result<Option<u64>> {
+        if Layout::is_compressed(entry) { Ok(None) } else { self.host(entry, at) }
+    }
+
     /// The host cluster of an entry, if it has one.
     fn host(&self, entry: u64, at: u64) -> Result<Option<u64>> {
         let offset = entry & OFFSET;

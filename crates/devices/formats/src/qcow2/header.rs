@@ -41,6 +41,36 @@ pub(super) mod incompatible {
     pub(super) const KNOWN: u64 = DIRTY | CORRUPT | DATA_FILE | COMPRESSION | EXTENDED_L2;
 }
 
+/// Compatible features ("Header", bytes 80 to 87).
+pub(super) mod compatible {
+    /// Refcounts may be written late, with [`super::incompatible::DIRTY`] set meanwhile.
+    pub(in crate::qcow2) const LAZY_REFCOUNTS: u64 = 1 << 0;
+}
+
+/// Features, as a new image names them for programs that do not know them: kind, bit and name.
+const FEATURES: &[(u8, u8, &str)] = &[
+    (0, 0, "dirty bit"),
+    (0, 1, "corrupt bit"),
+    (0, 2, "external data file"),
+    (0, 3, "compression type"),
+    (0, 4, "extended L2 entries"),
+    (1, 0, "lazy refcounts"),
+    (2, 0, "bitmaps"),
+    (2, 1, "raw external data"),
+];
+
+/// The data of the extension with names of features ("Feature name table").
+pub(super) fn feature_table() -> Vec<u8> {
+    let mut all = Vec::new();
+    for (kind, bit, name) in FEATURES {
+        let start = all.len();
+        all.extend([*kind, *bit]);
+        all.extend(name.as_bytes());
+        all.resize(start + FEATURE_LEN, 0);
+    }
+    all
+}
+
 /// Auto-clear features ("Header", bytes 88 to 95).
 pub(super) mod autoclear {
     /// The bitmaps are consistent with the disk.
@@ -58,9 +88,9 @@ pub(super) const REFCOUNT_TABLE_AT: u64 = 48;
 
 /// Types of extensions ("Header extensions").
 pub(super) mod extension {
-    pub(super) const END: u32 = 0;
+    pub(in crate::qcow2) const END: u32 = 0;
     pub(in crate::qcow2) const BACKING_FORMAT: u32 = 0xe279_2aca;
-    pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
+    pub(in crate::qcow2) const FEATURE_NAMES: u32 = 0x6803_f857;
     pub(super) const BITMAPS: u32 = 0x2385_2875;
     pub(in crate::qcow2) const DATA_FILE: u32 = 0x4441_5441;
 }
@@ -286,7 +316,7 @@ pub(super) fn with_backing(first: &[u8], names: Option<(&str, &str)>) -> Result<
     Ok(new)
 }
 
-fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
+pub(super) fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
     header.extend(kind.to_be_bytes());
     // Lengths were read from 32 bits, or are those of short names.
     header.extend(u32::try_from(data.len()).unwrap_or(u32::MAX).to_be_bytes());
@@ -516,6 +546,40 @@ pub(super) fn check_l1_len(l1: L1Place) -> Result<()> {
     Ok(())
 }
 
+/// Why an image cannot be opened by a program that knows what this one does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Incompatible features that are not known: the names that the image gives them, and the bits of
+    /// those that it does not name.
+    Features(Vec<String>, u64),
+    /// The disk is larger than any table can describe.
+    TooLarge,
+}
+
+/// Finds out whether an image can be opened from its first bytes, a cluster or all of a shorter file;
+/// none also if they are damaged.
+pub(super) fn obstacle(first: &[u8]) -> Option<Obstacle> {
+    let cluster_bits = Header::cluster_bits(first).ok()?;
+    let fixed = Fixed::parse(first, cluster_bits).ok()?;
+    let first = first.get(..index(fixed.cluster())).unwrap_or(first);
+    let unknown = fixed.incompatible & !incompatible::KNOWN;
+    if unknown != 0 {
+        let mut unnamed = unknown;
+        let mut names = Vec::new();
+        for one in Extensions::parse(first, fixed.len).ok()?.feature_names {
+            let bit = 1_u64.checked_shl(one.bit.into()).unwrap_or(0);
+            if one.kind == 0 && unnamed & bit != 0 {
+                unnamed &= !bit;
+                names.push(one.name);
+            }
+        }
+        return Some(Obstacle::Features(names, unnamed));
+    }
+    // An L2 table has at least 32 entries.
+    let entries = fixed.size >> (2 * cluster_bits - 3);
+    (entries > i32::MAX.unsigned_abs().into()).then_some(Obstacle::TooLarge)
+}
+
 struct FeatureName {
     /// 0: incompatible.
     kind: u8,
@@ -559,7 +623,8 @@ impl Extensions {
 }
 
 fn feature_names(data: &[u8]) -> Vec<FeatureName> {
-    let entries = data.chunks_exact(FEATURE_LEN);
+    // QEMU fills up the last one.
+    let entries = data.chunks(FEATURE_LEN).filter(|entry| entry.len() > 2);
     let parse = |entry: &[u8]| {
         let name = entry[2..].split(|&byte| byte == 0).next().unwrap_or_default();
         FeatureName { kind: entry[0], bit: entry[1], name: text(name) }

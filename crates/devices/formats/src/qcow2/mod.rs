@@ -8,7 +8,7 @@
 //! the `parts` of a handle.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
-//! [`mod@resize`] and [`mod@bitmap_change`]; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, and [`mod@measure`] how long one
+//! [`mod@resize`], [`mod@reserve`], [`mod@bitmap_change`] and [`mod@snapshot_change`]; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, [`mod@places`] where their space is, and [`mod@measure`] how long one
 //! would be.
 
 pub mod backing_change;
@@ -28,10 +28,13 @@ mod header;
 mod image;
 pub mod measure;
 mod parts;
+pub mod places;
 mod read;
 mod refcount;
+pub mod reserve;
 pub mod resize;
 mod snapshot;
+pub mod snapshot_change;
 pub mod stream;
 mod unpack;
 mod words;
@@ -137,6 +140,36 @@ const PARAMS: &[Param] = &[
         kind: ParamKind::Size,
         default: Some("64k"),
         doc: "For a new image: cluster size, a power of two, 512 to 2M.",
+    },
+    Param {
+        name: "version",
+        kind: ParamKind::Choice(&["2", "3"]),
+        default: Some("3"),
+        doc: "For a new image: version of the format. Version 2 is for programs older than QEMU 1.1.",
+    },
+    Param {
+        name: "refcount-bits",
+        kind: ParamKind::Number,
+        default: Some("16"),
+        doc: "For a new image: bits of a refcount, a power of two, 1 to 64.",
+    },
+    Param {
+        name: "compression",
+        kind: ParamKind::Choice(&["zlib", "zstd"]),
+        default: Some("zlib"),
+        doc: "For a new image: how programs that compress clusters do it. A copy writes none.",
+    },
+    Param {
+        name: "lazy-refcounts",
+        kind: ParamKind::Switch,
+        default: Some("off"),
+        doc: "For a new image: allow QEMU to write refcounts late. After a crash it has to be repaired first.",
+    },
+    Param {
+        name: "data-file-raw",
+        kind: ParamKind::Switch,
+        default: Some("off"),
+        doc: "For a new image with data-file: keep that file a raw image of the disk.",
     },
     Param {
         name: "subclusters",

@@ -152,7 +152,8 @@ fn l1_entries(head: &Head, size: u64) -> Result<u32> {
 impl Parts {
     async fn shrink(&self, new: u64) -> Result<()> {
         self.put_header(SIZE_AT, &new.to_be_bytes()).await?;
-        self.cut(new.div_ceil(self.image.layout.cluster())).await
+        self.cut(new.div_ceil(self.image.layout.cluster())).await?;
+        self.drop_empty_blocks().await
     }
 
     async fn grow(&self, old: u64, new: u64) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::bytes::{be16, be32, be64, index, text};
 use crate::storage::read;
 
 /// Most snapshots and longest table; QEMU allows as much of both.
-const COUNT_MAX: u32 = 65536;
+pub(super) const COUNT_MAX: u32 = 65536;
 const TABLE_MAX: u64 = 64 << 20;
 /// Length in bytes of the fixed part of an entry.
 const FIXED: usize = 40;
@@ -26,6 +26,8 @@ pub(super) struct Snapshot {
     /// Size of its disk in bytes; none if it is the image's.
     pub(super) size: Option<u64>,
     pub(super) facts: SnapshotFacts,
+    /// Where its entry is in the table: from one offset to the other, padding included.
+    pub(super) range: (u64, u64),
 }
 
 /// What a snapshot tells about the moment when it was made.
@@ -135,8 +137,9 @@ impl Entries<'_> {
         let snapshot = parse(&self.bytes[..len], extra, ids, cluster)?;
         let len = len.next_multiple_of(8);
         self.bytes.drain(..len.min(self.bytes.len()));
+        let start = self.at - self.start;
         self.at = self.at.saturating_add(len as u64);
-        Ok(snapshot)
+        Ok(Snapshot { range: (start, self.at - self.start), ..snapshot })
     }
 
     /// Reads until `len` bytes from `at` on are there.
@@ -176,5 +179,5 @@ fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<Snapsho
         return Err(damaged(format!("snapshot {name:?} has more than 2^63 - 1 bytes")));
     }
     let facts = SnapshotFacts::parse(entry, extra).ok_or_else(Error::misfit)?;
-    Ok(Snapshot { id, name, l1, size, facts })
+    Ok(Snapshot { id, name, l1, size, facts, range: (0, 0) })
 }

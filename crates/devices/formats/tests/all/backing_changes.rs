@@ -40,7 +40,7 @@ fn rebased(path: &Path, new: Option<BackingName>, how: Rebase) -> Result<u64> {
 
 fn committed(path: &Path, keep: bool) -> Result<u64> {
     let description = format!("file:{}", path.display());
-    on_worker(move |context| async move { commit(&context, &description, keep).await })
+    on_worker(move |context| async move { commit(&context, &description, None, keep).await })
 }
 
 fn info(qemu: &Qemu, image: &str) -> Value {

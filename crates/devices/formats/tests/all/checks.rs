@@ -50,7 +50,7 @@ fn a_good_image_has_no_faults() {
     for options in OPTIONS {
         image(&qemu, options);
         let report = checked(&qemu.file("top"), Repair::Nothing);
-        assert_eq!((report.corruptions, report.leaks), (0, 0), "{options}: {:?}", report.texts);
+        assert_eq!((report.corruptions, report.leaks), (0, 0), "{options}: {:?}", report.faults);
         let text = qemu.img(&["check", "--output=json", "top"]);
         let theirs: serde_json::Value = serde_json::from_str(&text).unwrap();
         let number = |name: &str| theirs[name].as_u64().unwrap_or(0);
@@ -100,7 +100,7 @@ fn faults_are_found_where_qemu_finds_them_and_repaired() {
             let label = format!("{options}, seed {seed}, round {round}: {what}");
             let (errors, leaks) = qemu.faults("bad");
             let report = checked(&qemu.file("bad"), Repair::Nothing);
-            let texts = &report.texts;
+            let texts: Vec<String> = report.faults.iter().map(ToString::to_string).collect();
             // Theirs compares flags with refcounts that are too high, too.
             assert!(report.corruptions == 0 || errors > 0, "{label}: {texts:?}");
             let both = report.corruptions + report.leaks;
@@ -108,7 +108,7 @@ fn faults_are_found_where_qemu_finds_them_and_repaired() {
             assert_eq!(report.leaks, leaks, "{label}: {texts:?}");
             assert!(std::fs::read(qemu.file("bad")).unwrap() == bytes, "{label}: it is only read");
             let report = checked(&qemu.file("bad"), Repair::All);
-            assert_eq!((report.corruptions, report.leaks), (0, 0), "{label}: {:?}", report.texts);
+            assert_eq!((report.corruptions, report.leaks), (0, 0), "{label}: {:?}", report.faults);
             qemu.check("bad", &label);
         }
     }

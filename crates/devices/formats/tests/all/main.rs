@@ -19,6 +19,7 @@ mod power;
 mod reader_faults;
 mod readers;
 mod resizes;
+mod snapshot_changes;
 mod streams;
 mod vmdk_streams;
 mod writes;

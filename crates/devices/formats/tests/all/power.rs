@@ -335,12 +335,12 @@ fn check(qemu: &Qemu, start: &Start, image: &[u8], history: &Mutex<History>, lab
 fn check_ours(qemu: &Qemu, leaks: u64, label: &str) {
     let found = checked(&qemu.file("left"), Repair::Nothing);
     let summary = (found.corruptions, found.leaks);
-    assert_eq!(summary, (0, leaks), "{label}: {:?}", found.texts);
+    assert_eq!(summary, (0, leaks), "{label}: {:?}", found.faults);
     if leaks > 0 {
         std::fs::copy(qemu.file("left"), qemu.file("repaired")).unwrap();
         let found = checked(&qemu.file("repaired"), Repair::Leaks);
         let summary = (found.corruptions, found.leaks, found.leaks_fixed);
-        assert_eq!(summary, (0, 0, leaks), "{label}: {:?}", found.texts);
+        assert_eq!(summary, (0, 0, leaks), "{label}: {:?}", found.faults);
         qemu.check("repaired", label);
     }
 }

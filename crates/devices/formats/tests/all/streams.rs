@@ -8,7 +8,7 @@ use blockhaul_block::{
     emulate, fence,
 };
 use blockhaul_catalog::Intent;
-use blockhaul_formats::qcow2::stream::{Sink, StreamOptions, stream};
+use blockhaul_formats::qcow2::stream::{Codec, Sink, StreamOptions, stream};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::conform::{self, Content, Options, Subject};
 use blockhaul_testkit::rng::{self, Rng};
@@ -61,21 +61,22 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
     eprintln!("BLOCKHAUL_SEED={seed}");
     let mut rng = Rng::new(seed);
     for cluster in [512, 4096, 65536, 2 << 20] {
-        for zstd in [None, Some(1), Some(3)] {
+        let codecs = [None, Some(Codec::Zstd(1)), Some(Codec::Zstd(3)), Some(Codec::Deflate(6))];
+        for codec in codecs {
             let size = rng.between(1, 8 << 20) as usize;
             // None, too little, and enough.
             let memory = *rng.pick(&[0, 100 << 10, 1 << 30]);
             let bytes = disk(&mut rng, size);
             let label = format!(
-                "clusters of {cluster}, {zstd:?}, {size} bytes, {memory} of memory, seed {seed}"
+                "clusters of {cluster}, {codec:?}, {size} bytes, {memory} of memory, seed {seed}"
             );
             sparse(&qemu, &bytes);
             let disk = qemu.file("disk").display().to_string();
-            let image = streamed(&disk, StreamOptions { cluster, zstd, memory }).unwrap();
+            let image = streamed(&disk, StreamOptions { cluster, codec, memory }).unwrap();
             write(&qemu.file("image"), &image);
             let found = qemu.img(&["check", "-f", "qcow2", "image"]);
             assert!(found.contains("No errors were found"), "{label}: {found}");
-            view(&disk, StreamOptions { cluster, zstd, memory }, image, rng.number());
+            view(&disk, StreamOptions { cluster, codec, memory }, image, rng.number());
             let mut wanted = bytes.clone();
             wanted.resize(size.next_multiple_of(512), 0);
             assert!(qemu.raw("image") == wanted, "{label}");
@@ -86,8 +87,12 @@ fn an_image_has_the_bytes_of_the_disk_and_is_in_order() {
 
 /// Checks that the device `as-qcow2:` has the bytes of an image.
 fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
-    let StreamOptions { cluster, zstd, memory } = options;
-    let level = zstd.map(|level| format!("&zstd={level}")).unwrap_or_default();
+    let StreamOptions { cluster, codec, memory } = options;
+    let level = match codec {
+        None => String::new(),
+        Some(Codec::Zstd(level)) => format!("&zstd={level}"),
+        Some(Codec::Deflate(level)) => format!("&zlib={level}"),
+    };
     let spec = format!("as-qcow2:{spec}?cluster={cluster}&memory={memory}{level}");
     let label = spec.clone();
     with(&spec, move |device| async move {
@@ -100,7 +105,7 @@ fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
             let same = found.bytes() == &image[at as usize..(at + len) as usize];
             assert!(same, "{label}: {len} bytes at {at}, seed {seed}");
             if let Some(lease) = device.file_at(at, len, Access::Read) {
-                assert!(zstd.is_none() && lease.len <= len, "{label}");
+                assert!(codec.is_none() && lease.len <= len, "{label}");
             }
         }
     });
@@ -142,7 +147,8 @@ fn what_is_compressed_is_as_small_as_qemu_makes_it() {
     qemu.img(&["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", options, "disk", "theirs"]);
     let theirs = std::fs::metadata(qemu.file("theirs")).unwrap().len();
     let spec = qemu.file("disk").display().to_string();
-    let ours = streamed(&spec, StreamOptions { zstd: Some(3), ..StreamOptions::default() });
+    let ours =
+        streamed(&spec, StreamOptions { codec: Some(Codec::Zstd(3)), ..StreamOptions::default() });
     let ours = ours.unwrap().len() as u64;
     assert!(ours * 100 <= theirs * 102, "{ours} {theirs}");
 }
@@ -152,8 +158,8 @@ fn a_huge_disk_without_data_takes_little_time_and_space() {
     let Some(qemu) = Qemu::find() else { return };
     std::fs::File::create(qemu.file("disk")).unwrap().set_len(8 << 40).unwrap();
     let spec = qemu.file("disk").display().to_string();
-    for zstd in [None, Some(3)] {
-        let options = StreamOptions { zstd, ..StreamOptions::default() };
+    for codec in [None, Some(Codec::Zstd(3)), Some(Codec::Deflate(1))] {
+        let options = StreamOptions { codec, ..StreamOptions::default() };
         let image = streamed(&spec, options).unwrap();
         assert!(image.len() < 1 << 20, "{}", image.len());
         write(&qemu.file("image"), &image);
@@ -169,10 +175,17 @@ fn a_huge_disk_without_data_takes_little_time_and_space() {
 
 #[test]
 fn options_out_of_range_are_refused() {
-    for (cluster, zstd) in
-        [(0, None), (256, None), (1000, None), (4 << 20, None), (512, Some(0)), (512, Some(20))]
-    {
-        let error = streamed("zero:1M", StreamOptions { cluster, zstd, memory: 0 }).unwrap_err();
+    for (cluster, codec) in [
+        (0, None),
+        (256, None),
+        (1000, None),
+        (4 << 20, None),
+        (512, Some(Codec::Zstd(0))),
+        (512, Some(Codec::Zstd(20))),
+        (512, Some(Codec::Deflate(0))),
+        (512, Some(Codec::Deflate(10))),
+    ] {
+        let error = streamed("zero:1M", StreamOptions { cluster, codec, memory: 0 }).unwrap_err();
         assert_eq!(error.kind(), Kind::Usage, "{error}");
     }
 }
@@ -210,7 +223,7 @@ fn a_source_that_changes_is_noticed() {
         let device = fence(emulate::emulate(Arc::new(device)));
         assert!(device.read(0, 512).await.is_ok());
         // What is kept from the first pass is not read again.
-        let options = StreamOptions { zstd: Some(1), ..StreamOptions::default() };
+        let options = StreamOptions { codec: Some(Codec::Zstd(1)), ..StreamOptions::default() };
         assert!(stream(&device, options, &mut Taken::default()).await.is_ok());
         let options = StreamOptions { memory: 0, ..options };
         stream(&device, options, &mut Taken::default()).await.unwrap_err().to_string()

@@ -57,7 +57,9 @@ const PROGRAMS: &[Program] = &[
 pub fn run(words: &[OsString]) -> Option<u8> {
     let Some((program, rest)) = called(words) else { return unnamed(words) };
     Some((program.run)(rest).unwrap_or_else(|failure| {
-        out::error(&format!("{}: {}\n", program.name, out::one_line(&failure.to_string())));
+        let text = failure.to_string();
+        let lines: Vec<_> = text.lines().map(out::one_line).collect();
+        out::error(&format!("{}: {}\n", program.name, lines.join("\n")));
         failure.status()
     }))
 }

@@ -51,6 +51,16 @@ impl Tools {
         assert!(done.status.success(), "{image}: {}", text(&done.stderr));
     }
 
+    /// Two images have disks of one size and content.
+    fn same_disks(&self, format: &str, one: &str, other: &str) {
+        self.made(&format!("compare -f {format} -F {format} {one} {other}"));
+        let [one, other] = [one, other].map(|image| {
+            let shown = text(&self.theirs(&format!("info -f {format} {image}")).stdout);
+            shown.lines().find(|line| line.starts_with("virtual size")).map(str::to_string)
+        });
+        assert_eq!(one, other);
+    }
+
     /// Both print the same on standard output, and end with the same status.
     fn same(&self, line: &str) {
         let theirs = self.theirs(line);
@@ -264,6 +274,196 @@ fn overlays_are_committed_as_by_qemu_img() {
 }
 
 #[test]
+fn faults_are_named_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 start 4M");
+    tools.io("start", &["write 0 256k"]);
+    let mut bytes = tools.bytes("start");
+    let word = |bytes: &[u8], at: usize| {
+        u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00
+    };
+    let l1 = word(&bytes, 40) as usize;
+    let l2 = word(&bytes, l1) as usize;
+    let table = word(&bytes, 48) as usize;
+    let block = word(&bytes, table) as usize;
+    let cluster = |bytes: &[u8], number: usize| word(bytes, l2 + number * 8) as usize >> 16;
+    let [second, third] = [1, 2].map(|number| cluster(&bytes, number));
+    // A lost cluster, a refcount that is too high, and one that is too low.
+    bytes[l2..l2 + 8].fill(0);
+    bytes[block + second * 2 + 1] = 2;
+    let leaks = bytes.clone();
+    bytes[l2 + 24..l2 + 32].copy_from_slice(&leaks[l2 + 16..l2 + 24]);
+    bytes[block + third * 2 + 1] = 1;
+    for (label, bytes) in [("leaks", leaks), ("errors", bytes)] {
+        for option in ["", "-r leaks", "-r all"] {
+            std::fs::write(tools.scratch.file("bad"), &bytes).unwrap();
+            let theirs = tools.theirs(&format!("check {option} bad"));
+            std::fs::write(tools.scratch.file("bad"), &bytes).unwrap();
+            let ours = tools.ours(&format!("check {option} bad"));
+            let label = format!("{label} {option}");
+            if label != "errors -r leaks" {
+                assert_eq!(text(&ours.stderr), text(&theirs.stderr), "{label}");
+                assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{label}");
+            }
+            assert_eq!(ours.status.code(), theirs.status.code(), "{label}");
+            if option == "-r all" {
+                tools.made("check -q bad");
+            }
+        }
+    }
+}
+
+#[test]
+fn images_further_down_are_committed_to() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["a", "b"] {
+        tools.made(&format!("create -q -f qcow2 {name}0 8M"));
+        tools.made(&format!("create -q -f qcow2 -b {name}0 -F qcow2 {name}1"));
+        tools.made(&format!("create -q -f qcow2 -b {name}1 -F qcow2 {name}2"));
+        tools.io(&format!("{name}0"), &["write -P 1 0 2M"]);
+        tools.io(&format!("{name}1"), &["write -P 2 1M 2M"]);
+        tools.io(&format!("{name}2"), &["write -P 3 2M 2M"]);
+    }
+    tools.made("convert -q -O qcow2 b2 whole");
+    for line in ["commit -b N0 N2", "commit -b none N2", "commit -b N2 N2", "commit -b N1 N2"] {
+        let theirs = tools.theirs(&line.replace('N', "a"));
+        let ours = tools.ours(&line.replace('N', "b"));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+    }
+    for image in ["b0", "b1", "b2"] {
+        tools.made(&format!("compare whole {image}"));
+        tools.made(&format!("check -q {image}"));
+    }
+}
+
+#[test]
+fn snapshots_are_made_applied_and_deleted() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["a", "b"] {
+        tools.made(&format!("create -q -f qcow2 {name} 4M"));
+        tools.io(name, &["write -P 1 0 1M"]);
+    }
+    let both = |line: &str| {
+        let theirs = tools.theirs(&line.replace('N', "a"));
+        let ours = tools.ours(&line.replace('N', "b"));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+    };
+    both("snapshot -c one N");
+    for name in ["a", "b"] {
+        tools.io(name, &["write -P 2 512k 1M"]);
+    }
+    for line in [
+        "snapshot -c two N",
+        "snapshot -a one N",
+        "snapshot -a none N",
+        "snapshot -d none N",
+        "snapshot -a 2 N",
+        "snapshot -d one N",
+        "snapshot -a one -d one N",
+        "snapshot N",
+    ] {
+        if line == "snapshot N" {
+            let shown = text(&tools.ours("snapshot b").stdout);
+            assert!(shown.contains("two") && !shown.contains("one"), "{shown}");
+            continue;
+        }
+        both(line);
+        tools.made("compare a b");
+        tools.made("check -q b");
+    }
+    tools.made("create -q -f raw raw 1M");
+    tools.same("snapshot -f raw -c one raw");
+}
+
+#[test]
+fn parts_of_disks_are_copied_by_dd() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    for format in ["raw", "qcow2"] {
+        for part in ["", "bs=1M count=3", "bs=4k skip=3", "bs=1M count=4 skip=2", "bs=1M skip=99"] {
+            let line = format!("dd -O {format} {part} if=over.qcow2");
+            let theirs = tools.theirs(&format!("{line} of=theirs"));
+            let ours = tools.ours(&format!("{line} of=ours"));
+            assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+            assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}");
+            tools.same_disks(format, "theirs", "ours");
+        }
+    }
+    tools.same("dd if=over.qcow2");
+    tools.same("dd if=over.qcow2 of=x bs=0");
+    tools.same("dd if=over.qcow2 of=x what=1");
+    tools.same("dd -O what if=over.qcow2 of=x");
+}
+
+#[test]
+fn new_images_have_the_options_of_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    for options in [
+        "compat=0.10",
+        "compat=v3,refcount_bits=1",
+        "refcount_bits=64,cluster_size=512",
+        "lazy_refcounts=on",
+        "compression_type=zstd",
+        "extended_l2=on",
+        "preallocation=metadata",
+        "preallocation=falloc,cluster_size=4k",
+        "preallocation=full,extended_l2=on",
+        "preallocation=off,compat=0.10",
+    ] {
+        let line = format!("create -f qcow2 -o {options}");
+        let theirs = tools.theirs(&format!("{line} theirs 3M"));
+        let ours = tools.ours(&format!("{line} ours 3M"));
+        let said = text(&ours.stdout).replace("ours", "theirs");
+        assert_eq!(said, text(&theirs.stdout), "{options}: {}", text(&ours.stderr));
+        tools.made("check -q ours");
+        let [one, other] = ["theirs", "ours"].map(|image| {
+            let shown = text(&tools.theirs(&format!("info {image}")).stdout);
+            let lines =
+                shown.lines().filter(|line| !line.contains(image) && !line.contains("disk size"));
+            lines.map(str::to_string).collect::<Vec<_>>()
+        });
+        assert_eq!(one, other, "{options}");
+        // Both may use other places.
+        let map = |image: &str| -> Vec<String> {
+            let shown = text(&tools.theirs(&format!("map --output=json {image}")).stdout);
+            let state = |line: &str| line.split(", \"offset\"").next().unwrap().to_string();
+            shown.lines().map(state).collect()
+        };
+        assert_eq!(map("theirs"), map("ours"), "{options}");
+    }
+    for options in [
+        "compat=1.2",
+        "compat=0.10,refcount_bits=8",
+        "compat=0.10,lazy_refcounts=on",
+        "compat=0.10,extended_l2=on",
+        "compat=0.10,compression_type=zstd",
+        "refcount_bits=3",
+        "cluster_size=1000",
+        "preallocation=some",
+        "compression_type=some",
+        "data_file_raw=on",
+    ] {
+        tools.same(&format!("create -f qcow2 -o {options} wrong 3M"));
+    }
+    tools.same("create -f qcow2 wrong 1E");
+    for (mode, size) in [("off", "4M"), ("metadata", "6M"), ("falloc", "8M"), ("full", "10M")] {
+        tools.made("create -q -f qcow2 theirs 3M");
+        tools.made("create -q -f qcow2 ours 3M");
+        let theirs = tools.theirs(&format!("resize --preallocation={mode} theirs {size}"));
+        let ours = tools.ours(&format!("resize --preallocation={mode} ours {size}"));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{mode}: {}", text(&ours.stderr));
+        tools.made("check -q ours");
+        tools.made("compare theirs ours");
+    }
+    tools.same("resize --preallocation=full ours -1M");
+    tools.same("resize --preallocation=full ours 1M");
+    tools.same("create -f raw -o preallocation=full full 2M");
+    assert!(std::fs::metadata(tools.scratch.file("full")).unwrap().blocks() >= 4096);
+}
+
+#[test]
 fn bitmaps_are_changed_as_by_qemu_img() {
     let Some(tools) = Tools::find() else { return };
     for name in ["a", "b"] {
@@ -359,6 +559,41 @@ fn images_are_named_in_every_way_that_qemu_img_knows() {
             tools.same(&format!("compare -F qcow2 {name} over.qcow2"));
         }
     }
+}
+
+#[test]
+fn several_sources_become_one_disk() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    std::fs::copy(tools.scratch.file("a.qcow2"), tools.scratch.file("a,%.qcow2")).unwrap();
+    for format in ["raw", "qcow2"] {
+        let line = format!("convert -O {format} over.qcow2 a,%.qcow2 over.qcow2");
+        let theirs = tools.theirs(&format!("{line} theirs"));
+        let ours = tools.ours(&format!("{line} ours"));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{format}: {}", text(&ours.stderr));
+        tools.same_disks(format, "theirs", "ours");
+    }
+    tools.same("convert -O qcow2 -B a.qcow2 -F qcow2 over.qcow2 a.qcow2 both");
+}
+
+#[test]
+fn overlays_of_another_disk_have_what_differs() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    for (source, backing) in
+        [("over.qcow2", "a.qcow2"), ("a.raw", "a.qcow2"), ("a.qcow2", "over.qcow2")]
+    {
+        let line = format!("convert -O qcow2 -B {backing} -F qcow2 {source} made");
+        let ours = tools.ours(&line);
+        assert!(ours.status.success(), "{line}: {}", text(&ours.stderr));
+        tools.made(&format!("compare {source} made"));
+        tools.made("check -q made");
+    }
+    // Both disks are the same: nothing is written.
+    let done = tools.ours("convert -O qcow2 -B a.qcow2 -F qcow2 a.qcow2 same");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let map = text(&tools.theirs("map --output=json same").stdout);
+    assert!(!map.contains("\"depth\": 0, \"present\": true"), "{map}");
 }
 
 #[test]

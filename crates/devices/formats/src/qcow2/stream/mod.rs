@@ -36,13 +36,22 @@ const HEADER_LEN: u32 = 112;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 const ZSTD: u8 = 1;
 
+/// How clusters are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Codec {
+    /// By zstd at this level, 1 to 19. QEMU reads it since version 5.1.
+    Zstd(i32),
+    /// By deflate at this level, 1 to 9, in parts of 4 KiB: larger, and for all readers.
+    Deflate(u8),
+}
+
 /// How an image is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Cluster size in bytes: a power of two from 512 to 2 MiB.
     pub cluster: u32,
-    /// Compresses clusters with zstd at this level, 1 to 19; none: clusters stay as they are.
-    pub zstd: Option<i32>,
+    /// How clusters are compressed; none: they stay as they are.
+    pub codec: Option<Codec>,
     /// Memory in bytes for compressed clusters between the two passes over the source: those that
     /// fit are compressed once.
     pub memory: u64,
@@ -50,14 +59,18 @@ pub struct StreamOptions {
 
 impl StreamOptions {
     fn packing(self) -> Packing {
-        self.zstd.map_or(Packing::Plain, Packing::Zstd)
+        match self.codec {
+            None => Packing::Plain,
+            Some(Codec::Zstd(level)) => Packing::Zstd(level),
+            Some(Codec::Deflate(level)) => Packing::Deflate(level),
+        }
     }
 }
 
 impl Default for StreamOptions {
     /// Clusters of 64 KiB, not compressed; 32 MiB of memory if they are.
     fn default() -> StreamOptions {
-        StreamOptions { cluster: 64 << 10, zstd: None, memory: 32 << 20 }
+        StreamOptions { cluster: 64 << 10, codec: None, memory: 32 << 20 }
     }
 }
 
@@ -98,7 +111,7 @@ async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Table
     let mut plan = Plan::new(cluster_bits, size);
     find_data(source, &mut plan).await?;
     let mut made = Made::new(options.memory);
-    if options.zstd.is_some() {
+    if options.codec.is_some() {
         measure(source, options, &mut plan, &mut made).await?;
     }
     Ok((plan.finish()?, made))
@@ -106,13 +119,16 @@ async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Table
 
 /// The cluster size as a power of two.
 fn check(options: StreamOptions) -> Result<u32> {
-    let StreamOptions { cluster, zstd, .. } = options;
+    let StreamOptions { cluster, codec, .. } = options;
     if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
         return Err(usage(format!("clusters of {cluster} bytes: use a power of two, 512 to 2M")));
     }
-    match zstd {
-        Some(level) if !(1..=19).contains(&level) => {
+    match codec {
+        Some(Codec::Zstd(level)) if !(1..=19).contains(&level) => {
             Err(usage(format!("compression level {level}: use 1 to 19")))
+        }
+        Some(Codec::Deflate(level)) if !(1..=9).contains(&level) => {
+            Err(usage(format!("compression level {level}: use 1 to 9")))
         }
         _ => Ok(cluster.trailing_zeros()),
     }
@@ -257,7 +273,7 @@ fn header(tables: &Tables, options: StreamOptions) -> Vec<u8> {
     put(40, &tables.offset(parts.l1).to_be_bytes());
     put(48, &tables.offset(parts.refcount_table).to_be_bytes());
     put(56, &u32::try_from(parts.refcount_table_len).unwrap_or(u32::MAX).to_be_bytes());
-    if options.zstd.is_some() {
+    if matches!(options.codec, Some(Codec::Zstd(_))) {
         put(72, &COMPRESSION_TYPE.to_be_bytes());
         put(104, &[ZSTD]);
     }

@@ -11,7 +11,7 @@ use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Param, ParamK
 use blockhaul_io::{Pool, Reservation};
 
 use super::plan::{Placed, Tables};
-use super::{StreamOptions, changed, plan, table};
+use super::{Codec, StreamOptions, changed, plan, table};
 use crate::bytes::index;
 use crate::pack::{Ahead, Made, Packed, Stored, pool};
 use crate::qcow2::error::usage;
@@ -57,6 +57,12 @@ blockhaul copy 'as-qcow2:disk.raw?zstd=3' - > small.qcow2
                       given, clusters are not compressed.",
             },
             Param {
+                name: "zlib",
+                kind: ParamKind::Number,
+                default: None,
+                doc: "The same with deflate, 1 to 9: larger images, which programs older than QEMU 5.1 read.",
+            },
+            Param {
                 name: "memory",
                 kind: ParamKind::Size,
                 default: Some("32M"),
@@ -92,10 +98,16 @@ fn options(target: &Target) -> Result<StreamOptions> {
     let usual = StreamOptions::default();
     let cluster = target.args.size("cluster").unwrap_or(usual.cluster.into());
     let cluster = u32::try_from(cluster).map_err(|_| usage("the cluster size is above 2M"))?;
-    let level = target.args.number("zstd").map(i32::try_from).transpose();
-    let zstd = level.map_err(|_| usage("the compression level is above 19"))?;
+    let [zstd, zlib] = ["zstd", "zlib"].map(|name| target.args.number(name));
+    let above = |most: u8| usage(format!("the compression level is above {most}"));
+    let codec = match (zstd, zlib) {
+        (None, None) => None,
+        (Some(level), None) => Some(Codec::Zstd(i32::try_from(level).map_err(|_| above(19))?)),
+        (None, Some(level)) => Some(Codec::Deflate(u8::try_from(level).map_err(|_| above(9))?)),
+        (Some(_), Some(_)) => return Err(usage("leave out one of zstd and zlib")),
+    };
     let memory = target.args.size("memory").unwrap_or(usual.memory);
-    Ok(StreamOptions { cluster, zstd, memory })
+    Ok(StreamOptions { cluster, codec, memory })
 }
 
 /// What all handles share.
@@ -188,7 +200,7 @@ impl Parts {
     fn plain(&self, at: u64, len: u64) -> Option<(u64, u64)> {
         let tables = &self.image.tables;
         // Compressed data is checked against its length.
-        if self.image.options.zstd.is_some() || at < tables.offset(tables.parts.data) {
+        if self.image.options.codec.is_some() || at < tables.offset(tables.parts.data) {
             return None;
         }
         let mut placed = tables.placed(at).skip_while(|placed| placed.end() <= at);

@@ -28,7 +28,7 @@ pub(super) struct Clusters {
 }
 
 /// Where the refcount of a cluster is.
-pub(super) struct Counter {
+pub(in crate::qcow2) struct Counter {
     /// The offset of its slice in the file.
     pub(super) slice: u64,
     /// Its number in the slice.

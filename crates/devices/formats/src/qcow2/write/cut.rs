@@ -62,7 +62,7 @@ impl Parts {
     }
 
     /// All words of an L2 table.
-    async fn table_words(&self, table: u64) -> Result<Vec<u64>> {
+    pub(in crate::qcow2) async fn table_words(&self, table: u64) -> Result<Vec<u64>> {
         let cluster = self.image.layout.cluster();
         let slice = self.image.slice;
         let mut words = Vec::with_capacity(index(cluster / 8));

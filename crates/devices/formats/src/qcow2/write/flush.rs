@@ -52,7 +52,7 @@ impl Parts {
     }
 
     /// Writes tables if too many of them have changed.
-    pub(super) async fn make_room(&self) -> Result<()> {
+    pub(in crate::qcow2) async fn make_room(&self) -> Result<()> {
         if self.image.cache.behind().1 { self.flush().await } else { Ok(()) }
     }
 

@@ -6,8 +6,10 @@ use blockhaul_block::{Can, DeviceExt as _, Result};
 
 use super::allocate::Counter;
 use super::writer::{Writer, lock};
+use crate::bytes::index;
 use crate::qcow2::cache::Freed;
 use crate::qcow2::parts::Parts;
+use crate::storage;
 
 impl Writer {
     /// Clusters have one reference less, in the file as well: they are free when the requests of
@@ -76,7 +78,11 @@ impl Parts {
     }
 
     /// A refcount and its place.
-    async fn refcount(&self, writer: &Writer, cluster: u64) -> Option<(Counter, u64)> {
+    pub(in crate::qcow2) async fn refcount(
+        &self,
+        writer: &Writer,
+        cluster: u64,
+    ) -> Option<(Counter, u64)> {
         let counter = self.counter(writer, cluster)?;
         let slice = self.image.load(&self.file, counter.slice).await.ok()?;
         let value = writer.width.get(&slice, counter.number)?;
@@ -101,6 +107,67 @@ impl Parts {
                 _ => {}
             }
         }
+    }
+
+    /// Counts one more reference to each of `count` clusters that are in use.
+    ///
+    /// # Errors
+    /// If a refcount cannot be read, is 0, or has no room for more.
+    pub(in crate::qcow2) async fn raise(&self, first: u64, count: u64) -> Result<()> {
+        let writer = self.writer()?;
+        let _turn = writer.allocating.lock().await;
+        let most = writer.width.most();
+        for cluster in first..first + count {
+            loop {
+                let found = self.refcount(writer, cluster).await;
+                let Some((Counter { slice, number }, value @ 1..)) = found else {
+                    let text = format!("cluster {cluster} is in use, and has no refcount");
+                    return Err(crate::qcow2::error::damaged(text));
+                };
+                if value >= most {
+                    let text = format!("cluster {cluster} has {most} references");
+                    let way = "copy the disk to an image with wider refcounts";
+                    return Err(crate::qcow2::error::unsupported(text, way));
+                }
+                if self.count(writer, slice, number..number + 1, value + 1) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees refcount blocks that count nothing, or only themselves. Nothing else may use the image.
+    pub(in crate::qcow2) async fn drop_empty_blocks(&self) -> Result<()> {
+        self.flush().await?;
+        let writer = self.writer()?;
+        let (per_block, _) = self.counters(writer);
+        let (table, blocks) = {
+            let refcounts = writer.refcounts();
+            (refcounts.offset, refcounts.entries.clone())
+        };
+        // The first one counts the header.
+        for (number, block) in (0..).zip(blocks).skip(1).filter(|one| one.1 != 0) {
+            let own = block >> self.image.layout.cluster_bits;
+            let counts_itself = own / per_block == number;
+            let mut words = self.table_words(block).await?;
+            if counts_itself {
+                writer.width.set(&mut words, own % per_block, 0);
+            }
+            if words.iter().any(|&word| word != 0) {
+                continue;
+            }
+            storage::write(&self.file, table + number * 8, &[0; 8]).await?;
+            self.barrier(writer).await?;
+            if let Some(entry) = writer.refcounts().entries.get_mut(index(number)) {
+                *entry = 0;
+            }
+            writer.places().tables.remove(&own);
+            if !counts_itself {
+                self.drop_clusters(own, 1);
+            }
+        }
+        Ok(())
     }
 
     /// Frees the space of these clusters, ascending. Nothing refers to them, and they are not used

@@ -21,14 +21,15 @@
 //! clusters in place lock nothing.
 //!
 //! `writer` is what handles share. `allocate` finds free clusters, `together` many that lie together, `tables` changes entries, `data` writes and `zero` zeroes,
-//! `flush` carries out the order above, `free` gives clusters back, and `cut` those beyond a new end
-//! of the disk.
+//! `flush` carries out the order above, `free` gives clusters back, `cut` those beyond a new end of the
+//! disk, and `reserve` allocates before there is data.
 
 mod allocate;
 mod cut;
 pub(super) mod data;
 mod flush;
 mod free;
+mod reserve;
 mod tables;
 mod together;
 mod writer;

@@ -72,7 +72,12 @@ impl Parts {
     }
 
     /// Changes an entry of the L1 table.
-    pub(super) async fn set_l1(&self, number: u64, value: u64, freed: Option<Freed>) -> Result<()> {
+    pub(in crate::qcow2) async fn set_l1(
+        &self,
+        number: u64,
+        value: u64,
+        freed: Option<Freed>,
+    ) -> Result<()> {
         let place = self.image.l1_at + number * 8;
         let slice = place - place % self.image.slice;
         loop {
@@ -109,7 +114,7 @@ impl Parts {
 
     /// Changes the L2 entries of clusters that lie together and have one table: `change` gets the
     /// number of each and its words, and returns the entry to which they refer no longer.
-    pub(super) async fn set_l2(
+    pub(in crate::qcow2) async fn set_l2(
         &self,
         table: u64,
         clusters: std::ops::Range<u64>,

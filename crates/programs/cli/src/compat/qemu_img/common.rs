@@ -1,6 +1,7 @@
 //! What the commands of qemu-img share.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
@@ -8,6 +9,7 @@ use blockhaul_catalog::{NamePolicy, OpenContext, parse_size};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, rebase};
+use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
 
 pub(super) use super::super::stand_in::failure;
 use super::super::stand_in::own;
@@ -36,7 +38,34 @@ pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
         let why = plain(&error);
         return Err(failure(format!("Could not open '{name}': Could not open '{name}': {why}")));
     }
-    Ok(format_of(image))
+    let format = format_of(image);
+    if format == Format::Qcow2
+        && let Some(path) = image.path()
+        && let Some(why) = first_bytes(path).ok().and_then(|bytes| obstacle(&bytes))
+    {
+        return Err(failure(format!("Could not open '{}': {}", image.shown, explained(&why))));
+    }
+    Ok(format)
+}
+
+/// The first bytes of a file: as many as the largest cluster has.
+fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(2 << 20).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn explained(why: &Obstacle) -> String {
+    match why {
+        Obstacle::TooLarge => "Image is too big".to_string(),
+        Obstacle::Features(names, unnamed) => {
+            let mut all = names.clone();
+            if *unnamed != 0 {
+                all.push(format!("Unknown incompatible feature: {unnamed:x}"));
+            }
+            format!("Unsupported qcow2 feature(s): {}", all.join(", "))
+        }
+    }
 }
 
 /// An image that cannot be opened.

@@ -5,12 +5,13 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
 use super::common::{beside, failure, give_backing, native, opened, say, size, words};
-use super::create::Wanted;
+use super::create::{READ_ONLY, Wanted};
 use super::info::disk_size;
 use crate::exit::{Failure, Outcome};
 
-/// The level of zstd, as in QEMU: its default.
-const LEVEL: u32 = 3;
+/// The levels of zstd and of zlib, as in QEMU: their defaults.
+const ZSTD: u32 = 3;
+const ZLIB: u32 = 6;
 
 /// The options of the device for `-l`.
 pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failure> {
@@ -24,36 +25,101 @@ pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failu
 
 /// Runs `convert`.
 pub(super) fn convert(line: &Line) -> Outcome {
-    let (source, target) = match line.operands.len() {
-        0 | 1 => return Err(failure("Must specify image file name")),
-        2 => (line.image(0, "source-format").map_err(failure)?, line.operands[1].as_str()),
-        _ => return Err(failure("convert: several images as the source are not supported")),
-    };
+    if line.operands.len() < 2 {
+        return Err(failure("Must specify image file name"));
+    }
+    let last = line.operands.len() - 1;
+    let sources = (0..last).map(|number| line.image(number, "source-format"));
+    let sources: Vec<Image> = sources.collect::<Result<_, _>>().map_err(failure)?;
+    let target = target(line, &line.operands[last])?;
+    let format = target.format.unwrap_or(Format::Raw);
+    let mut wanted = Wanted::new(line, format, &target.shown)?;
+    wanted.check(&target.shown, format)?;
+    let from = source(line, &sources)?;
+    let mut below = None;
+    let (from, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
+    if below.is_some() && sources.len() > 1 {
+        let text = "Having a backing file for the target makes no sense when concatenating multiple \
+                    input images";
+        return Err(failure(text));
+    }
+    let mut all = options(line)?;
+    all.extend(words(&["--", &from]));
+    all.extend(to.iter().map(std::ffi::OsString::from));
+    if line.has("no-create") {
+        check_room(line, &sources, &target)?;
+    } else if wanted.is_preallocated() {
+        return Err(failure("convert: preallocation is not supported"));
+    }
+    let is_shown = line.has("progress");
+    if is_shown {
+        say(line, "    (0.00/100%)\r")?;
+    }
+    match (below, &sources[..]) {
+        (None, _) => {
+            native(all)?;
+        }
+        (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
+            overlay(&target, &wanted, source, below)?;
+        }
+        (Some(below), _) => {
+            native(all)?;
+            // Zeroes are written where the backing file has something else.
+            give_backing(&target, Some(below), Rebase::Safe)?;
+        }
+    }
+    if is_shown {
+        say(line, "    (100.00/100%)\r\n")?;
+    }
+    Ok(0)
+}
+
+/// The disks of all sources, one behind the other.
+fn source(line: &Line, sources: &[Image]) -> Result<String, Failure> {
+    let mut disks = Vec::new();
+    for image in sources {
+        let format = opened(image)?;
+        disks.push(image.disk(format, &snapshot(line, format)?));
+    }
+    match &disks[..] {
+        [disk] => Ok(disk.clone()),
+        // A comma ends a part.
+        _ => {
+            let parts = disks.iter().map(|disk| disk.replace('%', "%25").replace(',', "%2c"));
+            Ok(format!("split:{}", parts.collect::<Vec<_>>().join(",")))
+        }
+    }
+}
+
+/// The image that is written.
+fn target(line: &Line, name: &str) -> Result<Image, Failure> {
     let no_create = line.has("no-create");
+    let format = line.value("target-format");
+    if let Some(format) = format.filter(|format| READ_ONLY.contains(format)) {
+        let text = format!("Format driver '{format}' does not support image creation");
+        return Err(failure(text));
+    }
     if line.has("target-is-zero") && !no_create {
         return Err(failure("--target-is-zero requires use of -n flag"));
     }
-    let format = line.value("target-format");
-    let target = if line.has("target-image-opts") {
-        if !no_create {
-            return Err(failure("--target-image-opts requires use of -n flag"));
+    if !line.has("target-image-opts") {
+        let format = format.unwrap_or("raw");
+        if Format::named(format).is_none() {
+            return Err(failure(format!("Unknown file format '{format}'")));
         }
-        if format.is_some() {
-            return Err(failure("-O cannot be used with --target-image-opts"));
-        }
-        Image::options(target)
-    } else {
-        let name = format.unwrap_or("raw");
-        if Format::named(name).is_none() {
-            return Err(failure(format!("Unknown file format '{name}'")));
-        }
-        Image::named(target, Some(name))
-    };
-    let target = target.map_err(failure)?;
-    let format = target.format.unwrap_or(Format::Raw);
-    let wanted = Wanted::new(line, format, &target.shown)?;
-    let from = opened(&source)?;
-    let from = source.disk(from, &snapshot(line, from)?);
+        return Image::named(name, Some(format)).map_err(failure);
+    }
+    if !no_create {
+        return Err(failure("--target-image-opts requires use of -n flag"));
+    }
+    if format.is_some() {
+        return Err(failure("-O cannot be used with --target-image-opts"));
+    }
+    Image::options(name).map_err(failure)
+}
+
+/// The command and the options of the copy.
+fn options(line: &Line) -> Result<Vec<std::ffi::OsString>, Failure> {
     let mut all = words(&["blockhaul", "copy", "--no-progress"]);
     if let Some(sparse) = line.value("sparse-size") {
         match size(sparse)? {
@@ -74,32 +140,45 @@ pub(super) fn convert(line: &Line) -> Outcome {
     if line.value("cache").is_some_and(|mode| mode != "unsafe") {
         all.push("--flush".into());
     }
-    let mut below = None;
-    let (from, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
-    all.extend(words(&["--", &from]));
-    all.extend(to.iter().map(std::ffi::OsString::from));
-    if no_create {
-        opened(&target)?;
-        // Not of servers, which may end with their last client.
-        let is_whole = source.path().is_some() && line.value("snapshot").is_none();
-        let is_raw_file = format == Format::Raw && target.path().is_some();
-        if is_whole && is_raw_file && disk_size(&target)? < disk_size(&source)? {
-            return Err(failure("output file is smaller than input file"));
-        }
+    Ok(all)
+}
+
+/// Refuses a raw file that is too small.
+fn check_room(line: &Line, sources: &[Image], target: &Image) -> Result<(), Failure> {
+    let format = opened(target)?;
+    // Not of servers, which may end with their last client.
+    let are_whole = sources.iter().all(|one| one.path().is_some()) && !line.has("snapshot");
+    if !are_whole || format != Format::Raw || target.path().is_none() {
+        return Ok(());
     }
-    let is_shown = line.has("progress");
-    if is_shown {
-        say(line, "    (0.00/100%)\r")?;
+    let mut needed: u64 = 0;
+    for one in sources {
+        needed = needed.saturating_add(disk_size(one)?);
     }
-    native(all)?;
-    if below.is_some() {
-        // Zeroes are written where the backing file has something else.
-        give_backing(&target, below, Rebase::Safe)?;
+    if disk_size(target)? < needed {
+        return Err(failure("output file is smaller than input file"));
     }
-    if is_shown {
-        say(line, "    (100.00/100%)\r\n")?;
-    }
-    Ok(0)
+    Ok(())
+}
+
+/// Makes an image over a backing file that has only what differs: it begins as an empty one over the
+/// source, and moves to that backing file.
+fn overlay(
+    target: &Image,
+    wanted: &Wanted,
+    source: &Image,
+    below: BackingName,
+) -> Result<(), Failure> {
+    let options = wanted.device_options();
+    let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
+    let size = disk_size(source)?.to_string();
+    native(words(&["blockhaul", "create", "--overwrite", "--", &device, &size]))?;
+    let path = std::path::absolute(source.path().unwrap_or_else(|| std::path::Path::new("")));
+    let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
+    let format = opened(source)?.name().to_string();
+    let over = BackingName { name: path.display().to_string(), format };
+    give_backing(target, Some(over), Rebase::Unsafe)?;
+    give_backing(target, Some(below), Rebase::Safe)
 }
 
 /// The source and the target of the copy.
@@ -144,25 +223,13 @@ fn ends(
             Ok((format!("as-vmdk:{}", encoded(from)), alone(to)))
         }
         Format::Qcow2 if line.has("compress") => {
-            if wanted.backing.is_some() || wanted.data_file.is_some() || wanted.subclusters {
-                return Err(failure(
-                    "convert: -c with a backing file, data_file or extended_l2 is not supported",
-                ));
-            }
-            if wanted.compression.as_deref().is_some_and(|kind| kind != "zstd") {
-                return Err(failure("convert: -c is only supported with compression_type=zstd"));
-            }
-            let cluster = wanted.cluster;
-            let source = format!("as-qcow2:{}?zstd={LEVEL}&cluster={cluster}", encoded(from));
-            Ok((source, alone(target.disk(Format::Raw, &[]))))
+            Ok((compressed(wanted, from)?, alone(target.disk(Format::Raw, &[]))))
         }
         Format::Qcow2 => {
-            if wanted.compression.as_deref().is_some_and(|kind| kind != "zlib") {
-                return Err(failure("convert: compression_type=zstd is only supported with -c"));
-            }
             if let Some((name, backing_format)) = &wanted.backing {
                 let Some(named) = backing_format else {
-                    return Err(failure("backing format must be given: -F FORMAT"));
+                    let text = "Use of backing file requires explicit backing format";
+                    return Err(failure(text));
                 };
                 let place = Image::named(&beside(target, name), Some(named)).map_err(failure)?;
                 opened(&place)?;
@@ -174,4 +241,17 @@ fn ends(
         }
         other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
     }
+}
+
+/// The device with a compressed image of a disk.
+fn compressed(wanted: &Wanted, from: &str) -> Result<String, Failure> {
+    if wanted.backing.is_some() || !wanted.is_plain() {
+        let text = "convert: -c is supported with cluster_size and compression_type only";
+        return Err(failure(text));
+    }
+    let how = match wanted.compression.as_deref() {
+        Some("zlib") => format!("zlib={ZLIB}"),
+        _ => format!("zstd={ZSTD}"),
+    };
+    Ok(format!("as-qcow2:{}?{how}&cluster={}", encoded(from), wanted.cluster))
 }

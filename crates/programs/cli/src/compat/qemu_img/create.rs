@@ -2,14 +2,20 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
+use blockhaul_formats::qcow2::reserve::reserve;
 
-use super::common::{beside, failure, give_backing, native, not_opened, opened, say, size, words};
+use super::common::{
+    beside, failure, give_backing, native, not_changed, not_opened, opened, say, size, words,
+};
 use crate::exit::{Failure, Outcome, plain};
 use crate::image_tools::run;
+
+/// Formats that QEMU itself only reads.
+pub(super) const READ_ONLY: &[&str] = &["bochs", "cloop", "dmg", "vvfat"];
 
 /// What a new image is to be.
 #[derive(Debug)]
@@ -24,6 +30,48 @@ pub(super) struct Wanted {
     pub(super) subformat: Option<String>,
     /// The compression type that was asked for.
     pub(super) compression: Option<String>,
+    preallocation: Preallocation,
+    /// `compat`, and the version of the format.
+    compat: Option<String>,
+    version: u32,
+    refcount_bits: u64,
+    lazy_refcounts: bool,
+    data_file_raw: bool,
+    /// Options that were given, and are printed only then.
+    shown_preallocation: Option<String>,
+}
+
+/// What is allocated when there is no data yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Preallocation {
+    #[default]
+    Off,
+    /// Places for all clusters of an image: its file has holes there.
+    Metadata,
+    /// The space of the file, too.
+    Falloc,
+    /// The same, with zeroes written to it.
+    Full,
+}
+
+impl Preallocation {
+    /// The one of this name.
+    pub(super) fn named(name: &str) -> Result<Preallocation, Failure> {
+        Ok(match name {
+            "off" => Preallocation::Off,
+            "metadata" => Preallocation::Metadata,
+            "falloc" => Preallocation::Falloc,
+            "full" => Preallocation::Full,
+            _ => {
+                let text = format!("Parameter 'preallocation' does not accept value '{name}'");
+                return Err(failure(text));
+            }
+        })
+    }
+}
+
+fn is_on(value: &str) -> bool {
+    !["off", "no", "false", "n"].contains(&value)
 }
 
 impl Wanted {
@@ -37,30 +85,40 @@ impl Wanted {
             data_file: None,
             subformat: None,
             compression: None,
+            preallocation: Preallocation::Off,
+            compat: None,
+            version: 3,
+            refcount_bits: 16,
+            lazy_refcounts: false,
+            data_file_raw: false,
+            shown_preallocation: None,
         };
         let mut backing = line.value("backing").map(str::to_string);
         let mut backing_format = line.value("backing-format").map(str::to_string);
         let is_qcow2 = format == Format::Qcow2;
         for (key, value) in line.creation().map_err(failure)? {
-            let is_off = ["off", "no", "false", "n"].contains(&value.as_str());
             match key.as_str() {
                 "size" => wanted.size = Some(size(&value)?),
-                "preallocation" if value == "off" => {}
+                "preallocation" if is_qcow2 || format == Format::Raw => {
+                    wanted.shown_preallocation = Some(value);
+                }
+                // Of the file, which needs none here.
+                "extent_size_hint" | "nocow" => {}
                 "subformat" if format == Format::Vmdk => wanted.subformat = Some(value),
                 "cluster_size" if is_qcow2 => wanted.cluster = size(&value)?,
-                "extended_l2" if is_qcow2 => wanted.subclusters = !is_off,
+                "extended_l2" if is_qcow2 => wanted.subclusters = is_on(&value),
                 "backing_file" if is_qcow2 => backing = Some(value),
                 "backing_fmt" if is_qcow2 => backing_format = Some(value),
                 "data_file" if is_qcow2 => wanted.data_file = Some(value),
                 "compression_type" if is_qcow2 => wanted.compression = Some(value),
-                "compat" if is_qcow2 && ["1.1", "v3"].contains(&value.as_str()) => {}
-                "refcount_bits" if is_qcow2 && value == "16" => {}
-                "lazy_refcounts" | "data_file_raw" if is_qcow2 && is_off => {}
-                "preallocation" | "compat" | "refcount_bits" | "lazy_refcounts"
-                | "data_file_raw" => {
-                    let text = format!("{name}: option {key}={value} is not supported");
-                    return Err(failure(text));
+                "compat" if is_qcow2 => wanted.compat = Some(value),
+                "refcount_bits" if is_qcow2 => {
+                    let text = "Parameter 'refcount_bits' expects a number";
+                    wanted.refcount_bits =
+                        value.parse().map_err(|_| failure(format!("{name}: {text}")))?;
                 }
+                "lazy_refcounts" if is_qcow2 => wanted.lazy_refcounts = is_on(&value),
+                "data_file_raw" if is_qcow2 => wanted.data_file_raw = is_on(&value),
                 _ => return Err(failure(format!("{name}: Invalid parameter '{key}'"))),
             }
         }
@@ -73,9 +131,91 @@ impl Wanted {
         Ok(wanted)
     }
 
+    /// Checks what the original checks after it has told what it makes.
+    pub(super) fn check(&mut self, name: &str, format: Format) -> Result<(), Failure> {
+        let wrong = |text: &str| Err(failure(format!("{name}: {text}")));
+        if let Some(mode) = &self.shown_preallocation {
+            let mode = Preallocation::named(mode);
+            self.preallocation = mode.map_err(|why| failure(format!("{name}: {why}")))?;
+        }
+        if format != Format::Qcow2 {
+            return match self.preallocation {
+                Preallocation::Metadata => wrong("Unsupported preallocation mode 'metadata'"),
+                _ => Ok(()),
+            };
+        }
+        self.version = match self.compat.as_deref() {
+            None | Some("1.1" | "v3") => 3,
+            Some("0.10" | "v2") => 2,
+            Some(other) => {
+                return wrong(&format!("Parameter 'version' does not accept value '{other}'"));
+            }
+        };
+        if !self.cluster.is_power_of_two() || !(512..=2 << 20).contains(&self.cluster) {
+            return wrong("Cluster size must be a power of two between 512 and 2048k");
+        }
+        if !self.refcount_bits.is_power_of_two() || self.refcount_bits > 64 {
+            return wrong("Refcount width must be a power of two and may not exceed 64 bits");
+        }
+        let level = "compatibility level 1.1 and above (use version=v3 or greater)";
+        let new = [
+            (self.lazy_refcounts, format!("Lazy refcounts only supported with {level}")),
+            (
+                self.refcount_bits != 16,
+                "Different refcount widths than 16 bits require compatibility level 1.1 or above (use \
+                 version=v3 or greater)"
+                    .to_string(),
+            ),
+            (self.data_file.is_some(), format!("External data files are only supported with {level}")),
+            (self.subclusters, format!("Extended L2 entries are only supported with {level}")),
+        ];
+        if let Some((_, text)) = new.into_iter().find(|one| one.0 && self.version < 3) {
+            return wrong(&text);
+        }
+        if self.data_file_raw && self.data_file.is_none() {
+            return wrong("data-file-raw requires data-file");
+        }
+        match self.compression.as_deref() {
+            None | Some("zlib") => Ok(()),
+            Some("zstd") if self.version >= 3 => Ok(()),
+            Some("zstd") => {
+                wrong(&format!("Non-zlib compression type is only supported with {level}"))
+            }
+            Some(other) => {
+                let text = "Parameter 'compression-type' does not accept value";
+                wrong(&format!("{text} '{other}'"))
+            }
+        }
+    }
+
+    /// Whether no option needs a feature of the format that compressed images here do not have.
+    pub(super) fn is_plain(&self) -> bool {
+        let old = self.version == 3 && self.refcount_bits == 16 && !self.lazy_refcounts;
+        old && !self.subclusters && self.data_file.is_none()
+    }
+
+    /// Whether space is to be allocated that has no data.
+    pub(super) fn is_preallocated(&self) -> bool {
+        self.preallocation != Preallocation::Off
+    }
+
     /// The options of our device.
     pub(super) fn device_options(&self) -> Vec<String> {
         let mut all = vec![format!("cluster={}", self.cluster)];
+        if self.version < 3 {
+            all.push("version=2".to_string());
+        }
+        if self.compression.as_deref() == Some("zstd") {
+            all.push("compression=zstd".to_string());
+        }
+        if self.refcount_bits != 16 {
+            all.push(format!("refcount-bits={}", self.refcount_bits));
+        }
+        for (name, on) in
+            [("lazy-refcounts", self.lazy_refcounts), ("data-file-raw", self.data_file_raw)]
+        {
+            all.extend(on.then(|| format!("{name}=on")));
+        }
         if self.subclusters {
             all.push("subclusters=on".to_string());
         }
@@ -96,36 +236,24 @@ pub(super) fn create(line: &Line) -> Outcome {
     let format = match Format::named(format) {
         Some(format @ (Format::Raw | Format::Qcow2)) => format,
         Some(_) => return Err(failure(format!("create: format {format} is not supported"))),
+        None if READ_ONLY.contains(&format) => {
+            let text = format!("{name}: Format driver '{format}' does not support image creation");
+            return Err(failure(text));
+        }
         None => return Err(failure(format!("{name}: Unknown file format '{format}'"))),
     };
     let image = Image::named(name, None).map_err(failure)?;
     let mut wanted = Wanted::new(line, format, name)?;
-    if wanted.compression.as_deref().is_some_and(|kind| kind != "zlib") {
-        let text = "create: only compression_type=zlib is supported; convert -c makes zstd";
-        return Err(failure(text));
-    }
     if let Some(given) = line.operands.get(1) {
         wanted.size = Some(size(given)?);
     }
-    let mut below = None;
-    if let Some((backing, backing_format)) = &wanted.backing {
-        let place =
-            Image::named(&beside(&image, backing), backing_format.as_deref()).map_err(failure)?;
-        let Some(named) = backing_format else {
-            let text =
-                format!("{name}: Backing file specified without backing format; give it with -F");
-            return Err(failure(text));
-        };
-        if !line.has("backing-unsafe") {
-            let found = disk_size(&place)?;
-            wanted.size = wanted.size.or(Some(found));
-        }
-        below = Some(BackingName { name: backing.clone(), format: named.clone() });
-    }
+    let below = below(line, &image, &mut wanted)?;
     let Some(size) = wanted.size else {
         return Err(failure(format!("{name}: Image creation needs a size parameter")));
     };
     say(line, &formatting(name, format, &wanted, size))?;
+    wanted.check(name, format)?;
+    check_size(name, format, &wanted, size)?;
     let device = match format {
         Format::Raw => {
             emptied(&image)?;
@@ -140,11 +268,134 @@ pub(super) fn create(line: &Line) -> Outcome {
     if below.is_some() {
         give_backing(&image, below, Rebase::Unsafe)?;
     }
+    if format == Format::Raw {
+        begun(&image, size)?;
+    }
+    preallocate(&image, format, wanted.preallocation, 0)?;
+    let data = wanted.data_file.as_deref().map(|name| Image::named(name, Some("raw")));
+    if let Some(data) = data.transpose().map_err(failure)?
+        && wanted.preallocation != Preallocation::Metadata
+    {
+        preallocate(&data, Format::Raw, wanted.preallocation, 0)?;
+    }
     Ok(0)
 }
 
+/// Allocates the first block of a file, as the original does: QEMU finds out with it which alignment
+/// direct I/O needs.
+fn begun(image: &Image, size: u64) -> Result<(), Failure> {
+    let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
+    let file = std::fs::OpenOptions::new().write(true).open(path);
+    let done = file.and_then(|file| zeroes(&file, 0, size.min(4096)));
+    done.map_err(|error| failure(format!("{}: {}", image.shown, plain(&error))))
+}
+
+/// The backing file of a new image, which must exist unless the user says otherwise.
+fn below(line: &Line, image: &Image, wanted: &mut Wanted) -> Result<Option<BackingName>, Failure> {
+    let name = &image.shown;
+    let Some((backing, format)) = &wanted.backing else { return Ok(None) };
+    let place = Image::named(&beside(image, backing), format.as_deref()).map_err(failure)?;
+    if place.place == image.place {
+        let text = "Error: Trying to create an image with the same filename as the backing file";
+        return Err(failure(format!("{name}: {text}")));
+    }
+    if !line.has("backing-unsafe") {
+        let none = |why: Failure| failure(format!("{name}: {why}\nCould not open backing image."));
+        if let Some(error) = place.path().and_then(|path| std::fs::metadata(path).err()) {
+            let shown = &place.shown;
+            return Err(none(failure(format!("Could not open '{shown}': {}", plain(&error)))));
+        }
+        let found = disk_size(&place).map_err(none)?;
+        wanted.size = wanted.size.or(Some(found));
+    }
+    let Some(format) = format else {
+        let probed =
+            opened(&place).map(|format| format!("\nDetected format of {}.", format.name()));
+        let text = format!("{name}: Backing file specified without backing format");
+        return Err(failure(text + &probed.unwrap_or_default()));
+    };
+    Ok(Some(BackingName { name: backing.clone(), format: format.clone() }))
+}
+
+/// Refuses a disk whose L1 table would be longer than 32 MiB.
+fn check_size(name: &str, format: Format, wanted: &Wanted, size: u64) -> Result<(), Failure> {
+    if format != Format::Qcow2 {
+        return Ok(());
+    }
+    let entry = if wanted.subclusters { 16 } else { 8 };
+    let covers = (wanted.cluster / entry).max(1).saturating_mul(wanted.cluster);
+    if size.div_ceil(covers) * 8 > 32 << 20 {
+        let text = "The image size is too large for file format 'qcow2' (try using a larger cluster \
+                    size)";
+        return Err(failure(format!("{name}: {text}")));
+    }
+    Ok(())
+}
+
+/// Allocates the disk in an image from `from` on.
+pub(super) fn preallocate(
+    image: &Image,
+    format: Format,
+    how: Preallocation,
+    from: u64,
+) -> Result<(), Failure> {
+    if how == Preallocation::Off {
+        return Ok(());
+    }
+    let Some(path) = image.path() else {
+        return Err(failure(format!("{}: only files are preallocated", image.shown)));
+    };
+    let wrong = |error: std::io::Error| {
+        failure(format!("{}: Could not preallocate: {}", image.shown, plain(&error)))
+    };
+    let end = if format == Format::Qcow2 {
+        let holder = image.holder();
+        let writes = how == Preallocation::Full;
+        let result = run(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
+            reserve(&context, &holder, from, writes).await
+        })?;
+        result.map_err(|error| not_changed(image, &error))?
+    } else {
+        0
+    };
+    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(wrong)?;
+    let len = file.metadata().map_err(wrong)?.len();
+    if len < end {
+        file.set_len(end).map_err(wrong)?;
+    }
+    let end = end.max(len);
+    let start = if format == Format::Raw { from } else { 0 };
+    if how != Preallocation::Metadata && start < end {
+        allocate(&file, start, end).map_err(wrong)?;
+    }
+    if how == Preallocation::Full && format == Format::Raw {
+        zeroes(&file, start, end).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// Allocates the space of a part of a file.
+fn allocate(file: &std::fs::File, start: u64, end: u64) -> std::io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    Ok(fallocate(file, FallocateFlags::empty(), start, end - start)?)
+}
+
+/// Writes zeroes to a part of a file.
+fn zeroes(file: &std::fs::File, start: u64, end: u64) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let piece = vec![0; 1 << 20];
+    let mut at = start;
+    while at < end {
+        let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(piece.len());
+        file.write_all_at(&piece[..len], at)?;
+        at += len as u64;
+    }
+    Ok(())
+}
+
 /// A raw disk that exists loses its contents.
-fn emptied(image: &Image) -> Result<(), Failure> {
+pub(super) fn emptied(image: &Image) -> Result<(), Failure> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let emptied = std::fs::OpenOptions::new().write(true).truncate(true).open(path);
     emptied.map(|_| ()).map_err(|error| {
@@ -171,15 +422,24 @@ pub(super) fn disk_size(image: &Image) -> Result<u64, Failure> {
 fn formatting(name: &str, format: Format, wanted: &Wanted, size: u64) -> String {
     let mut text = format!("Formatting '{}', fmt={}", crate::out::one_line(name), format.name());
     if format == Format::Raw {
-        let _ = writeln!(text, " size={size}");
-        return text;
+        let _ = write!(text, " size={size}");
+        if let Some(mode) = &wanted.shown_preallocation {
+            let _ = write!(text, " preallocation={}", crate::out::one_line(mode));
+        }
+        return text + "\n";
     }
     let extended = if wanted.subclusters { "on" } else { "off" };
     let cluster = wanted.cluster;
-    let _ = write!(
-        text,
-        " cluster_size={cluster} extended_l2={extended} compression_type=zlib size={size}"
-    );
+    let _ = write!(text, " cluster_size={cluster} extended_l2={extended}");
+    if let Some(mode) = &wanted.shown_preallocation {
+        let _ = write!(text, " preallocation={}", crate::out::one_line(mode));
+    }
+    let compression = wanted.compression.as_deref().unwrap_or("zlib");
+    let compression = crate::out::one_line(compression);
+    let _ = write!(text, " compression_type={compression} size={size}");
+    if let Some(compat) = &wanted.compat {
+        let _ = write!(text, " compat={}", crate::out::one_line(compat));
+    }
     if let Some((backing, format)) = &wanted.backing {
         let format = format.as_deref().unwrap_or_default();
         let _ =
@@ -188,5 +448,10 @@ fn formatting(name: &str, format: Format, wanted: &Wanted, size: u64) -> String 
     if let Some(file) = &wanted.data_file {
         let _ = write!(text, " data_file={}", crate::out::one_line(file));
     }
-    text + " lazy_refcounts=off refcount_bits=16\n"
+    if wanted.data_file_raw {
+        text += " data_file_raw=on";
+    }
+    let lazy = if wanted.lazy_refcounts { "on" } else { "off" };
+    let _ = writeln!(text, " lazy_refcounts={lazy} refcount_bits={}", wanted.refcount_bits);
+    text
 }

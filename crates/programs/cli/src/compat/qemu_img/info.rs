@@ -1,4 +1,4 @@
-//! `qemu-img info` and `qemu-img snapshot -l`.
+//! `qemu-img info`.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -51,17 +51,6 @@ pub(super) fn info(line: &Line) -> Outcome {
     Ok(0)
 }
 
-/// Runs `snapshot`.
-pub(super) fn snapshot(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let all = chain(line.image(0, "format").map_err(failure)?, false)?;
-    let snapshots = all.first().and_then(|found| found.qcow2.as_ref());
-    if let Some(qcow2) = snapshots.filter(|qcow2| !qcow2.snapshots.is_empty()) {
-        out::print(table(&qcow2.snapshots).as_bytes())?;
-    }
-    Ok(0)
-}
-
 /// Size of the disk in an image, in bytes.
 pub(super) fn disk_size(image: &Image) -> Result<u64, Failure> {
     Ok(one(image.clone())?.size)
@@ -75,6 +64,33 @@ pub(super) fn to_grow(image: &Image) -> Result<Option<(Image, Format, u64)>, Fai
     let hides = rest.first().is_none_or(|lower| lower.size <= below.size);
     let grows = top.size > below.size && hides;
     Ok(grows.then(|| (below.image.clone(), below.format, top.size)))
+}
+
+/// The images of a chain above the one that `name` names, the top first, and that one with its format.
+pub(super) fn down_to(top: &Image, name: &str) -> Result<(Vec<Image>, Image, Format), Failure> {
+    let wanted = Image::named(name, None).map_err(failure)?;
+    let beside_top = Image::named(&beside(top, name), None).map_err(failure)?;
+    let mut all = chain(top.clone(), true)?;
+    let is_wanted = |found: &Found| {
+        let same = |other: &Image| {
+            let real = |image: &Image| image.path().and_then(|path| path.canonicalize().ok());
+            real(&found.image).is_some() && real(&found.image) == real(other)
+        };
+        same(&wanted) || same(&beside_top)
+    };
+    let place = all.iter().position(is_wanted).filter(|&place| place > 0);
+    let Some(place) = place else {
+        let top = &top.shown;
+        return Err(failure(format!("Did not find '{name}' in the backing chain of '{top}'")));
+    };
+    let base = all.remove(place);
+    all.truncate(place);
+    Ok((all.into_iter().map(|found| found.image).collect(), base.image, base.format))
+}
+
+/// The internal snapshots of an image.
+pub(super) fn snapshots(image: Image) -> Result<Vec<SnapshotDescription>, Failure> {
+    Ok(one(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
 }
 
 /// The image, and those below it if they are wanted.
@@ -112,7 +128,9 @@ fn one(image: Image) -> Result<Found, Failure> {
                 let qcow2 = describe(stack.device()).await?;
                 return Ok((qcow2.size, len, Some(qcow2)));
             }
-            let size = size(&registry, &disk, &mut open).await?;
+            // A server may have room for one client.
+            let is_raw = format == Format::Raw;
+            let size = if is_raw { len } else { size(&registry, &disk, &mut open).await? };
             Ok::<_, Error>((size, len, None))
         };
         (result.await, open)
@@ -312,7 +330,7 @@ fn moment(one: &SnapshotDescription) -> Value {
 }
 
 /// The table of snapshots.
-fn table(all: &[SnapshotDescription]) -> String {
+pub(super) fn table(all: &[SnapshotDescription]) -> String {
     let row = |id: &str, tag: &str, size: &str, date: &str, clock: &str, count: &str| {
         format!("{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {count:>10}\n")
     };

@@ -7,7 +7,8 @@ use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, ZE
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
 use blockhaul_command_lines::qemu_image::Format;
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::describe::{ChainLink, describe_chain};
+use blockhaul_formats::qcow2::describe::ChainLink;
+use blockhaul_formats::qcow2::places::{Places, chain_places};
 
 use super::common::{failure, not_opened, opened, size};
 use crate::exit::Outcome;
@@ -31,7 +32,29 @@ struct Run {
     offset: Option<u64>,
 }
 
+/// Appends a run, joined to the last one if it continues that.
+fn add(all: &mut Vec<Run>, run: Run) {
+    match all.last_mut() {
+        Some(last) if last.takes(&run) => last.len += run.len,
+        _ => all.push(run),
+    }
+}
+
 impl Run {
+    /// Data of a raw disk.
+    fn raw(at: u64, len: u64) -> Run {
+        Run {
+            at,
+            len,
+            depth: 0,
+            present: true,
+            zero: false,
+            data: true,
+            compressed: false,
+            offset: Some(at),
+        }
+    }
+
     /// Whether `next` continues it.
     fn takes(&self, next: &Run) -> bool {
         let offset = self.offset.map(|offset| offset.saturating_add(self.len));
@@ -79,27 +102,40 @@ pub(super) fn map(line: &Line) -> Outcome {
     let (result, open) = run(move |registry| async move {
         let mut open = None;
         let result = async {
-            let chain = match format {
+            let (chain, places) = match format {
                 Format::Qcow2 => {
                     let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-                    let links = describe_chain(&context, &holder).await?;
+                    let (links, places): (Vec<ChainLink>, Vec<_>) =
+                        chain_places(&context, &holder).await?.into_iter().unzip();
                     let ends_raw = links.last().is_some_and(|link| link.image.is_none());
                     let name = |name: &str| name.trim_start_matches("./").to_string();
                     let names = links.iter().map(|link| name(&link.name)).collect();
                     let size =
                         |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
                     let sizes = links.iter().map(size).collect();
-                    Chain { names, sizes, ends_raw, is_qcow2: true }
+                    (Chain { names, sizes, ends_raw, is_qcow2: true }, places)
                 }
                 _ => {
-                    Chain { names: vec![shown], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
+                    let names = vec![shown];
+                    (
+                        Chain { names, sizes: Vec::new(), ends_raw: true, is_qcow2: false },
+                        Vec::new(),
+                    )
                 }
             };
             let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
             let device = stack.device().clone();
             open = Some(stack);
-            let end = start.saturating_add(most).min(device.facts().size);
-            let runs = runs(&device, &chain, (start, end)).await?;
+            let size = device.facts().size;
+            let end = start.saturating_add(most).min(size);
+            let mut runs = runs(&device, &chain, (start, end)).await?;
+            // QEMU counts in sectors.
+            let rounded = size.checked_next_multiple_of(512).unwrap_or(size);
+            let end = start.saturating_add(most).min(rounded);
+            if format == Format::Raw && size < end && start <= size {
+                add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
+            }
+            let runs = if is_json { with_zeroes(runs, &places).await? } else { runs };
             Ok::<_, Error>((runs, chain))
         };
         (result.await, open)
@@ -139,13 +175,31 @@ async fn runs(
                 let run = one(device, chain, (at, left), (base, level));
                 at += run.len;
                 left -= run.len;
-                match all.last_mut() {
-                    Some(last) if last.takes(&run) => last.len += run.len,
-                    _ => all.push(run),
-                }
+                add(&mut all, run);
             }
             Ok::<(), Error>(())
         })?;
+    }
+    Ok(all)
+}
+
+/// The runs, with the places of those that read as zeroes and have space nevertheless.
+async fn with_zeroes(runs: Vec<Run>, places: &[Option<Places>]) -> Result<Vec<Run>, Error> {
+    let mut all: Vec<Run> = Vec::new();
+    for run in runs {
+        let places = places.get(run.depth).and_then(Option::as_ref);
+        let Some(places) = places.filter(|_| run.present && run.zero && run.offset.is_none())
+        else {
+            all.push(run);
+            continue;
+        };
+        let mut left = run;
+        while left.len > 0 {
+            let (len, offset) = places.host(left.at, left.len).await?;
+            all.push(Run { len, offset, ..left });
+            left.at += len;
+            left.len -= len;
+        }
     }
     Ok(all)
 }

@@ -1,11 +1,14 @@
 //! `qemu-img`, by our commands about images. Differences are listed in docs/qemu-img.md.
 
+mod check;
 mod common;
 mod convert;
 mod create;
+mod dd;
 mod info;
 mod json;
 mod map;
+mod snapshot;
 
 use std::ffi::OsString;
 
@@ -18,15 +21,14 @@ use blockhaul_formats::qcow2::describe::describe;
 
 pub(super) use self::common::opened;
 use self::common::{failure, give_backing, native, not_changed, not_opened, say, size, words};
+use self::create::{Preallocation, disk_size, preallocate};
 use self::json::Value;
 use super::stand_in::{answer, log_as, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Failure, Outcome};
 use crate::image_tools::run as on_worker;
-use crate::{check, image_check, image_tools, out};
+use crate::{image_tools, out};
 
-/// The exit status of `check` for formats that have nothing to check.
-const NOT_CHECKED: u8 = 63;
 /// The exit status of `compare` for everything but differences that has no other.
 const NOT_COMPARED: u8 = 2;
 /// The unit in bytes in which the original compares.
@@ -40,18 +42,20 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     log_as("qemu-img", false);
     let outcome = match line.command {
+        "amend" => amended(&line),
         "bitmap" => change_bitmaps(&line),
-        "check" => return checked(&line),
+        "check" => return check::checked(&line),
         "commit" => committed(&line),
         "compare" => return compared(&line),
         "convert" => convert::convert(&line),
         "create" => create::create(&line),
+        "dd" => dd::dd(&line),
         "info" => info::info(&line),
         "map" => map::map(&line),
         "measure" => measured(&line),
         "rebase" => rebased(&line),
         "resize" => resized(&line),
-        _ => info::snapshot(&line),
+        _ => snapshot::snapshot(&line),
     };
     outcome.map_err(|failure| match failure.status() {
         // Like a shell for a program that was ended by a signal.
@@ -83,97 +87,14 @@ fn warn_of_guess(image: &Image, format: Format) {
     }
 }
 
-fn checked(line: &Line) -> Outcome {
-    let not_done = |text: String| failure(text).with_status(FAILED);
-    line.at_most(1).map_err(not_done)?;
-    let is_json = line.is_json().map_err(not_done)?;
-    let repair = match line.value("repair") {
-        None => None,
-        Some("leaks") => Some("--repair=leaks"),
-        Some("all") => Some("--repair=all"),
-        Some(_) => {
-            return Err(failure("check: --repair expects 'leaks' or 'all'"));
-        }
-    };
-    let image = line.image(0, "format").map_err(not_done)?;
-    let format = opened(&image)?;
-    if format != Format::Qcow2 {
-        let text = "This image format does not support checks";
-        return Err(failure(text).with_status(NOT_CHECKED));
-    }
-    let report = |repair: Option<&str>| {
-        let mut all = words(&["blockhaul", "check"]);
-        all.extend(repair.map(OsString::from));
-        all.extend(words(&["--", &image.holder()]));
-        let (cli, groups) = own(all)?;
-        let Command::Check(args) = cli.command else {
-            return Err(failure("the command line was not understood"));
-        };
-        image_check::checked(&args, &groups).map(|found| found.1)
-    };
-    let found = report(repair).map_err(|failure| failure.with_status(FAILED))?;
-    for text in &found.texts {
-        out::error(&format!("{}\n", out::one_line(text)));
-    }
-    let number = |name, count: u64| (name, Value::Number(count));
-    let some = |name, count: u64| (count > 0).then_some((name, Value::Number(count)));
-    let status = image_check::status(&found);
-    if is_json {
-        let mut all = vec![number("image-end-offset", found.image_end)];
-        all.extend(some("compressed-clusters", found.compressed));
-        all.push(number("total-clusters", found.clusters));
-        all.extend(some("corruptions", found.corruptions));
-        all.extend(some("corruptions-fixed", found.corruptions_fixed));
-        all.push(number("check-errors", 0));
-        all.extend(some("leaks", found.leaks));
-        all.extend(some("leaks-fixed", found.leaks_fixed));
-        all.extend(some("allocated-clusters", found.allocated));
-        all.push(("filename", Value::Text(image.shown.clone())));
-        all.push(("format", Value::Text(format.name().to_string())));
-        all.extend(some("fragmented-clusters", found.fragmented));
-        out::print(format!("{}\n", Value::Object(all).json()).as_bytes())?;
-        return Ok(status);
-    }
-    let mut text = String::new();
-    if found.corruptions_fixed > 0 || found.leaks_fixed > 0 {
-        text += &format!(
-            "The following inconsistencies were found and repaired:\n\n    {} leaked clusters\n    {} \
-             corruptions\n\nDouble checking the fixed image now...\n",
-            found.leaks_fixed, found.corruptions_fixed
-        );
-    }
-    if found.corruptions == 0 && found.leaks == 0 {
-        text += "No errors were found on the image.\n";
-    }
-    if found.corruptions > 0 {
-        text += &format!(
-            "\n{} errors were found on the image.\nData may be corrupted, or further writes to the image may \
-             corrupt it.\n",
-            found.corruptions
-        );
-    }
-    if found.leaks > 0 {
-        text += &format!(
-            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but no harm to data.\n",
-            found.leaks
-        );
-    }
-    if found.clusters > 0 && found.allocated > 0 {
-        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
-        text += &format!(
-            "{}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
-            found.allocated,
-            found.clusters,
-            percent(found.allocated, found.clusters),
-            percent(found.fragmented, found.allocated),
-            percent(found.compressed, found.allocated)
-        );
-    }
-    if found.image_end > 0 {
-        text += &format!("Image end offset: {}\n", found.image_end);
-    }
-    say(line, &text)?;
-    Ok(status)
+/// No format has options that change later.
+fn amended(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let image = line.image(0, "format").map_err(failure)?;
+    Err(failure(match opened(&image)? {
+        Format::Qcow2 => "amend is not supported here: copy the disk to a new image".to_string(),
+        other => format!("Format driver '{}' does not support option amendment", other.name()),
+    }))
 }
 
 fn compared(line: &Line) -> Outcome {
@@ -196,7 +117,7 @@ fn compared(line: &Line) -> Outcome {
     let Command::Compare(args) = cli.command else {
         return Err(failed("the command line was not understood".to_string()));
     };
-    let found = check::compared(&args, &groups)?;
+    let found = crate::check::compared(&args, &groups)?;
     let mut text = String::new();
     if found.sizes.0 != found.sizes.1 {
         if line.has("strict") {
@@ -297,16 +218,27 @@ fn bitmaps_size(image: &Image, cluster: u64) -> Result<Option<u64>, Failure> {
 
 fn resized(line: &Line) -> Outcome {
     line.at_most(2).map_err(failure)?;
-    if !["off", ""].contains(&line.value("preallocation").unwrap_or_default()) {
-        return Err(failure("resize: only --preallocation=off is supported"));
-    }
+    let how = line.value("preallocation").map_or(Ok(Preallocation::Off), Preallocation::named)?;
     let Some(size) = line.operands.get(1) else {
         return Err(failure("resize: Expecting image file name and size"));
     };
     let image = line.image(0, "format").map_err(failure)?;
     let format = opened(&image)?;
     warn_of_guess(&image, format);
+    let old = match how {
+        Preallocation::Off => 0,
+        _ => {
+            let old = disk_size(&image)?;
+            let shrinks =
+                size.starts_with('-') || !size.starts_with('+') && self::size(size)? < old;
+            if shrinks {
+                return Err(failure("Preallocation can only be used for growing images"));
+            }
+            old
+        }
+    };
     resize(&image, format, size, line.has("shrink"))?;
+    preallocate(&image, format, how, old)?;
     say(line, "Image resized.\n")
 }
 
@@ -338,7 +270,8 @@ fn rebased(line: &Line) -> Outcome {
             Some(BackingName { name: name.to_string(), format: format.to_string() })
         }
         (_, None) => {
-            return Err(failure("rebase: give the format of the backing file with -F"));
+            let text = "backing format must be specified";
+            return Err(failure(format!("Could not change the backing file to '{name}': {text}")));
         }
     };
     give_backing(&image, new, how)?;
@@ -349,17 +282,37 @@ fn committed(line: &Line) -> Outcome {
     line.at_most(1).map_err(failure)?;
     let image = line.image(0, "format").map_err(failure)?;
     qcow2(line, &image)?;
-    if let Some((below, format, size)) = info::to_grow(&image)? {
-        resize(&below, format, &size.to_string(), false)?;
+    if let Some(base) = line.value("base") {
+        let (above, base, format) = info::down_to(&image, base)?;
+        for one in above.iter().rev() {
+            commit_one(one, Some((&base, format)), true)?;
+        }
+    } else {
+        if let Some((below, format, size)) = info::to_grow(&image)? {
+            resize(&below, format, &size.to_string(), false)?;
+        }
+        commit_one(&image, None, line.has("drop"))?;
     }
-    let keep = line.has("drop");
+    say(line, "Image committed.\n")
+}
+
+/// Copies what an image has to the image below it, or to `base`.
+fn commit_one(image: &Image, base: Option<(&Image, Format)>, keep: bool) -> Result<(), Failure> {
     let holder = image.holder();
+    let base = match base {
+        None => None,
+        Some((base, format)) => {
+            let path = base.path().map(std::path::absolute).transpose();
+            let path = path.map_err(|error| failure(format!("{}: {error}", base.shown)))?;
+            let name = path.map_or_else(|| base.holder(), |path| path.display().to_string());
+            Some(BackingName { name, format: format.name().to_string() })
+        }
+    };
     let result = on_worker(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        commit(&context, &holder, keep).await
+        commit(&context, &holder, base.as_ref(), keep).await
     })?;
-    result.map_err(|error| not_changed(&image, &error))?;
-    say(line, "Image committed.\n")
+    result.map(|_| ()).map_err(|error| not_changed(image, &error))
 }
 
 fn change_bitmaps(line: &Line) -> Outcome {

@@ -1,0 +1,158 @@
+//! `qemu-img check`.
+
+use std::ffi::OsString;
+
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::check::{Fault, FlagOf, Report};
+
+use super::super::stand_in::own;
+use super::common::{failure, opened, say, words};
+use super::json::Value;
+use crate::args::Command;
+use crate::exit::{FAILED, Outcome};
+use crate::{image_check, out};
+
+/// The exit status for formats that have nothing to check.
+const NOT_CHECKED: u8 = 63;
+
+/// Runs `check`.
+pub(super) fn checked(line: &Line) -> Outcome {
+    let not_done = |text: String| failure(text).with_status(FAILED);
+    line.at_most(1).map_err(not_done)?;
+    let is_json = line.is_json().map_err(not_done)?;
+    let repair = match line.value("repair") {
+        None => None,
+        Some("leaks") => Some("--repair=leaks"),
+        Some("all") => Some("--repair=all"),
+        Some(_) => {
+            return Err(failure("check: --repair expects 'leaks' or 'all'"));
+        }
+    };
+    let image = line.image(0, "format").map_err(not_done)?;
+    let format = opened(&image)?;
+    if format != Format::Qcow2 {
+        let text = "This image format does not support checks";
+        return Err(failure(text).with_status(NOT_CHECKED));
+    }
+    let report = |repair: Option<&str>| {
+        let mut all = words(&["blockhaul", "check"]);
+        all.extend(repair.map(OsString::from));
+        all.extend(words(&["--", &image.holder()]));
+        let (cli, groups) = own(all)?;
+        let Command::Check(args) = cli.command else {
+            return Err(failure("the command line was not understood"));
+        };
+        image_check::checked(&args, &groups).map(|found| found.1)
+    };
+    let found = report(repair).map_err(|failure| failure.with_status(FAILED))?;
+    print_faults(&found.faults);
+    let status = image_check::status(&found);
+    if is_json {
+        out::print(format!("{}\n", value(&image, format, &found).json()).as_bytes())?;
+        return Ok(status);
+    }
+    say(line, &summary(&found))?;
+    Ok(status)
+}
+
+/// Prints the faults as the original does: what it repairs is named twice.
+fn print_faults(faults: &[Fault]) {
+    let print = |text: &str| out::error(&format!("{}\n", out::one_line(text)));
+    let refcount = |fault: &Fault, repaired: bool| {
+        let Fault::Refcount { cluster, stored, references, .. } = fault else { return };
+        let what = match (repaired, stored < references) {
+            (true, _) => "Repairing",
+            (false, true) => "ERROR",
+            (false, false) => "Leaked",
+        };
+        print(&format!("{what} cluster {cluster} refcount={stored} reference={references}"));
+    };
+    for fault in faults {
+        match fault {
+            Fault::Refcount { .. } => refcount(fault, false),
+            Fault::Flag { .. } => {}
+            Fault::Beyond { offset, len, .. } => print(&format!(
+                "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset \
+                 {offset:#x} size {len:#x}"
+            )),
+            other => print(&other.to_string()),
+        }
+    }
+    for fault in faults {
+        match fault {
+            Fault::Refcount { fixed: true, .. } => refcount(fault, true),
+            Fault::Flag { entry, value, refcount, fixed } => {
+                let what = if *fixed { "Repairing" } else { "ERROR" };
+                let entry = match entry {
+                    FlagOf::L1(number) => {
+                        format!("L2 cluster: l1_index={number} l1_entry={value:x}")
+                    }
+                    FlagOf::L2(_) => format!("data cluster: l2_entry={value:x}"),
+                };
+                print(&format!("{what} OFLAG_COPIED {entry} refcount={refcount}"));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn value(image: &Image, format: Format, found: &Report) -> Value {
+    let number = |name, count: u64| (name, Value::Number(count));
+    let some = |name, count: u64| (count > 0).then_some((name, Value::Number(count)));
+    let mut all = vec![number("image-end-offset", found.image_end)];
+    all.extend(some("compressed-clusters", found.compressed));
+    all.push(number("total-clusters", found.clusters));
+    all.extend(some("corruptions", found.corruptions));
+    all.extend(some("corruptions-fixed", found.corruptions_fixed));
+    all.push(number("check-errors", 0));
+    all.extend(some("leaks", found.leaks));
+    all.extend(some("leaks-fixed", found.leaks_fixed));
+    all.extend(some("allocated-clusters", found.allocated));
+    all.push(("filename", Value::Text(image.shown.clone())));
+    all.push(("format", Value::Text(format.name().to_string())));
+    all.extend(some("fragmented-clusters", found.fragmented));
+    Value::Object(all)
+}
+
+fn summary(found: &Report) -> String {
+    let mut text = String::new();
+    if found.corruptions_fixed > 0 || found.leaks_fixed > 0 {
+        text += &format!(
+            "The following inconsistencies were found and repaired:\n\n    {} leaked clusters\n    {} \
+             corruptions\n\nDouble checking the fixed image now...\n",
+            found.leaks_fixed, found.corruptions_fixed
+        );
+    }
+    if found.corruptions == 0 && found.leaks == 0 {
+        text += "No errors were found on the image.\n";
+    }
+    if found.corruptions > 0 {
+        text += &format!(
+            "\n{} errors were found on the image.\nData may be corrupted, or further writes to the image may \
+             corrupt it.\n",
+            found.corruptions
+        );
+    }
+    if found.leaks > 0 {
+        text += &format!(
+            "\n{} leaked clusters were found on the image.\nThis means waste of disk space, but no harm to data.\n",
+            found.leaks
+        );
+    }
+    if found.clusters > 0 && found.allocated > 0 {
+        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        text += &format!(
+            "{}/{} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            found.allocated,
+            found.clusters,
+            percent(found.allocated, found.clusters),
+            percent(found.fragmented, found.allocated),
+            percent(found.compressed, found.allocated)
+        );
+    }
+    if found.image_end > 0 {
+        text += &format!("Image end offset: {}\n", found.image_end);
+    }
+    text
+}

@@ -1,0 +1,78 @@
+//! `qemu-img snapshot`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
+
+use super::common::{failure, opened};
+use super::info::{snapshots, table};
+use crate::exit::{Failure, Outcome};
+use crate::image_tools::run;
+use crate::out;
+
+/// Runs `snapshot`.
+pub(super) fn snapshot(line: &Line) -> Outcome {
+    line.at_most(1).map_err(failure)?;
+    let asked: Vec<_> =
+        ["list", "create", "apply", "delete"].into_iter().filter(|name| line.has(name)).collect();
+    if asked.len() > 1 {
+        return Err(failure("Cannot mix '-l', '-a', '-c', '-d'"));
+    }
+    let image = line.image(0, "format").map_err(failure)?;
+    let Some((what, name)) = asked.first().and_then(|what| Some((*what, line.value(what)?))) else {
+        return list(image);
+    };
+    if what == "list" {
+        return list(image);
+    }
+    change(&image, what, name)
+}
+
+fn list(image: Image) -> Outcome {
+    let all = snapshots(image)?;
+    if !all.is_empty() {
+        out::print(table(&all).as_bytes())?;
+    }
+    Ok(0)
+}
+
+fn change(image: &Image, what: &str, name: &str) -> Outcome {
+    let wrong = |why: &str| failure(format!("Could not {what} snapshot '{name}': {why}"));
+    let format = opened(image)?;
+    if format != Format::Qcow2 {
+        return Err(wrong("Operation not supported"));
+    }
+    let change = match what {
+        "create" => SnapshotChange::Create { date: now() },
+        "apply" => SnapshotChange::Apply,
+        _ => SnapshotChange::Delete,
+    };
+    let holder = image.holder();
+    let wanted = name.to_string();
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+        change_snapshot(&context, &holder, &wanted, change).await
+    })?;
+    result.map_err(|error| explained(&error, change, wrong))?;
+    Ok(0)
+}
+
+fn explained(error: &Error, change: SnapshotChange, wrong: impl Fn(&str) -> Failure) -> Failure {
+    match (error.kind(), change) {
+        (Kind::NotFound, SnapshotChange::Delete) => wrong("snapshot not found"),
+        (Kind::NotFound, SnapshotChange::Apply) => {
+            wrong("Failed to load snapshot: No such file or directory")
+        }
+        _ => wrong(&error.to_string()),
+    }
+}
+
+/// Seconds since 1970, and nanoseconds.
+fn now() -> (u32, u32) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    (u32::try_from(now.as_secs()).unwrap_or(u32::MAX), now.subsec_nanos())
+}
