@@ -15,15 +15,15 @@ use crate::suite::{
 use crate::{Outcome, run, source};
 
 pub const HELP: &str = "\
-cargo xtask qemu-suite [--again] [--release] [--copied] [FORMAT] [NAME…]
+cargo xtask qemu-suite [--again] [--release] [--copied] [KIND] [NAME…]
 
-Runs QEMU's tests of images (tests/qemu-iotests) for qcow2 and raw images twice: with Debian's qemu-img
-and qemu-nbd among the peers (see `cargo xtask peers`), and with blockhaul, called by their names. QEMU's
-qemu-io and qemu-storage-daemon are used in both runs. Prints a table, and fails when a test that passes with
-Debian's does not pass with blockhaul, unless it is listed with a reason in docs/qemu-img.md, and when a
-listed one passes. Tests that call neither program, and those that need an emulator, are skipped.
+Runs QEMU's tests of images (tests/qemu-iotests) for qcow2 images, raw images, and raw images behind
+qemu-nbd twice: with Debian's qemu-img and qemu-nbd among the peers (see `cargo xtask peers`), and with
+blockhaul, called by their names. QEMU's qemu-io and qemu-storage-daemon are used in both runs. Prints a
+table, and fails when a test that passes with Debian's does not pass with blockhaul, unless it is listed
+with a reason in docs/qemu-img.md, and when a listed one passes. Tests that call neither program, and those that need an emulator, are skipped.
 
-With FORMAT (qcow2, raw), only tests of this format; with NAMEs (001, tests/qemu-img-bitmaps), only these.
+With KIND (qcow2, raw, nbd), only tests of this kind; with NAMEs (001, qemu-img-bitmaps), only these.
 How tests end with Debian's programs is remembered; --again asks anew. --release runs an optimised
 blockhaul, --copied copies of the program, not symbolic links to it.
 
@@ -35,17 +35,18 @@ apt sources. They and what they print are below target/qemu-suite.
 const SUITE: &str = "trixie";
 /// Required prefix of its version: the tests compare messages of the program.
 const VERSION: &str = "10.0.";
-/// The formats of images that are tested.
-const FORMATS: &[&str] = &["qcow2", "raw"];
+/// What is tested, and what QEMU's program is told for it.
+const KINDS: &[(&str, &[&str])] =
+    &[("qcow2", &["-qcow2"]), ("raw", &["-raw"]), ("nbd", &["-raw", "-nbd"])];
 /// The programs that are replaced.
 const PROGRAMS: &[&str] = &["qemu-img", "qemu-nbd"];
 /// Seconds after which a test has failed: on a busy machine.
-const PATIENCE: &str = "180";
+const PATIENCE: &str = "400";
 /// Tests at a time.
 const TOGETHER: usize = 2;
 /// Folders of the source package that tests use.
 const FOLDERS: &[&str] = &["tests/qemu-iotests", "python/qemu"];
-/// Exceptions are rows of a table that start with the format and the name of a test.
+/// Exceptions are rows of a table that start with the kind and the name of a test.
 const PLACES: Places = Places { log: "target/qemu-suite/*/log", exceptions: "docs/qemu-img.md" };
 
 /// In the place of an emulator. Tests ask it for machines, formats and devices before they do anything;
@@ -82,8 +83,7 @@ pub fn main(args: &[String]) -> Outcome {
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
-    let formats: Vec<String> =
-        names.extract_if(.., |name| FORMATS.contains(&name.as_str())).collect();
+    let kinds: Vec<String> = names.extract_if(.., |name| options_of(name).is_some()).collect();
     let peers = Peers::here();
     peers.ensure(false)?;
     let dir = run::target().join("qemu-suite");
@@ -95,7 +95,7 @@ pub fn main(args: &[String]) -> Outcome {
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let original = Bench::prepare(&dir, "original", &peers, None)?;
     let ours = Bench::prepare(&dir, "blockhaul", &peers, Some((&program, install)))?;
-    let tests = original.tests(&formats, &names)?;
+    let tests = original.tests(&kinds, &names)?;
     let memory = dir.join("original.txt");
     let mut original_ends = Memory::new(&memory, again);
     original_ends
@@ -116,9 +116,14 @@ pub fn main(args: &[String]) -> Outcome {
     judge(&rows, &exceptions(&text, is_test), args.is_empty(), &PLACES)
 }
 
+/// What QEMU's program is told for a kind of tests.
+fn options_of(kind: &str) -> Option<&'static [&'static str]> {
+    KINDS.iter().find(|one| one.0 == kind).map(|one| one.1)
+}
+
 /// Whether a row of a table is about a test.
 fn is_test(name: &str) -> bool {
-    name.split_once(' ').is_some_and(|(format, _)| FORMATS.contains(&format))
+    name.split_once(' ').is_some_and(|(kind, _)| options_of(kind).is_some())
 }
 
 /// A copy of the tests, with either programs.
@@ -170,28 +175,28 @@ impl Bench {
         Ok(bench)
     }
 
-    /// The tests of these formats that `names` choose, or all, as `FORMAT NAME`.
-    fn tests(&self, formats: &[String], names: &[String]) -> Result<Vec<String>, String> {
+    /// The tests of these kinds that `names` choose, or all, as `KIND NAME`.
+    fn tests(&self, kinds: &[String], names: &[String]) -> Result<Vec<String>, String> {
         let mut tests = Vec::new();
-        for format in FORMATS.iter().copied() {
-            if !formats.is_empty() && !formats.iter().any(|one| one == format) {
+        for (kind, _) in KINDS {
+            if !kinds.is_empty() && !kinds.iter().any(|one| one == kind) {
                 continue;
             }
-            let list = run::quiet(&mut self.check(format, &["-n"], &self.dir))?;
+            let list = run::quiet(&mut self.check(kind, &["-n"], &self.dir))?;
             let found = list.lines().map(|name| name.rsplit('/').next().unwrap_or(name));
             let chosen =
                 found.filter(|name| names.is_empty() || names.iter().any(|one| one == name));
-            tests.extend(chosen.map(|name| format!("{format} {name}")));
+            tests.extend(chosen.map(|name| format!("{kind} {name}")));
         }
         if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
     }
 
-    /// Runs `FORMAT NAME`. A test that calls neither program is skipped.
+    /// Runs `KIND NAME`. A test that calls neither program is skipped.
     fn run(&self, test: &str) -> Result<End, String> {
-        let (format, name) = test.split_once(' ').unwrap_or(("raw", test));
-        let log = self.log.join(format!("{format}-{name}.log"));
-        let called = self.dir.join("called").join(format!("{format}-{name}"));
-        let end = End::of(test, &mut self.check(format, &["-tap", name], &called), &log)?;
+        let (kind, name) = test.split_once(' ').unwrap_or(("raw", test));
+        let log = self.log.join(format!("{kind}-{name}.log"));
+        let called = self.dir.join("called").join(format!("{kind}-{name}"));
+        let end = End::of(test, &mut self.check(kind, &["-tap", name], &called), &log)?;
         if end == End::Pass && (!called.exists() || is_skipped(&read(&log)?)) {
             return Ok(End::Skip);
         }
@@ -199,13 +204,13 @@ impl Bench {
     }
 
     /// QEMU's program that runs tests, among the peers.
-    fn check(&self, format: &str, args: &[&str], called: &Path) -> Command {
+    fn check(&self, kind: &str, args: &[&str], called: &Path) -> Command {
         let mut command = Command::new(self.peers.join("enter"));
         // Inside, as entering puts the peers first.
         let script = "PATH=\"$PATH:$0\" exec \"$@\"";
         let bin = self.dir.join("bin");
         command.args(["sh", "-c", script]).arg(&bin).args(["timeout", "--kill-after=10", PATIENCE]);
-        command.args(["python3", "./check", &format!("-{format}")]).args(args);
+        command.args(["python3", "./check"]).args(options_of(kind).unwrap_or_default()).args(args);
         command.current_dir(self.dir.join("tests/qemu-iotests"));
         for (variable, name) in [
             ("QEMU_PROG", "emulator"),
@@ -233,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exceptions_name_format_and_test() {
+    fn exceptions_name_kind_and_test() {
         let text = "| `qcow2 026` | why |\n| `info` | x |\n| `raw tests-x` | y |\n";
         let found = exceptions(text, is_test);
         assert_eq!(found.keys().collect::<Vec<_>>(), ["qcow2 026", "raw tests-x"]);
