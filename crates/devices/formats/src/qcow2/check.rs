@@ -175,6 +175,12 @@ pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
     }
     let is_clean = check.report.corruptions == 0 && check.report.leaks == 0;
     check.flags(repair == Repair::All || (repair == Repair::Leaks && is_clean)).await?;
+    if repair != Repair::Nothing {
+        // What was lost at the end is free now.
+        let used = check.references.iter().rposition(|&count| count > 0);
+        let end = used.map_or(0, |last| last as u64 + 1);
+        check.report.image_end = end << check.layout.cluster_bits;
+    }
     if repair == Repair::All {
         check.clear_marks().await?;
     }

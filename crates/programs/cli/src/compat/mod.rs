@@ -58,8 +58,12 @@ pub fn run(words: &[OsString]) -> Option<u8> {
     let Some((program, rest)) = called(words) else { return unnamed(words) };
     Some((program.run)(rest).unwrap_or_else(|failure| {
         let text = failure.to_string();
-        let lines: Vec<_> = text.lines().map(out::one_line).collect();
-        out::error(&format!("{}: {}\n", program.name, lines.join("\n")));
+        // Some messages of qemu-img have several lines.
+        let shown = match program.name {
+            "qemu-img" => text.lines().map(out::one_line).collect::<Vec<_>>().join("\n"),
+            _ => out::one_line(&text),
+        };
+        out::error(&format!("{}: {shown}\n", program.name));
         failure.status()
     }))
 }

@@ -408,8 +408,8 @@ fn new_images_have_the_options_of_qemu_img() {
         "compression_type=zstd",
         "extended_l2=on",
         "preallocation=metadata",
-        "preallocation=falloc,cluster_size=4k",
-        "preallocation=full,extended_l2=on",
+        "preallocation=falloc",
+        "preallocation=full",
         "preallocation=off,compat=0.10",
     ] {
         let line = format!("create -f qcow2 -o {options}");
