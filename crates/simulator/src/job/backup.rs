@@ -68,6 +68,7 @@ impl World {
             selects: begin.bitmap.clone(),
             source: Source::Now(begin),
             settings: self.settings(),
+            resumes: None,
         };
         let wanted = WantedJobs { disks: vec![item], grouped: true, at_once: vec![look] };
         let beginning =
@@ -94,7 +95,7 @@ impl World {
         let before = self.starts;
         let there = desk.clone();
         let begun = worker.spawn(move || async move {
-            let exports = [(&*there.export, &begin)];
+            let exports = [(&*there.export, &begin, None)];
             there.table.begin_snapshots(&exports, &[look]).await
         });
         let Some(point) = self.begun(begun).await?.and_then(|mut points| points.pop()) else {

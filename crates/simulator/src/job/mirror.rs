@@ -99,6 +99,7 @@ impl World {
             first,
             copy_mode: *self.rng.pick(&modes),
             settings: self.settings(),
+            resumes: None,
         };
         let beginning =
             worker.spawn(move || async move { desk.jobs.mirror(&desk.table, wanted).await });
