@@ -32,6 +32,8 @@ pub struct Bitmap {
     size: u64,
     granularity: u64,
     dirty: Mutex<Runs<bool>>,
+    /// What was dirty and was handed over to jobs that have not ended. Locked before `dirty`.
+    handed_over: Mutex<Vec<Arc<Bitmap>>>,
     /// Writes are not marked.
     disabled: AtomicBool,
     /// It need not outlive the server.
@@ -60,7 +62,9 @@ impl Bitmap {
     fn of(name: String, size: u64, granularity: u64, enabled: bool) -> Bitmap {
         let disabled = AtomicBool::new(!enabled);
         let transient = AtomicBool::new(false);
-        Bitmap { name, size, granularity, dirty: Mutex::default(), disabled, transient }
+        let dirty = Mutex::default();
+        let handed_over = Mutex::default();
+        Bitmap { name, size, granularity, dirty, handed_over, disabled, transient }
     }
 
     /// Its name.
@@ -100,6 +104,34 @@ impl Bitmap {
         let taken = Bitmap::of(self.name.clone(), self.size, self.granularity, true);
         *taken.lock() = dirty;
         taken
+    }
+
+    /// Makes all blocks clean, and dirty in `to` those that were dirty here: a job copies them. Until
+    /// [`Bitmap::settle`] or [`Bitmap::give_back`], [`Bitmap::unsettled_ranges`] has them, too.
+    pub fn hand_over(&self, to: &Arc<Bitmap>) {
+        let mut handed_over = self.handed_over();
+        to.merge(&self.take());
+        handed_over.push(to.clone());
+    }
+
+    /// What was handed over is copied.
+    pub fn settle(&self, taken: &Arc<Bitmap>) {
+        self.handed_over().retain(|other| !Arc::ptr_eq(other, taken));
+    }
+
+    /// What was handed over is dirty still.
+    pub fn give_back(&self, taken: &Arc<Bitmap>) {
+        self.merge(taken);
+        self.settle(taken);
+    }
+
+    /// The ranges that are dirty, or handed over and not settled: what the bitmap has to show if the
+    /// server ends now.
+    pub fn unsettled_ranges(&self) -> Vec<(u64, u64)> {
+        let handed_over = self.handed_over();
+        let all = self.frozen();
+        handed_over.iter().for_each(|taken| all.merge(taken));
+        all.ranges()
     }
 
     /// A bitmap that shows the same, for good.
@@ -177,6 +209,10 @@ impl Bitmap {
     fn bytes(&self, from: u64, to: u64) -> (u64, u64) {
         let at = from.saturating_mul(self.granularity);
         (at, to.saturating_mul(self.granularity).min(self.size).saturating_sub(at))
+    }
+
+    fn handed_over(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
+        self.handed_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Runs<bool>> {

@@ -91,6 +91,26 @@ fn every_written_byte_is_dirty() {
 }
 
 #[test]
+fn what_was_handed_over_is_kept_until_it_is_settled() {
+    let new = || Arc::new(Bitmap::new("b", 1 << 20, 4096).unwrap());
+    let bitmap = new();
+    bitmap.set(0, 4096);
+    let first = new();
+    bitmap.hand_over(&first);
+    bitmap.set(8192, 1);
+    assert_eq!((bitmap.ranges(), first.ranges()), (vec![(8192, 4096)], vec![(0, 4096)]));
+    assert_eq!(bitmap.unsettled_ranges(), [(0, 4096), (8192, 4096)]);
+    let second = new();
+    bitmap.hand_over(&second);
+    bitmap.settle(&first);
+    assert!(bitmap.ranges().is_empty());
+    assert_eq!(bitmap.unsettled_ranges(), [(8192, 4096)]);
+    bitmap.give_back(&second);
+    assert_eq!(bitmap.ranges(), [(8192, 4096)]);
+    assert_eq!(bitmap.unsettled_ranges(), bitmap.ranges());
+}
+
+#[test]
 fn wrong_bitmaps_are_refused() {
     for granularity in [0, 256, 1000, 128 << 20] {
         let refused = Bitmap::new("b", 1 << 20, granularity).unwrap_err();

@@ -182,7 +182,7 @@ fn described(bitmap: &Bitmap, clean: bool) -> Value {
         "enabled": bitmap.is_enabled(),
     });
     if clean {
-        value["dirty"] = json!(bitmap.ranges());
+        value["dirty"] = json!(bitmap.unsettled_ranges());
     }
     value
 }

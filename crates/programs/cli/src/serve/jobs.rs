@@ -523,8 +523,8 @@ async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopyJob>) {
             lost = snapshot.stats().broken;
             table.end_snapshot(&disk.export, snapshot).await;
         }
-        if failed && let Some(taken) = &disk.taken {
-            taken.give_back();
+        if let Some(taken) = &disk.taken {
+            if failed { taken.give_back() } else { taken.settle() }
         }
         disk.job.end(result, lost);
     }

@@ -522,8 +522,8 @@ impl Mirror {
             self.table.forget_map(&self.export, map).await;
         }
         let _change = self.table.change().await;
-        if !is_complete && let Some(taken) = &self.taken {
-            taken.give_back();
+        if let Some(taken) = &self.taken {
+            if is_complete { taken.settle() } else { taken.give_back() }
         }
         let mine = |changes: &Changes| changes.is_same(&self.changes);
         if !self.export.mirrored().as_ref().is_some_and(mine) {

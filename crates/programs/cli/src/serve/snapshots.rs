@@ -76,7 +76,9 @@ pub struct Taken {
 impl Taken {
     /// What is dirty now; the bitmap is clean from then on.
     pub fn take(live: Arc<Bitmap>) -> Taken {
-        Taken { dirty: Arc::new(live.take()), live }
+        let taken = Taken::later(live);
+        taken.fill(true);
+        taken
     }
 
     /// The same for a later moment, when [`Taken::fill`] is called.
@@ -88,8 +90,11 @@ impl Taken {
 
     /// Takes what is dirty now; `clears`: the bitmap is clean from then on.
     pub fn fill(&self, clears: bool) {
-        let now = if clears { self.live.take() } else { self.live.frozen() };
-        self.dirty.merge(&now);
+        if clears {
+            self.live.hand_over(&self.dirty);
+        } else {
+            self.dirty.merge(&self.live);
+        }
     }
 
     /// The dirty ranges, as offset and length in bytes.
@@ -104,7 +109,13 @@ impl Taken {
 
     /// It is dirty still.
     pub fn give_back(&self) {
-        self.live.merge(&self.dirty);
+        self.live.give_back(&self.dirty);
+    }
+
+    /// It was copied, or somebody else is responsible for it. Until then a server that ends keeps it
+    /// as dirty.
+    pub fn settle(&self) {
+        self.live.settle(&self.dirty);
     }
 }
 
@@ -128,8 +139,9 @@ impl Prepared<'_> {
     /// No request is in flight: what was written is in the point in time, flushed or not.
     fn take(&self) {
         if let Some(live) = self.bitmap.clone() {
-            let dirty = if self.clears { live.take() } else { live.frozen() };
-            let _ = self.taken.set(Taken { dirty: Arc::new(dirty), live });
+            let taken = Taken::later(live);
+            taken.fill(self.clears);
+            let _ = self.taken.set(taken);
         }
         let Some(Tracked { map, resumed }) = &self.tracked else { return };
         let ranges = match (resumed, self.taken.get()) {
@@ -449,7 +461,8 @@ impl Table {
         begin: &Begin,
     ) -> Result<(), Failure> {
         self.check_new(name)?;
-        let Begun { snapshot, view, .. } = self.begin_snapshot(&live, begin).await?;
+        let Begun { snapshot, view, taken } = self.begin_snapshot(&live, begin).await?;
+        taken.iter().for_each(Taken::settle);
         let added = self.serve_snapshot(live.clone(), name, snapshot.clone(), view).await;
         if added.is_err() {
             self.end_snapshot(&live, &snapshot).await;

@@ -17,7 +17,7 @@ use super::monitor::Monitor;
 use super::state::{Node, What};
 use crate::exit::plain;
 use crate::serve::running::Running;
-use crate::serve::snapshots::Begin;
+use crate::serve::snapshots::{Begin, Taken};
 use crate::serve::wanted::One;
 
 /// Maximum time for requests in flight to end when a point in time begins.
@@ -283,6 +283,7 @@ impl Monitor {
         }
         let Found::Live(running) = self.find(disk).await? else { return Err(Error::no_node(disk)) };
         let started = self.table.begin_snapshot(&running, begin).await?;
+        started.taken.iter().for_each(Taken::settle);
         *begun.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
         Ok(started.snapshot)
     }
