@@ -42,6 +42,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     (":10810", "a port that may be in use"),
     ("cp --reflink", "needs a file system that shares blocks"),
+    ("job-resume 1", "needs a server that has ended; the program's tests of jobs that are kept"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("blockhaul pull vm1.toml --bitmap b0", "needs Incus or LXD"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
