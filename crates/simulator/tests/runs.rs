@@ -10,7 +10,7 @@ use blockhaul_testkit::rng::seed;
 /// Runs of a scenario in the ordinary test.
 const RUNS: u64 = 1000;
 /// Runs of jobs, which are longer.
-const JOBS: u64 = 400;
+const JOBS: u64 = 200;
 /// The first seed of the ordinary test.
 const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.
