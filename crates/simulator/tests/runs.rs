@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use blockhaul_simulator::{Run, SCENARIOS, Scenario, simulate};
 use blockhaul_testkit::rng::seed;
@@ -16,8 +17,12 @@ const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.
 const RUNS_LONG: u64 = 100_000;
 
+/// Held by each test: runs beside others share state of the process, and their events may differ.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Runs a scenario with many seeds on all processors.
 fn many(scenario: &'static Scenario, runs: u64) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (runs, first) = match std::env::var_os("BLOCKHAUL_LONG") {
         None => (runs, FIRST),
         Some(_) => (RUNS_LONG, seed() >> 16),
@@ -64,6 +69,7 @@ fn peers_that_break_the_protocol_harm_nobody_else() {
 
 #[test]
 fn the_same_seed_gives_the_same_events() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut steps = 0;
     // Jobs use state of the process: see below.
     for scenario in SCENARIOS.iter().filter(|scenario| scenario.name != "job") {
