@@ -35,7 +35,7 @@ apt sources. They and what they print are below target/qemu-suite.
 const SUITE: &str = "trixie";
 /// Required prefix of its version: the tests compare messages of the program.
 const VERSION: &str = "10.0.";
-/// What is tested, and what QEMU's program is told for it.
+/// What is tested, and the options of QEMU's program for it.
 const KINDS: &[(&str, &[&str])] =
     &[("qcow2", &["-qcow2"]), ("raw", &["-raw"]), ("nbd", &["-raw", "-nbd"])];
 /// The programs that are replaced.
@@ -116,7 +116,7 @@ pub fn main(args: &[String]) -> Outcome {
     judge(&rows, &exceptions(&text, is_test), args.is_empty(), &PLACES)
 }
 
-/// What QEMU's program is told for a kind of tests.
+/// The options of QEMU's program for a kind of tests.
 fn options_of(kind: &str) -> Option<&'static [&'static str]> {
     KINDS.iter().find(|one| one.0 == kind).map(|one| one.1)
 }

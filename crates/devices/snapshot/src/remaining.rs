@@ -638,8 +638,8 @@ mod tests {
     fn a_file_that_cannot_be_written_is_given_up_before_anybody_goes_on() {
         let read_only = File::open("/dev/null").unwrap();
         let remaining = Remaining::create(read_only, ID, SIZE);
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (seen, inner) = (told.clone(), Arc::downgrade(&remaining.0));
+        let failures = Arc::new(Mutex::new(Vec::new()));
+        let (seen, inner) = (failures.clone(), Arc::downgrade(&remaining.0));
         remaining.on_failure(Box::new(move |why| {
             let waits = inner.upgrade().unwrap().lock().waits(3, 4);
             seen.lock().unwrap().push((why.to_string(), waits));
@@ -654,7 +654,7 @@ mod tests {
         drop(writing);
         assert!(!remaining.0.enter(5, 6).1, "it is not marked any more");
         remaining.0.write();
-        let told = told.lock().unwrap().clone();
-        assert!(matches!(&told[..], [(why, true)] if why.contains("Bad file")), "{told:?}");
+        let failures = failures.lock().unwrap().clone();
+        assert!(matches!(&failures[..], [(why, true)] if why.contains("Bad file")), "{failures:?}");
     }
 }

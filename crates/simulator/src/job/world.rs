@@ -22,7 +22,7 @@ use crate::oracle::{Oracle, SECTOR, image};
 use crate::serve::disk_faults;
 use crate::site::{Site, pause};
 
-/// Requests of each client: more than it makes until it is told to end.
+/// Requests of each client: more than it makes until it is asked to end.
 const REQUESTS: u64 = 1_000_000;
 /// After this time, no request of a lost connection is carried out any more.
 const LATE: Duration = Duration::from_secs(100);

@@ -82,7 +82,7 @@ pub struct Options {
     /// Delay before a lost connection is redialled a second time; doubles each time, up to
     /// [`RETRY_DELAY_MAX`]. Failures on a working connection are retried sooner.
     pub retry_delay: Duration,
-    /// Is told what has become durable on the target. Flushes the target, about each second
+    /// Called with what has become durable on the target. Flushes the target, about each second
     /// without a journal.
     pub durable: Option<Durable>,
     /// Write a journal, so that a copy that was killed can continue.

@@ -70,7 +70,7 @@ pub(crate) struct Learned {
 pub(crate) struct Durability {
     pub(crate) flushes: Flushes,
     pub(crate) journal: Option<Keeping>,
-    /// Is told what is durable.
+    /// Called with what is durable.
     pub(crate) listener: Option<Durable>,
 }
 

@@ -115,7 +115,7 @@ pub(crate) trait Recorder: Send + Sync {
     /// Notes the target, which is about to be written. Blocks.
     fn begin(&self, target: &str) -> Result<(), Failure>;
 
-    /// Is told what is durable there.
+    /// Called with what is durable there.
     fn durable(&self) -> Durable;
 }
 

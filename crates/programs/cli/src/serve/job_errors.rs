@@ -59,7 +59,7 @@ impl OnError {
         match (self, kind) {
             // To repeat these makes no sense.
             (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
-            // The handle is of no use any more: the engine replaces it, and this layer cannot.
+            // The handle does not work any more: the engine replaces it, and this layer cannot.
             (_, Kind::Disconnected | Kind::TimedOut) => Action::Report,
             (OnError::Ignore, _) => Action::Ignore,
             (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,

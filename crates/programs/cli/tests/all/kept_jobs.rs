@@ -72,7 +72,7 @@ fn words(options: &[String]) -> Vec<&str> {
     options.iter().map(String::as_str).collect()
 }
 
-/// A client that writes at random until it is told to stop, or its server is gone.
+/// A client that writes at random until it is asked to stop, or its server is gone.
 struct Guest {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u64>,

@@ -131,7 +131,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Checks what the original checks after it has told what it makes.
+    /// Checks what the original checks after it has printed what it makes.
     pub(super) fn check(&mut self, name: &str, format: Format) -> Result<(), Failure> {
         let wrong = |text: &str| Err(failure(format!("{name}: {text}")));
         if let Some(mode) = &self.shown_preallocation {
