@@ -6,9 +6,9 @@ use std::io::IoSlice;
 use blockhaul_io::{Opener, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
 use blockhaul_testkit::rng::Rng;
 
+use super::tests::shaken;
 use super::*;
-use crate::handshake::{Session, Shaking};
-use crate::{Acceptor, Connector, Credentials, Demands};
+use crate::handshake::Session;
 
 /// Lengths at the edges of records.
 const EDGES: [usize; 8] =
@@ -18,32 +18,6 @@ fn rng() -> Rng {
     let seed = blockhaul_testkit::rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     Rng::new(seed)
-}
-
-/// The handshakes of a server and of a client, both complete.
-fn shaken() -> (Shaking, Shaking) {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("keys");
-    crate::make::keys(&file, &["alice".to_string()]).unwrap();
-    let acceptor = Acceptor::new(&Credentials::Keys(file.clone()), false).unwrap();
-    let demands = Demands {
-        credentials: Credentials::Keys(file),
-        user: Some("alice".into()),
-        hostname: None,
-        verify: true,
-    };
-    let mut client = Connector::new(&demands).unwrap().begin().unwrap();
-    let mut server = acceptor.begin(|_| Ok(())).unwrap();
-    for _ in 0..10 {
-        let (out, client_done) = client.step();
-        server.receive(&out);
-        let (out, server_done) = server.step();
-        client.receive(&out);
-        if client_done.unwrap() && server_done.unwrap() {
-            return (server, client);
-        }
-    }
-    panic!("the handshake does not end");
 }
 
 /// Some bytes in parts of any length.
@@ -129,7 +103,7 @@ fn random_records_and_renewed_keys_are_read_by_both() {
     let mut rng = rng();
     let mut renewals = 0;
     for round in 0..60 {
-        let (server, client) = shaken();
+        let (server, client) = shaken(false);
         let limit = *rng.pick(&[1, 3, 50, KEY_RECORDS]);
         let (mut ours, mut theirs): (Halves, Session) = if round % 2 == 0 {
             (client.finish_halves(limit), server.finish_wrapped())
@@ -244,7 +218,7 @@ fn changed_streams_are_read_alike_and_never_as_something_else() {
         let limit = *rng.pick(&[2, KEY_RECORDS]);
         // The same records for a reader of each kind: the lengths are the same.
         let streams = [true, false].map(|is_ours| {
-            let (server, client) = shaken();
+            let (server, client) = shaken(false);
             let mut sealer = client.finish_halves(limit).1;
             let records: Vec<_> =
                 sent.iter().flat_map(|parts| records(&sealed(&mut sealer, parts))).collect();

@@ -6,7 +6,7 @@ use blockhaul_io::{Opened, Opener, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Seale
 use openssl::ssl::SslVersion;
 
 use super::*;
-use crate::handshake::Session;
+use crate::handshake::{Session, Shaking};
 use crate::{Acceptor, Connector, Credentials, Demands};
 
 /// Which record layers two sides use.
@@ -23,8 +23,8 @@ fn sessions(pair: Pair) -> (Session, Session) {
     sessions_with(pair, KEY_RECORDS)
 }
 
-/// The same, with our keys lasting for this many records.
-fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
+/// The handshakes of a server and of a client, both complete. `old`: TLS 1.2.
+pub(super) fn shaken(old: bool) -> (Shaking, Shaking) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("keys");
     crate::make::keys(&file, &["alice".to_string()]).unwrap();
@@ -36,34 +36,36 @@ fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
         verify: true,
     };
     let mut client = Connector::new(&demands).unwrap().begin().unwrap();
-    let mut server = acceptor
-        .begin(|ssl| match pair {
-            Pair::Old => ssl.set_max_proto_version(Some(SslVersion::TLS1_2)),
-            _ => Ok(()),
-        })
-        .unwrap();
+    let version = old.then_some(SslVersion::TLS1_2);
+    let mut server = acceptor.begin(|ssl| ssl.set_max_proto_version(version)).unwrap();
     for _ in 0..10 {
         let (out, client_done) = client.step();
         server.receive(&out);
         let (out, server_done) = server.step();
         client.receive(&out);
         if client_done.unwrap() && server_done.unwrap() {
-            let server = match pair {
-                Pair::TheirServer => server.finish_wrapped(),
-                _ => server.finish_with(limit).unwrap(),
-            };
-            let client = match pair {
-                Pair::TheirClient => client.finish_wrapped(),
-                _ => client.finish_with(limit).unwrap(),
-            };
-            assert_eq!(server.about.peer.as_deref(), Some("alice"));
-            let version = if pair == Pair::Old { "TLSv1.2" } else { "TLSv1.3" };
-            assert_eq!((&*server.about.version, &*client.about.version), (version, version));
-            assert!(server.received.is_empty() && client.received.is_empty());
             return (server, client);
         }
     }
     panic!("the handshake does not end");
+}
+
+/// The same, with our keys lasting for this many records.
+fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
+    let (server, client) = shaken(pair == Pair::Old);
+    let server = match pair {
+        Pair::TheirServer => server.finish_wrapped(),
+        _ => server.finish_with(limit).unwrap(),
+    };
+    let client = match pair {
+        Pair::TheirClient => client.finish_wrapped(),
+        _ => client.finish_with(limit).unwrap(),
+    };
+    assert_eq!(server.about.peer.as_deref(), Some("alice"));
+    let version = if pair == Pair::Old { "TLSv1.2" } else { "TLSv1.3" };
+    assert_eq!((&*server.about.version, &*client.about.version), (version, version));
+    assert!(server.received.is_empty() && client.received.is_empty());
+    (server, client)
 }
 
 fn sealed(sealer: &mut dyn Sealer, parts: &[&[u8]]) -> Vec<u8> {

@@ -10,7 +10,7 @@ use blockhaul_block::{Contexts, Device, DeviceExt as _, Error, Kind, Result, ZER
 use blockhaul_catalog::{Intent, OpenContext};
 use blockhaul_io::{Buf, is_zero};
 
-use super::chain::{Base, backing_device, open_base};
+use super::chain::{Base, CHANGE, backing_device, open_base};
 use super::device::Handle;
 use super::edit::Edit;
 use super::error::{unsupported, usage};
@@ -24,8 +24,6 @@ use crate::storage::{self, len_of};
 const PIECE: u64 = 1 << 20;
 /// Memory in bytes for tables.
 const MEMORY: u64 = 32 << 20;
-/// What the image is opened for.
-const INTENT: Intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
 
 /// A backing file, as an image names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +57,7 @@ pub async fn rebase(
     how: Rebase,
 ) -> Result<u64> {
     let is_safe = how == Rebase::Safe;
-    let Base { file, head, below } = open_base(context, description, INTENT, |_| is_safe).await?;
+    let Base { file, head, below } = open_base(context, description, CHANGE, |_| is_safe).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -242,7 +240,7 @@ pub async fn commit(
     base: Option<&BackingName>,
     keep: bool,
 ) -> Result<u64> {
-    let Base { file, head, .. } = open_base(context, description, INTENT, |_| false).await?;
+    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);

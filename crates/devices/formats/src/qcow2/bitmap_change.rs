@@ -11,7 +11,7 @@ use blockhaul_block::{Device, Error, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
 use super::bitmap::{self, Bitmap, Entry, flag};
-use super::chain::{Base, open_base};
+use super::chain::{Base, CHANGE, open_base};
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Area, BitmapDirectory, Header, autoclear};
@@ -71,8 +71,7 @@ pub async fn change_bitmap(
     name: &str,
     change: BitmapChange,
 ) -> Result<()> {
-    let intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
-    let Base { file, head, .. } = open_base(context, description, intent, |_| false).await?;
+    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);

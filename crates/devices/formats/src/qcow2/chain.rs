@@ -52,6 +52,10 @@ pub(super) struct Base {
     pub(super) below: Option<Backing>,
 }
 
+/// To change an image: nobody else may have it open.
+pub(super) const CHANGE: Intent =
+    Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
+
 /// Opens the file of an image for `intent`, and what is below the image if `below`. Files that
 /// images name are opened as the policy of `context` says.
 ///

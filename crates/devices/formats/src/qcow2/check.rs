@@ -532,7 +532,7 @@ impl Check<'_> {
             self.report.image_end = (cluster + 1) << self.layout.cluster_bits;
         }
         // A count at its limit stands for more.
-        if stored == found.into() || (found == u16::MAX && stored >= found.into()) {
+        if stored == u64::from(found) || (found == u16::MAX && stored >= u64::from(found)) {
             return;
         }
         if let Some(count) = self.references.get_mut(index(cluster)) {

@@ -1,9 +1,9 @@
 //! Allocates space in an image before there is data for it.
 
 use blockhaul_block::{Error, Result};
-use blockhaul_catalog::{Intent, OpenContext};
+use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, open_base};
+use super::chain::{Base, CHANGE, open_base};
 use super::edit::Edit;
 
 /// Allocates clusters for the disk from `from` on, which must read as zeroes, where it has none, in the
@@ -21,8 +21,7 @@ pub async fn reserve(
     from: u64,
     writes: bool,
 ) -> Result<u64> {
-    let intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
-    let Base { file, head, .. } = open_base(context, description, intent, |_| false).await?;
+    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);

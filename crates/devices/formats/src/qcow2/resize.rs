@@ -4,9 +4,9 @@
 //! cleared before it grows over them, and after it has shrunk.
 
 use blockhaul_block::{Error, Flags, Kind, Result};
-use blockhaul_catalog::{Intent, OpenContext};
+use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, open_base};
+use super::chain::{Base, CHANGE, open_base};
 use super::edit::Edit;
 use super::entry::Layout;
 use super::error::{unsupported, usage};
@@ -82,9 +82,8 @@ pub async fn resize(
     wanted: NewSize,
     shrink: bool,
 ) -> Result<u64> {
-    let intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
     let grows = |header: &Header| wanted.of(header.size).is_ok_and(|size| size > header.size);
-    let Base { file, head, below } = open_base(context, description, intent, grows).await?;
+    let Base { file, head, below } = open_base(context, description, CHANGE, grows).await?;
     let file = file.device;
     let name = file.facts().name.clone();
     let named = |error: Error| error.on(&name);

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Intent, OpenContext};
+use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, open_base};
+use super::chain::{Base, CHANGE, open_base};
 use super::edit::Edit;
 use super::entry::{COPIED, Layout};
 use super::error::{damaged, unsupported, usage};
@@ -58,8 +58,7 @@ pub async fn change_snapshot(
     name: &str,
     change: SnapshotChange,
 ) -> Result<()> {
-    let intent = Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
-    let Base { file, head, .. } = open_base(context, description, intent, |_| false).await?;
+    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
