@@ -314,11 +314,11 @@ pub enum CtlCommand {
         #[arg(value_name = "N")]
         job: u64,
     },
-    /// Continue a paused job, or one that an earlier server was interrupted in
+    /// Continue a paused job, or a job of an earlier server
     ///
-    /// The latter needs serve --job-state. A mirror copies what is missing, and goes on. The moment of
-    /// a backup is lost with its server: --new-moment is needed. The other disks of a group are
-    /// resumed, too.
+    /// A job of an earlier server needs serve --job-state. A mirror copies what is missing, and goes
+    /// on. The moment of a backup is lost with its server: --new-moment is needed. The other disks
+    /// of a group are resumed, too.
     JobResume {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]
