@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use blockhaul_simulator::{Run, SCENARIOS, Scenario, simulate};
 use blockhaul_testkit::rng::seed;
@@ -17,12 +16,8 @@ const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.
 const RUNS_LONG: u64 = 100_000;
 
-/// Held by each test: runs beside others share state of the process, and their events may differ.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// Runs a scenario with many seeds on all processors.
 fn many(scenario: &'static Scenario, runs: u64) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (runs, first) = match std::env::var_os("BLOCKHAUL_LONG") {
         None => (runs, FIRST),
         Some(_) => (RUNS_LONG, seed() >> 16),
@@ -69,10 +64,8 @@ fn peers_that_break_the_protocol_harm_nobody_else() {
 
 #[test]
 fn the_same_seed_gives_the_same_events() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut steps = 0;
-    // Jobs use state of the process: see below.
-    for scenario in SCENARIOS.iter().filter(|scenario| scenario.name != "job") {
+    for scenario in SCENARIOS {
         for seed in 0..60 {
             let run = Run::of(scenario, seed);
             let one = simulate(&run);
@@ -84,20 +77,4 @@ fn the_same_seed_gives_the_same_events() {
         }
     }
     assert!(steps > 10_000, "{steps}");
-}
-
-/// The command that a failure prints repeats it, in a process of its own.
-#[test]
-fn the_same_seed_gives_the_same_events_of_jobs_in_another_process() {
-    let run = |seed: u32| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_blockhaul-simulate"));
-        let output = command.args(["--seed", &seed.to_string(), "job"]).output().unwrap();
-        assert!(output.status.success(), "seed {seed}");
-        String::from_utf8(output.stdout).unwrap()
-    };
-    for seed in 0..10 {
-        let first = run(seed);
-        assert!(first.contains("trace"), "{first}");
-        assert_eq!(first, run(seed));
-    }
 }

@@ -1,7 +1,7 @@
 //! The open connections: which are admitted, which must leave when there are too many, and how each
 //! is notified.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::os::fd::AsFd as _;
 use std::pin::{Pin, pin};
@@ -32,7 +32,8 @@ pub(crate) struct Clients {
 
 #[derive(Default)]
 struct Table {
-    open: HashMap<u64, Place>,
+    /// In order of their numbers: who ends first must not depend on chance.
+    open: BTreeMap<u64, Place>,
     /// Connections in their handshake, the oldest first.
     new: BTreeMap<u64, Instant>,
     /// Connections that were asked to close and are still open.
@@ -160,7 +161,7 @@ impl Clients {
         self.table().open.len()
     }
 
-    /// Applies `what` to each of them, in no order.
+    /// Applies `what` to each of them, the oldest first.
     pub(crate) fn list<T>(&self, what: impl Fn(&Connection) -> T) -> Vec<T> {
         self.table().open.values().map(|place| what(&place.connection)).collect()
     }
