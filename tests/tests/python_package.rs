@@ -138,27 +138,13 @@ fn pip_installs_a_checkout() {
     assert!(run(Command::new(beside).arg("--version")).starts_with("blockhaul "));
 }
 
-/// An interpreter with mypy: the one of `cargo xtask test`, or the machine's own.
-fn with_mypy() -> Option<PathBuf> {
-    let ours = fresh_module().parent().unwrap().join("python-tools/bin/python3");
-    let found = [ours, PathBuf::from("python3")].into_iter().find(|python| {
-        let version = Command::new(python).args(["-m", "mypy", "--version"]).output();
-        version.is_ok_and(|output| output.status.success())
-    });
-    if found.is_none() {
-        // A package of PyPI, which not every machine reaches.
-        tools::skip("mypy is not installed");
-    }
-    found
-}
-
 #[test]
 fn the_package_is_typed() {
     let Some(installed) = installed() else { return };
-    let Some(mypy) = with_mypy() else { return };
+    let Some(python) = tools::python_with("mypy") else { return };
     let cache = installed.folder.join("mypy");
     let package = workspace().join("crates/programs/python/blockhaul");
-    let mut check = Command::new(mypy);
+    let mut check = Command::new(python);
     check.args(["-m", "mypy", "--strict", "--cache-dir"]).arg(&cache);
     run(check.arg("--python-executable").arg(&installed.python).arg(package));
 }
@@ -166,12 +152,12 @@ fn the_package_is_typed() {
 #[test]
 fn the_stubs_are_those_of_the_module() {
     let Some(installed) = installed() else { return };
-    let Some(mypy) = with_mypy() else { return };
+    let Some(python) = tools::python_with("mypy") else { return };
     // It imports the package, too.
     let ask = "import os, blockhaul; print(os.path.dirname(os.path.dirname(blockhaul.__file__)))";
     let packages = run(Command::new(&installed.python).args(["-c", ask]));
     let folder = Scratch::new().unwrap();
-    let mut check = Command::new(mypy);
+    let mut check = Command::new(python);
     check.current_dir(folder.path()).env("PYTHONPATH", packages.trim());
     run(check.args(["-m", "mypy.stubtest", "blockhaul"]));
 }

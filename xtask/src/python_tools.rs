@@ -1,4 +1,5 @@
-//! What checks the types of the Python package: mypy, in a virtual environment below the target directory.
+//! What tests need of PyPI, in a virtual environment below the target directory: mypy, which checks the
+//! types of the Python package, and QEMU's library for QMP.
 
 use std::fs;
 use std::process::Command;
@@ -6,28 +7,24 @@ use std::process::Command;
 use crate::suite::at;
 use crate::{Outcome, run};
 
-/// The oldest mypy that knows what the package uses.
-const MYPY: &str = "mypy>=1.11";
+/// The oldest mypy that knows what the package uses, and a QMP library that tests were written with.
+const PACKAGES: [&str; 2] = ["mypy>=1.11", "qemu.qmp>=0.0.6"];
+/// Succeeds where both are installed.
+const PROBE: &str = "import mypy, qemu.qmp";
 
-/// Installs mypy into `target/python-tools`, from PyPI, unless it is there or on this machine.
+/// Installs the packages into `target/python-tools`, from PyPI, unless they are there or on this machine.
 pub fn ensure() -> Outcome {
     let folder = run::target().join("python-tools");
-    let works = |python: &mut Command| run::quiet(python.args(["-m", "mypy", "--version"])).is_ok();
+    let works = |python: &mut Command| run::quiet(python.args(["-c", PROBE])).is_ok();
     if works(&mut Command::new(folder.join("bin/python3"))) || works(&mut Command::new("python3")) {
         return Ok(());
     }
-    println!("installing mypy into {}", folder.display());
+    println!("installing {} into {}", PACKAGES.join(" and "), folder.display());
     let made = run::quiet(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
         .and_then(|_| {
             let mut pip = Command::new(folder.join("bin/python3"));
-            run::quiet(pip.args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                MYPY,
-            ]))
+            pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+            run::quiet(pip.args(PACKAGES))
         });
     if let Err(why) = made {
         // No half of an environment remains.

@@ -21,8 +21,8 @@ a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAU
 fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Each test
 program runs two tests per processor at a time; RUST_TEST_THREADS changes that.
 
-The types of the Python package are checked by mypy. Where it is missing, it is installed from PyPI into
-target/python-tools; where that fails, its tests are skipped.
+Tests use mypy and the Python library qemu.qmp. Where one is missing, both are installed from PyPI into
+target/python-tools; where that fails, these tests are skipped.
 ";
 
 /// Names the file that lists skipped tests (`testkit::tools::skip`).
@@ -47,7 +47,7 @@ pub fn main(args: &[String]) -> Outcome {
         Err(why) => println!("going on without peers: {why}"),
     }
     if let Err(why) = python_tools::ensure() {
-        println!("going on without mypy: {why}");
+        println!("going on without packages of PyPI: {why}");
     }
     let mut chosen: Vec<&str> = passed_on.iter().map(String::as_str).collect();
     let mut own = chosen.iter().take_while(|arg| **arg != "--");

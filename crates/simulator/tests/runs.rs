@@ -2,6 +2,7 @@
 //! time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
 #![allow(clippy::unwrap_used)]
 
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_simulator::{Run, SCENARIOS, Scenario, simulate};
@@ -77,4 +78,21 @@ fn the_same_seed_gives_the_same_events() {
         }
     }
     assert!(steps > 10_000, "{steps}");
+}
+
+/// The command that a failure prints repeats the run, in a process of its own.
+#[test]
+fn the_same_seed_gives_the_same_events_in_another_process() {
+    for scenario in SCENARIOS {
+        for seed in 0..10 {
+            let run = Run::of(scenario, seed);
+            let trace = format!("trace {:016x}", simulate(&run).report.trace);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul-simulate"));
+            let output =
+                command.args(["--seed", &seed.to_string(), scenario.name]).output().unwrap();
+            assert!(output.status.success(), "{run}");
+            let there = String::from_utf8(output.stdout).unwrap();
+            assert!(there.contains(&trace), "{trace} here; {there}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::hosted::{
-    FOLDER, blockhaul, contents, has, root, serve_and_run, serving, write_and_read,
+    FOLDER, blockhaul, contents, has, root, serve_and_run, serving, serving_command, write_and_read,
 };
 use blockhaul_testkit::tools::{self, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, text};
@@ -289,8 +289,8 @@ fn s3_is_read_and_written(device: &str, disk: &Path, scratch: &Scratch) {
 #[test]
 fn torrent_serves_what_it_has_of_one() {
     const PIECE: usize = 256 << 10;
-    /// Far longer than it takes.
-    const WHILE: Duration = Duration::from_secs(60);
+    /// Far longer than a copy takes.
+    const PATIENCE: Duration = Duration::from_secs(20);
     if !has("torrent") {
         return;
     }
@@ -312,16 +312,21 @@ fn torrent_serves_what_it_has_of_one() {
         text(&torrent),
         text(&scratch.file("d"))
     );
-    // The plugin has two races of its own. A read can wait for ever: the plugin looks whether it has a piece, and
-    // then waits for the event that says so, which may have been in between. A thread of it may use what its
-    // `unload` has freed, and crash. What the clients got counts.
     let complete = scratch.file("complete");
-    let script = format!("set -e; nbdcopy \"$uri\" {}; touch {}", text(&out), text(&complete));
-    let nbdkit = format!("nbdkit:{device}");
-    let serve =
-        || tools::output(&mut blockhaul(&["serve", &nbdkit, "-r", "--run", &script]), WHILE);
-    let output = std::iter::repeat_with(serve).take(3).find_map(Result::ok);
-    let output = output.expect("one server of three ends");
+    let script = format!("nbdcopy \"$uri\" {}; touch {}", text(&out), text(&complete));
+    // The plugin looks whether it has a piece, and waits for the event of that only then: where the event was
+    // in between, a read waits for ever. Another server may do better.
+    let mut hung = Vec::new();
+    let output = loop {
+        match tools::output(&mut serving_command(&device, &["-r"], &script), PATIENCE) {
+            Ok(output) => break output,
+            Err(why) if complete.exists() => panic!("it does not end after the copy: {why}"),
+            Err(why) => hung.push(why),
+        }
+        assert!(hung.len() < 5, "{hung:?}");
+    };
+    // A thread of the plugin may use what its `unload` has freed, and crash: so it does in nbdkit, 1 time in 60
+    // on a busy machine. What the clients got counts.
     let ended = output.status.success() || output.status.signal().is_some();
     assert!(ended && complete.exists(), "{}: {}", output.status, lossy(&output.stderr));
     assert_same(&disk, &out, "through the torrent plugin");

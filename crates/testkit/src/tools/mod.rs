@@ -23,12 +23,14 @@
 //! ```
 
 mod peer;
+mod python;
 mod run;
 mod scratch;
 mod server;
 mod skip;
 
 pub use self::peer::{Peer, Version, among_peers};
+pub use self::python::python_with;
 pub use self::run::{is_running, output, text, wait_within};
 pub use self::scratch::Scratch;
 pub use self::server::Server;

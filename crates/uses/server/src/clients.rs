@@ -32,7 +32,7 @@ pub(crate) struct Clients {
 
 #[derive(Default)]
 struct Table {
-    /// In order of their numbers: who ends first must not depend on chance.
+    /// In order of their numbers, so that a server in a simulation ends them in the same order each time.
     open: BTreeMap<u64, Place>,
     /// Connections in their handshake, the oldest first.
     new: BTreeMap<u64, Instant>,

@@ -46,14 +46,20 @@ pub fn serving(plugin: &str, options: &[&str], script: &str) -> String {
     lossy(&output.stdout) + &said
 }
 
+/// The same, whatever becomes of the script.
 #[track_caller]
 pub fn serve_and_run(plugin: &str, options: &[&str], script: &str) -> Output {
+    bounded(&mut serving_command(plugin, options, script), LIMIT)
+}
+
+/// The command for it.
+pub fn serving_command(plugin: &str, options: &[&str], script: &str) -> Command {
     let device = format!("nbdkit:{plugin}");
     let script = format!("set -e; {script}");
     let mut args = vec!["serve", &device];
     args.extend_from_slice(options);
     args.extend_from_slice(&["--run", &script]);
-    bounded(&mut blockhaul(&args), LIMIT)
+    blockhaul(&args)
 }
 
 /// A file with contents that show where they are from.

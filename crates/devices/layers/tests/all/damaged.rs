@@ -11,7 +11,7 @@ use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt};
 use blockhaul_catalog::Intent;
 use blockhaul_testkit::mutate::mutated_at_edges;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{Peer, skip};
+use blockhaul_testkit::tools::Peer;
 
 /// Changed copies of each file; a hundred times as many with BLOCKHAUL_LONG.
 const COPIES: u64 = 150;
@@ -123,18 +123,12 @@ fn pc_disk() -> Vec<u8> {
 fn partition_tables() {
     survives("primary", "partition?partition=1", &pc_disk());
     survives("logical", "partition?partition=5", &pc_disk());
+    let Some(sfdisk) = Peer::require("sfdisk") else { return };
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     std::fs::write(&disk, vec![0; 2 << 20]).unwrap();
-    let made = Command::new("sh")
-        .arg("-c")
-        .arg("printf 'label: gpt\\nstart=64,size=128\\n' | PATH=$PATH:/sbin:/usr/sbin sfdisk -q disk")
-        .current_dir(dir.path())
-        .output();
-    if !made.is_ok_and(|output| output.status.success()) {
-        skip("sfdisk is not installed");
-        return;
-    }
+    let script = "printf 'label: gpt\\nstart=64,size=128\\n' | \"$0\" -q \"$1\"";
+    run(Command::new("sh").args(["-c", script]).arg(sfdisk.program()).arg(&disk));
     survives("gpt", "partition?partition=1", &std::fs::read(&disk).unwrap());
 }
 

@@ -869,10 +869,7 @@ fn qemus_daemon_answers_the_same() {
 
 #[test]
 fn qemus_python_library_makes_a_backup() {
-    let python = Command::new("python3").args(["-c", "import qemu.qmp"]).output();
-    if !python.is_ok_and(|output| output.status.success()) {
-        return tools::skip("python3 has no module qemu.qmp (pip install qemu.qmp)");
-    }
+    let Some(python) = tools::python_with("qemu.qmp") else { return };
     let served = Served::new(&[]);
     let path = served.target(&mut served.connect(), "t");
     let program = "
@@ -895,7 +892,7 @@ async def main():
 
 asyncio.run(main())
 ";
-    let mut command = Command::new("python3");
+    let mut command = Command::new(python);
     command.args(["-c", program]).arg(&served.socket);
     let output = tools::output(&mut command, LIMIT).unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
