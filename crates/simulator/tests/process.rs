@@ -1,0 +1,26 @@
+//! The command that a failure prints repeats the run, in a process of its own.
+//!
+//! Apart from the other tests: a process that is being started has the sockets of all simulations of this
+//! one open for a moment, and delays their ends.
+#![allow(clippy::unwrap_used)]
+
+use std::process::Command;
+
+use blockhaul_simulator::{Run, SCENARIOS, simulate};
+
+#[test]
+fn the_same_seed_gives_the_same_events_in_another_process() {
+    for scenario in SCENARIOS {
+        // None of `hostile` uses TLS here: what happens to changed bytes then depends on random numbers.
+        for seed in 2..12 {
+            let run = Run::of(scenario, seed);
+            let trace = format!("trace {:016x}", simulate(&run).report.trace);
+            let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul-simulate"));
+            let output =
+                command.args(["--seed", &seed.to_string(), scenario.name]).output().unwrap();
+            assert!(output.status.success(), "{run}");
+            let there = String::from_utf8(output.stdout).unwrap();
+            assert!(there.contains(&trace), "{trace} here; {there}");
+        }
+    }
+}
