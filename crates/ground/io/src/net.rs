@@ -256,11 +256,15 @@ impl fmt::Display for Peer {
 }
 
 /// Maximum time to wait for the lock of a directory, in steps of [`FOLDER_AGAIN`].
-const FOLDER_TIME: Duration = Duration::from_secs(1);
+const FOLDER_TIME: Duration = Duration::from_secs(2);
 /// See [`FOLDER_TIME`].
 const FOLDER_AGAIN: Duration = Duration::from_millis(10);
 /// Interval between two checks whether a socket is dead: its program may be about to listen.
 const DEAD_AGAIN: Duration = Duration::from_millis(100);
+
+/// As often a socket must answer to be in use: the kernel may accept connections to the socket of a killed
+/// program for some time on a busy machine.
+const ANSWERS: u32 = 10;
 
 /// The lock of the directory of a path; `None` if it cannot be locked.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
@@ -279,12 +283,12 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// Whether the socket at `path` has no listener: two checks in a row decide. The kernel may close
-/// the socket of a killed program a little later than it reports its end.
+/// Whether the socket at `path` has no listener: two refused connections in a row, or [`ANSWERS`] that are
+/// not refused, decide. The kernel may close the socket of a killed program later than it reports its end.
 fn is_dead(path: &Path) -> io::Result<bool> {
     let mut inode = None;
     let mut refused = 0;
-    let mut answered = 0;
+    let mut answered: u32 = 0;
     loop {
         let data = std::fs::symlink_metadata(path)?;
         // Connections to other files are refused, too.
@@ -304,7 +308,7 @@ fn is_dead(path: &Path) -> io::Result<bool> {
         } else {
             (refused, answered) = (0, answered + 1);
         }
-        if refused == 2 || answered == 2 {
+        if refused == 2 || answered == ANSWERS {
             return Ok(refused == 2);
         }
         std::thread::sleep(DEAD_AGAIN);
@@ -472,6 +476,21 @@ mod tests {
             std::thread::sleep(DEAD_AGAIN / 2);
             rustix::net::listen(&fd, 1).unwrap();
             assert_eq!(other.join().unwrap(), Some(io::ErrorKind::AddrInUse));
+        });
+    }
+
+    #[test]
+    fn a_socket_that_answers_for_a_moment_after_its_program_has_ended_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let old = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            let new = scope.spawn(|| Listener::replace_unix(&path));
+            for _ in 0..3 {
+                old.accept().unwrap();
+            }
+            drop(old);
+            new.join().unwrap().unwrap();
         });
     }
 
