@@ -143,7 +143,7 @@ fn run_guided(target: &str, wish: &Wish) -> Outcome {
 
 fn run_stable(wish: &Wish) -> Outcome {
     let mut command = run::loud_cargo("test");
-    command.args(["--release", "-p", "blockhaul-wire", "--test", "fuzz_smoke", "--"]);
+    command.args(["--release", "-p", "blockhaul-wire", "--lib", "fuzz::tests", "--"]);
     command.arg("--nocapture");
     let seconds = wish.seconds.unwrap_or(DEFAULT_SECONDS);
     command.env("BLOCKHAUL_FUZZ_SECONDS", seconds.to_string());

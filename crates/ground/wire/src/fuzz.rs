@@ -1,5 +1,5 @@
 //! Fuzz targets: each takes any bytes and asserts what must hold for all of them. Run by
-//! `tests/fuzz_smoke.rs` with seeded mutations, and by coverage-guided fuzzers.
+//! tests with seeded mutations, and by coverage-guided fuzzers.
 //!
 //! All assert: no panic; no more bytes are consumed than are available; parsing an emitted value
 //! gives the same value; the memory that a parser requests is bounded.
@@ -16,6 +16,9 @@ use crate::request::{self, Filter};
 use crate::status::{self, Form, Status, Wanted};
 use crate::uri::Uri;
 use crate::{Error, ExportFlags, Headers, Replies, ReplyFlags, limits, printable};
+
+#[cfg(test)]
+mod tests;
 
 /// A target's name and function.
 pub type Target = (&'static str, fn(&[u8]));

@@ -22,7 +22,7 @@ mod text;
 
 pub mod errno;
 pub mod flags;
-#[cfg(feature = "fuzz")]
+#[cfg(any(test, feature = "fuzz"))]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod handshake;

@@ -1,17 +1,15 @@
 //! Runs every fuzz target on a stable toolchain: its corpus, then seeded mutations of it.
 //!
-//! `BLOCKHAUL_FUZZ_SECONDS` is the time for each target (default 2), `BLOCKHAUL_FUZZ_SEED` the seed
-//! (default: a fixed one). A failure prints the target, the seed and the input.
-
-// Test helpers may panic like tests.
-#![allow(clippy::unwrap_used)]
+//! `BLOCKHAUL_FUZZ_SECONDS` is the time for each target [default: 2], `BLOCKHAUL_FUZZ_SEED` the seed
+//! [default: a fixed one], `BLOCKHAUL_FUZZ_TARGET` the only target [default: all]. A failure prints the
+//! target, the seed and the input.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use blockhaul_wire::fuzz::TARGETS;
+use super::{TARGETS, Target};
 
 /// Maximum input in bytes: the handshakes' loops are quadratic with small cuts.
 const MAX_LEN: usize = 4096;
@@ -141,12 +139,16 @@ fn fuzz(name: &str, target: fn(&[u8]), seed: u64, time: Duration) {
 fn every_target_holds() {
     let seed = number("BLOCKHAUL_FUZZ_SEED").unwrap_or(0x6e62_645f_7769_7265);
     let time = Duration::from_secs(number("BLOCKHAUL_FUZZ_SECONDS").unwrap_or(2));
+    let only = std::env::var("BLOCKHAUL_FUZZ_TARGET").ok();
+    let chosen = |target: &&Target| only.as_ref().is_none_or(|name| name == target.0);
+    let targets: Vec<&Target> = TARGETS.iter().filter(chosen).collect();
+    assert!(!targets.is_empty(), "no fuzz target is called {only:?}");
     let next = AtomicUsize::new(0);
     // A panic in one of the threads ends the test with its message.
     std::thread::scope(|threads| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             threads.spawn(|| {
-                while let Some(&(name, target)) = TARGETS.get(next.fetch_add(1, Ordering::Relaxed))
+                while let Some(&&(name, target)) = targets.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     fuzz(name, target, seed, time);
                 }
