@@ -44,7 +44,7 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let peers = Peers::here();
     peers.ensure(false)?;
-    run::show(run::cargo("build").args(["--release", "-p", "blockhaul", "-p", "blockhaul-bench"]))?;
+    run::show(&mut run::build(&["blockhaul", "blockhaul-bench"], true))?;
     let commit = run::quiet(Command::new("git").args(["rev-parse", "HEAD"]));
     let mut bench = Command::new(run::target().join("peers/enter"));
     bench.current_dir(run::workspace());

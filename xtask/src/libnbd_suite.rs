@@ -56,7 +56,7 @@ pub fn main(args: &[String]) -> Outcome {
     Peers::here().ensure(false)?;
     let suite = Suite { dir: run::target().join("libnbd") };
     ensure_source(&suite.dir)?;
-    run::show(run::cargo("build").args(["--release", "-p", "blockhaul"]))?;
+    run::show(&mut run::build(&["blockhaul"], true))?;
     let tests = suite.tests(&names)?;
     let original = suite.prepare("original", None)?;
     let program = run::target().join("release/blockhaul");

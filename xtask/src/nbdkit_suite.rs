@@ -67,9 +67,7 @@ pub fn main(args: &[String]) -> Outcome {
     let source = run::target().join("nbdkit");
     make_dir(&source)?;
     source::ensure_nbdkit(&source)?;
-    let mut build = run::cargo("build");
-    build.args(["-p", "blockhaul"]).args(release.then_some("--release"));
-    run::show(&mut build)?;
+    run::show(&mut run::build(&["blockhaul"], release))?;
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let from = source.join("source");
     let at = peers.dir();

@@ -93,7 +93,7 @@ pub fn main(args: &[String]) -> Outcome {
     if results.is_empty() {
         return Err("there is no result.json".into());
     }
-    run::show(run::cargo("build").args(["--quiet", "--package", "blockhaul-bench"]))?;
+    run::show(run::build(&["blockhaul-bench"], false).arg("--quiet"))?;
     let mut pages = Vec::new();
     for result in &results {
         let render = ["render"];

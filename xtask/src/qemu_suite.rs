@@ -89,9 +89,7 @@ pub fn main(args: &[String]) -> Outcome {
     let dir = run::target().join("qemu-suite");
     make_dir(&dir)?;
     source::ensure(&dir, SUITE, "qemu", VERSION)?;
-    let mut build = run::cargo("build");
-    build.args(["-p", "blockhaul"]).args(release.then_some("--release"));
-    run::show(&mut build)?;
+    run::show(&mut run::build(&["blockhaul"], release))?;
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let original = Bench::prepare(&dir, "original", &peers, None)?;
     let ours = Bench::prepare(&dir, "blockhaul", &peers, Some((&program, install)))?;

@@ -65,6 +65,15 @@ pub fn loud_cargo(subcommand: &str) -> Command {
     command
 }
 
+/// A build of the named programs. All packages are selected, so that dependencies have the features that a
+/// build of the whole workspace gives them, and are compiled once.
+pub fn build(programs: &[&str], release: bool) -> Command {
+    let mut command = cargo("build");
+    command.arg("--workspace").args(release.then_some("--release"));
+    command.args(programs.iter().map(|program| format!("--bin={program}")));
+    command
+}
+
 /// Prints the command and runs it with our input and output.
 pub fn show(command: &mut Command) -> Outcome {
     announce(command);

@@ -26,19 +26,26 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(run::cargo("run").args(["-q", "--release"]).args(PACKAGE).arg("--").args(args))
 }
 
+/// The test programs that need it: of the crates `simulator` and `io`. All packages are selected, so that
+/// dependencies have the features, and the compiled libraries, that the other tests use.
+const TESTS: &[&str] = &[
+    "--workspace",
+    "--features=blockhaul-simulator/simulation",
+    "--test=oracle",
+    "--test=process",
+    "--test=scenarios",
+    "--test=simulation",
+    "--test=waiting",
+];
+
 /// CI's share of the runs.
 pub fn test() -> Outcome {
-    run::show(
-        run::loud_cargo("test")
-            .args(["-p", "blockhaul-io", "--test", "simulation"])
-            .args(["--features", "simulation"]),
-    )?;
-    run::show(run::loud_cargo("test").args(PACKAGE))
+    run::show(run::loud_cargo("test").args(TESTS))
 }
 
 /// Lints of the code that is compiled for simulations only.
 pub fn lint() -> Outcome {
     let mut clippy = run::cargo("clippy");
-    clippy.args(["-p", "blockhaul-io"]).args(PACKAGE).arg("--all-targets");
+    clippy.args(TESTS).arg("--bin=blockhaul-simulate");
     run::show(clippy.args(["--", "-D", "warnings"]))
 }

@@ -19,7 +19,7 @@ mod hostile;
 mod job;
 mod meddler;
 mod noise;
-mod oracle;
+pub mod oracle;
 mod run;
 mod serve;
 mod shrink;

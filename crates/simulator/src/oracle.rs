@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use blockhaul_io::now;
 
 /// Bytes of a sector: what a disk writes as a whole.
-pub(crate) const SECTOR: usize = 512;
+pub const SECTOR: usize = 512;
 /// A request of a lost connection happens within this time, or never.
 const LATE: Duration = Duration::from_secs(1000);
 /// The value of zeroes.
-pub(crate) const ZEROES: u64 = 0;
+pub const ZEROES: u64 = 0;
 
 /// The sectors of one client.
-pub(crate) struct Oracle {
+pub struct Oracle {
     /// The number of the first sector on the disk.
     first: usize,
     sectors: Vec<Sector>,
@@ -52,11 +52,11 @@ struct Sector {
 }
 
 /// What a flush makes durable, as its sender sees it: sectors, with version and value.
-pub(crate) struct Flushing(Vec<(usize, u64, u64)>);
+pub struct Flushing(Vec<(usize, u64, u64)>);
 
 impl Oracle {
     /// Sectors from `first` on, each with the value of [`initial`].
-    pub(crate) fn new(first: usize, count: usize) -> Oracle {
+    pub fn new(first: usize, count: usize) -> Oracle {
         let sector = |index| {
             let value = initial(first + index);
             Sector {
@@ -82,7 +82,7 @@ impl Oracle {
     }
 
     /// The sectors, by their numbers on the disk.
-    pub(crate) fn all(&self) -> Range<usize> {
+    pub fn all(&self) -> Range<usize> {
         self.first..self.first + self.sectors.len()
     }
 
@@ -91,24 +91,24 @@ impl Oracle {
     }
 
     /// A value that was not written yet.
-    pub(crate) fn fresh(&mut self) -> u64 {
+    pub fn fresh(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
     /// Whether the sectors can be written: nothing old can change them any more.
-    pub(crate) fn is_settled(&mut self, range: Range<usize>) -> bool {
+    pub fn is_settled(&mut self, range: Range<usize>) -> bool {
         let now = now();
         self.at(range).iter().all(|sector| sector.doubtful.is_none_or(|until| until <= now))
     }
 
     /// Number of losses so far: take it when a request begins.
-    pub(crate) fn losses(&self) -> u64 {
+    pub fn losses(&self) -> u64 {
         self.losses
     }
 
     /// A change begins.
-    pub(crate) fn begin(&mut self, range: Range<usize>, value: u64) {
+    pub fn begin(&mut self, range: Range<usize>, value: u64) {
         for sector in self.at(range) {
             assert!(!std::mem::replace(&mut sector.busy, true), "one change at a time");
             add(&mut sector.possible, value);
@@ -121,7 +121,7 @@ impl Oracle {
 
     // nbd: trim.no-assumption
     /// A trim begins.
-    pub(crate) fn begin_trim(&mut self, range: Range<usize>) {
+    pub fn begin_trim(&mut self, range: Range<usize>) {
         self.begin(range.clone(), ZEROES);
         for sector in self.at(range) {
             for value in sector.ever.clone() {
@@ -132,7 +132,7 @@ impl Oracle {
     }
 
     /// It was acknowledged. `durable`: with FUA. `losses`: those before it began.
-    pub(crate) fn done(&mut self, range: Range<usize>, value: u64, durable: bool, losses: u64) {
+    pub fn done(&mut self, range: Range<usize>, value: u64, durable: bool, losses: u64) {
         let same = losses == self.losses;
         for sector in self.at(range) {
             sector.busy = false;
@@ -147,12 +147,12 @@ impl Oracle {
     }
 
     /// A trim was acknowledged.
-    pub(crate) fn trimmed(&mut self, range: Range<usize>) {
+    pub fn trimmed(&mut self, range: Range<usize>) {
         self.at(range).iter_mut().for_each(|sector| sector.busy = false);
     }
 
     /// A change has failed. `late`: it may still happen.
-    pub(crate) fn failed(&mut self, range: Range<usize>, late: bool) {
+    pub fn failed(&mut self, range: Range<usize>, late: bool) {
         let until = late.then(|| now() + LATE);
         self.has_failed = true;
         for sector in self.at(range) {
@@ -162,17 +162,17 @@ impl Oracle {
     }
 
     /// Whether a change has failed.
-    pub(crate) fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.has_failed
     }
 
     /// The client has another connection, and knows it.
-    pub(crate) fn reconnected(&mut self) {
+    pub fn reconnected(&mut self) {
         self.sectors.iter_mut().for_each(|sector| sector.acked = None);
     }
 
     /// A flush begins.
-    pub(crate) fn flush(&self) -> Flushing {
+    pub fn flush(&self) -> Flushing {
         let known = self.sectors.iter().enumerate().filter_map(|(index, sector)| {
             let value = sector.acked.filter(|_| !sector.busy)?;
             Some((index, sector.version, value))
@@ -181,7 +181,7 @@ impl Oracle {
     }
 
     /// It was acknowledged.
-    pub(crate) fn flushed(&mut self, flushing: &Flushing) -> Result<(), String> {
+    pub fn flushed(&mut self, flushing: &Flushing) -> Result<(), String> {
         for (index, version, value) in &flushing.0 {
             let sector = &mut self.sectors[*index];
             if sector.version != *version {
@@ -200,7 +200,7 @@ impl Oracle {
     }
 
     /// The disk has lost power.
-    pub(crate) fn power_cut(&mut self) {
+    pub fn power_cut(&mut self) {
         self.losses += 1;
         for sector in &mut self.sectors {
             sector.possible = sector.after_cut.clone();
@@ -208,7 +208,7 @@ impl Oracle {
     }
 
     /// A cache of the client's was dropped: what it had not written may be lost, or written late.
-    pub(crate) fn lost_cache(&mut self) {
+    pub fn lost_cache(&mut self) {
         let until = now() + LATE;
         self.losses += 1;
         self.cache_writes_until = Some(until);
@@ -220,13 +220,13 @@ impl Oracle {
 
     /// No server is left that could carry out old requests. A dropped cache can still send new ones
     /// to the next server, if it reconnects.
-    pub(crate) fn forget_late(&mut self) {
+    pub fn forget_late(&mut self) {
         let until = self.cache_writes_until;
         self.sectors.iter_mut().for_each(|sector| sector.doubtful = until);
     }
 
     /// Everything on the disk is durable now.
-    pub(crate) fn all_durable(&mut self) {
+    pub fn all_durable(&mut self) {
         for sector in &mut self.sectors {
             sector.after_cut = sector.possible.clone();
         }
@@ -234,12 +234,7 @@ impl Oracle {
 
     /// Checks bytes that were read. The range is not being changed. `losses`: those before the read
     /// began.
-    pub(crate) fn check(
-        &mut self,
-        range: Range<usize>,
-        bytes: &[u8],
-        losses: u64,
-    ) -> Result<(), String> {
+    pub fn check(&mut self, range: Range<usize>, bytes: &[u8], losses: u64) -> Result<(), String> {
         let now = now();
         let same = losses == self.losses;
         let start = range.start;
@@ -263,7 +258,7 @@ impl Oracle {
     }
 
     /// Checks that a range that is reported as zeroes can have them. It is not being changed.
-    pub(crate) fn check_zero(&mut self, range: Range<usize>) -> Result<(), String> {
+    pub fn check_zero(&mut self, range: Range<usize>) -> Result<(), String> {
         let start = range.start;
         let wrong = self.at(range).iter().position(|sector| !sector.possible.contains(&ZEROES));
         match wrong {
@@ -280,19 +275,19 @@ fn add(values: &mut Vec<u64>, value: u64) {
 }
 
 /// The value of a sector of a new disk: every other eight are zeroes.
-pub(crate) fn initial(sector: usize) -> u64 {
+pub fn initial(sector: usize) -> u64 {
     if (sector / 8).is_multiple_of(2) { ZEROES } else { 1 }
 }
 
 /// The bytes of a new disk.
-pub(crate) fn image(sectors: usize) -> Vec<u8> {
+pub fn image(sectors: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(sectors * SECTOR);
     (0..sectors).for_each(|sector| bytes.extend(bytes_of(sector..sector + 1, initial(sector))));
     bytes
 }
 
 /// The bytes of sectors with a value.
-pub(crate) fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
+pub fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
     let mut bytes = vec![0; range.len() * SECTOR];
     for (sector, bytes) in range.zip(bytes.chunks_exact_mut(SECTOR)) {
         let word = word(sector, value).to_le_bytes();
@@ -302,7 +297,7 @@ pub(crate) fn bytes_of(range: Range<usize>, value: u64) -> Vec<u8> {
 }
 
 /// The value of a sector with these bytes; `None` if they are of no value.
-fn value_of(sector: usize, bytes: &[u8]) -> Option<u64> {
+pub fn value_of(sector: usize, bytes: &[u8]) -> Option<u64> {
     let (words, _) = bytes.as_chunks::<8>();
     let first = words.first()?;
     if words.iter().any(|word| word != first) {
@@ -320,55 +315,4 @@ fn word(sector: usize, value: u64) -> u64 {
 
 fn place(sector: usize) -> u64 {
     (sector as u64 + 1) << 48
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_and_bytes_belong_together_and_misplaced_sectors_are_found() {
-        for value in [ZEROES, 1, 7 << 32] {
-            let bytes = bytes_of(3..5, value);
-            assert_eq!(value_of(3, &bytes[..SECTOR]), Some(value));
-            assert_eq!(value_of(4, &bytes[SECTOR..]), Some(value));
-            assert_eq!(value_of(3, &bytes[SECTOR..]) == Some(value), value == ZEROES);
-        }
-        let mut torn = bytes_of(3..4, 9);
-        torn[100] ^= 1;
-        assert_eq!(value_of(3, &torn), None);
-    }
-
-    #[test]
-    fn a_dropped_cache_may_write_after_the_server_has_come_back() {
-        let mut oracle = Oracle::new(8, 2);
-        let value = oracle.fresh();
-        oracle.begin(8..9, value);
-        oracle.failed(8..9, true);
-        oracle.forget_late();
-        assert!(oracle.is_settled(8..9), "its request has ended with the server");
-        oracle.lost_cache();
-        oracle.forget_late();
-        assert!(!oracle.is_settled(8..10));
-    }
-
-    #[test]
-    fn what_was_flushed_must_be_there_and_what_was_not_may() {
-        let mut oracle = Oracle::new(8, 2);
-        let value = oracle.fresh();
-        oracle.begin(8..9, value);
-        oracle.done(8..9, value, false, 0);
-        let old = bytes_of(8..9, 1);
-        assert!(oracle.check(8..9, &old, 0).is_err(), "it was acknowledged");
-        let flushing = oracle.flush();
-        oracle.power_cut();
-        assert!(oracle.check(8..9, &old, 1).is_ok(), "it was not flushed");
-        assert!(oracle.flushed(&flushing).is_err(), "it is lost");
-        let value = oracle.fresh();
-        oracle.begin(9..10, value);
-        oracle.done(9..10, value, true, 1);
-        oracle.power_cut();
-        assert!(oracle.check(9..10, &bytes_of(9..10, 1), 2).is_err(), "it was durable");
-        assert!(oracle.check_zero(9..10).is_err());
-    }
 }
