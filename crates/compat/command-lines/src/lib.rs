@@ -14,6 +14,7 @@ pub mod qemu_image;
 pub mod qemu_img;
 pub mod qemu_nbd;
 pub mod qemu_storage_daemon;
+pub mod qemu_tls;
 
 use std::ffi::OsString;
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json};
 
 use crate::qemu_storage_daemon::{parameters, text};
+use crate::qemu_tls::Credentials;
 
 /// A format of images, of those that this program knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,13 @@ pub struct Image {
     pub place: Place,
     /// None: the first bytes tell it.
     pub format: Option<Format>,
+    /// `x-dirty-bitmap`: the metadata context of the server that takes the place of
+    /// `base:allocation`.
+    pub context: Option<String>,
+    /// `tls-creds` and `tls-hostname`: the name of the credentials, and that of the server.
+    tls: Option<(String, String)>,
+    /// `cache.direct`: the disk is as long as what direct I/O transfers.
+    pub direct: bool,
 }
 
 /// Where an image is.
@@ -95,6 +103,9 @@ const BLKDEBUG: &[&str] = &[
     "opt-write-zero",
 ];
 
+/// The option of a node of NBD that names a metadata context.
+const CONTEXT: &str = "x-dirty-bitmap";
+
 impl Image {
     /// The image of a file name, which may be `json:{…}` and URIs of NBD.
     ///
@@ -107,7 +118,7 @@ impl Image {
         if let Some(options) = name.strip_prefix("json:") {
             let mut image = Image::of_options(&parameters(options, "driver")?, name)?;
             image.format = format.or(image.format);
-            return Ok(image);
+            return image.secured(&[]);
         }
         let shown = name.to_string();
         let protocol = name.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
@@ -127,7 +138,7 @@ impl Image {
                 return Err(format!("Could not open '{name}': Unknown protocol '{other}'"));
             }
         };
-        Ok(Image { shown, place, format })
+        Ok(Image { shown, place, format, context: None, tls: None, direct: false })
     }
 
     /// The image of `--image-opts`.
@@ -135,7 +146,23 @@ impl Image {
     /// # Errors
     /// Those of [`Image::named`].
     pub fn options(given: &str) -> Result<Image, String> {
-        Image::of_options(&parameters(given, "driver")?, given)
+        Image::options_with(given, &[])
+    }
+
+    /// The same, with these credentials.
+    ///
+    /// # Errors
+    /// Those of [`Image::named`].
+    pub fn options_with(given: &str, all: &[Credentials]) -> Result<Image, String> {
+        Image::of_options(&parameters(given, "driver")?, given)?.secured(all)
+    }
+
+    /// The image at a server that is reached with TLS, if that is asked for.
+    fn secured(mut self, all: &[Credentials]) -> Result<Image, String> {
+        if let (Some((id, host)), Place::Uri(uri)) = (self.tls.take(), &self.place) {
+            self.place = Place::Uri(Credentials::find(all, &id, false)?.uri(uri, &host));
+        }
+        Ok(self)
     }
 
     fn of_options(given: &Map<String, Json>, shown: &str) -> Result<Image, String> {
@@ -156,6 +183,9 @@ impl Image {
                 shown: shown.to_string(),
                 place: place(driver, given)?,
                 format: None,
+                context: context(given),
+                tls: tls(given),
+                direct: direct(given),
             });
         }
         let format = match driver {
@@ -175,7 +205,10 @@ impl Image {
             "" => "file",
             driver => driver,
         };
-        Ok(Image { shown: shown.to_string(), place: place(driver, inner_of)?, format })
+        let (place, context) = (place(driver, inner_of)?, context(inner_of));
+        let direct = direct(given) || direct(inner_of);
+        let tls = tls(inner_of);
+        Ok(Image { shown: shown.to_string(), place, format, context, tls, direct })
     }
 
     /// The description of the device that holds the image.
@@ -231,6 +264,23 @@ fn legacy(name: &str, rest: &str) -> Result<String, String> {
     }
 }
 
+/// The names of credentials and of the server.
+fn tls(given: &Map<String, Json>) -> Option<(String, String)> {
+    let id = Some(text(given, "tls-creds")).filter(|id| !id.is_empty())?;
+    Some((id.to_string(), text(given, "tls-hostname").to_string()))
+}
+
+/// Whether the page cache is to be bypassed.
+fn direct(given: &Map<String, Json>) -> bool {
+    let direct = given.get("cache").and_then(|cache| cache.get("direct"));
+    direct.is_some_and(|value| value.as_bool() == Some(true) || value == "on")
+}
+
+/// The metadata context that is to be asked for.
+fn context(given: &Map<String, Json>) -> Option<String> {
+    Some(text(given, CONTEXT)).filter(|name| !name.is_empty()).map(str::to_string)
+}
+
 fn place(driver: &str, given: &Map<String, Json>) -> Result<Place, String> {
     match driver {
         "file" | "host_device" => {
@@ -241,7 +291,8 @@ fn place(driver: &str, given: &Map<String, Json>) -> Result<Place, String> {
             }
         }
         "nbd" => {
-            only(given, &["server", "export", "host", "port", "path"])?;
+            let names = ["server", "export", "host", "port", "path", "tls-creds", "tls-hostname"];
+            only(given, &[&names[..], &[CONTEXT]].concat())?;
             let server = given.get("server").and_then(Json::as_object).unwrap_or(given);
             let one = |name: &str| text(server, name);
             let export = encoded(text(given, "export"));
@@ -316,6 +367,9 @@ mod tests {
         let nbd =
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=e";
         assert_eq!(Image::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
+        let asks = "driver=nbd,path=/s,x-dirty-bitmap=qemu:dirty-bitmap:b";
+        let context = Image::options(asks).unwrap().context;
+        assert_eq!(context.as_deref(), Some("qemu:dirty-bitmap:b"));
     }
 
     #[test]
@@ -327,6 +381,7 @@ mod tests {
             ("json:{\"driver\":\"raw\",\"offset\":1,\"file\":{\"filename\":\"x\"}}", "'offset'"),
             ("json:{", "EOF"),
             ("nbd:x", "port"),
+            ("json:{'driver':'nbd','path':'/s','tls-creds':'t'}", "'t'"),
         ] {
             let said = Image::named(name, None).unwrap_err();
             assert!(said.contains(why), "{name}: {said}");

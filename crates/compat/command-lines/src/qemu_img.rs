@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use crate::Asked;
 use crate::getopt::{self, Opt, Value, opt};
 use crate::qemu_image::Image;
+use crate::qemu_tls::Credentials;
 
 /// The version that is printed: scripts compare it to know which options exist.
 pub const VERSION: &str = "10.0.13";
@@ -14,14 +15,15 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
 
     qemu-img COMMAND [OPTIONS] ...
 
+    amend    [-f FORMAT] -o OPTIONS [-p] [-q] FILE
     bitmap   --add|--remove|--clear|--enable|--disable|--merge SOURCE [-b FILE] [-F FORMAT]
              [-g GRANULARITY] [-f FORMAT] FILE BITMAP
     check    [-f FORMAT] [--output=human|json] [-r leaks|all] [-q] [-U] FILE
     commit   [-f FORMAT] [-b BASE] [-d] [-p] [-q] FILE
     compare  [-f FORMAT] [-F FORMAT] [-s] [-p] [-q] [-U] FILE1 FILE2
     convert  [-f FORMAT] [-O FORMAT] [-o OPTIONS] [-B BACKING -F FORMAT] [-c] [-l SNAPSHOT] [-n]
-             [-S SIZE] [-r RATE] [-m N] [-W] [-t CACHE] [-T CACHE] [--target-is-zero] [-p] [-q] [-U]
-             FILE OUTPUT
+             [-S SIZE] [-r RATE] [-m N] [-W] [-t CACHE] [-T CACHE] [--target-is-zero]
+             [--bitmaps [--skip-broken-bitmaps]] [-p] [-q] [-U] FILE OUTPUT
     create   [-f FORMAT] [-o OPTIONS] [-b BACKING -F FORMAT] [-u] [-q] FILE [SIZE]
     dd       [-f FORMAT] [-O FORMAT] [-U] [bs=SIZE] [count=N] [skip=N] if=FILE of=OUTPUT
     info     [-f FORMAT] [--output=human|json] [--backing-chain] [-U] FILE
@@ -43,6 +45,7 @@ pub struct Line {
     /// The name of the command.
     pub command: &'static str,
     options: Vec<(&'static str, String)>,
+    credentials: Vec<Credentials>,
     /// The words that are no options.
     pub operands: Vec<String>,
 }
@@ -183,7 +186,7 @@ const COMMANDS: &[Command] = &[
             QUIET,
             FORCE_SHARE,
         ],
-        refused: &["salvage", "bitmaps", "skip-broken-bitmaps"],
+        refused: &[],
     },
     Command {
         name: "create",
@@ -345,11 +348,22 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
     let size = if command.name == "resize" { rest.pop_if(|word| is_size(word)) } else { None };
     let parts = getopt::parse(command.options, &rest)
         .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
-    let mut line = Line { command: command.name, options: Vec::new(), operands: Vec::new() };
+    let mut line = Line {
+        command: command.name,
+        options: Vec::new(),
+        credentials: Vec::new(),
+        operands: Vec::new(),
+    };
     for (means, value) in parts.options {
         match means {
             "help" => return Ok(Asked::Text(HELP.to_string())),
-            "object" => return Err(format!("{name}: --object is not supported")),
+            "object" => {
+                let text = value.unwrap_or_default().into_string();
+                let text = text.map_err(|_| "--object: the value is not UTF-8".to_string())?;
+                let object = Credentials::parse(&text).map_err(|why| format!("{name}: {why}"))?;
+                line.credentials.push(object);
+                continue;
+            }
             _ if command.refused.contains(&means) => {
                 return Err(format!("{name}: --{means} is not supported"));
             }
@@ -402,7 +416,7 @@ impl Line {
             return Err(format!("{}: Expecting image file name", self.command));
         };
         if self.has("image-opts") {
-            return Image::options(name);
+            return Image::options_with(name, &self.credentials);
         }
         Image::named(name, self.value(format))
     }
@@ -418,12 +432,27 @@ impl Line {
         }
     }
 
+    /// Whether an option `-o` asks for help.
+    pub fn wants_help(&self) -> bool {
+        let given = self.options.iter().filter(|one| one.0 == "options");
+        let mut words = given.flat_map(|one| crate::qemu_storage_daemon::split(&one.1));
+        words.any(|word| word == "help" || word == "?")
+    }
+
     /// The members of all options `-o`.
     ///
     /// # Errors
-    /// If one has no `=`.
+    /// If a list begins or ends with a comma.
     pub fn creation(&self) -> Result<Vec<(String, String)>, String> {
         let given = self.options.iter().filter(|one| one.0 == "options");
+        // Two commas are one that belongs to a value.
+        let is_open = |text: &str| {
+            let commas = text.len() - text.trim_end_matches(',').len();
+            text.starts_with(',') || commas % 2 == 1
+        };
+        if let Some((_, text)) = given.clone().find(|one| is_open(&one.1)) {
+            return Err(format!("Invalid option list: {text}"));
+        }
         let words = given.flat_map(|one| crate::qemu_storage_daemon::split(&one.1));
         let pair = |word: String| match word.split_once('=') {
             Some((name, value)) => Ok((name.to_string(), value.to_string())),
@@ -455,6 +484,12 @@ mod tests {
         assert_eq!(line("resize -q a -5M").unwrap().operands, ["a", "-5M"]);
         let pairs = found.creation().unwrap();
         assert_eq!(pairs.len(), 3);
+        assert!(!found.wants_help() && line("create -o a=b,,help,? x").unwrap().wants_help());
+        assert!(!line("create -o a=b,,help x").unwrap().wants_help());
+        for open in [",a=b", "a=b,", ",,"] {
+            let said = line(&format!("create -o {open} x")).unwrap().creation().unwrap_err();
+            assert!(said.contains("Invalid option list"), "{said}");
+        }
         assert_eq!(pairs[1], ("b".to_string(), "on".to_string()));
     }
 
@@ -464,9 +499,8 @@ mod tests {
             ("", "Not enough arguments"),
             ("foo", "Command not found: foo"),
             ("bench x", "the command bench is not supported"),
-            ("convert --salvage a b", "--salvage is not supported"),
             ("rebase -c a", "--compress is not supported"),
-            ("info --object secret,id=x a", "--object is not supported"),
+            ("info --object secret,id=x a", "--object secret is not supported"),
             ("info --what a", "--what"),
             ("--trace x", "--trace"),
         ] {

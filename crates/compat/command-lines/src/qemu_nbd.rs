@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use crate::getopt::{self, Opt, Value, opt};
 use crate::qemu_image::{Format, Image, encoded};
 use crate::qemu_img::VERSION;
+use crate::qemu_tls::Credentials;
 use crate::{Asked, words};
 
 /// The first word of the program that was started to serve in the background.
@@ -74,11 +75,17 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -e, --shared=N             maximum number of clients (1; 0: no limit); others wait
     -t, --persistent           do not end with the last client
     -A, --allocation-depth     accepted: qcow2 images have this context
-    -B, --bitmap=NAME          accepted: qcow2 images have contexts for their bitmaps
+    -B, --bitmap=NAME          show the bitmaps of the chain of images; qcow2 images always have
+                               contexts for their own
     -n, --nocache, --cache=none
                                bypass the page cache, with -f raw
     --cache=MODE, --aio=MODE, --discard=MODE, --detect-zeroes=off
                                accepted
+    -L, --list                 list the exports of the server at -k, or -b and -p
+    --object=tls-creds-x509,id=ID,endpoint=server|client,dir=DIR[,verify-peer=off]
+    --object=tls-creds-psk,id=ID,endpoint=server|client,dir=DIR[,username=NAME]
+    --tls-creds=ID             require TLS with these credentials; with -L, use it
+    --tls-hostname=NAME        with -L: name in the certificate of the server
     --fork                     return when ready, and go on in the background
     --pid-file=PATH            write the process ID when ready
     -v, --verbose              accepted
@@ -95,21 +102,33 @@ fn modes(option: &str) -> &'static [&'static str] {
     }
 }
 
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Wanted {
+    /// A server.
+    Serve(Server),
+    /// The list of the exports of the server with this URI.
+    List(String),
+}
+
 /// A server that a command line asks for.
 #[derive(Debug)]
 pub struct Server {
     image: Image,
     options: Vec<(&'static str, String)>,
+    /// The options of `blockhaul serve` for TLS.
+    tls: Vec<String>,
 }
 
 /// Parses the command line of qemu-nbd, without the name of the program.
 ///
 /// # Errors
 /// What is wrong, or not supported, by name.
-pub fn parse(line: &[OsString]) -> Result<Asked<Server>, String> {
+pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
     let parts = getopt::parse(OPTIONS, line)
         .map_err(|error| format!("{error}\nTry `qemu-nbd --help' for more information."))?;
     let mut options = Vec::new();
+    let mut credentials = Vec::new();
     for (means, value) in parts.options {
         let value = value.unwrap_or_default().into_string();
         let value = value.map_err(|_| format!("--{means}: the value is not UTF-8"))?;
@@ -121,10 +140,11 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Server>, String> {
             ("connect" | "disconnect", _) => {
                 "serve with -k SOCKET, and use nbd-client for /dev/nbdN"
             }
-            ("list", _) => "use blockhaul info --list URI",
-            ("object" | "tls-creds" | "tls-authz" | "tls-hostname", _) => {
-                "use blockhaul serve --tls-certificates DIR"
+            ("object", text) => {
+                credentials.push(Credentials::parse(text)?);
+                continue;
             }
+            ("tls-authz", _) => "a client is admitted by its certificate or key",
             ("trace", _) => "use blockhaul serve --trace",
             ("handshake-limit", _) => "use blockhaul serve --timeout TIME",
             ("selinux-label", _) => "use blockhaul serve --selinux-label LABEL",
@@ -140,17 +160,45 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Server>, String> {
         };
         return Err(format!("--{means} is not supported: {instead}"));
     }
+    let has = |wanted: &str| options.iter().any(|one: &(&str, String)| one.0 == wanted);
+    if has("socket") && (has("port") || has("bind")) {
+        return Err("-k excludes -p and -b".to_string());
+    }
+    let value =
+        |wanted: &str| options.iter().rev().find(|one| one.0 == wanted).map(|one| one.1.as_str());
+    let is_list = has("list");
+    let tls = value("tls-creds").map(|id| Credentials::find(&credentials, id, !is_list));
+    let tls = tls.transpose()?;
+    if is_list {
+        if !parts.operands.is_empty() {
+            return Err("List mode is incompatible with a file name".to_string());
+        }
+        let host = value("tls-hostname").unwrap_or_default();
+        let uri = address(value);
+        return Ok(Asked::Run(Wanted::List(tls.map_or(uri.clone(), |tls| tls.uri(&uri, host)))));
+    }
+    if has("tls-hostname") {
+        return Err("TLS hostname is only supported with export list".to_string());
+    }
+    let tls = tls.map(Credentials::serve_options).unwrap_or_default();
     let [name] = &parts.operands[..] else {
         return Err("give one FILE\nTry `qemu-nbd --help' for more information.".to_string());
     };
     let name = name.to_str().ok_or_else(|| format!("{name:?} is not UTF-8"))?;
-    let has = |wanted: &str| options.iter().any(|one| one.0 == wanted);
-    let format = options.iter().rev().find(|one| one.0 == "format").map(|one| one.1.as_str());
+    let format = value("format");
     let image = if has("image-opts") { Image::options(name)? } else { Image::named(name, format)? };
-    if has("socket") && (has("port") || has("bind")) {
-        return Err("-k excludes -p and -b".to_string());
+    Ok(Asked::Run(Wanted::Serve(Server { image, options, tls })))
+}
+
+/// The URI of a server.
+fn address<'a>(value: impl Fn(&str) -> Option<&'a str>) -> String {
+    let export = encoded(value("export-name").unwrap_or_default());
+    if let Some(path) = value("socket") {
+        return format!("nbd+unix:///{export}?socket={}", encoded(path));
     }
-    Ok(Asked::Run(Server { image, options }))
+    let host = value("bind").filter(|host| *host != "0.0.0.0").unwrap_or("localhost");
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_string() };
+    format!("nbd://{host}:{}/{export}", value("port").unwrap_or(PORT))
 }
 
 impl Server {
@@ -200,6 +248,10 @@ impl Server {
             let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
             device.push(format!("snapshot={}", encoded(name.unwrap_or(given))));
         }
+        // The original finds a bitmap in any image of the chain.
+        if self.has("bitmap") && format == Format::Qcow2 {
+            device.push("backing-bitmaps=on".to_string());
+        }
         let direct =
             self.has("nocache") || matches!(self.value("cache"), Some("none" | "directsync"));
         if direct && format == Format::Raw && self.image.path().is_some() {
@@ -237,6 +289,7 @@ impl Server {
                 add(format!("--{ours}={value}"));
             }
         }
+        self.tls.iter().cloned().for_each(&mut add);
         add("--".to_string());
         add(self.image.disk(format, &device));
         Ok(all)
@@ -251,7 +304,8 @@ mod tests {
         let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         match parse(&line)? {
             Asked::Text(text) => Err(text),
-            Asked::Run(server) => {
+            Asked::Run(Wanted::List(uri)) => Ok(uri),
+            Asked::Run(Wanted::Serve(server)) => {
                 let format = server.image().format.unwrap_or(Format::Raw);
                 let words = server.words(format, false)?;
                 Ok(words.join(" ".as_ref()).into_string().unwrap())
@@ -273,6 +327,16 @@ mod tests {
         }
         assert!(words.ends_with("-- qcow2:/a.qcow2?names=allow"), "{words}");
         assert!(!words.contains("exitlast"), "{words}");
+        assert_eq!(run("-L -k /s").unwrap(), "nbd+unix:///?socket=/s");
+        assert_eq!(run("-L -b ::1 -p 7").unwrap(), "nbd://[::1]:7/");
+        let object = "tls-creds-x509,dir=/c,endpoint";
+        let words = run(&format!("--object {object}=server,id=t --tls-creds t /a")).unwrap();
+        assert!(words.contains("--tls=require --tls-certificates=/c --tls-verify-peer"), "{words}");
+        let line = format!("-L --object {object}=client,id=t --tls-creds t --tls-hostname h");
+        let uri = run(&line).unwrap();
+        assert_eq!(uri, "nbds://localhost:10809/?tls-certificates=/c&tls-hostname=h");
+        let words = run("-B b -f qcow2 /a.qcow2").unwrap();
+        assert!(words.ends_with("qcow2:/a.qcow2?names=allow&backing-bitmaps=on"), "{words}");
         let words = run("-n -s -o 1M /a").unwrap();
         for part in ["--port=10809", "limit=1", "exitlast", "offset=1M", "--layer=cow", "direct=on"]
         {
@@ -293,8 +357,10 @@ mod tests {
         for (line, why) in [
             ("-c /dev/nbd0 a", "nbd-client"),
             ("-d /dev/nbd0", "nbd-client"),
-            ("-L", "info --list"),
-            ("--tls-creds t a", "--tls-certificates"),
+            ("-L a", "incompatible"),
+            ("--tls-creds t a", "'t'"),
+            ("--tls-authz t a", "--tls-authz is not supported"),
+            ("--tls-hostname t a", "export list"),
             ("-f vhdx a", "add -r"),
             ("-f raw -l x a", "no internal snapshots"),
             ("-k /s -p 1 a", "-k excludes"),

@@ -24,8 +24,20 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
+    run_asking(&[], work)
+}
+
+/// The same; servers are asked for these metadata contexts, too.
+pub(crate) fn run_asking<T, F>(
+    contexts: &[String],
+    work: impl FnOnce(Registry) -> F + Send + 'static,
+) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+{
     logger::start(false);
-    let registry = devices::registry(TIMEOUT);
+    let registry = devices::registry_asking(TIMEOUT, 0, contexts);
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
         Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;

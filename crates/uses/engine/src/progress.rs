@@ -11,6 +11,18 @@ use crate::route_counters::{Counters, Routes};
 /// Maximum time until a waiting task notices that the copy was stopped.
 pub(crate) const STOP_STEP: Duration = Duration::from_millis(100);
 
+/// Is called, from any worker, with bytes that are done: as data, and as zeroes or not at all. Must
+/// not block for long.
+type Call = dyn Fn(u64, u64) + Send + Sync;
+
+struct Listener(Box<Call>);
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Listener")
+    }
+}
+
 /// Counters of a running copy, in bytes.
 #[derive(Debug, Default)]
 pub struct Progress {
@@ -29,6 +41,7 @@ pub struct Progress {
     complete: AtomicBool,
     wants_map: AtomicBool,
     map: OnceLock<DiskMap>,
+    listener: OnceLock<Listener>,
     pub(crate) counters: Counters,
     pub(crate) meter: Meter,
 }
@@ -115,9 +128,21 @@ impl Progress {
         }
     }
 
+    /// Calls `listener` from now on with each number of bytes that is counted: of data, and of all
+    /// others. A verification counts as data. Only the first listener is called.
+    pub fn listen(&self, listener: impl Fn(u64, u64) + Send + Sync + 'static) {
+        let _ = self.listener.set(Listener(Box::new(listener)));
+    }
+
     fn note(&self, fate: Fate, at: u64, bytes: u64) {
         if let Some(map) = self.map.get() {
             map.add(fate, at, bytes);
+        }
+        if let Some(Listener(call)) = self.listener.get() {
+            match fate {
+                Fate::Data | Fate::Verified => call(bytes, 0),
+                Fate::Zero | Fate::Resumed => call(0, bytes),
+            }
         }
     }
 

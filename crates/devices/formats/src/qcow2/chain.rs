@@ -33,6 +33,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         top: top_intent(target)?,
         intent: Intent { direct: target.intent.direct, ..Intent::READ },
         memory: target.args.size("cache").unwrap_or(0),
+        bitmaps_below: target.args.switch("backing-bitmaps"),
     };
     let own = Own {
         snapshot: target.args.text("snapshot"),
@@ -73,6 +74,7 @@ pub(super) async fn open_base(
         top: intent,
         intent: Intent::READ,
         memory: BELOW_MEMORY,
+        bitmaps_below: false,
     };
     let file = Storage::new(context.open(description, intent).await?);
     let facts = file.device.facts();
@@ -282,6 +284,8 @@ struct Opener {
     top: Intent,
     /// Memory for tables of an image, in bytes.
     memory: u64,
+    /// The bitmaps of images below are contexts, too.
+    bitmaps_below: bool,
 }
 
 impl Opener {
@@ -349,8 +353,9 @@ impl Opener {
         let memory = self.memory;
         let write = intent.write;
         let options = Options { snapshot, data_len, memory, write };
-        let image = Image::open(&file.device, &head, options);
-        let image = Some(Arc::new(image.await.map_err(named)?));
+        let mut image = Image::open(&file.device, &head, options).await.map_err(named)?;
+        image.shows_below = self.bitmaps_below;
+        let image = Some(Arc::new(image));
         let below = self.backing(&head.header, &from, &own).await?;
         Ok((Level { image, file, external }, below))
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Reply,
-    Request,
+    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
+    Reply, Request,
 };
 use blockhaul_io::Remote;
 
@@ -29,11 +29,14 @@ impl Handle {
         image: Arc<Image>,
         file: Arc<dyn Device>,
         external: Option<Arc<dyn Device>>,
-        backing: Option<Backing>,
+        mut backing: Option<Backing>,
     ) -> Handle {
         let is_external = external.is_some();
         let data = external.unwrap_or_else(|| file.clone());
         let mut facts = facts(&image, &file, &data, backing.as_ref());
+        if let Some(backing) = backing.as_mut().filter(|_| image.shows_below) {
+            add_bitmaps(backing, &mut facts.contexts);
+        }
         if let Some(writer) = &image.writer {
             writer.enter();
         }
@@ -84,6 +87,21 @@ fn facts(
     let names = image.bitmaps.iter().map(|bitmap| format!("{DIRTY_BITMAP}{}", bitmap.name));
     facts.contexts.extend(names);
     facts
+}
+
+/// Shows the bitmaps of the image below, as far as their names are new.
+fn add_bitmaps(backing: &mut Backing, names: &mut Vec<String>) {
+    if backing.depth.is_none() {
+        return;
+    }
+    let facts = backing.device.facts();
+    for name in facts.contexts.iter().filter(|name| name.starts_with(DIRTY_BITMAP)) {
+        let is_new = names.len() < Contexts::MAX && !names.contains(name);
+        if let Some(context) = facts.context(name).filter(|_| is_new) {
+            names.push(name.clone());
+            backing.bitmaps.push(context);
+        }
+    }
 }
 
 impl Device for Handle {

@@ -68,9 +68,20 @@ async fn of_bitmap(
     end: u64,
     most: usize,
 ) -> Result<Extents> {
-    let bitmap = number.checked_sub(FIRST_BITMAP).and_then(|place| parts.image.bitmaps.get(place));
     let none = || Error::new(Kind::Invalid, "the device has no such context");
-    bitmap.ok_or_else(none)?.extents(&parts.file, at, end, most).await
+    let place = number.checked_sub(FIRST_BITMAP).ok_or_else(none)?;
+    let own = &parts.image.bitmaps;
+    if let Some(bitmap) = own.get(place) {
+        return bitmap.extents(&parts.file, at, end, most).await;
+    }
+    let backing = parts.backing.as_ref().ok_or_else(none)?;
+    let context = backing.bitmaps.get(place - own.len()).ok_or_else(none)?;
+    if at < backing.size {
+        return below(&backing.device, at, end.min(backing.size), *context).await;
+    }
+    let mut all = Extents::new();
+    all.push(end - at, 0);
+    Ok(all)
 }
 
 /// The states of a range, at least of its first byte.

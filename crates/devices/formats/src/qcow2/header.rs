@@ -22,6 +22,12 @@ const L1_MAX: u64 = 32 << 20;
 const REFCOUNT_TABLE_MAX: u64 = 8 << 20;
 /// Maximum number of header extensions that are read: more than are defined.
 const EXTENSIONS_MAX: usize = 64;
+/// What a device writes at once or not at all, in bytes.
+const SECTOR: usize = 512;
+/// Length in bytes of the header of version 3 that is written, and log2 of the bits of refcounts that
+/// version 2 always has.
+const LEN_NEW: u32 = 112;
+const REFCOUNT_ORDER_V2: u32 = 4;
 /// Length in bytes of an entry of the table of feature names.
 const FEATURE_LEN: usize = 48;
 
@@ -84,6 +90,8 @@ pub(super) mod autoclear {
 /// The offset of the place of the backing file's name, of the auto-clear features, and of the place and length of the refcount table.
 pub(super) const BACKING_AT: u64 = 8;
 pub(super) const AUTOCLEAR_AT: u64 = 88;
+/// The offset of the compatible features.
+pub(super) const COMPATIBLE_AT: u64 = 80;
 pub(super) const REFCOUNT_TABLE_AT: u64 = 48;
 
 /// Types of extensions ("Header extensions").
@@ -314,6 +322,66 @@ pub(super) fn with_backing(first: &[u8], names: Option<(&str, &str)>) -> Result<
     let old_end = old_name_end.max((end + Area::END_LEN) as u64).min(first.len() as u64);
     new.resize(new.len().max(index(old_end)), 0);
     Ok(new)
+}
+
+/// The header of an image of version 2 as one of version 3.
+#[derive(Debug)]
+pub(super) struct Upgraded {
+    /// The first 512 bytes of the file.
+    pub(super) sector: Vec<u8>,
+    /// A place behind them for the name of the backing file, and the name, if it has no room in them.
+    pub(super) name: Option<(u64, Vec<u8>)>,
+}
+
+/// The header of an image of version 2, in its first cluster, as one of version 3.
+///
+/// # Errors
+/// [`Kind::Unsupported`](blockhaul_block::Kind::Unsupported) if its extensions and names have no room, and
+/// if the header is damaged.
+pub(super) fn upgraded(first: &[u8]) -> Result<Upgraded> {
+    let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+    let mut new = first.get(..LEN_V2).ok_or_else(cut_short)?.to_vec();
+    new[4..8].copy_from_slice(&3_u32.to_be_bytes());
+    // No features.
+    new.resize(96, 0);
+    new.extend(REFCOUNT_ORDER_V2.to_be_bytes());
+    new.extend(LEN_NEW.to_be_bytes());
+    new.resize(index(LEN_NEW.into()), 0);
+    let end = walk_extensions(first, fixed.len, |_, kind, data| {
+        push_extension(&mut new, kind, data);
+        Ok(())
+    })?;
+    push_extension(&mut new, extension::END, &[]);
+    let no_room = || {
+        let what = "the first cluster has no room for a header of version 3";
+        unsupported(what, "copy the disk to a new image")
+    };
+    if new.len() > SECTOR {
+        return Err(no_room());
+    }
+    let (at, len) = (fixed.backing_offset, u64::from(fixed.backing_len));
+    let name_end = at.saturating_add(len);
+    let name = match len {
+        0 => Vec::new(),
+        _ => first.get(index(at)..index(name_end)).ok_or_else(no_room)?.to_vec(),
+    };
+    let mut behind = None;
+    if !name.is_empty() {
+        let mut place = new.len() as u64;
+        if new.len() + name.len() <= SECTOR {
+            new.extend(name);
+        } else {
+            // The old name stays until the header names the new place.
+            place = name_end.max(end as u64).max(SECTOR as u64).next_multiple_of(8);
+            if place + len > fixed.cluster() {
+                return Err(no_room());
+            }
+            behind = Some((place, name));
+        }
+        new[index(BACKING_AT)..index(BACKING_AT) + 8].copy_from_slice(&place.to_be_bytes());
+    }
+    new.resize(SECTOR, 0);
+    Ok(Upgraded { sector: new, name: behind })
 }
 
 pub(super) fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {

@@ -44,6 +44,8 @@ pub(super) struct Image {
     pub(super) is_new: bool,
     /// It gets another backing file: zeroes are written also where it shows zeroes of none.
     pub(super) is_rebased: bool,
+    /// The bitmaps of the images below it are contexts, too.
+    pub(super) shows_below: bool,
     /// The entries that the disk needs.
     pub(super) l1: Vec<AtomicU64>,
     /// Offset of the L1 table in the image file.
@@ -145,6 +147,7 @@ impl Image {
             writer,
             is_new: false,
             is_rebased: false,
+            shows_below: false,
             l1_at: header.l1.offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             cache: SliceCache::new(options.memory, slice),

@@ -8,9 +8,11 @@
 //! the `parts` of a handle.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
-//! [`mod@resize`], [`mod@reserve`], [`mod@bitmap_change`] and [`mod@snapshot_change`]; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, [`mod@places`] where their space is, and [`mod@measure`] how long one
+//! [`mod@resize`], [`mod@reserve`], [`mod@bitmap_change`] and [`mod@snapshot_change`]; [`mod@amend`] changes
+//! the version of the format; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, [`mod@places`] where their space is, and [`mod@measure`] how long one
 //! would be.
 
+pub mod amend;
 pub mod backing_change;
 mod bitmap;
 pub mod bitmap_change;
@@ -128,6 +130,12 @@ const PARAMS: &[Param] = &[
         default: None,
         doc: "The device with the guest's data, instead of the data file that the image names. A new image \
               names it, and a new file is created.",
+    },
+    Param {
+        name: "backing-bitmaps",
+        kind: ParamKind::Switch,
+        default: Some("off"),
+        doc: "Show the bitmaps of the images below it as contexts, too, where it has none of this name.",
     },
     Param {
         name: "cache",

@@ -55,6 +55,8 @@ pub(super) struct Backing {
     /// The context that counts images, if it is one.
     pub(super) depth: Option<Contexts>,
     pub(super) base: Contexts,
+    /// Its bitmaps that the image above shows.
+    pub(super) bitmaps: Vec<Contexts>,
 }
 
 impl Backing {
@@ -62,7 +64,7 @@ impl Backing {
         let facts = device.facts();
         let depth = facts.context(ALLOCATION_DEPTH).filter(|_| is_image);
         let base = base_of(&facts);
-        Backing { size: facts.size, depth, base, device }
+        Backing { size: facts.size, depth, base, device, bitmaps: Vec::new() }
     }
 }
 

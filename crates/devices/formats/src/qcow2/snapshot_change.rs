@@ -21,7 +21,7 @@ use super::parts::Parts;
 use super::snapshot::{self, COUNT_MAX, Snapshot};
 use super::words::bytes_of;
 use super::write::refuse_bitmaps;
-use crate::bytes::index;
+use crate::bytes::{be16, be32, index};
 use crate::storage;
 
 /// Offsets in the header: the size of the disk, with the place of the L1 table after it, and the number
@@ -99,6 +99,46 @@ pub async fn change_snapshot(
         edit.run(async |parts, _| parts.set_flags().await).await
     };
     done.await.map_err(named)
+}
+
+/// Gives the entries of snapshots the size of their disk, where it is missing: version 3 of the format
+/// demands it.
+///
+/// # Errors
+/// If the table is damaged, and those of the device.
+pub(super) async fn add_sizes(file: &Arc<dyn Device>, head: &Head) -> Result<()> {
+    let (all, len) = snapshot::list_with_len(file, head.file_len, &head.header).await?;
+    if all.iter().all(|one| one.size.is_some()) {
+        return Ok(());
+    }
+    let table = Table { file, header: &head.header, all, len };
+    let old = table.bytes().await?;
+    let mut new = Vec::new();
+    for one in &table.all {
+        let entry = old.get(index(one.range.0)..index(one.range.1)).ok_or_else(Error::misfit)?;
+        new.extend(with_size(entry, one, head.header.size).ok_or_else(Error::misfit)?);
+    }
+    let edit = Edit::open(file, head, None).await?;
+    edit.run(async |parts, _| table.put(parts, &new, table.all.len()).await).await
+}
+
+/// The entry of a snapshot, with the size of its disk; `None` if it is cut short.
+fn with_size(entry: &[u8], one: &Snapshot, size: u64) -> Option<Vec<u8>> {
+    if one.size.is_some() {
+        return Some(entry.to_vec());
+    }
+    let extra = index(be32(entry, 36)?.into());
+    let names = usize::from(be16(entry, 12)?) + usize::from(be16(entry, 14)?);
+    let start = 40_usize.checked_add(extra)?;
+    let mut new = entry.get(..36)?.to_vec();
+    new.extend(24_u32.to_be_bytes());
+    new.extend(one.facts.vm_state.to_be_bytes());
+    new.extend(size.to_be_bytes());
+    // Instructions were not counted.
+    new.extend(u64::MAX.to_be_bytes());
+    new.extend(entry.get(start..start.checked_add(names)?)?);
+    new.resize(new.len().next_multiple_of(8), 0);
+    Some(new)
 }
 
 /// The table of snapshots.

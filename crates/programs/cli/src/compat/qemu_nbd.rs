@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 
 use blockhaul_command_lines::Asked;
-use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, parse};
+use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, Wanted, parse};
 
 use super::qemu_img::opened;
 use super::stand_in::{answer, failure, log_as, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Outcome};
-use crate::serve;
+use crate::{info, serve};
 
 /// Runs qemu-nbd with these words.
 pub fn run(words: &[OsString]) -> Outcome {
@@ -19,7 +19,10 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     let server = match parse(words).map_err(failure)? {
         Asked::Text(text) => return answer(&text),
-        Asked::Run(server) => server,
+        Asked::Run(Wanted::List(uri)) => {
+            return info::run_qemu_list(&uri).map_err(|failure| failure.with_status(FAILED));
+        }
+        Asked::Run(Wanted::Serve(server)) => server,
     };
     let format = opened(server.image())?;
     let own_words = server.words(format, in_background).map_err(failure)?;

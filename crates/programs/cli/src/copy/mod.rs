@@ -4,9 +4,11 @@ mod asked;
 pub(crate) mod job;
 mod manifest;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use blockhaul_catalog::Spec;
+use blockhaul_engine::Progress;
 use blockhaul_io::Pool;
 
 use self::job::CopyJob;
@@ -24,6 +26,11 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     if let Some(file) = &args.job {
         return jobs::run(args, file);
     }
+    run_one(args, groups, Arc::default())
+}
+
+/// Runs one copy, with these counters.
+pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Progress>) -> Outcome {
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
     if !alone {
         let text = "--parallel, --total-memory and --total-connections require --job";
@@ -33,7 +40,7 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     let sink = Reporter::open(args.progress, args.no_progress)?;
     job.options.rate = long::rate(args)?;
     let ends = job.shown_ends();
-    let progress = job.progress.clone();
+    job.progress = progress.clone();
     let watched = Watched { ends, progress, ..Watched::default() };
     let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
     let to_pipe = *job.ends().1 == Spec::Pipe;

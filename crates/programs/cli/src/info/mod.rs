@@ -37,6 +37,10 @@ const NO: u8 = 2;
 /// Time without a byte after which nbddump drops a connection: never.
 const DUMP_TIMEOUT: Duration = Duration::ZERO;
 
+/// The same of a list of exports.
+#[cfg(feature = "formats")]
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Runs `blockhaul info`.
 pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
     #[cfg(feature = "formats")]
@@ -97,6 +101,14 @@ pub fn run_dump(dump: blockhaul_command_lines::nbddump::Dump) -> Outcome {
     ask(Asked { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false }, spec)
 }
 
+/// Lists the exports of a server as qemu-nbd does.
+#[cfg(feature = "formats")]
+pub fn run_qemu_list(uri: &str) -> Outcome {
+    let spec = blockhaul_catalog::Spec::parse(uri.as_ref())?;
+    let question = Question::QemuList;
+    ask(Asked { question, json: false, color: false, timeout: LIST_TIMEOUT, verbose: false }, spec)
+}
+
 /// The contexts to show: each once.
 fn contexts(names: &[String]) -> Result<Vec<String>, Failure> {
     match names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
@@ -120,10 +132,18 @@ struct Asked {
 }
 
 enum Question {
-    All { content: bool },
-    List { content: bool },
+    All {
+        content: bool,
+    },
+    List {
+        content: bool,
+    },
+    #[cfg(feature = "formats")]
+    QemuList,
     Size,
-    Uri { json: bool },
+    Uri {
+        json: bool,
+    },
     Can(Ability, bool),
     Map(Vec<String>, Format, View),
     Dump(u64, u64),
@@ -163,6 +183,14 @@ async fn answer(subject: &Subject, asked: Asked) -> Result<(Output, Outcome), Fa
             if let Some(failure) = failed {
                 return Ok((output, Err(failure)));
             }
+        }
+        #[cfg(feature = "formats")]
+        Question::QemuList => {
+            let (report, failed) = subject.list(false).await?;
+            if let Some(failure) = failed {
+                return Err(failure);
+            }
+            output.text(&report.as_qemu())?;
         }
         Question::Size => output.text(&format!("{}\n", subject.report(false).await?.size()))?,
         Question::Uri { json } => {

@@ -70,6 +70,64 @@ const FLAGS: [(&str, ExportFlags, bool); 11] = [
 
 const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "block_size_maximum"];
 
+/// The names of flags that `qemu-nbd --list` prints, in the order of their bits.
+#[cfg(feature = "formats")]
+const QEMU_FLAGS: [(&str, ExportFlags); 11] = [
+    ("readonly", ExportFlags::READ_ONLY),
+    ("flush", ExportFlags::SEND_FLUSH),
+    ("fua", ExportFlags::SEND_FUA),
+    ("rotational", ExportFlags::ROTATIONAL),
+    ("trim", ExportFlags::SEND_TRIM),
+    ("zeroes", ExportFlags::SEND_WRITE_ZEROES),
+    ("df", ExportFlags::SEND_DF),
+    ("multi", ExportFlags::CAN_MULTI_CONN),
+    ("cache", ExportFlags::SEND_CACHE),
+    ("fast-zero", ExportFlags::SEND_FAST_ZERO),
+    ("block-status-payload", ExportFlags::BLOCK_STATUS_PAYLOAD),
+];
+
+#[cfg(feature = "formats")]
+impl Report {
+    /// The exports, as `qemu-nbd --list` prints them.
+    pub fn as_qemu(&self) -> String {
+        let mut text = format!("exports available: {}\n", self.exports.len());
+        let is_long = matches!(self.of, Of::Server { replies: Replies::Extended, .. });
+        for export in &self.exports {
+            export.add_as_qemu(is_long, &mut text);
+        }
+        text
+    }
+}
+
+#[cfg(feature = "formats")]
+impl Export {
+    fn add_as_qemu(&self, is_long: bool, text: &mut String) {
+        let _ = writeln!(text, " export: '{}'", one_line(&self.name));
+        if let Some(what) = self.description.as_deref().filter(|what| !what.is_empty()) {
+            let _ = writeln!(text, "  description: {}", one_line(what));
+        }
+        let _ = writeln!(text, "  size:  {}", self.size);
+        let _ = write!(text, "  flags: {:#x} (", self.flags.bits());
+        for (name, _) in QEMU_FLAGS.iter().filter(|(_, flag)| self.flags.contains(*flag)) {
+            let _ = write!(text, " {name}");
+        }
+        *text += " )\n";
+        if let Some([least, preferred, most]) = self.block {
+            let _ = writeln!(text, "  min block: {least}");
+            let _ = writeln!(text, "  opt block: {preferred}");
+            let _ = writeln!(text, "  max block: {most}");
+        }
+        let bits = if is_long { 64 } else { 32 };
+        let _ = writeln!(text, "  transaction size: {bits}-bit");
+        if !self.contexts.is_empty() {
+            let _ = writeln!(text, "  available meta contexts: {}", self.contexts.len());
+            for name in &self.contexts {
+                let _ = writeln!(text, "   {}", one_line(name));
+            }
+        }
+    }
+}
+
 /// nbdinfo's colours; empty without.
 pub struct Palette {
     /// The head of an export.

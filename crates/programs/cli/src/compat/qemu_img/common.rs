@@ -33,6 +33,9 @@ pub(crate) fn format_of(image: &Image) -> Format {
 
 /// The format of an image that must exist.
 pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
+    if image.context.is_some() {
+        return Err(failure("Parameter 'x-dirty-bitmap' is only supported by qemu-img map"));
+    }
     if let Some(error) = image.path().and_then(|path| std::fs::metadata(path).err()) {
         let name = &image.shown;
         let why = plain(&error);

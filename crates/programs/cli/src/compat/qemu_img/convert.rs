@@ -1,12 +1,22 @@
 //! `qemu-img convert`, by `blockhaul copy`.
 
+use std::ffi::OsString;
+use std::sync::Arc;
+
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_engine::Progress;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
-use super::common::{beside, failure, give_backing, native, opened, say, size, words};
+use super::super::stand_in::own;
+use super::bitmaps;
+use super::common::{beside, failure, give_backing, native, opened, size, words};
 use super::create::{READ_ONLY, Wanted};
+use super::help::{self, Use};
 use super::info::disk_size;
+use super::progress::{self, FINE, Shown};
+use crate::args::Command;
+use crate::copy::run_one;
 use crate::exit::{Failure, Outcome};
 
 /// The levels of zstd and of zlib, as in QEMU: their defaults.
@@ -25,6 +35,11 @@ pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failu
 
 /// Runs `convert`.
 pub(super) fn convert(line: &Line) -> Outcome {
+    refuse_offloading(line)?;
+    line.creation().map_err(failure)?;
+    if line.wants_help() {
+        return help::print(line.value("target-format").unwrap_or("raw"), Use::Create);
+    }
     if line.operands.len() < 2 {
         return Err(failure("Must specify image file name"));
     }
@@ -35,6 +50,7 @@ pub(super) fn convert(line: &Line) -> Outcome {
     let format = target.format.unwrap_or(Format::Raw);
     let mut wanted = Wanted::new(line, format, &target.shown)?;
     wanted.check(&target.shown, format)?;
+    let bitmaps = bitmaps::wanted(line, &sources, format)?;
     let from = source(line, &sources)?;
     let mut below = None;
     let (from, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
@@ -45,33 +61,64 @@ pub(super) fn convert(line: &Line) -> Outcome {
     }
     let mut all = options(line)?;
     all.extend(words(&["--", &from]));
-    all.extend(to.iter().map(std::ffi::OsString::from));
+    all.extend(to.iter().map(OsString::from));
     if line.has("no-create") {
         check_room(line, &sources, &target)?;
     } else if wanted.is_preallocated() {
         return Err(failure("convert: preallocation is not supported"));
     }
-    let is_shown = line.has("progress");
-    if is_shown {
-        say(line, "    (0.00/100%)\r")?;
-    }
+    let shown = Shown::begin(line, FINE);
     match (below, &sources[..]) {
         (None, _) => {
-            native(all)?;
+            copy(all, &shown, plain_sources(line, &sources, format))?;
         }
         (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
             overlay(&target, &wanted, source, below)?;
         }
         (Some(below), _) => {
-            native(all)?;
+            copy(all, &shown, &sources)?;
             // Zeroes are written where the backing file has something else.
             give_backing(&target, Some(below), Rebase::Safe)?;
         }
     }
-    if is_shown {
-        say(line, "    (100.00/100%)\r\n")?;
+    if let Some(bitmaps) = bitmaps {
+        bitmaps.add_to(&target)?;
     }
+    shown.end();
     Ok(0)
+}
+
+/// Refuses what `-C` excludes, and `--salvage`.
+fn refuse_offloading(line: &Line) -> Result<(), Failure> {
+    let salvages = line.has("salvage");
+    let why = match line.has("copy-range") {
+        true if salvages => "Cannot use copy offloading in salvaging mode",
+        true if line.has("sparse-size") => "Cannot enable copy offloading when -S is used",
+        true if line.has("compress") => "Cannot enable copy offloading when -c is used",
+        _ if salvages => "convert: --salvage is not supported",
+        _ => return Ok(()),
+    };
+    Err(failure(why))
+}
+
+/// The sources, if their bytes are those that are copied.
+fn plain_sources<'a>(line: &Line, sources: &'a [Image], target: Format) -> &'a [Image] {
+    let is_other = line.has("compress") || line.has("snapshot") || target == Format::Vmdk;
+    if is_other { &[] } else { sources }
+}
+
+/// Runs the copy; `sources`: what it copies, if that is known.
+fn copy(words: Vec<OsString>, shown: &Shown, sources: &[Image]) -> Outcome {
+    let (cli, groups) = own(words)?;
+    let Command::Copy(args) = cli.command else {
+        return Err(failure("the command line was not understood"));
+    };
+    let progress = Arc::new(Progress::new());
+    if shown.is_shown() {
+        let amount = if sources.is_empty() { None } else { progress::amount(sources)? };
+        shown.watch(&progress, amount);
+    }
+    run_one(&args, &groups, progress)
 }
 
 /// The disks of all sources, one behind the other.
@@ -119,11 +166,20 @@ fn target(line: &Line, name: &str) -> Result<Image, Failure> {
 }
 
 /// The command and the options of the copy.
-fn options(line: &Line) -> Result<Vec<std::ffi::OsString>, Failure> {
+fn options(line: &Line) -> Result<Vec<OsString>, Failure> {
     let mut all = words(&["blockhaul", "copy", "--no-progress"]);
     if let Some(sparse) = line.value("sparse-size") {
         match size(sparse)? {
-            0 => all.extend(words(&["--allocated", "--sparse=0"])),
+            // All is read and written, zeroes too.
+            0 => all.extend(words(&[
+                "--allocated",
+                "--sparse=0",
+                "--no-extents",
+                "--zero-all",
+                "--no-zero-copy",
+                // Few large pieces: the target gets few fragments.
+                "--request-size=2m",
+            ])),
             sparse => {
                 let sparse = sparse.clamp(512, 1 << 30).next_power_of_two();
                 all.push(format!("--sparse={sparse}").into());

@@ -11,6 +11,7 @@ use blockhaul_formats::qcow2::reserve::reserve;
 use super::common::{
     beside, failure, give_backing, native, not_changed, not_opened, opened, say, size, words,
 };
+use super::help::{self, Use};
 use crate::exit::{Failure, Outcome, plain};
 use crate::image_tools::run;
 
@@ -70,7 +71,7 @@ impl Preallocation {
     }
 }
 
-fn is_on(value: &str) -> bool {
+pub(super) fn is_on(value: &str) -> bool {
     !["off", "no", "false", "n"].contains(&value)
 }
 
@@ -228,6 +229,11 @@ impl Wanted {
 
 /// Runs `create`.
 pub(super) fn create(line: &Line) -> Outcome {
+    // Wrong lists are refused before anything else.
+    line.creation().map_err(failure)?;
+    if line.wants_help() {
+        return help::print(line.value("format").unwrap_or("raw"), Use::Create);
+    }
     line.at_most(2).map_err(failure)?;
     let Some(name) = line.operands.first() else {
         return Err(failure("create: Expecting image file name"));

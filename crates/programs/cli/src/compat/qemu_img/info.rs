@@ -93,6 +93,17 @@ pub(super) fn snapshots(image: Image) -> Result<Vec<SnapshotDescription>, Failur
     Ok(one(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
 }
 
+/// What a qcow2 image says about itself.
+pub(super) fn description(image: &Image) -> Result<Description, Failure> {
+    let text = || format!("Could not open '{}': it is no qcow2 image", image.shown);
+    one(image.clone())?.qcow2.ok_or_else(|| failure(text()))
+}
+
+/// The bitmaps of an image.
+pub(super) fn bitmaps_of(image: &Image) -> Result<Vec<BitmapDescription>, Failure> {
+    Ok(one(image.clone())?.qcow2.map(|found| found.bitmaps).unwrap_or_default())
+}
+
 /// The image, and those below it if they are wanted.
 fn chain(first: Image, wanted: bool) -> Result<Vec<Found>, Failure> {
     let mut all: Vec<Found> = Vec::new();

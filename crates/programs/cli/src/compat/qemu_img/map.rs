@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, ZERO};
+use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
 use blockhaul_command_lines::qemu_image::Format;
 use blockhaul_command_lines::qemu_img::Line;
@@ -12,7 +12,7 @@ use blockhaul_formats::qcow2::places::{Places, chain_places};
 
 use super::common::{failure, not_opened, opened, size};
 use crate::exit::Outcome;
-use crate::image_tools::run;
+use crate::image_tools::run_asking;
 use crate::info::{Ahead, together};
 use crate::out;
 
@@ -91,15 +91,21 @@ pub(super) fn map(line: &Line) -> Outcome {
     let is_json = line.is_json().map_err(failure)?;
     let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
     let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
-    let image = line.image(0, "format").map_err(failure)?;
+    let mut image = line.image(0, "format").map_err(failure)?;
+    let context = image.context.take();
     let format = opened(&image)?;
+    if context.is_some() && format == Format::Qcow2 {
+        return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
+    }
     if !matches!(format, Format::Raw | Format::Qcow2) {
         return Err(failure(format!("map: format {} is not supported", format.name())));
     }
     let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
     let holder = image.holder();
     let shown = image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
-    let (result, open) = run(move |registry| async move {
+    let direct = image.direct;
+    let contexts: Vec<String> = context.iter().cloned().collect();
+    let (result, open) = run_asking(&contexts, move |registry| async move {
         let mut open = None;
         let result = async {
             let (chain, places) = match format {
@@ -128,11 +134,20 @@ pub(super) fn map(line: &Line) -> Outcome {
             open = Some(stack);
             let size = device.facts().size;
             let end = start.saturating_add(most).min(size);
+            if let Some(name) = context {
+                return Ok((flagged(&device, &name, (start, end)).await?, chain));
+            }
             let mut runs = runs(&device, &chain, (start, end)).await?;
             // QEMU counts in sectors.
             let rounded = size.checked_next_multiple_of(512).unwrap_or(size);
             let end = start.saturating_add(most).min(rounded);
             if format == Format::Raw && size < end && start <= size {
+                // Direct I/O transfers the end of the file as a whole.
+                let last = runs.last_mut().filter(|_| direct);
+                if let Some(last) = last {
+                    last.len += end - size;
+                    return Ok((runs, chain));
+                }
                 add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
             }
             let runs = if is_json { with_zeroes(runs, &places).await? } else { runs };
@@ -146,6 +161,32 @@ pub(super) fn map(line: &Line) -> Outcome {
     let text = if is_json { json(&runs) } else { human(&runs, &chain)? };
     out::print(text.as_bytes())?;
     Ok(0)
+}
+
+/// The runs of a metadata context, taken for one of holes and zeroes as in QEMU: what a bitmap marks
+/// is shown as absent.
+async fn flagged(
+    device: &Arc<dyn Device>,
+    name: &str,
+    range: (u64, u64),
+) -> Result<Vec<Run>, Error> {
+    let none = || Error::new(Kind::Unsupported, format!("the server has no context {name:?}"));
+    let contexts = device.facts().context(name).ok_or_else(none)?;
+    // In these two flags: none, this image, and any one below it.
+    let most = if name == DEPTH { 2 } else { u64::MAX };
+    let mut all = Vec::new();
+    let mut ahead = Ahead::new(device.clone(), contexts, range);
+    while let Some((at, len, lists)) = ahead.next().await? {
+        together(&lists, len, |offset, len, states| {
+            let state = states.first().map_or(0, |state| *state.min(&most));
+            let present = state & HOLE == 0;
+            let run = Run::raw(at + offset, len);
+            let offset = run.offset.filter(|_| present);
+            add(&mut all, Run { present, data: present, zero: state & ZERO != 0, offset, ..run });
+            Ok::<(), Error>(())
+        })?;
+    }
+    Ok(all)
 }
 
 async fn runs(

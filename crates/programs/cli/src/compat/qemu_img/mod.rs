@@ -1,21 +1,27 @@
 //! `qemu-img`, by our commands about images. Differences are listed in docs/qemu-img.md.
 
+mod amend;
+mod bitmaps;
 mod check;
 mod common;
 mod convert;
 mod create;
 mod dd;
+mod help;
 mod info;
 mod json;
 mod map;
+mod progress;
 mod snapshot;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use blockhaul_catalog::{NamePolicy, OpenContext, Spec};
 use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::{Line, parse};
+use blockhaul_engine::Comparison;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit};
 use blockhaul_formats::qcow2::describe::describe;
 
@@ -23,6 +29,7 @@ pub(super) use self::common::opened;
 use self::common::{failure, give_backing, native, not_changed, not_opened, say, size, words};
 use self::create::{Preallocation, disk_size, preallocate};
 use self::json::Value;
+use self::progress::{COARSE, FINE, Shown};
 use super::stand_in::{answer, log_as, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Failure, Outcome};
@@ -42,7 +49,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     log_as("qemu-img", false);
     let outcome = match line.command {
-        "amend" => amended(&line),
+        "amend" => amend::amended(&line),
         "bitmap" => change_bitmaps(&line),
         "check" => return check::checked(&line),
         "commit" => committed(&line),
@@ -87,16 +94,6 @@ fn warn_of_guess(image: &Image, format: Format) {
     }
 }
 
-/// No format has options that change later.
-fn amended(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let image = line.image(0, "format").map_err(failure)?;
-    Err(failure(match opened(&image)? {
-        Format::Qcow2 => "amend is not supported here: copy the disk to a new image".to_string(),
-        other => format!("Format driver '{}' does not support option amendment", other.name()),
-    }))
-}
-
 fn compared(line: &Line) -> Outcome {
     let failed = |text: String| failure(text).with_status(NOT_COMPARED);
     line.at_most(2).map_err(failure)?;
@@ -117,7 +114,17 @@ fn compared(line: &Line) -> Outcome {
     let Command::Compare(args) = cli.command else {
         return Err(failed("the command line was not understood".to_string()));
     };
-    let found = crate::check::compared(&args, &groups)?;
+    let shown = Shown::begin(line, COARSE);
+    let progress = Arc::default();
+    shown.watch(&progress, None);
+    let outcome = crate::check::compared(&args, &groups, progress)
+        .and_then(|found| tell_differences(line, &found));
+    shown.leave();
+    outcome
+}
+
+/// Prints what a comparison has found.
+fn tell_differences(line: &Line, found: &Comparison) -> Outcome {
     let mut text = String::new();
     if found.sizes.0 != found.sizes.1 {
         if line.has("strict") {
@@ -274,7 +281,9 @@ fn rebased(line: &Line) -> Outcome {
             return Err(failure(format!("Could not change the backing file to '{name}': {text}")));
         }
     };
+    let shown = Shown::begin(line, COARSE);
     give_backing(&image, new, how)?;
+    shown.end();
     Ok(0)
 }
 
@@ -282,6 +291,7 @@ fn committed(line: &Line) -> Outcome {
     line.at_most(1).map_err(failure)?;
     let image = line.image(0, "format").map_err(failure)?;
     qcow2(line, &image)?;
+    let shown = Shown::begin(line, FINE);
     if let Some(base) = line.value("base") {
         let (above, base, format) = info::down_to(&image, base)?;
         for one in above.iter().rev() {
@@ -293,6 +303,7 @@ fn committed(line: &Line) -> Outcome {
         }
         commit_one(&image, None, line.has("drop"))?;
     }
+    shown.end();
     say(line, "Image committed.\n")
 }
 

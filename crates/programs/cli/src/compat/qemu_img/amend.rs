@@ -1,0 +1,137 @@
+//! `qemu-img amend`.
+
+use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::amend::{Amend, amend};
+use blockhaul_formats::qcow2::describe::Description;
+
+use super::common::{failure, not_changed, opened, size};
+use super::create::is_on;
+use super::help::{self, Use};
+use super::info::description;
+use super::progress::{FINE, Shown};
+use super::{resize, warn_of_guess};
+use crate::exit::{Failure, Outcome};
+use crate::image_tools::run;
+
+/// Options of `create` that do not change later.
+const ONLY_NEW: &[&str] = &[
+    "cluster_size",
+    "compression_type",
+    "encrypt.cipher-alg",
+    "encrypt.cipher-mode",
+    "encrypt.format",
+    "encrypt.hash-alg",
+    "encrypt.ivgen-alg",
+    "encrypt.ivgen-hash-alg",
+    "encrypt.key-secret",
+    "encryption",
+    "extended_l2",
+    "preallocation",
+];
+
+/// What an image is to be.
+#[derive(Default)]
+struct Wanted {
+    change: Amend,
+    size: Option<String>,
+}
+
+/// Runs `amend`.
+pub(super) fn amended(line: &Line) -> Outcome {
+    let options = line.creation().map_err(failure)?;
+    if options.is_empty() {
+        return Err(failure("Must specify options (-o)"));
+    }
+    if line.wants_help() && line.value("format").is_some() {
+        return help::print(line.value("format").unwrap_or_default(), Use::Amend);
+    }
+    if line.operands.is_empty() {
+        return Err(failure("Expecting one image file name"));
+    }
+    line.at_most(1).map_err(failure)?;
+    let image = line.image(0, "format").map_err(failure)?;
+    let format = opened(&image)?;
+    if line.wants_help() {
+        return help::print(format.name(), Use::Amend);
+    }
+    if format != Format::Qcow2 {
+        let name = format.name();
+        return Err(failure(format!("Format driver '{name}' does not support option amendment")));
+    }
+    warn_of_guess(&image, format);
+    let found = description(&image)?;
+    let mut wanted = Wanted::default();
+    for (name, value) in &options {
+        wanted.add(&found, name, value)?;
+    }
+    let is_new = found.version >= 3 || wanted.change.upgrade;
+    if wanted.change.lazy_refcounts == Some(true) && !is_new {
+        return Err(failure(
+            "Lazy refcounts only supported with compatibility level 1.1 and above (use compat=1.1 or \
+             greater)",
+        ));
+    }
+    let shown = Shown::begin(line, FINE);
+    change(&image, wanted.change)?;
+    if let Some(size) = &wanted.size {
+        resize(&image, format, size, true)?;
+    }
+    shown.end();
+    Ok(0)
+}
+
+impl Wanted {
+    /// Takes one option. What the image is already changes nothing.
+    fn add(&mut self, found: &Description, name: &str, value: &str) -> Result<(), Failure> {
+        let other = |what: &str| {
+            let text = format!("amend: {what} is not supported: copy the disk to a new image");
+            Err(failure(text))
+        };
+        match name {
+            "compat" => match (value, found.version) {
+                ("1.1" | "v3", _) => self.change.upgrade = true,
+                ("0.10" | "v2", ..3) => self.change.upgrade = false,
+                ("0.10" | "v2", _) => return other("compat=0.10"),
+                _ => return Err(failure(format!("Unknown compatibility level {value}"))),
+            },
+            "lazy_refcounts" => self.change.lazy_refcounts = Some(is_on(value)),
+            "size" => {
+                size(value)?;
+                self.size = Some(value.to_string());
+            }
+            "backing_file" if found.backing.as_deref().unwrap_or_default() != value => {
+                let text = "Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.";
+                return Err(failure(text));
+            }
+            "backing_fmt" if found.backing_format.as_deref().unwrap_or_default() != value => {
+                let text = "Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.";
+                return Err(failure(text));
+            }
+            "backing_file" | "backing_fmt" => {}
+            "refcount_bits" if value == found.refcount_bits.to_string() => {}
+            "data_file" if found.data_file.as_deref() == Some(value) => {}
+            "data_file_raw" if found.data_file_raw == is_on(value) => {}
+            "refcount_bits" | "data_file" | "data_file_raw" => return other(name),
+            _ if ONLY_NEW.contains(&name) => {
+                let text = "This option is only supported for image creation";
+                return Err(failure(format!("Invalid parameter '{name}'\n{text}")));
+            }
+            _ => return Err(failure(format!("Invalid parameter '{name}'"))),
+        }
+        Ok(())
+    }
+}
+
+fn change(image: &Image, change: Amend) -> Result<(), Failure> {
+    if change == Amend::default() {
+        return Ok(());
+    }
+    let holder = image.holder();
+    let result = run(move |registry| async move {
+        let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
+        amend(&context, &holder, change).await
+    })?;
+    result.map_err(|error| not_changed(image, &error))
+}

@@ -1,0 +1,64 @@
+//! `-o help`: the options of images.
+
+use std::fmt::Write as _;
+
+use blockhaul_command_lines::qemu_image::Format;
+
+use super::super::stand_in::answer;
+use super::common::failure;
+use super::create::READ_ONLY;
+use crate::exit::Outcome;
+
+/// What the options are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Use {
+    /// New images.
+    Create,
+    /// Existing ones.
+    Amend,
+}
+
+/// An option: its name, the kind of its value, what it does, and whether it can change later.
+type Described = (&'static str, &'static str, &'static str, bool);
+
+const SIZE: Described = ("size", "size", "size of the disk", true);
+const QCOW2: &[Described] = &[
+    ("backing_file", "str", "file that is read where the image has no data", false),
+    ("backing_fmt", "str", "format of the backing file", false),
+    ("cluster_size", "size", "allocation unit: 512 to 2M, default 64k", false),
+    ("compat", "str", "format version: 1.1 (v3, default) or 0.10 (v2)", true),
+    ("compression_type", "str", "compression of clusters: zlib (default) or zstd", false),
+    ("data_file", "str", "raw file that holds the data of the disk", false),
+    ("data_file_raw", "bool (on/off)", "keep data_file identical to the disk", false),
+    ("extended_l2", "bool (on/off)", "divide clusters into 32 subclusters", false),
+    ("lazy_refcounts", "bool (on/off)", "let QEMU write refcounts late", true),
+    ("preallocation", "str", "off (default), metadata, falloc or full", false),
+    ("refcount_bits", "num", "bits of a refcount: 1 to 64, default 16", false),
+    SIZE,
+];
+const RAW: &[Described] = &[("preallocation", "str", "off (default), falloc or full", false), SIZE];
+
+/// Prints the options of a format.
+pub(super) fn print(format: &str, of: Use) -> Outcome {
+    let does_not = match of {
+        Use::Create => "does not support image creation",
+        Use::Amend => "does not support option amendment",
+    };
+    let all = match (Format::named(format), of) {
+        (Some(Format::Qcow2), _) => QCOW2,
+        (Some(Format::Raw), Use::Create) => RAW,
+        (None, _) if !READ_ONLY.contains(&format) => {
+            return Err(failure(format!("Unknown file format '{format}'")));
+        }
+        _ => return Err(failure(format!("Format driver '{format}' {does_not}"))),
+    };
+    let mut text = match of {
+        Use::Create => format!("Supported {format} options:\n"),
+        Use::Amend => format!("Amend options for '{format}':\n"),
+    };
+    for (name, kind, what, _) in all.iter().filter(|one| of == Use::Create || one.3) {
+        let option = format!("{name}=<{kind}>");
+        let _ = writeln!(text, "  {option:<22} - {what}");
+    }
+    answer(&text)
+}

@@ -1,0 +1,187 @@
+//! The lines of `-p`.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use blockhaul_block::{BASE_ALLOCATION, Device, Error, ZERO};
+use blockhaul_catalog::{Intent, Spec};
+use blockhaul_command_lines::qemu_image::Image;
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_engine::Progress;
+
+use super::common::opened;
+use crate::exit::Failure;
+use crate::image_tools::run;
+use crate::info::{Ahead, together};
+use crate::out;
+
+/// Percentage points between two lines of `convert` and `commit`, and of the other commands.
+pub(super) const FINE: f64 = 1.0;
+pub(super) const COARSE: f64 = 2.0;
+/// Bytes between two lines, at least: requests of a copy are smaller than those of the original.
+const APART: u64 = 1 << 20;
+
+/// Prints how far a command is, if `-p` asks for it.
+#[derive(Debug, Clone)]
+pub(super) struct Shown(Option<Arc<Lines>>);
+
+#[derive(Debug)]
+struct Lines {
+    /// Percentage points between two lines.
+    step: f64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The percentage of the last line.
+    last: f64,
+    /// Bytes that were done then.
+    bytes: u64,
+    data: u64,
+    zeroes: u64,
+}
+
+impl Shown {
+    /// Begins with 0 %.
+    pub(super) fn begin(line: &Line, step: f64) -> Shown {
+        let is_shown = line.has("progress") && !line.has("quiet");
+        let lines = is_shown.then(|| Arc::new(Lines { step, state: Mutex::default() }));
+        if lines.is_some() {
+            print(0.0);
+        }
+        Shown(lines)
+    }
+
+    /// Whether lines are printed.
+    pub(super) fn is_shown(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Shows the progress of a copy whose source has this much data, if that is known; otherwise of
+    /// all that it copies.
+    pub(super) fn watch(&self, progress: &Arc<Progress>, source: Option<Amount>) {
+        let Some(lines) = self.0.clone() else { return };
+        let watched = Arc::downgrade(progress);
+        progress.listen(move |data, zeroes| lines.count(&watched, source, (data, zeroes)));
+    }
+
+    /// Ends with 100 % and a new line.
+    pub(super) fn end(&self) {
+        if self.is_shown() {
+            print(100.0);
+            self.leave();
+        }
+    }
+
+    /// Ends with a new line.
+    pub(super) fn leave(&self) {
+        if self.is_shown() {
+            // As for the lines.
+            let _ = out::print(b"\n");
+        }
+    }
+}
+
+/// What a source has, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Amount {
+    data: u64,
+    zeroes: u64,
+}
+
+impl Lines {
+    /// `done` bytes of `total` are done.
+    fn tell(&self, state: &mut State, done: u64, total: u64) {
+        let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
+        if percent > state.last + self.step || percent >= 100.0 && state.last < 100.0 {
+            state.last = percent;
+            state.bytes = done;
+            print(percent);
+        }
+    }
+
+    /// Counts more bytes of a copy.
+    fn count(&self, copy: &Weak<Progress>, source: Option<Amount>, more: (u64, u64)) {
+        let mut state = self.state.lock().expect("no panic under this lock");
+        state.data = state.data.saturating_add(more.0);
+        state.zeroes = state.zeroes.saturating_add(more.1);
+        let all = state.data.saturating_add(state.zeroes);
+        let (done, total) = match source {
+            // Zeroes that were found in data count, too; others may be done first.
+            Some(Amount { data, zeroes }) => {
+                (state.data.max(all.saturating_sub(zeroes)).min(data), data)
+            }
+            None => (all, copy.upgrade().map_or(0, |copy| copy.snapshot().total)),
+        };
+        if done >= state.bytes.saturating_add(APART) || done >= total {
+            self.tell(&mut state, done, total);
+        }
+    }
+}
+
+fn print(percent: f64) {
+    // If the reader is gone, the command goes on.
+    let _ = out::print(format!("    ({percent:.2}/100%)\r").as_bytes());
+}
+
+/// What these sources have; none for servers, which may end with their first client.
+pub(super) fn amount(sources: &[Image]) -> Result<Option<Amount>, Failure> {
+    let mut all = Amount { data: 0, zeroes: 0 };
+    for image in sources {
+        if image.path().is_none() {
+            return Ok(None);
+        }
+        let disk = Spec::parse(image.disk(opened(image)?, &[]).as_ref())?;
+        let (found, open) = run(move |registry| async move {
+            match registry.open(&disk, Vec::new(), Intent::READ).await {
+                Ok(stack) => (amount_of(stack.device()).await, Some(stack)),
+                Err(error) => (Err(error), None),
+            }
+        })?;
+        drop(open);
+        // What cannot be read is told by the copy.
+        let Ok(found) = found else { return Ok(None) };
+        all.data = all.data.saturating_add(found.data);
+        all.zeroes = all.zeroes.saturating_add(found.zeroes);
+    }
+    Ok(Some(all))
+}
+
+async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
+    let facts = device.facts();
+    let mut found = Amount { data: 0, zeroes: 0 };
+    let Some(base) = facts.context(BASE_ALLOCATION) else {
+        return Ok(Amount { data: facts.size, ..found });
+    };
+    let mut ahead = Ahead::new(device.clone(), base, (0, facts.size));
+    while let Some((_, len, lists)) = ahead.next().await? {
+        together(&lists, len, |_, len, states| {
+            match states.first().is_some_and(|state| state & ZERO != 0) {
+                true => found.zeroes += len,
+                false => found.data += len,
+            }
+            Ok::<(), Error>(())
+        })?;
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_of_holes_do_not_count() {
+        let lines = Lines { step: FINE, state: Mutex::default() };
+        let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
+        let told = |more| {
+            lines.count(&Weak::new(), source, more);
+            lines.state.lock().unwrap().last
+        };
+        assert_eq!(told((0, 60 << 20)), 0.0);
+        assert_eq!(told((512 << 10, 0)), 0.0, "less than a MiB");
+        assert_eq!(told((512 << 10, 0)), 25.0);
+        assert_eq!(told((0, 1 << 20)), 50.0, "zeroes in data");
+        assert_eq!(told((2 << 20, 0)), 100.0);
+    }
+}
