@@ -1,6 +1,7 @@
 //! Tests of image formats, next to QEMU's tools.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+mod amends;
 mod backing_changes;
 mod bitmap_changes;
 mod chains;

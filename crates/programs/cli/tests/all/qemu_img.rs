@@ -235,8 +235,180 @@ fn images_are_made_converted_and_resized() {
     assert!(tools.ours("rebase -b a.raw -F raw over.qcow2").status.success());
     tools.made("compare over.qcow2 delta.qcow2");
     assert!(tools.ours("bitmap --add top.qcow2 b --disable").status.success());
-    let said = tools.ours("amend -f qcow2 a.qcow2");
-    assert!(text(&said.stderr).contains("amend is not supported"), "{}", text(&said.stderr));
+}
+
+#[test]
+fn images_are_amended_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["a", "b"] {
+        tools.made(&format!("create -q -f qcow2 -o compat=0.10 {name}.qcow2 4M"));
+        tools.io(&format!("{name}.qcow2"), &["write -P 3 1M 64k"]);
+        tools.made(&format!("snapshot -c one {name}.qcow2"));
+    }
+    for line in [
+        "-o lazy_refcounts=on A",
+        "-o compat=0.42 A",
+        "-o compat=1.1,lazy_refcounts=on,size=6M A",
+        "-o size=1M,size=8M -p A",
+        "-o lazy_refcounts=off,backing_file= A",
+        "-o lazy_refcounts=on, A",
+        "-o backing_file=x A",
+        "-o cluster_size=4k A",
+        "-o refcount_bits=16 A",
+        "-o foo=bar A",
+        "A",
+        "-o size=1M missing",
+        "-f raw -o size=1M A",
+    ] {
+        let theirs = tools.theirs(&format!("amend {}", line.replace('A', "a.qcow2")));
+        let ours = tools.ours(&format!("amend {}", line.replace('A', "b.qcow2")));
+        assert_eq!(text(&ours.stdout), text(&theirs.stdout), "{line}: {}", text(&ours.stderr));
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+        let facts = |name: &str| {
+            let shown = text(&tools.theirs(&format!("info {name}.qcow2")).stdout);
+            let kept = |line: &&str| ["virtual", "    "].iter().any(|one| line.starts_with(one));
+            let all = shown.lines().filter(kept).take(6).map(str::to_string);
+            all.collect::<Vec<_>>()
+        };
+        assert_eq!(facts("b"), facts("a"), "{line}");
+        tools.made("check -q b.qcow2");
+    }
+    tools.made("compare a.qcow2 b.qcow2");
+    for (line, why) in [
+        ("-o compat=0.10 b.qcow2", "compat=0.10 is not supported"),
+        ("-o refcount_bits=64 b.qcow2", "refcount_bits is not supported"),
+    ] {
+        let said = tools.ours(&format!("amend {line}"));
+        assert!(text(&said.stderr).contains(why), "{}", text(&said.stderr));
+    }
+}
+
+#[test]
+fn options_of_images_are_listed() {
+    let Some(tools) = Tools::find() else { return };
+    let names = |output: &Output| {
+        let shown = text(&output.stdout);
+        let all = shown.lines().filter_map(|line| line.trim().split_once("=<"));
+        all.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+    };
+    for line in ["create -f qcow2 -o help x", "convert -O raw -o a=b,?", "amend -f qcow2 -o help"] {
+        let [theirs, ours] = [tools.theirs(line), tools.ours(line)];
+        let all = names(&theirs);
+        assert_eq!(ours.status.code(), theirs.status.code(), "{line}: {}", text(&ours.stderr));
+        assert!(names(&ours).len() > 1, "{line}: {}", text(&ours.stdout));
+        for name in names(&ours).iter().filter(|name| *name != "preallocation") {
+            assert!(all.contains(name), "{line}: {name}");
+        }
+    }
+    for line in ["create -f bochs -o help", "amend -f raw -o help", "create -o ,help -f raw x 1"] {
+        tools.same(line);
+    }
+}
+
+#[test]
+fn progress_is_shown_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 a.qcow2 128M");
+    tools.io("a.qcow2", &["write 0 1M", "write 2M 1M", "write 4M 1M", "write 32M 1M"]);
+    for line in [
+        "convert -p -O raw a.qcow2 b.raw",
+        "convert -p -O qcow2 a.qcow2 b.qcow2",
+        "convert -p -q -O qcow2 a.qcow2 b.qcow2",
+        "compare -p -q a.qcow2 b.qcow2",
+    ] {
+        tools.same(line);
+    }
+    let said = text(&tools.ours("compare -p a.qcow2 b.qcow2").stdout);
+    assert!(said.starts_with("    (0.00/100%)\r") && said.ends_with("identical.\n\n"), "{said}");
+    tools.made("create -q -f qcow2 -b a.qcow2 -F qcow2 over.qcow2");
+    tools.same("commit -p -d over.qcow2");
+    tools.same("rebase -p -b b.qcow2 -F qcow2 over.qcow2");
+}
+
+#[test]
+fn without_detection_of_zeroes_everything_is_data() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 a.qcow2 5M");
+    tools.io("a.qcow2", &["write -P 1 1M 64k", "write -z 2M 64k"]);
+    for format in ["raw", "qcow2"] {
+        let done = tools.ours(&format!("convert -S 0 -O {format} a.qcow2 full.{format}"));
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        tools.made(&format!("compare -F {format} a.qcow2 full.{format}"));
+        let map =
+            text(&tools.theirs(&format!("map --output=json -f {format} full.{format}")).stdout);
+        assert!(!map.contains("\"data\": false") && !map.contains("\"zero\": true"), "{map}");
+    }
+}
+
+#[test]
+fn bitmaps_are_copied_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 a.qcow2 4M");
+    tools.made("bitmap --add -g 128k a.qcow2 one");
+    tools.made("bitmap --add a.qcow2 two");
+    tools.io("a.qcow2", &["write 1M 64k"]);
+    tools.made("bitmap --disable a.qcow2 one");
+    let shown = |line: &str| {
+        let said = text(&tools.theirs(line).stdout);
+        said.split_once("bitmaps:")
+            .map(|(_, rest)| rest.split_once("refcount bits").unwrap().0.to_string())
+    };
+    for more in ["", "-c"] {
+        let done = tools.ours(&format!("convert --bitmaps {more} -O qcow2 a.qcow2 b.qcow2"));
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        assert_eq!(shown("info b.qcow2"), shown("info a.qcow2"), "{more}");
+        assert!(shown("info b.qcow2").is_some_and(|all| all.contains("two")));
+        tools.made("check -q b.qcow2");
+        tools.made("compare a.qcow2 b.qcow2");
+    }
+    let served = |image: &str| {
+        let nbd = Peer::require("qemu-nbd")?;
+        let info = Peer::require("nbdinfo")?;
+        let socket = tools.scratch.socket(image);
+        let path = tools.scratch.file(image);
+        let args = ["-r", "-f", "qcow2", "-B", "one", path.to_str().unwrap()];
+        let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+        let line = format!("--map=qemu:dirty-bitmap:one {}", server.uri(""));
+        Some(text(&tools.output(info.command(), &line).stdout))
+    };
+    assert_eq!(served("b.qcow2"), served("a.qcow2"));
+    // QEMU's program leaves them in use when it is killed.
+    let mut killed = tools.io.command();
+    killed.args(["-c", "write 0 64k", "-c", "abort"]);
+    tools.output(killed, "a.qcow2");
+    for line in [
+        "convert --bitmaps -O qcow2 a.qcow2 c.qcow2",
+        "convert --bitmaps -O raw a.qcow2 c.raw",
+        "convert --skip-broken-bitmaps -O qcow2 a.qcow2 c.qcow2",
+    ] {
+        tools.same(line);
+        assert!(!tools.scratch.file("c.qcow2").exists() && !tools.scratch.file("c.raw").exists());
+    }
+    let line = "convert --bitmaps --skip-broken-bitmaps -O qcow2 a.qcow2 c.qcow2";
+    let done = tools.ours(line);
+    assert!(done.status.success() && text(&done.stderr).lines().count() == 2, "{done:?}");
+    assert_eq!(shown("info c.qcow2"), None);
+}
+
+#[test]
+fn contexts_of_servers_are_mapped_as_by_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    tools.made("create -q -f qcow2 a.qcow2 4M");
+    tools.made("bitmap --add a.qcow2 one");
+    tools.io("a.qcow2", &["write 1M 64k"]);
+    tools.made("create -q -f qcow2 -b a.qcow2 -F qcow2 over.qcow2");
+    tools.io("over.qcow2", &["write 2M 64k"]);
+    let socket = tools.scratch.socket("s");
+    let image = tools.scratch.file("over.qcow2");
+    let args = ["-t", "-r", "-A", "-f", "qcow2", "-B", "one", image.to_str().unwrap()];
+    let _server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let node = format!("driver=nbd,path={},x-dirty-bitmap=qemu", socket.display());
+    for context in ["allocation-depth", "dirty-bitmap:one", "dirty-bitmap:none"] {
+        tools.same(&format!("map --output=json --image-opts {node}:{context}"));
+    }
+    let said = tools.ours(&format!("info --image-opts {node}:allocation-depth"));
+    assert!(text(&said.stderr).contains("only supported by qemu-img map"), "{said:?}");
 }
 
 #[test]

@@ -285,15 +285,77 @@ fn a_server_goes_to_the_background_when_it_is_ready() {
 }
 
 #[test]
+fn exports_are_listed_as_by_qemu_nbd() {
+    let Some(tools) = Tools::find() else { return };
+    tools.images();
+    tools.img("bitmap --add a.qcow2 far");
+    tools.img("create -q -f qcow2 -b a.qcow2 -F qcow2 over.qcow2");
+    for line in ["-t -r -f raw a.raw", "-t -e 2 -A -B far -f qcow2 -x disk -D words over.qcow2"] {
+        for who in [Ours, Theirs] {
+            let server = tools.serve(who, line);
+            let [theirs, ours] = [Theirs, Ours].map(|who| {
+                let mut command = tools.command(who);
+                command.arg("-k").arg(server.socket());
+                let done = tools.output(command, "-L");
+                assert!(done.status.success(), "{line}: {}", text(&done.stderr));
+                text(&done.stdout)
+            });
+            assert_eq!(ours, theirs, "{who:?} {line}");
+            assert_eq!(line.contains("far"), ours.contains("qemu:dirty-bitmap:far"), "{ours}");
+        }
+    }
+}
+
+#[test]
+fn tls_has_the_credentials_of_qemu_nbd() {
+    let Some(tools) = Tools::find() else { return };
+    tools.images();
+    let dir = tools.scratch.file("tls");
+    for line in ["tls init tls", "tls init --psk alice tls/keys.psk"] {
+        let done = tools.output(Command::new(OURS), line);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+    }
+    for kind in ["tls-creds-x509", "tls-creds-psk"] {
+        let object = format!("--object {kind},id=t,dir={}", dir.display());
+        let user = if kind.ends_with("psk") { ",username=alice" } else { "" };
+        for who in [Ours, Theirs] {
+            let line = format!("-t {object},endpoint=server --tls-creds t -f raw a.raw");
+            let server = tools.serve(who, &line);
+            let socket = server.socket().display();
+            let client = format!("{object},endpoint=client{user}");
+            for from in [Ours, Theirs] {
+                let listed = |line: &str| {
+                    tools.output(tools.command(from), &format!("-L -k {socket} {line}"))
+                };
+                let done = listed(&format!("{client} --tls-creds t --tls-hostname localhost"));
+                let said = text(&done.stdout) + &text(&done.stderr);
+                assert!(done.status.success() && said.contains("size:  8388608"), "{said}");
+                // Not without TLS.
+                assert_eq!(listed("").status.code(), Some(1), "{kind} {who:?} {from:?}");
+            }
+            let node = format!(
+                "driver=raw,file.driver=nbd,file.path={socket},file.tls-creds=t,file.tls-hostname=localhost"
+            );
+            let mut command = Command::new(OURS);
+            command.args(["compat", "qemu-img"]);
+            let done = tools.output(command, &format!("info {client} --image-opts {node}"));
+            assert!(text(&done.stdout).contains("8388608 bytes"), "{}", text(&done.stderr));
+        }
+    }
+}
+
+#[test]
 fn what_is_wrong_or_not_supported_is_one_line() {
     let Some(tools) = Tools::find() else { return };
     tools.images();
     let refused = [
         ("-c /dev/nbd0 a.raw", "--connect is not supported"),
         ("-d /dev/nbd0", "--disconnect is not supported"),
-        ("-L", "--list is not supported"),
-        ("--object secret,id=s a.raw", "--object is not supported"),
-        ("--tls-creds t a.raw", "--tls-creds is not supported"),
+        ("-L a.raw", "incompatible with a file name"),
+        ("-L -k nowhere", "nowhere"),
+        ("--object secret,id=s a.raw", "--object secret is not supported"),
+        ("--tls-creds t a.raw", "No TLS credentials with id 't'"),
+        ("--tls-authz t a.raw", "--tls-authz is not supported"),
         ("--trace x a.raw", "--trace is not supported"),
         ("--handshake-limit 3 a.raw", "--handshake-limit is not supported"),
         ("--detect-zeroes on a.raw", "--detect-zeroes is not supported"),

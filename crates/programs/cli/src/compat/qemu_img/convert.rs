@@ -11,7 +11,7 @@ use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use super::super::stand_in::own;
 use super::bitmaps;
 use super::common::{beside, failure, give_backing, native, opened, size, words};
-use super::create::{READ_ONLY, Wanted};
+use super::create::{READ_ONLY, Wanted, begun_copy};
 use super::help::{self, Use};
 use super::info::disk_size;
 use super::progress::{self, FINE, Shown};
@@ -80,6 +80,9 @@ pub(super) fn convert(line: &Line) -> Outcome {
             // Zeroes are written where the backing file has something else.
             give_backing(&target, Some(below), Rebase::Safe)?;
         }
+    }
+    if format == Format::Raw && !line.has("no-create") {
+        begun_copy(&target)?;
     }
     if let Some(bitmaps) = bitmaps {
         bitmaps.add_to(&target)?;

@@ -296,6 +296,23 @@ fn begun(image: &Image, size: u64) -> Result<(), Failure> {
     done.map_err(|error| failure(format!("{}: {}", image.shown, plain(&error))))
 }
 
+/// The same for a file that a copy has filled: its first block is written only if it has nothing.
+pub(super) fn begun_copy(image: &Image) -> Result<(), Failure> {
+    use std::os::unix::fs::FileExt as _;
+    let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
+    let fill = || {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path)?;
+        let mut first = [0; 4096];
+        let len = file.read_at(&mut first, 0)?;
+        if first.iter().all(|byte| *byte == 0) {
+            file.write_all_at(&first[..len], 0)
+        } else {
+            Ok(())
+        }
+    };
+    fill().map_err(|error| failure(format!("{}: {}", image.shown, plain(&error))))
+}
+
 /// The backing file of a new image, which must exist unless the user says otherwise.
 fn below(line: &Line, image: &Image, wanted: &mut Wanted) -> Result<Option<BackingName>, Failure> {
     let name = &image.shown;
