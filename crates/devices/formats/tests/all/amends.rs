@@ -80,7 +80,7 @@ fn what_version_2_cannot_say_is_refused() {
     assert_eq!(said(&qemu, "top"), "version 2, flags 0");
     // A name that does not fit behind the other one.
     write(&qemu.file("base"), &vec![9; 1 << 20]);
-    let long = format!("{}base", "./".repeat(150));
+    let long = format!("{}base", "./".repeat(190));
     let options = format!("cluster_size=512,compat=0.10,backing_file={long},backing_fmt=raw");
     qemu.create("top", &options, MIB);
     refused(UPGRADE, "no room");
