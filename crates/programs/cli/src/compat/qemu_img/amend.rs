@@ -101,15 +101,11 @@ impl Wanted {
                 size(value)?;
                 self.size = Some(value.to_string());
             }
-            "backing_file" if found.backing.as_deref().unwrap_or_default() != value => {
+            // Also those that the image has already.
+            "backing_file" | "backing_fmt" => {
                 let text = "Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.";
                 return Err(failure(text));
             }
-            "backing_fmt" if found.backing_format.as_deref().unwrap_or_default() != value => {
-                let text = "Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.";
-                return Err(failure(text));
-            }
-            "backing_file" | "backing_fmt" => {}
             "refcount_bits" if value == found.refcount_bits.to_string() => {}
             "data_file" if found.data_file.as_deref() == Some(value) => {}
             "data_file_raw" if found.data_file_raw == is_on(value) => {}

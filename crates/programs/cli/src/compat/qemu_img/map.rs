@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_command_lines::qemu_image::Format;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::ChainLink;
@@ -74,6 +74,24 @@ struct Chain {
 }
 
 impl Chain {
+    /// A raw disk alone.
+    fn raw(name: String) -> Chain {
+        Chain { names: vec![name], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
+    }
+
+    /// The images of a qcow2 image, and where each has its data.
+    async fn of(registry: &Registry, holder: &str) -> Result<(Chain, Vec<Option<Places>>), Error> {
+        let context = OpenContext::new(registry).with_names(NamePolicy::Allow);
+        let (links, places): (Vec<ChainLink>, Vec<_>) =
+            chain_places(&context, holder).await?.into_iter().unzip();
+        let ends_raw = links.last().is_some_and(|link| link.image.is_none());
+        let name = |name: &str| name.trim_start_matches("./").to_string();
+        let names = links.iter().map(|link| name(&link.name)).collect();
+        let size = |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
+        let sizes = links.iter().map(size).collect();
+        Ok((Chain { names, sizes, ends_raw, is_qcow2: true }, places))
+    }
+
     /// Where the search for a range that no image has ends: before an image that is too short. The
     /// depth there, and the length of what ends there.
     fn end_of_search(&self, at: u64, len: u64) -> (usize, u64) {
@@ -109,25 +127,8 @@ pub(super) fn map(line: &Line) -> Outcome {
         let mut open = None;
         let result = async {
             let (chain, places) = match format {
-                Format::Qcow2 => {
-                    let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-                    let (links, places): (Vec<ChainLink>, Vec<_>) =
-                        chain_places(&context, &holder).await?.into_iter().unzip();
-                    let ends_raw = links.last().is_some_and(|link| link.image.is_none());
-                    let name = |name: &str| name.trim_start_matches("./").to_string();
-                    let names = links.iter().map(|link| name(&link.name)).collect();
-                    let size =
-                        |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
-                    let sizes = links.iter().map(size).collect();
-                    (Chain { names, sizes, ends_raw, is_qcow2: true }, places)
-                }
-                _ => {
-                    let names = vec![shown];
-                    (
-                        Chain { names, sizes: Vec::new(), ends_raw: true, is_qcow2: false },
-                        Vec::new(),
-                    )
-                }
+                Format::Qcow2 => Chain::of(&registry, &holder).await?,
+                _ => (Chain::raw(shown), Vec::new()),
             };
             let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
             let device = stack.device().clone();
