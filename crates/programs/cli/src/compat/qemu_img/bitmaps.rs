@@ -27,10 +27,10 @@ pub(super) fn wanted(
 ) -> Result<Option<Copied>, Failure> {
     let skips = line.has("skip-broken-bitmaps");
     if !line.has("bitmaps") {
-        return match skips {
-            true => Err(failure("Use of --skip-broken-bitmaps requires --bitmaps")),
-            false => Ok(None),
-        };
+        if skips {
+            return Err(failure("Use of --skip-broken-bitmaps requires --bitmaps"));
+        }
+        return Ok(None);
     }
     let [source] = sources else {
         return Err(failure("Copying bitmaps only possible with single source"));

@@ -156,9 +156,10 @@ async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
     let mut ahead = Ahead::new(device.clone(), base, (0, facts.size));
     while let Some((_, len, lists)) = ahead.next().await? {
         together(&lists, len, |_, len, states| {
-            match states.first().is_some_and(|state| state & ZERO != 0) {
-                true => found.zeroes += len,
-                false => found.data += len,
+            if states.first().is_some_and(|state| state & ZERO != 0) {
+                found.zeroes += len;
+            } else {
+                found.data += len;
             }
             Ok::<(), Error>(())
         })?;
