@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use blockhaul_testkit::image;
 // Here `text` is that of a path.
@@ -276,19 +276,6 @@ pub fn resident(pid: u32) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     kib.expect("it has memory") << 10
-}
-
-/// Waits for something that comes soon.
-///
-/// # Panics
-/// Where it does not come within [`LIMIT`]; `what` names what was awaited.
-#[track_caller]
-pub fn soon(what: &str, mut is: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// A path as an argument. Those of scratch directories are UTF-8.

@@ -7,11 +7,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, wait_within};
-use blockhaul_tests::{LIMIT, blockhaul, compile, soon, text};
+use blockhaul_testkit::tools::{Scratch, until, until_ok, wait_within};
+use blockhaul_tests::{LIMIT, blockhaul, compile, text};
 use blockhaul_wire::{Command, Replies};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
@@ -36,12 +36,10 @@ impl Running {
         let mut command = blockhaul(&["serve", "-f", "--exit-with-parent", "-U", text(&socket)]);
         let child = command.args(args).spawn().unwrap();
         let mut running = Running { child, socket };
-        let begun = Instant::now();
-        while Conversation::connect(&running.socket).is_err() {
+        until_ok("it listens", || {
             assert_eq!(running.child.try_wait().unwrap(), None, "it ends");
-            assert!(begun.elapsed() < LIMIT, "it does not listen");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            Conversation::connect(&running.socket)
+        });
         running
     }
 
@@ -153,7 +151,7 @@ fn the_time_for_the_handshake_ends_for_every_plugin() {
             silent = server.silent();
         }
         // With one connection at a time this one waits for the other's end.
-        soon("nobody is served", || {
+        until("somebody is served", || {
             let mut client = server.silent();
             let opened = client.open("", Replies::Structured);
             opened.is_ok() && client.read(0, 512).unwrap() == [0; 512]

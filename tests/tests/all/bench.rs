@@ -2,8 +2,8 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
+use blockhaul_testkit::tools::until;
 use blockhaul_tests::{blockhaul, done, lossy, program};
 
 #[test]
@@ -27,12 +27,9 @@ fn ctrl_c_keeps_what_was_measured() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // Some runs have ended.
-    while std::fs::read(dir.path().join("mark")).map_or(0, |lines| lines.len()) < 5 {
-        assert!(Instant::now() < deadline, "nothing was run");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("some runs have ended", || {
+        std::fs::read(dir.path().join("mark")).is_ok_and(|lines| lines.len() >= 5)
+    });
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));

@@ -8,10 +8,10 @@ use std::process::Command;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::seed;
-use blockhaul_testkit::tools::{Scratch, Server};
+use blockhaul_testkit::tools::{Scratch, Server, until};
 use blockhaul_tests::disks::Loop;
 use blockhaul_tests::{
-    assert_same, blockhaul, distinct, done, garbage, lossy, run, serve, soon, succeed, text,
+    assert_same, blockhaul, distinct, done, garbage, lossy, run, serve, succeed, text,
 };
 
 const SIZE: u64 = 16 << 20;
@@ -179,7 +179,7 @@ fn a_block_device_in_use_is_no_target() {
     refused(&["--target-layer=readonly", text(&source), &unlocked], 3, "read-only");
     done(Command::new("umount").arg(&place));
     // A peer that was started meanwhile has a mount namespace of its own, where the disk is still mounted.
-    soon("nobody has the disk any more", || {
+    until("nobody has the disk any more", || {
         fs::File::options().read(true).custom_flags(libc::O_EXCL).open(&disk.device).is_ok()
     });
     for direct in ["--direct=off", "--direct=on", "--direct=auto"] {
@@ -205,7 +205,7 @@ fn verification_after_a_flush_reads_the_disk_and_not_its_page_cache() {
             let copy = scope.spawn(|| run(&args));
             // Once the first bytes are on the disk, and clean in its page cache, they change below it.
             let probe = fs::File::open(&disk.device).unwrap();
-            soon("the start of the disk is written", || {
+            until("the start of the disk is written", || {
                 probe.sync_data().unwrap();
                 image::compare_ranges((&source, 0), (&below, 0), DAMAGED).is_ok()
             });

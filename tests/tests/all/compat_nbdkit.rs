@@ -4,7 +4,6 @@
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use blockhaul_testkit::tools::{self, Peer, Scratch, among_peers};
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
@@ -204,11 +203,7 @@ with_nbdkit!(scripts_on_standard_input_are_plugins_in_the_background, |both| {
     let alive = || tools::is_running(number);
     assert!(alive(), "it is in the background");
     assert!(Command::new("kill").arg(number).status().unwrap().success());
-    let deadline = Instant::now() + LIMIT;
-    while alive() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert!(!alive(), "SIGTERM ends it");
+    tools::until("SIGTERM ends it", || !alive());
 });
 
 fn quoted(text: &str) -> String {

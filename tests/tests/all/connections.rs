@@ -15,9 +15,9 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{self, HandshakeFault, Offer, Scripted};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, until, wait_within};
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, lossy, serve, soon, succeed, text, with_port,
+    LIMIT, assert_same, blockhaul, bounded, lossy, serve, succeed, text, with_port,
 };
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() 
     let mut command = blockhaul(&args);
     let mut child = command.stderr(File::create(&said).unwrap()).spawn().unwrap();
     let told = || fs::read_to_string(&said).unwrap();
-    soon("neither several connections nor a warning", || {
+    until("several connections or a warning", || {
         child.try_wait().unwrap().is_some()
             || told().contains("warning: ")
             || happened()
@@ -204,7 +204,7 @@ impl NbdServer {
             output.status.success().then_some(()).ok_or_else(|| lossy(&output.stderr))
         });
         // Waits as a client does: the process that was started has ended.
-        soon("nbd-server does not listen", || UnixStream::connect(&socket).is_ok());
+        until("nbd-server listens", || UnixStream::connect(&socket).is_ok());
         NbdServer {
             uri: format!("nbd+unix:///disk?socket={}", text(&socket)),
             pid,

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
-use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, soon, succeed, text};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, until, wait_within};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, succeed, text};
 use blockhaul_wire::{Command, Replies};
 use serde_json::{Value, json};
 
@@ -107,7 +107,7 @@ fn clients_and_what_they_do_are_shown() {
     let mut silent = Conversation::connect(served.server.socket()).unwrap();
     silent.hello(3).unwrap();
     // What an answer was counted as may be seen a moment after it.
-    soon("they are not counted", || {
+    until("they are counted", || {
         let clients = served.clients();
         clients.len() == 2 && clients[0]["errors"] == 1 && clients[0]["in_flight"] == 0
     });
@@ -143,7 +143,7 @@ fn clients_and_what_they_do_are_shown() {
         assert!(bounded(&mut command, LIMIT).status.success());
     }
     drop((one, silent));
-    soon("they stay", || served.clients().is_empty());
+    until("they leave", || served.clients().is_empty());
 }
 
 #[test]
@@ -157,27 +157,27 @@ fn one_client_is_sent_away_and_the_others_stay() {
     served.ctl(&["set", "", "pause", "paused=on"]);
     let write = gone.request(Command::Write, 0, 512);
     gone.send_request(&write, &[1; 512]).unwrap();
-    soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
+    until("it is in progress", || served.clients()[0]["in_flight"] == 1);
     assert!(served.ctl(&["disconnect", "1"]).contains("when its requests are answered"));
     assert_eq!(served.clients()[0]["leaving"], true);
     served.ctl(&["set", "", "pause", "paused=off"]);
     assert_eq!(gone.receive_answer(&write).unwrap().error, 0);
     gone.expect_close().unwrap();
-    soon("it stays", || served.clients().len() == 1);
+    until("it leaves", || served.clients().len() == 1);
     assert_eq!(stays.read(0, 512).unwrap(), [1; 512]);
     assert_eq!(served.refused(&["disconnect", "1"]).0, 3);
 
     // The second time it is cut; also one that has said nothing yet.
     let silent = Conversation::connect(served.server.socket()).unwrap();
-    soon("it does not come", || served.clients().len() == 2);
+    until("it comes", || served.clients().len() == 2);
     let number = served.clients()[1]["number"].to_string();
     served.ctl(&["disconnect", &number]);
-    soon("it stays", || served.clients().len() == 1);
+    until("it leaves", || served.clients().len() == 1);
     drop(silent);
     served.ctl(&["set", "", "delay", "write=1h"]);
     let write = stays.request(Command::Write, 0, 512);
     stays.send_request(&write, &[2; 512]).unwrap();
-    soon("it is not in progress", || served.clients()[0]["in_flight"] == 1);
+    until("it is in progress", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["disconnect", "2"]);
     assert!(served.ctl(&["disconnect", "2"]).contains("is disconnected"));
     stays.expect_close().unwrap();
@@ -210,7 +210,7 @@ fn layers_are_changed_while_clients_wait_in_them() {
     // A request that would wait for hours passes when the rate is changed.
     let read = client.request(Command::Read, 0, 65536);
     client.send_request(&read, &[]).unwrap();
-    soon("it does not wait", || served.clients()[0]["in_flight"] == 1);
+    until("it waits", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["set", "x", "rate:1", "rate=1G"]);
     assert_eq!(client.receive_answer(&read).unwrap().error, 0);
 
@@ -223,7 +223,7 @@ fn layers_are_changed_while_clients_wait_in_them() {
     served.ctl(&["set", "x", "pause", "paused=on"]);
     let read = client.request(Command::Read, 0, 512);
     client.send_request(&read, &[]).unwrap();
-    soon("it does not wait", || served.clients()[0]["in_flight"] == 1);
+    until("it waits", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["set", "x", "pause", "paused=off"]);
     assert_eq!(client.receive_answer(&read).unwrap().error, 0);
 
@@ -253,7 +253,7 @@ fn it_drains_and_stops() {
     let served = Served::start(&scratch, &["memory:1M"]);
     let mut client = served.connected("");
     assert_eq!(served.ctl(&["drain"]), "no more clients are accepted; 1 client is connected\n");
-    soon("it accepts", || UnixStream::connect(served.server.socket()).is_err());
+    until("it accepts nobody", || UnixStream::connect(served.server.socket()).is_err());
     assert_eq!(client.read(0, 4).unwrap(), [0; 4], "who is there is served");
     let mut waits = blockhaul(&["ctl", text(&served.control), "drain", "--wait"]);
     let mut waits = Killed(waits.stdout(std::process::Stdio::null()).spawn().unwrap());
@@ -261,7 +261,7 @@ fn it_drains_and_stops() {
     drop(client);
     assert!(wait_within(&mut waits.0, LIMIT).unwrap().success());
     // It has let go of the clients before it ends.
-    soon("sockets are left", || !served.control.exists() && !served.server.socket().exists());
+    until("no sockets are left", || !served.control.exists() && !served.server.socket().exists());
     let (status, said) = served.refused(&["clients"]);
     assert!(status == 3 && said.contains("--control"), "{said}");
     assert!(served.server.stop().unwrap().success());
@@ -292,7 +292,7 @@ fn a_socket_in_use_is_left_alone_and_a_left_one_taken_over() {
     drop(UnixListener::bind(&left).unwrap());
     assert!(left.exists());
     // A process that another test is just starting may have it still.
-    soon("somebody listens", || UnixStream::connect(&left).is_err());
+    until("nobody listens", || UnixStream::connect(&left).is_err());
     let output = second(&left);
     assert!(output.status.success(), "{}", lossy(&output.stderr));
     assert!(!left.exists(), "it is removed in the end");
@@ -432,7 +432,7 @@ fn layers_that_clients_would_see_stay_as_they_are() {
     // A change that would have to wait for too long is not made.
     served.ctl(&["layer-add", "a", "pause?paused=on"]);
     let reading = std::thread::spawn(move || (client.read(0, 512).unwrap(), client));
-    soon("it is not in flight", || served.clients()[0]["in_flight"] == 1);
+    until("it is in flight", || served.clients()[0]["in_flight"] == 1);
     let (code, said) = served.refused(&["layer-remove", "a", "pause", "--within", "100ms"]);
     assert!(code == 1 && said.contains("still in flight"), "{code}: {said}");
     served.ctl(&["set", "a", "pause", "paused=off"]);
@@ -488,7 +488,7 @@ fn exports_come_and_go() {
     let refused = new.request(Command::Read, 0, 512);
     assert_eq!(new.ask(&refused, &[]).unwrap().error, 108, "ESHUTDOWN");
     drop((new, third));
-    soon("they are still there", || served.clients().len() == 1);
+    until("one is left", || served.clients().len() == 1);
     served.ctl(&["export-remove", "c"]);
     assert_eq!(old.read(0, 512).unwrap(), [1; 512]);
     assert_eq!(names(&served), ["a"]);

@@ -6,8 +6,8 @@ use std::process::Command as Program;
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers};
-use blockhaul_tests::{LIMIT, bounded, compile, done, lossy, program, run, soon, succeed, text};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers, until, until_some};
+use blockhaul_tests::{LIMIT, bounded, compile, done, lossy, program, run, succeed, text};
 use blockhaul_wire::{Command, Replies};
 use serde_json::Value;
 
@@ -45,7 +45,7 @@ impl Isolated {
         command.args(["-U", text(&socket), "--control", text(&control)]);
         command.arg(device).env("TMPDIR", &temporary);
         let server = Server::start(command, &socket).unwrap();
-        soon("there is no control socket", || control.exists());
+        until("there is a control socket", || control.exists());
         Isolated { server, control, temporary }
     }
 
@@ -75,15 +75,12 @@ impl Isolated {
     /// A record of the log with these words, once it is there.
     #[track_caller]
     fn record(&self, words: &str) -> Value {
-        let mut found = None;
-        soon(&format!("nothing about {words:?}"), || {
+        until_some(&format!("a record about {words:?}"), || {
             // The last line may not have been read to its end.
             let said = self.server.said();
             let mut lines = said.lines().filter(|line| line.contains(words));
-            found = lines.find_map(|line| serde_json::from_str(line).ok());
-            found.is_some()
-        });
-        found.unwrap()
+            lines.find_map(|line| serde_json::from_str(line).ok())
+        })
     }
 
     fn times(&self, words: &str) -> usize {
@@ -187,7 +184,7 @@ fn a_death_that_no_client_sees_is_logged() {
     assert!(lossy(&output.stderr).contains("ended with exit status: 3"), "{output:?}");
     assert_eq!(isolated.state(), "down");
     fs::rename(scratch.file("away.so"), &plugin).unwrap();
-    soon("it does not come again", || run(&["info", &isolated.server.uri("")]).status.success());
+    until("it comes again", || run(&["info", &isolated.server.uri("")]).status.success());
     let second = isolated.process();
     isolated.ends(&[first, second]);
 }

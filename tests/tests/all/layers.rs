@@ -4,10 +4,9 @@
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, is_running, until};
 use blockhaul_tests::{LIMIT, bounded, done, lossy, serve, text};
 
 /// What a client of libnbd does and sees.
@@ -237,17 +236,10 @@ fn size(nbdinfo: &Peer, server: &Server, export: &str) -> Result<String, String>
     }
 }
 
-/// Whether a server has ended by itself.
-fn ends(server: &Server) -> bool {
-    let begun = Instant::now();
-    while begun.elapsed() < LIMIT {
-        let status = fs::read_to_string(format!("/proc/{}/status", server.pid()));
-        if status.is_err() || status.is_ok_and(|text| text.contains("State:\tZ")) {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    false
+/// Waits until a server has ended by itself.
+#[track_caller]
+fn ends(server: &Server, why: &str) {
+    until(&format!("it ends: {why}"), || !is_running(&server.pid().to_string()));
 }
 
 #[test]
@@ -315,12 +307,12 @@ fn servers_end_when_told_to() {
     let scratch = Scratch::new().unwrap();
     let last = serve(&scratch, "last", &["--layer", "exitlast", "memory:1M"]);
     size(&nbdinfo, &last, "").unwrap();
-    assert!(ends(&last), "the last client has left");
+    ends(&last, "the last client has left");
 
     let event = scratch.file("event");
     let layer = format!("exitwhen?exit-when-file-created={}&exit-when-poll=20ms", text(&event));
     let server = serve(&scratch, "when", &["--layer", &layer, "memory:1M"]);
     size(&nbdinfo, &server, "").unwrap();
     fs::write(&event, "").unwrap();
-    assert!(ends(&server), "the file is there");
+    ends(&server, "the file is there");
 }

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch, Server};
+use blockhaul_testkit::tools::{self, Scratch, Server, until};
 use blockhaul_tests::disks::{Loop, Mounted};
-use blockhaul_tests::{done, lossy, serve, soon, succeed, text};
+use blockhaul_tests::{done, lossy, serve, succeed, text};
 
 const SIZE: u64 = 512 << 20;
 const ROUNDS: usize = 5;
@@ -34,7 +34,7 @@ impl Fuse {
             return None;
         };
         let fuse = Fuse(child);
-        soon("the file shows the disk", || file.metadata().is_ok_and(|now| now.len() == SIZE));
+        until("the file shows the disk", || file.metadata().is_ok_and(|now| now.len() == SIZE));
         Some(fuse)
     }
 }

@@ -15,11 +15,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, among_peers};
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, among_peers, until};
 use blockhaul_tests::disks::{Loop, Mounted};
 use rustix::fs::{Mode, OFlags};
 
-use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, soon, succeed, text};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, succeed, text};
 
 const SIZE: u64 = 512 << 20;
 /// How often the process or its server is killed.
@@ -46,7 +46,7 @@ impl Disk {
     fn of(folder: &Path, args: &[&str]) -> Disk {
         fs::create_dir_all(folder).unwrap();
         let disk = Disk::start(folder, args);
-        soon("it is mounted", || disk.file().exists());
+        until("it is mounted", || disk.file().exists());
         disk
     }
 
@@ -54,7 +54,7 @@ impl Disk {
     fn over(file: &Path, args: &[&str]) -> Disk {
         fs::write(file, "").unwrap();
         let disk = Disk::start(file, args);
-        soon("it is mounted", || fs::metadata(file).is_ok_and(|found| found.len() > 0));
+        until("it is mounted", || fs::metadata(file).is_ok_and(|found| found.len() > 0));
         disk
     }
 
@@ -70,7 +70,7 @@ impl Disk {
 
     /// Ends it as it should, once the kernel has closed the file of a loop device.
     fn end(mut self) {
-        soon("it can be unmounted", || is_unmounted(&self.folder));
+        until("it can be unmounted", || is_unmounted(&self.folder));
         let status = tools::wait_within(&mut self.child, LIMIT).unwrap();
         assert_eq!(status.code(), Some(0));
     }
@@ -79,7 +79,7 @@ impl Disk {
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        soon("the mount can be removed", || is_unmounted(&self.folder));
+        until("the mount can be removed", || is_unmounted(&self.folder));
     }
 }
 
@@ -102,7 +102,7 @@ fn is_unmounted(folder: &Path) -> bool {
 /// Waits until a device is not mounted any more, in no mount namespace.
 fn wait_until_closed(device: &str) {
     let exclusive = OFlags::RDONLY | OFlags::EXCL;
-    soon("no other mount namespace has it", || {
+    until("no other mount namespace has it", || {
         rustix::fs::open(device, exclusive, Mode::empty()).is_ok()
     });
 }
@@ -379,7 +379,7 @@ fn what_was_flushed_survives_kills_of_the_server() {
         let server = server.take().unwrap();
         done(Command::new("kill").args(["-9", &server.pid().to_string()]));
         // The writer gets an error, and what was written last may be lost.
-        soon("it can be unmounted", || is_unmounted(&disk.folder));
+        until("it can be unmounted", || is_unmounted(&disk.folder));
         let status = tools::wait_within(&mut disk.child, LIMIT).unwrap();
         assert!(matches!(status.code(), Some(0 | 5)), "{status}");
     };

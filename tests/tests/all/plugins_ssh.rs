@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip, skip_or_fail};
+use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip, skip_or_fail, until};
 use blockhaul_tests::{
-    LIMIT, assert_same, bounded, distinct, done, lossy, program, soon, text, with_port,
+    LIMIT, assert_same, bounded, distinct, done, lossy, program, text, with_port,
 };
 
 /// The server must not run as root, which needs a user for the separation of privileges, and who logs
@@ -74,7 +74,7 @@ fn the_ssh_plugin_reads_and_writes_over_loopback() {
         let said = || fs::read_to_string(scratch.file("log")).unwrap();
         let mut ended = false;
         let mut listens = false;
-        soon("sshd does not listen", || {
+        until("sshd listens", || {
             // Asked first: the words of one that has ended are all there.
             ended = sshd.0.try_wait().unwrap().is_some();
             listens = said().contains("Server listening on");

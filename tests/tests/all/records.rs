@@ -4,8 +4,8 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, Server};
-use blockhaul_tests::{program, run, serve, soon, succeed, text, with_port};
+use blockhaul_testkit::tools::{Scratch, Server, until_some};
+use blockhaul_tests::{program, run, serve, succeed, text, with_port};
 use blockhaul_wire::{Command, Replies};
 use serde_json::{Value, json};
 
@@ -27,13 +27,10 @@ fn records(server: &Server) -> Vec<Value> {
 /// Waits for a record whose message has this text in it; it has time and level as well.
 #[track_caller]
 fn record(server: &Server, message: &str) -> Value {
-    let mut found = None;
-    soon(&format!("nothing about {message:?}"), || {
-        let about = |record: &Value| record["message"].as_str().unwrap().contains(message);
-        found = records(server).into_iter().find(about);
-        found.is_some()
+    let about = |record: &Value| record["message"].as_str().unwrap().contains(message);
+    let found = until_some(&format!("a record about {message:?}"), || {
+        records(server).into_iter().find(about)
     });
-    let found = found.unwrap();
     let time = found["time"].as_str().unwrap();
     assert!(time.starts_with("20") && time.ends_with('Z'), "{found}");
     assert!(found["level"].is_string(), "{found}");

@@ -6,16 +6,15 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use blockhaul_testkit::image;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, is_running, until, until_ok, wait_within};
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, peer, program, serve, soon,
-    succeed, text,
+    LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, peer, program, serve, succeed,
+    text,
 };
 use blockhaul_wire::Replies;
 
@@ -40,17 +39,10 @@ impl Background {
         command.status().unwrap().success()
     }
 
-    /// Whether it ends. Its zombie, if nobody takes it away, has.
-    fn ends(&self) -> bool {
-        let begun = Instant::now();
-        while begun.elapsed() < LIMIT {
-            let status = fs::read_to_string(format!("/proc/{}/status", self.0));
-            if status.is_err() || status.is_ok_and(|text| text.contains("State:\tZ")) {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        false
+    /// Waits until it has ended.
+    #[track_caller]
+    fn ends(&self) {
+        until("it ends", || !is_running(&self.0.to_string()));
     }
 }
 
@@ -70,7 +62,6 @@ fn stops_in_time(child: Running, signal: &str) {
 /// The status of a server that has to end after a signal.
 #[track_caller]
 fn stopped_in_time(mut child: Running, signal: &str) -> ExitStatus {
-    let begun = Instant::now();
     // The child is not waited for before: its process id is its own.
     assert!(
         Command::new("kill")
@@ -79,24 +70,15 @@ fn stopped_in_time(mut child: Running, signal: &str) -> ExitStatus {
             .unwrap()
             .success()
     );
-    loop {
-        if let Some(status) = child.0.try_wait().unwrap() {
-            return status;
-        }
-        assert!(begun.elapsed() < LIMIT, "it goes on after SIG{signal}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let status = wait_within(&mut child.0, LIMIT);
+    status.unwrap_or_else(|| panic!("it goes on after SIG{signal}"))
 }
 
 /// Starts a server in the foreground and waits until it listens.
 fn start(socket: &Path, args: &[&str]) -> Running {
     let mut command = blockhaul(&["serve", "--exit-with-parent", "-f", "-U", text(socket)]);
     let running = Running(command.args(args).spawn().unwrap());
-    let begun = Instant::now();
-    while Conversation::connect(socket).is_err() {
-        assert!(begun.elapsed() < LIMIT, "it does not listen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_ok("it listens", || Conversation::connect(socket));
     running
 }
 
@@ -172,7 +154,7 @@ fn it_goes_to_the_background_and_says_its_process_id() {
     assert_eq!(dir, std::env::current_dir().unwrap(), "relative names have another meaning");
     let client = connected(&socket);
     assert!(server.signal("TERM"));
-    assert!(server.ends(), "it goes on");
+    server.ends();
     drop(client);
     assert!(!socket.exists(), "the socket is left");
 
@@ -185,7 +167,7 @@ fn it_goes_to_the_background_and_says_its_process_id() {
     let uri = format!("nbd://127.0.0.1:{}/", port.trim());
     assert_eq!(succeed(&["info", "--size", &uri]), "2097152\n");
     assert!(server.signal("INT"));
-    assert!(server.ends(), "it goes on");
+    server.ends();
 
     // Errors are printed before that, too.
     let absent = scratch.file("absent");
@@ -235,15 +217,17 @@ fn it_stops_whoever_is_connected() {
 fn a_second_signal_stops_it_at_once() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
-    let slow = ["--layer", "delay?read=1000s", "--drain-timeout", "1000s", "memory:1M"];
+    let slow = ["--layer", "delay?read=1000s&zero=200ms", "--drain-timeout", "1000s", "memory:1M"];
     let mut server = start(&socket, &slow);
     let mut client = connected(&socket);
+    let zero = client.request(blockhaul_wire::Command::WriteZeroes, 8192, 512);
+    client.send_request(&zero, &[]).unwrap();
     held_read(&mut client);
     done(Command::new("kill").args(["-s", "TERM", &server.0.id().to_string()]));
     // The first has been handled before the second arrives.
-    soon("it listens still", || Conversation::connect(&socket).is_err());
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(server.0.try_wait().unwrap(), None, "it waits for its device");
+    until("it does not listen any more", || Conversation::connect(&socket).is_err());
+    assert_eq!(client.receive_answer(&zero).unwrap().error, 0, "it waits for its device");
+    assert_eq!(server.0.try_wait().unwrap(), None, "and for the read");
     // The status is that of the second.
     assert_eq!(stopped_in_time(server, "INT").code(), Some(130));
     assert!(!socket.exists(), "the socket is left");

@@ -13,8 +13,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail, wait_within};
-use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, soon, succeed, text};
+use blockhaul_testkit::tools::{
+    self, Peer, Reason, Scratch, Server, skip_or_fail, until, wait_within,
+};
+use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, succeed, text};
 use blockhaul_wire::Replies;
 use serde_json::Value;
 
@@ -45,7 +47,7 @@ impl Running {
         command.args(["--control", text(&control)]).args(args);
         let child = change(&mut command).stderr(File::create(&log).unwrap()).spawn().unwrap();
         let mut running = Running { child, socket, control, log };
-        soon(&format!("{} does not listen", running.log.display()), || {
+        until(&format!("it listens, says {}", running.log.display()), || {
             assert!(running.child.try_wait().unwrap().is_none(), "{}", running.logged());
             Conversation::connect(&running.socket).is_ok() && running.control.exists()
         });
@@ -140,7 +142,7 @@ fn figures_are_what_clients_do() {
     let server = Running::start(&scratch, &[&exports[..], &metrics[..]].concat());
     // It listens before it says where its figures are.
     let mut address = String::new();
-    soon("no figures", || {
+    until("there are figures", || {
         // It may say something else, too, and the last line need not be there whole.
         let logged = server.logged();
         let whole = logged.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
@@ -171,7 +173,7 @@ fn figures_are_what_clients_do() {
     broken.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     broken.read_to_end(&mut Vec::new()).unwrap();
     // What an answer or an end was counted as may be seen a moment after it.
-    soon("it stays", || {
+    until("it leaves", || {
         let page = page();
         let of = |name: &str| figure(&page, &format!("blockhaul_serve_{name}"));
         of("connections") == 2.0
@@ -201,7 +203,7 @@ fn figures_are_what_clients_do() {
     assert!(text.contains("200 OK\r\n") && text.contains("text/plain; version=0.0.4"), "{text}");
     // What has left still counts, and the control socket says the same.
     drop((one, two));
-    soon("they stay", || {
+    until("they leave", || {
         let page = page();
         figure(&page, "blockhaul_serve_connections") == 0.0
             && figure(&page, "blockhaul_serve_clients{export=\"b\"}") == 0.0
@@ -243,7 +245,7 @@ fn keys_are_read_again_and_sessions_stay() {
         let client = &clients["clients"][0];
         client["tls"]["name"] == "alice" && client["in_flight"].as_u64() > Some(0)
     };
-    soon("it does not come", tls);
+    until("it comes", tls);
     assert!(server.ctl(&["clients"]).contains("alice"));
     fs::copy(&later, &keys).unwrap();
     assert_eq!(server.ctl(&["reload"]), "keys and certificates reloaded\n");
@@ -262,11 +264,11 @@ fn keys_are_read_again_and_sessions_stay() {
     }
     fs::remove_file(&keys).unwrap();
     server.signal("HUP");
-    soon("it does not try", || server.logged().matches("stay in use").count() == 3);
+    until("it tries three times", || server.logged().matches("stay in use").count() == 3);
     succeed(&["info", &bob]);
     fs::copy(scratch.file("alice"), &keys).unwrap();
     server.signal("HUP");
-    soon("it is not read", || run(&["info", &alice]).status.success());
+    until("it is read", || run(&["info", &alice]).status.success());
     server.ends();
 }
 
@@ -301,8 +303,8 @@ fn certificates_are_read_again_and_revoked() {
     done(&mut command);
     succeed(&["info", &uri(&client)]);
     server.signal("HUP");
-    soon("revoked, but let in", || !run(&["info", &uri(&client)]).status.success());
-    soon("it does not say why", || server.logged().contains("certificate revoked"));
+    until("the revoked one is kept out", || !run(&["info", &uri(&client)]).status.success());
+    until("it says why", || server.logged().contains("certificate revoked"));
     // Another authority.
     for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
         fs::copy(other.join(name), pki.join(name)).unwrap();
@@ -361,7 +363,7 @@ fn a_service_manager_is_told() {
     let mut client = UnixStream::connect(&server.socket).unwrap();
     client.read_exact(&mut [0; 16]).unwrap();
     // Else it may be ended before it has said anything.
-    soon("the child says nothing", || {
+    until("the child says something", || {
         fs::read_to_string(&child).is_ok_and(|said| said == "none\n")
     });
     server.ctl(&["drain"]);
@@ -559,7 +561,7 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
             return skip_or_fail(&Reason::new("strace does not run"));
         };
         // The control socket is there before the server listens.
-        soon("it does not listen", || {
+        until("it listens", || {
             UnixStream::connect(&socket).is_ok() || child.try_wait().unwrap().is_some()
         });
         if child.try_wait().unwrap().is_some() {

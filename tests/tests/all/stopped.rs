@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::image;
-use blockhaul_testkit::tools::{Scratch, wait_within};
-use blockhaul_tests::{LIMIT, assert_same, blockhaul, done, garbage, lossy, serve, soon, text};
+use blockhaul_testkit::tools::{Scratch, until, wait_within};
+use blockhaul_tests::{LIMIT, assert_same, blockhaul, done, garbage, lossy, serve, text};
 
 /// While it was stopped the server has answered. It is not given up for a silence that there was not.
 #[test]
@@ -21,12 +21,12 @@ fn a_copy_that_was_stopped_for_longer_than_its_timeout_goes_on() {
     let mut copy = blockhaul(&["copy", "--timeout=6", "--retries=0"]);
     let copy = copy.args(fixed).args([&server.uri(""), text(&target)]).stderr(Stdio::piped());
     let mut copy = copy.spawn().unwrap();
-    soon("nothing is copied", || image::space(&target).map_or(0, |space| space.allocated) > 0);
+    until("something is copied", || image::space(&target).map_or(0, |space| space.allocated) > 0);
     let signal = |name| done(Command::new("kill").args(["-s", name, &copy.id().to_string()]));
     signal("STOP");
     // Each of its threads stops when it is its turn.
     let stat = format!("/proc/{}/stat", copy.id());
-    soon("it does not stop under way", || fs::read_to_string(&stat).unwrap().contains(") T "));
+    until("it stops under way", || fs::read_to_string(&stat).unwrap().contains(") T "));
     // Longer than its timeout, which itself is longer than a busy machine holds a server up.
     std::thread::sleep(Duration::from_secs(8));
     signal("CONT");

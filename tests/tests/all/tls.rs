@@ -8,13 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, until, until_ok};
 use blockhaul_testkit::{image, require_peer};
 use blockhaul_tests::{
-    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, resident, run, serve, soon, succeed,
-    text,
+    LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, resident, run, serve, succeed, text,
 };
 
 /// Whole sectors, for QEMU writes no others.
@@ -237,17 +235,15 @@ impl Logged {
         command.arg(scratch.socket("s")).args(options).arg(device);
         command.stderr(fs::File::create(scratch.file("log")).unwrap());
         let mut server = Logged { child: command.spawn().unwrap(), scratch };
-        for _ in 0..5000 {
-            if UnixStream::connect(server.scratch.socket("s")).is_ok() {
-                return server;
-            }
+        let socket = server.scratch.socket("s");
+        until_ok("the server listens", || {
             if let Some(status) = server.child.try_wait().unwrap() {
                 let log = fs::read_to_string(server.scratch.file("log")).unwrap();
                 panic!("the server has ended: {status}: {log}");
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        panic!("the server does not start");
+            UnixStream::connect(&socket)
+        });
+        server
     }
 
     fn connect(&self) -> UnixStream {
@@ -258,7 +254,7 @@ impl Logged {
 
     /// Its memory in bytes, once it has so many more descriptors than `rest`.
     fn memory_with(&self, more: usize, rest: usize) -> u64 {
-        soon("connections", || self.descriptors() >= rest + more);
+        until("its connections are open", || self.descriptors() >= rest + more);
         resident(self.child.id())
     }
 
@@ -268,15 +264,10 @@ impl Logged {
 
     /// What it has logged by the time that this stands in it.
     fn log_with(&self, text: &str) -> String {
-        let mut log = String::new();
-        for _ in 0..5000 {
-            log = fs::read_to_string(self.scratch.file("log")).unwrap();
-            if log.contains(text) {
-                return log;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("no {text:?} in {log}");
+        until_ok(&format!("{text:?} is in the log"), || {
+            let log = fs::read_to_string(self.scratch.file("log")).unwrap();
+            if log.contains(text) { Ok(log) } else { Err(log) }
+        })
     }
 }
 

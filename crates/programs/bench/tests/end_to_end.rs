@@ -4,12 +4,12 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use blockhaul_bench::args::{Args, Options};
 use blockhaul_bench::result::{Metric, Report, State};
 use blockhaul_bench::scenario::Scenario;
 use blockhaul_bench::{html, save, table};
+use blockhaul_testkit::tools::until;
 use clap::Parser;
 
 #[derive(Parser)]
@@ -144,10 +144,9 @@ fn ctrl_c_keeps_what_was_measured() {
     let options = options(dir.path(), &["--column", "good", "--warmup", "0"]);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Some runs have ended.
-            while std::fs::read(&mark).map_or(0, |lines| lines.len()) < 5 {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            until("some runs have ended", || {
+                std::fs::read(&mark).is_ok_and(|lines| lines.len() >= 5)
+            });
             stop.store(true, Ordering::Relaxed);
         });
         blockhaul_bench::run_scenario("x", &scenario, &options, &stop).unwrap().unwrap()

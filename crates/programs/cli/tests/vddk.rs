@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use blockhaul_testkit::tools::{until, until_some};
+
 /// A folder with the simulated library, its settings and a disk.
 struct Lab(tempfile::TempDir);
 
@@ -48,7 +50,7 @@ impl Lab {
 
     /// Number of queries, once the library has ended; nothing was used wrongly.
     fn queries(&self) -> u64 {
-        let counters = wait_for(|| {
+        let counters = until_some("the library has ended", || {
             let text = std::fs::read_to_string(self.path("counters")).ok()?;
             text.contains("\"Exit\"").then_some(text)
         });
@@ -60,17 +62,6 @@ impl Lab {
         );
         std::fs::remove_file(self.path("counters")).unwrap();
         counters["functions"]["QueryAllocatedBlocks"]["calls"].as_u64().unwrap_or(0)
-    }
-}
-
-fn wait_for<T>(found: impl Fn() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(30), "it does not happen");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -255,7 +246,9 @@ fn a_copy_that_is_stopped_shows_and_keeps_no_password() {
             .unwrap();
         // The copy has begun: a block that is not zero is written.
         let target = lab.path("target");
-        wait_for(|| (std::fs::metadata(&target).ok()?.blocks() > 0).then_some(()));
+        until("something is written", || {
+            std::fs::metadata(&target).is_ok_and(|data| data.blocks() > 0)
+        });
         let pid = copy.id().to_string();
         assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
         let output = copy.wait_with_output().unwrap();
@@ -392,14 +385,14 @@ fn a_killed_library_is_started_again_for_the_next_client() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    wait_for(|| Path::new(&lab.path("s")).exists().then_some(()));
+    until("it listens", || Path::new(&lab.path("s")).exists());
     let uri = format!("nbd+unix:///?socket={}", lab.path("s").display());
     let before = lab.ok(&["map", "--totals", &uri]);
     let child = child_of(server.id()).unwrap();
     let line = std::fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap();
     assert!(line.contains("isolate=off") && !line.contains("hidden"), "{line}");
     assert!(Command::new("kill").args(["-9", &child]).status().unwrap().success());
-    wait_for(|| lab.run(&["map", "--totals", &uri]).status.success().then_some(()));
+    until("it answers", || lab.run(&["map", "--totals", &uri]).status.success());
     assert_eq!(lab.ok(&["map", "--totals", &uri]), before);
     server.kill().unwrap();
     server.wait().unwrap();

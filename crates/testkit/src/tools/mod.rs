@@ -1,6 +1,6 @@
 //! Finder of peer programs (nbdkit, libnbd's tools, QEMU's, fio, mkfs.ext4, …) and helpers to run
 //! them: scratch directories with short socket paths, servers that are started and stopped, runs
-//! with a time limit.
+//! with a time limit, waits for a condition.
 //!
 //! Programs come from `target/peers` (see `cargo xtask peers`), else from the search path. If one
 //! is missing or too old, a test prints the reason and is skipped; with `CI=true` or
@@ -28,6 +28,7 @@ mod run;
 mod scratch;
 mod server;
 mod skip;
+mod wait;
 
 pub use self::peer::{Peer, Version, among_peers};
 pub use self::python::python_with;
@@ -35,3 +36,4 @@ pub use self::run::{is_running, output, text, wait_within};
 pub use self::scratch::Scratch;
 pub use self::server::Server;
 pub use self::skip::{LIST, Reason, long, runs_long, skip, skip_or_fail};
+pub use self::wait::{until, until_ok, until_some};

@@ -199,7 +199,7 @@ fn percent_encode(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::tools::run::shell;
-    use crate::tools::{Scratch, among_peers, output, skip_or_fail};
+    use crate::tools::{Scratch, among_peers, output, skip_or_fail, until};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -225,11 +225,7 @@ mod tests {
         assert!(is_listening(&path));
         drop(listener);
         // A program started by another test has a copy of the socket until it execs.
-        let begun = Instant::now();
-        while is_listening(&path) {
-            assert!(begun.elapsed() < LIMIT, "the file is left, but nobody listens");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("the file is left, but nobody listens", || !is_listening(&path));
     }
 
     #[test]

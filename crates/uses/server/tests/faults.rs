@@ -12,11 +12,10 @@ use blockhaul_server::Limits;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::until;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Replies, magic};
-use common::{
-    EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, FORMS, Fixture, content, device, serve, wait_until,
-};
+use common::{EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, FORMS, Fixture, content, device, serve};
 
 const SIZE: u64 = 1 << 20;
 
@@ -466,7 +465,7 @@ fn half_a_request_harms_nobody() {
     payload.end();
     fixture.wait_for_open(0);
     assert_eq!(device.bytes(), content(0, SIZE as usize), "half a write is none");
-    wait_until("all memory is back", || fixture.pool.reserved() == 0);
+    until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
 /// The reply to one request must not wait until the payload of another has arrived.

@@ -11,9 +11,10 @@ use blockhaul_server::Limits;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
+use blockhaul_testkit::tools::until;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Replies};
-use common::{EINVAL, EIO, ENOSPC, Fixture, device, serve, serve_exports, wait_until};
+use common::{EINVAL, EIO, ENOSPC, Fixture, content, device, serve, serve_exports};
 
 const SIZE: u64 = 1 << 20;
 
@@ -114,16 +115,16 @@ fn overlapping(then: Option<Rule>) -> (u32, u32) {
     holding.add(Rule::new(Then::Hang).kind(OpKind::Flush).nth(1));
     let fixture = serve(holding.clone(), Limits::default());
     let (mut a, mut b) = two(&fixture);
-    std::thread::scope(|scope| {
-        let a = scope.spawn(|| flush(&mut a));
-        wait_until("A's flush is held", || holding.hanging() == 1);
-        let b = scope.spawn(|| flush(&mut b));
-        wait_until("B's flush has reached the device", || failing.seen().len() == 1);
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(!b.is_finished(), "B's success has to wait for A's outcome");
-        holding.release();
-        (a.join().unwrap(), b.join().unwrap())
-    })
+    let [of_a, of_b] = [&mut a, &mut b].map(|client| client.request(Command::Flush, 0, 0));
+    a.send_request(&of_a, &[]).unwrap();
+    until("A's flush is held", || holding.hanging() == 1);
+    b.send_request(&of_b, &[]).unwrap();
+    until("B's flush has reached the device", || failing.seen().len() == 1);
+    fixture.settle();
+    // The next reply to B is not that of its flush: its success has to wait for A's outcome.
+    assert_eq!(b.read(0, 512).unwrap(), content(0, 512));
+    holding.release();
+    (a.receive_answer(&of_a).unwrap().error, b.receive_answer(&of_b).unwrap().error)
 }
 
 // nbd: flush.covers-completed

@@ -18,8 +18,9 @@ use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::Completion;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools::until;
 use blockhaul_wire::{Command, Replies, magic};
-use common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with, wait_until};
+use common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with};
 
 const SIZE: u64 = 8 << 20;
 
@@ -67,13 +68,13 @@ fn a_client_that_reads_nothing_pins_its_share_only() {
         let mut greedy: Vec<_> =
             FORMS.iter().map(|&replies| greedy(&fixture, replies, 500, 1 << 20)).collect();
         reads(&fixture);
-        wait_until("their answers wait", || fixture.pool.reserved() > 0);
+        until("their answers wait", || fixture.pool.reserved() > 0);
         let peak = fixture.pool.peak();
         let most = 3 * share + (1 << 20);
         assert!(peak <= most, "{peak} bytes at most {most}");
         greedy.iter_mut().for_each(Conversation::end);
         fixture.wait_for_open(0);
-        wait_until("all memory is back", || fixture.pool.reserved() == 0);
+        until("all memory is back", || fixture.pool.reserved() == 0);
     }
 }
 
@@ -87,12 +88,12 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
     // the other half, as if it were the last to connect.
     let greedy = [8, 12, 14, 16].map(|held: u64| {
         let greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
-        wait_until("it holds its part", || fixture.pool.reserved() >= held << 20);
+        until("it holds its part", || fixture.pool.reserved() >= held << 20);
         greedy
     });
     reads(&fixture);
     // A client that is cut releases its memory before it is counted.
-    wait_until("who reads has left, and some were cut", || fixture.server.served() > 1);
+    until("who reads has left, and some were cut", || fixture.server.served() > 1);
     assert!(fixture.pool.peak() <= memory);
     drop(greedy);
     fixture.wait_for_open(0);
@@ -111,12 +112,15 @@ fn a_client_that_sends_too_slowly_is_cut_when_others_need_its_memory() {
         client
     };
     let mut alone = begin(&fixture);
-    wait_until("memory is held for it", || fixture.pool.reserved() == SIZE);
-    std::thread::sleep(Duration::from_millis(500));
-    reads(&fixture);
-    wait_until("nobody needs its memory", || fixture.pool.reserved() == SIZE);
+    until("memory is held for it", || fixture.pool.reserved() == SIZE);
+    // Others are served for longer than it may take.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) {
+        reads(&fixture);
+    }
+    until("nobody needs its memory", || fixture.pool.reserved() == SIZE);
     let mut second = begin(&fixture);
-    wait_until("all memory is held", || fixture.pool.reserved() == 2 * SIZE);
+    until("all memory is held", || fixture.pool.reserved() == 2 * SIZE);
     reads(&fixture);
     alone.expect_close().unwrap();
     // It can use what the other has lost.
@@ -139,13 +143,13 @@ fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
             client
         })
         .collect();
-    wait_until("all memory is held", || fixture.pool.reserved() == memory);
+    until("all memory is held", || fixture.pool.reserved() == memory);
     for len in [512, 4096, 16 << 10] {
         reads_pieces(&fixture, len);
     }
     let mut writer = fixture.client(Replies::Structured);
     assert_eq!(writer.write(4096, &content(4096, 4096)).unwrap(), 0);
-    wait_until("those who read have left, and nobody else", || {
+    until("those who read have left, and nobody else", || {
         fixture.server.served() == 3 && fixture.server.open() == begun.len() + 1
     });
     drop((begun, writer));
@@ -186,15 +190,15 @@ fn lists_of_extents_count_in_the_share() {
     for _ in 0..64 {
         client.send_request(&status, &[]).unwrap();
     }
-    wait_until("answers wait", || fixture.pool.reserved() > 0);
-    std::thread::sleep(Duration::from_millis(100));
+    until("answers wait", || fixture.pool.reserved() > 0);
+    fixture.settle();
     assert!(fixture.pool.peak() <= share, "{}", fixture.pool.peak());
     for _ in 0..64 {
         let answer = client.receive_answer(&status).unwrap();
         assert_eq!(answer.status[0].1.len(), 65536);
         assert_eq!(answer.status[0].1[..2], [(128, 3), (128, 0)]);
     }
-    wait_until("all memory is back", || fixture.pool.reserved() == 0);
+    until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
 /// Sends 64 writes that take a while, then disconnects in some way.
@@ -267,7 +271,7 @@ fn a_stop_finishes_what_is_in_progress() {
     let mut idle = fixture.client(Replies::Structured);
     let request = client.request(Command::Read, 5, 1000);
     client.send_request(&request, &[]).unwrap();
-    wait_until("the device has it", || stuck.hanging() == 1);
+    until("the device has it", || stuck.hanging() == 1);
     let left = std::thread::scope(|scope| {
         let stop = scope.spawn(|| fixture.stop(NEVER));
         // The stop has begun.
@@ -293,7 +297,7 @@ fn a_stop_waits_for_devices_then_answers_for_them() {
         // One that hangs does not delay others: they are finished, and answered, at once.
         let request = client.request(Command::Write, 0, 3);
         client.send_request(&request, b"abc").unwrap();
-        wait_until("it hangs", || stuck.hanging() == 1);
+        until("it hangs", || stuck.hanging() == 1);
         let mut other = fixture.client(replies);
         let _silent = fixture.connect();
         let started = Instant::now();
@@ -353,10 +357,10 @@ fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [blockhaul_wire::request:
     let mut client = fixture.client(Replies::Structured);
     let held = client.request(Command::Write, 0, 3);
     client.send_request(&held, b"abc").unwrap();
-    wait_until("it hangs", || stuck.hanging() == 1);
+    until("it hangs", || stuck.hanging() == 1);
     let blocking = client.request(Command::Read, Blocking::AT, 512);
     client.send_request(&blocking, &[]).unwrap();
-    wait_until("the worker stands still", || device.blocked.load(Ordering::Relaxed));
+    until("the worker stands still", || device.blocked.load(Ordering::Relaxed));
     (device, fixture, client, [held, blocking])
 }
 
@@ -399,9 +403,9 @@ fn a_stop_takes_devices_at_their_time_and_clients_not() {
     let mut idle = fixture.client(Replies::Structured);
     let request = patient.request(Command::Read, 5, 1000);
     patient.send_request(&request, &[]).unwrap();
-    wait_until("the device has it", || slow.hanging() == 1);
+    until("the device has it", || slow.hanging() == 1);
     let _greedy = greedy(&fixture, Replies::Structured, 50, 1 << 20);
-    wait_until("the device has the other's, too", || slow.hanging() > 1);
+    until("the device has the other's, too", || slow.hanging() > 1);
     let patience = Duration::from_millis(200);
     let left = std::thread::scope(|scope| {
         let stop = scope.spawn(|| fixture.stop(patience));
@@ -464,7 +468,7 @@ fn a_stop_ends_clients_that_never_pause() {
         let mut bytes = vec![0; 1 << 20];
         while client.read(&mut bytes).is_ok_and(|count| count > 0) {}
     });
-    wait_until("it sends", || busy.load(Ordering::Relaxed));
+    until("it sends", || busy.load(Ordering::Relaxed));
     let started = Instant::now();
     assert_eq!(fixture.stop(NEVER), 0);
     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
@@ -513,7 +517,7 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
             silent.expect_close().unwrap();
         });
         // A connection counts until its task has ended, a moment after the client sees it closed.
-        wait_until("at most 21 connections are open", || fixture.server.open() <= 21);
+        until("at most 21 connections are open", || fixture.server.open() <= 21);
         assert_eq!(client.read(7, 100).unwrap(), content(7, 100), "who is served stays");
     }
 }
@@ -531,8 +535,8 @@ fn requests_of_all_are_limited_and_each_client_has_one() {
             client.send_request(&flush, &[]).unwrap();
         }
     }
-    wait_until("each has one", || stuck.hanging() >= 40);
-    std::thread::sleep(Duration::from_millis(50));
+    until("each has one", || stuck.hanging() >= 40);
+    fixture.settle();
     let most = stuck.in_flight_max();
     assert!((40..=40 + 16).contains(&most), "{most}");
     stuck.heal();
@@ -554,8 +558,8 @@ fn requests_in_progress_are_limited() {
     for _ in 0..100 {
         client.send_request(&flush, &[]).unwrap();
     }
-    wait_until("they hang", || stuck.hanging() == 16);
-    std::thread::sleep(Duration::from_millis(50));
+    until("they hang", || stuck.hanging() == 16);
+    fixture.settle();
     assert_eq!(stuck.in_flight_max(), 16);
     // Nor after the client has disconnected.
     client.end();

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::Completion;
+use blockhaul_testkit::tools::until;
 use blockhaul_wire::{Command, Replies};
-use common::{content, device, serve, wait_until};
+use common::{content, device, serve};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const SIZE: u64 = 8 << 20;
@@ -44,7 +45,7 @@ fn clients_are_cheap() {
     fixture.is_well();
     fixture.wait_for_open(0);
     // A connection is closed a moment after it is no longer counted.
-    wait_until("its socket is closed", || sockets() == rest);
+    until("its socket is closed", || sockets() == rest);
 
     // Many idle clients.
     let memory = resident();
@@ -61,7 +62,7 @@ fn clients_are_cheap() {
     }
     drop(crowd);
     fixture.wait_for_open(0);
-    wait_until("all sockets are closed", || descriptors() == files);
+    until("all sockets are closed", || descriptors() == files);
 
     // Failed requests use no buffers; the server stops reading from a client that does not read
     // replies.

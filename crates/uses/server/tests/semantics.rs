@@ -14,10 +14,11 @@ use blockhaul_catalog::{Barrier, Client, Export, Exports, Listed, Opening, Share
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::{Exported, OptionReply};
+use blockhaul_testkit::tools::until;
 use blockhaul_wire::option::MetaRequest;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Replies};
-use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports, wait_until};
+use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports};
 
 const SIZE: u64 = 1 << 20;
 
@@ -134,7 +135,7 @@ fn holes_are_told_as_the_client_may_take_them() {
         assert_eq!(client.read(0, 12288).unwrap(), expected);
     }
     // The server releases a reply after it was sent.
-    wait_until("all memory is back", || fixture.pool.reserved() == 0);
+    until("all memory is back", || fixture.pool.reserved() == 0);
 }
 
 // nbd: structured.payload, structured.done-only-when-sure, flags.df-set, structured.read
@@ -236,7 +237,7 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     let mut round = 0x5a;
     // Again if this thread did not get to send more before the server had checked, or the other
     // worker was not asleep yet.
-    wait_until("the idle worker helps", || {
+    until("the idle worker helps", || {
         round = u8::wrapping_add(round, 1);
         let mut asked: BTreeSet<u64> = (0..count)
             .map(|nth| {

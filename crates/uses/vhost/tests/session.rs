@@ -15,6 +15,7 @@ use blockhaul_io::{Engine, Pool, Runtime, Stream, Ticket};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::until;
 use blockhaul_vhost::{Config, Watch, protocol, serve};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -379,11 +380,7 @@ fn a_server_that_starts_again_repeats_what_was_in_flight() {
     guest.put(DATA, &[7; 512]);
     guest.submit(0, 4, WRITE, 3, &[512]);
     guest.submit(0, 8, WRITE, 4, &[512]);
-    let begun = Instant::now();
-    while before.faults.hanging() < 2 {
-        assert!(begun.elapsed() < PATIENCE);
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("two writes hang", || before.faults.hanging() == 2);
     let (socket, _ended) = after.connect();
     guest.socket = socket;
     // The first server still has the other descriptors.

@@ -204,7 +204,9 @@ fn a_signal_stops_a_copy_soon_with_its_status() {
         let mut copy = blockhaul(&["copy", "--source-layer", "rate?rate=5M", "pattern:4G"]);
         let copy = copy.arg(&target).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut copy = copy.spawn().unwrap();
-        soon("nothing is copied", || image::space(&target).map_or(0, |space| space.allocated) > 0);
+        until("something is copied", || {
+            image::space(&target).map_or(0, |space| space.allocated) > 0
+        });
         let pid = copy.id().to_string();
         done(Command::new("kill").args(["-s", signal, &pid]));
         // Far from its end.

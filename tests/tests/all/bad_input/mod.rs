@@ -12,7 +12,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::arbitrary::Fill;
 use blockhaul_testkit::image;
@@ -20,10 +20,8 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{Scratch, Server, wait_within};
-use blockhaul_tests::{
-    LIMIT, assert_same, bounded, done, garbage, lossy, serve, soon, succeed, text,
-};
+use blockhaul_testkit::tools::{Scratch, Server, until, wait_within};
+use blockhaul_tests::{LIMIT, assert_same, bounded, done, garbage, lossy, serve, succeed, text};
 use blockhaul_wire::Replies;
 
 /// Exit statuses, as the help documents them.
@@ -87,12 +85,10 @@ fn meanwhile(args: &[&str], file: &Path, act: impl FnOnce()) -> Output {
     assert_eq!(image::space(file).map_or(0, |space| space.allocated), 0, "{file:?} has bytes");
     std::thread::scope(|scope| {
         let copy = scope.spawn(|| bounded(&mut blockhaul(args), SOON));
-        let begun = Instant::now();
-        while image::space(file).map_or(0, |space| space.allocated) < UNDER_WAY {
+        until(&format!("{args:?} is under way"), || {
             assert!(!copy.is_finished(), "{args:?} ended before anything happened");
-            assert!(begun.elapsed() < SOON, "{args:?} has copied next to nothing");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            image::space(file).map_or(0, |space| space.allocated) >= UNDER_WAY
+        });
         act();
         copy.join().unwrap()
     })

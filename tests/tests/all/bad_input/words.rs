@@ -108,7 +108,7 @@ fn the_largest_device_is_served_measured_and_mapped() {
         let mut copy = blockhaul_tests::blockhaul(&["copy", &uri, text(&target)]);
         let mut copy = copy.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let grown = || image::space(&target).is_ok_and(|space| space.apparent == size);
-        soon("there is no target", || copy.try_wait().unwrap().is_some() || grown());
+        until("there is a target", || copy.try_wait().unwrap().is_some() || grown());
         // Time for the end of those that are over at once; and it may have ended.
         if wait_within(&mut copy, Duration::from_secs(2)).is_none() {
             done(Command::new("kill").args(["-s", "TERM", &copy.id().to_string()]));

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Scratch, Server};
-use blockhaul_tests::{LIMIT, distinct, serve, soon, text};
+use blockhaul_testkit::tools::{Scratch, Server, until};
+use blockhaul_tests::{LIMIT, distinct, serve, text};
 use blockhaul_wire::Replies;
 use serde_json::{Value, json};
 
@@ -225,7 +225,7 @@ fn crowd(seed: u64) -> Result<(), String> {
     };
     // Whoever was killed is gone, and so is what it had begun.
     let mut owner = Owner::connect(&control);
-    soon("the clients leave", || owner.clients().is_empty());
+    until("the clients leave", || owner.clients().is_empty());
     let mut last = client::Client::connect(server.socket()).map_err(told)?;
     let all = last.all(size, fragile).map_err(told)?;
     model.all(&all).map_err(told)?;

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, Scratch, Server};
-use blockhaul_tests::{LIMIT, done, serve, soon, text};
+use blockhaul_testkit::tools::{self, Scratch, Server, until};
+use blockhaul_tests::{LIMIT, done, serve, text};
 
 use super::{Disk, KINDS, Live, can_mount, empty_image, is_unmounted, random};
 
@@ -55,7 +55,7 @@ fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
     for round in 0..3 {
         let enough = flushed.load(Ordering::SeqCst) + 20;
         let is_enough = || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished();
-        soon("files are written", is_enough);
+        until("files are written", is_enough);
         signal(&server, "KILL");
         drop(server);
         // While nobody is there: what is not in the page cache has to wait.
@@ -64,7 +64,7 @@ fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
         assert!(!writer.is_finished(), "round {round}: a write has failed");
     }
     let enough = flushed.load(Ordering::SeqCst) + 20;
-    soon("files are written", || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished());
+    until("files are written", || flushed.load(Ordering::SeqCst) >= enough || writer.is_finished());
     stop.store(true, Ordering::SeqCst);
     writer.join().expect("no write and no fsync fails");
     live.check();
@@ -101,7 +101,7 @@ fn requests_fail_within_the_timeout_when_a_server_hangs() {
     assert!(read >= Duration::from_millis(900) && begun.elapsed() < LIMIT / 2, "{read:?}");
     signal(&server, "CONT");
     drop(file);
-    soon("it can be unmounted", || is_unmounted(&disk.folder));
+    until("it can be unmounted", || is_unmounted(&disk.folder));
     let status = tools::wait_within(&mut disk.child, LIMIT).unwrap();
     assert_eq!(status.code(), Some(5), "the second write may be lost");
 }

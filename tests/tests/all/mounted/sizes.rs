@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_testkit::tools::Scratch;
-use blockhaul_tests::{serve, soon, succeed, text};
+use blockhaul_testkit::tools::{Scratch, until};
+use blockhaul_tests::{serve, succeed, text};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use super::{Disk, can_mount};
@@ -22,7 +22,7 @@ fn grow(image: &Path, shown: &File) {
     let file = OpenOptions::new().write(true).open(image).unwrap();
     file.write_all_at(&vec![2; MIB as usize], MIB).unwrap();
     file.set_len(3 * MIB).unwrap();
-    soon("the new size is seen", || shown.metadata().unwrap().len() == 3 * MIB);
+    until("the new size is seen", || shown.metadata().unwrap().len() == 3 * MIB);
 }
 
 /// What is behind the old end is read, written, searched and zeroed.
@@ -85,7 +85,7 @@ fn a_mount_shows_a_disk_that_grows_and_shrinks() {
                 assert!(text.contains("3145728"), "{text}");
             }
             OpenOptions::new().write(true).open(&image).unwrap().set_len(MIB / 2).unwrap();
-            soon("the smaller size is seen", || size(&path) == MIB / 2);
+            until("the smaller size is seen", || size(&path) == MIB / 2);
             drop(shown);
             assert_eq!(fs::read(&path).unwrap(), vec![1; MIB as usize / 2]);
             disk.end();
@@ -106,7 +106,7 @@ fn a_request_beyond_the_end_finds_what_was_added() {
     assert!(shown.write_all_at(&[5; 4096], MIB).is_err(), "there is nothing yet");
     OpenOptions::new().write(true).open(&image).unwrap().set_len(2 * MIB).unwrap();
     // No program asks for the size meanwhile.
-    soon("it can be written", || shown.write_all_at(&[5; 4096], MIB).is_ok());
+    until("it can be written", || shown.write_all_at(&[5; 4096], MIB).is_ok());
     let mut got = [0; 4096];
     shown.read_exact_at(&mut got, MIB).unwrap();
     assert_eq!(got, [5; 4096]);
@@ -127,7 +127,7 @@ fn an_image_that_is_resized_shows_its_new_size() {
     let disk = Disk::of(&scratch.file("mnt"), &["-e", "disk=[", &spec, "--readonly", "]"]);
     assert_eq!(size(&disk.file()), MIB);
     succeed(&["resize", &spec, "2M"]);
-    soon("the new size is seen", || size(&disk.file()) == 2 * MIB);
+    until("the new size is seen", || size(&disk.file()) == 2 * MIB);
     assert_eq!(fs::read(disk.file()).unwrap(), vec![0; 2 * MIB as usize]);
     disk.end();
 }

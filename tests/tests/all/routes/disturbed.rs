@@ -1,5 +1,7 @@
 //! Calls that are interrupted or refused, writes that fail, connections that die.
 
+use blockhaul_testkit::tools::until;
+
 use super::*;
 
 #[test]
@@ -133,7 +135,7 @@ fn a_connection_that_dies_with_payloads_on_their_way_leaves_the_right_bytes() {
         let modified = || target.metadata().and_then(|data| data.modified()).unwrap();
         let before = modified();
         let copying = std::thread::spawn(move || routes(&mut command));
-        soon("nothing is written", || modified() > before);
+        until("something is written", || modified() > before);
         let killed = Command::new("kill").args(["-9", &to.pid().to_string()]).status().unwrap();
         assert!(killed.success());
         drop(to);

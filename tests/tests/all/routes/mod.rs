@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use blockhaul_testkit::image;
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Scratch};
-use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, soon, text};
+use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Neither a multiple of a block nor of a request.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use blockhaul_block::Result;
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Config, Runtime};
+use blockhaul_testkit::tools::until_ok;
 
 /// A folder with a library, and disks.
 pub struct Lab(tempfile::TempDir);
@@ -53,16 +54,11 @@ impl Lab {
 
     /// The counters, once the library has ended.
     pub fn counters(&self) -> serde_json::Value {
-        let begun = std::time::Instant::now();
-        loop {
+        until_ok("the library ends", || {
             let text = std::fs::read(self.path("counters")).unwrap_or_default();
             let counters: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-            if counters["functions"]["Exit"]["calls"] == 1 {
-                return counters;
-            }
-            assert!(begun.elapsed().as_secs() < 20, "the library does not end: {counters}");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+            if counters["functions"]["Exit"]["calls"] == 1 { Ok(counters) } else { Err(counters) }
+        })
     }
 
     /// Number of calls of a function.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use blockhaul_block::{Device, DeviceExt as _};
 use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_io::{Listener, Pool};
+use blockhaul_testkit::tools::until;
 use clap::Parser;
 
 use super::*;
@@ -166,12 +167,11 @@ fn a_server_that_dies_is_an_error() {
     let server = served.server.clone();
     let remote = served.runtime.workers()[0].clone();
     let stopping = std::thread::spawn(move || {
-        // Requests are on their way.
         let asks =
             |client: &blockhaul_server::Client| client.counts.requests.iter().sum::<u64>() > 0;
-        while server.clients().iter().filter(|client| asks(client)).count() < 2 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until("requests are on their way", || {
+            server.clients().iter().filter(|client| asks(client)).count() >= 2
+        });
         drop(remote.spawn(move || async move { server.stop(Duration::from_secs(1)).await }));
     });
     let error = load(&[&served.uri, "--time", "60s", "--connections", "2"]).unwrap_err();

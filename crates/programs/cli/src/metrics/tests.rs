@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::{Config, Runtime};
+use blockhaul_testkit::tools::until;
 use serde_json::json;
 
 use super::http::REQUEST_MAX;
@@ -14,9 +15,6 @@ use super::*;
 fn runtime() -> Runtime {
     Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap()
 }
-
-/// Interval of checks for what another thread has done.
-const LOOK: Duration = Duration::from_millis(50);
 
 fn up() -> Text {
     Arc::new(|mut figures| {
@@ -188,11 +186,7 @@ fn viewers_are_limited_and_slow_ones_are_dropped() {
     assert!(head.starts_with("HTTP/1.1 503 "), "{head}");
     // Others are still answered.
     assert!(get(address, "/metrics").ends_with("\nup 1\n"));
-    let begun = Instant::now();
-    while !viewer(address).0.starts_with("HTTP/1.1 200 ") {
-        assert!(begun.elapsed() < 20 * PATIENCE, "patience with the slow ends");
-        std::thread::sleep(LOOK);
-    }
+    until("patience with the slow ends", || viewer(address).0.starts_with("HTTP/1.1 200 "));
     drop(held);
 }
 
@@ -205,22 +199,11 @@ fn the_slow_and_the_many_do_not_keep_others_out_for_long() {
     let worked = Instant::now();
     runtime.block_on(|| async { blockhaul_io::sleep(Duration::from_millis(1)).await });
     assert!(worked.elapsed() < PATIENCE, "the worker is free");
-    let began = Instant::now();
-    loop {
-        if get(address, "/").contains("200 OK") {
-            break;
-        }
-        assert!(began.elapsed() < 20 * PATIENCE, "patience with the idle ends");
-        std::thread::sleep(LOOK);
-    }
+    until("patience with the idle ends", || get(address, "/").contains("200 OK"));
     drop(idle);
     drop(server);
     // A process started by another test at this moment has the listener, too, until it execs.
-    let began = Instant::now();
-    while TcpStream::connect(address).is_ok() {
-        assert!(began.elapsed() < 20 * PATIENCE, "closed");
-        std::thread::sleep(LOOK);
-    }
+    until("it is closed", || TcpStream::connect(address).is_err());
 }
 
 #[test]
@@ -229,11 +212,7 @@ fn sockets_are_removed_and_left_ones_taken_over() {
     let path = folder.path().join("m");
     drop(UnixListener::bind(&path).unwrap());
     // A process started by another test at this moment has the listener, too, until it execs.
-    let began = Instant::now();
-    while std::os::unix::net::UnixStream::connect(&path).is_ok() {
-        assert!(began.elapsed() < 20 * PATIENCE, "nobody listens any more");
-        std::thread::sleep(LOOK);
-    }
+    until("nobody listens any more", || std::os::unix::net::UnixStream::connect(&path).is_err());
     let address = Address::Unix(path.clone());
     let runtime = runtime();
     let server = Server::start(&address, up(), None, &runtime.remote()).unwrap();

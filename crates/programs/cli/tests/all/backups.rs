@@ -27,14 +27,7 @@ pub struct Qmp(BufReader<UnixStream>);
 
 impl Qmp {
     pub fn connect(path: &Path) -> Qmp {
-        let begun = Instant::now();
-        let stream = loop {
-            match UnixStream::connect(path) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(begun.elapsed() < LIMIT, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let stream = tools::until_ok("QEMU listens", || UnixStream::connect(path));
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let mut qmp = Qmp(BufReader::new(stream));
         qmp.0.read_line(&mut String::new()).unwrap();
@@ -65,12 +58,11 @@ impl Qmp {
 
     #[track_caller]
     pub fn done(&mut self, line: &str) {
-        let begun = Instant::now();
-        while let Err(error) = self.ask(line) {
+        if line.contains("blockdev-del") {
             // A node is in use until the job has ended.
-            let later = line.contains("blockdev-del") && begun.elapsed() < LIMIT;
-            assert!(later, "{line}: {error}");
-            std::thread::sleep(Duration::from_millis(10));
+            tools::until_ok(line, || self.ask(line));
+        } else if let Err(error) = self.ask(line) {
+            panic!("{line}: {error}");
         }
     }
 }

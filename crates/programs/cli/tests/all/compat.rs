@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{self, Scratch, text};
@@ -287,11 +287,7 @@ fn a_signal_shows_in_the_exit_status() {
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
         u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
     };
-    let deadline = Instant::now() + LIMIT;
-    while !handles_it() {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until("it handles the signal", handles_it);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     // Its input ends only after it has handled the signal, or it would be complete.
     let said = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
@@ -523,11 +523,9 @@ fn interrupted_while_nothing_comes_from_a_pipe_it_ends() {
     let mut pipe = child.stdin.take().unwrap();
     pipe.write_all(&[b'x'; 100_000]).unwrap();
     // The first request is carried out, and the second one never comes whole.
-    let deadline = Instant::now() + LIMIT;
-    while !std::fs::metadata(&disk).is_ok_and(|data| data.blocks() * 512 >= 64 << 10) {
-        assert!(Instant::now() < deadline, "it does not begin");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until("it has written a request", || {
+        std::fs::metadata(&disk).is_ok_and(|data| data.blocks() * 512 >= 64 << 10)
+    });
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::TERM).unwrap();
     let status = tools::wait_within(&mut child, LIMIT).expect("it waits for the pipe");
     let mut said = String::new();

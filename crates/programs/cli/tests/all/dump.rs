@@ -73,27 +73,13 @@ fn the_output_is_the_originals() {
 fn holes_need_no_reads() {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
-    let mut server = Command::new(OURS)
-        .args(["serve", "--unix", socket.to_str().unwrap(), "memory:4T"])
-        .spawn()
-        .unwrap();
-    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let server = Server::blockhaul(OURS.as_ref(), &socket, &["memory:4T"]).unwrap();
     let mut command = Command::new(OURS);
-    let command = command.args(["compat", "nbddump", &uri]);
-    let mut output = None;
-    for _ in 0..100 {
-        let run = tools::output(command, LIMIT).unwrap();
-        if run.status.success() {
-            output = Some(run);
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    server.kill().unwrap();
-    server.wait().unwrap();
+    let output =
+        tools::output(command.args(["compat", "nbddump", &server.uri("")]), LIMIT).unwrap();
     let zeroes = "00 00 00 00 00 00 00 00  00 00 00 00 00 00 00 00 |................|\n";
     let expected = format!("0000000000: {zeroes}*\n3fffffffff0: {zeroes}");
-    assert_eq!(text(&output.unwrap().stdout), expected);
+    assert_eq!(text(&output.stdout), expected);
 }
 
 #[test]

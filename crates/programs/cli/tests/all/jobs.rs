@@ -165,17 +165,11 @@ fn one_limit_is_for_all_and_a_signal_stops_all() {
     let written = |path: &Path| {
         std::fs::metadata(path).is_ok_and(|data| std::os::unix::fs::MetadataExt::blocks(&data) > 8)
     };
-    let start = Instant::now();
-    while !written(&scratch.file("0.raw")) || !written(&scratch.file("1.raw")) {
-        assert!(start.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    tools::until("two disks are begun", || {
+        written(&scratch.file("0.raw")) && written(&scratch.file("1.raw"))
+    });
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let start = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(start.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    assert!(tools::wait_within(&mut child, LIMIT).is_some(), "it goes on");
     let output = child.wait_with_output().unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(130), "{said}");

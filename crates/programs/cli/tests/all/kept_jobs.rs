@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::{Scratch, until};
 use blockhaul_wire::Replies;
 
 use crate::served_disk::{Disk, succeed};
@@ -60,11 +60,9 @@ impl Kept {
     /// The first job once it has copied something that is flushed.
     fn wait_for_progress(&self) {
         let map = self.directory.file("jobs").join("job-1.map");
-        let begun = std::time::Instant::now();
-        while !fs::read(&map).is_ok_and(|map| map.len() > 4096 && map[4096] != 0xff) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is recorded");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("something is recorded", || {
+            fs::read(&map).is_ok_and(|map| map.len() > 4096 && map[4096] != 0xff)
+        });
     }
 }
 
@@ -328,11 +326,7 @@ fn what_does_not_fit_is_refused() {
         "job-5.map",
     ]
     .map(|name| kept.directory.file("jobs").join(name));
-    let begun = std::time::Instant::now();
-    while !has_target(&one) {
-        assert!(begun.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("its target is recorded", || has_target(&one));
     let Kept { disk, directory } = kept;
     let Disk { scratch, server, control, path } = disk;
     assert!(server.stop().unwrap().success());

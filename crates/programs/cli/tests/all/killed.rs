@@ -37,12 +37,10 @@ impl Copy {
     fn begin(&self) -> Child {
         let mut command = self.command(&["--rate=4M"]);
         let mut copy = command.stdin(Stdio::null()).spawn().unwrap();
-        let begun = Instant::now();
-        while fs::metadata(self.scratch.file("j")).map_or(0, |data| data.len()) == 0 {
+        tools::until("it has copied something", || {
             assert!(copy.try_wait().unwrap().is_none(), "it ended before it was killed");
-            assert!(begun.elapsed() < LIMIT, "it does not begin");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            fs::metadata(self.scratch.file("j")).is_ok_and(|data| data.len() > 0)
+        });
         copy
     }
 
@@ -77,11 +75,10 @@ impl Copy {
         copy.kill().unwrap();
         copy.wait().unwrap();
         let killed = Instant::now();
-        while !self.folders().is_empty() || !self.processes().is_empty() {
+        tools::until_ok("nothing is left behind", || {
             let left = (self.folders(), self.processes());
-            assert!(killed.elapsed() < LIMIT, "left behind: {left:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+            if left.0.is_empty() && left.1.is_empty() { Ok(()) } else { Err(left) }
+        });
         println!("all is gone after {:?}", killed.elapsed());
     }
 

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{Scratch, text};
@@ -52,7 +51,8 @@ fn a_backup_can_be_paused_while_it_is_verified() {
     disk.ctl_succeeds(&["job-pause", "1"]);
     // Without the pause it would end at once.
     disk.ctl_succeeds(&["job-rate", "1", "0"]);
-    std::thread::sleep(Duration::from_millis(500));
+    // Another one is copied and verified from its start to its end meanwhile.
+    disk.ctl_succeeds(&["backup", "a", &disk.file("other.raw"), "--verify", "--wait"]);
     assert_eq!(disk.job(1)["state"], "paused");
     disk.ctl_succeeds(&["job-resume", "1"]);
     let said = disk.ctl_succeeds(&["job-wait", "1"]);

@@ -50,12 +50,10 @@ fn kill_and_resume(scratch: &Scratch, source: &Path, number_of: usize, rng: &mut
         .unwrap();
     let len = || std::fs::metadata(&journal).map_or(0, |data| data.len());
     if !number_of.is_multiple_of(10) {
-        let started = Instant::now();
         // One that has ended before anybody looked has removed it.
-        while len() <= HEADER && child.try_wait().unwrap().is_none() {
-            assert!(started.elapsed() < LIMIT, "moment {number_of}: nothing is recorded");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        tools::until(&format!("moment {number_of}: something is recorded"), || {
+            len() > HEADER || child.try_wait().unwrap().is_some()
+        });
     }
     std::thread::sleep(Duration::from_micros(rng.between(0, 150_000)));
     child.kill().unwrap();
@@ -131,11 +129,9 @@ fn kill_after_the_first_record(args: &[&str], rate: &str, journal: &Path) {
         .args(["--rate", rate, "--request-size", "16k"])
         .spawn()
         .unwrap();
-    let started = Instant::now();
-    while std::fs::metadata(journal).map_or(0, |data| data.len()) <= HEADER {
-        assert!(started.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    tools::until("something is recorded", || {
+        std::fs::metadata(journal).is_ok_and(|data| data.len() > HEADER)
+    });
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -397,15 +393,11 @@ fn a_rate_is_kept_and_its_file_is_read_again() {
         .args(["copy", "--rate-file", file.to_str().unwrap(), "pattern:4M", to])
         .spawn()
         .unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(child.try_wait().unwrap().is_none(), "4 MiB at 1 KiB a second");
+    let early = tools::wait_within(&mut child, Duration::from_millis(300));
+    assert_eq!(early, None, "4 MiB at 1 KiB a second");
     std::fs::write(&file, "0\n").unwrap();
-    let started = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(started.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(child.wait().unwrap().success());
+    let status = tools::wait_within(&mut child, LIMIT).expect("it has no limit any more");
+    assert!(status.success());
     for wrong in ["8M\niops=x", "8M\n9M", "iops=-1"] {
         std::fs::write(&file, wrong).unwrap();
         let output = copy(&["--rate-file", file.to_str().unwrap(), "pattern:4M", to]);
@@ -430,15 +422,11 @@ fn requests_a_second_are_kept_and_change_with_the_file() {
     let limited = ["copy", "--rate-file", limits, "--iops", "1000"];
     let args = [&limited[..], &args("pattern:16M")].concat();
     let mut child = Command::new(OURS).args(args).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(child.try_wait().unwrap().is_none(), "256 requests at one a second");
+    let early = tools::wait_within(&mut child, Duration::from_millis(300));
+    assert_eq!(early, None, "256 requests at one a second");
     std::fs::write(&file, "100M\niops=0\n").unwrap();
-    let started = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(started.elapsed() < LIMIT, "it still waits");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(child.wait().unwrap().success());
+    let status = tools::wait_within(&mut child, LIMIT).expect("it has no limit any more");
+    assert!(status.success());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Reason, Scratch, Server};
+use blockhaul_testkit::tools::{self, Reason, Scratch, Server, until};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -41,14 +41,6 @@ fn can_mount() -> bool {
     false
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < LIMIT, "{what}: not after {LIMIT:?}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn is_mounted(target: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|line| line.split(' ').nth(4) == target.to_str())
@@ -72,7 +64,7 @@ impl Mount {
         let mut command = Command::new(OURS);
         command.arg("mount").args(args).arg(&target).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        wait_until("it is mounted", || {
+        until("it is mounted", || {
             if let Some(status) = child.try_wait().unwrap() {
                 let mut said = String::new();
                 let mut stderr = child.stderr.take().unwrap();
@@ -571,7 +563,7 @@ fn in_the_background_it_is_there_until_it_is_unmounted() {
     let busy = ours(&args);
     assert!(text(&busy.stderr).contains("something is mounted there already"));
     assert!(Command::new("umount").arg(&folder).status().unwrap().success());
-    wait_until("the process ends", || !tools::is_running(pid.trim()));
+    until("the process ends", || !tools::is_running(pid.trim()));
 }
 
 #[test]
@@ -596,7 +588,7 @@ fn the_helper_of_mount_mounts_what_fstab_says() {
     file.write_all_at(&[6; 512], 0).unwrap();
     drop(file);
     assert!(Command::new("umount").arg(&target).status().unwrap().success());
-    wait_until("it is on the disk", || fs::read(&disk).unwrap()[4096..4608] == [6; 512]);
+    until("it is on the disk", || fs::read(&disk).unwrap()[4096..4608] == [6; 512]);
     let refused = Command::new(&helper).args([&disk, &target]).args(["-o", "unknown"]).output();
     let refused = refused.unwrap();
     assert!(!refused.status.success() && text(&refused.stderr).contains("unknown"));
@@ -612,7 +604,7 @@ fn a_mount_in_use_goes_when_its_files_are_closed() {
     let mut mount = Mount::of(&scratch, &["-w", "memory:1M"]);
     let disk = mount.open();
     mount.signal("TERM");
-    wait_until("it is unmounted", || !is_mounted(&mount.target));
+    until("it is unmounted", || !is_mounted(&mount.target));
     disk.write_all_at(&[1; 5000], 100).unwrap();
     disk.sync_all().unwrap();
     assert!(mount.child.try_wait().unwrap().is_none(), "it waits for who uses it");
@@ -621,18 +613,25 @@ fn a_mount_in_use_goes_when_its_files_are_closed() {
     assert_eq!(status.code(), Some(0));
 }
 
+/// A disk whose reads never end, and its log of them.
+fn slow_reads(log: &Path) -> [String; 5] {
+    ["memory:1M", "--layer", "delay?read=3600", "--layer", &format!("log?file={}", words(log))]
+        .map(str::to_owned)
+}
+
 #[test]
 fn a_second_signal_ends_it_at_once() {
     if !can_mount() {
         return;
     }
     let scratch = Scratch::new().unwrap();
-    let mut mount = Mount::of(&scratch, &["memory:1M", "--layer", "delay?read=3600"]);
+    let log = scratch.file("log");
+    let mut mount = Mount::of(&scratch, &slow_reads(&log).each_ref().map(|word| &**word));
     let disk = mount.disk();
     let reader = std::thread::spawn(move || fs::read(disk).map_err(|error| error.raw_os_error()));
-    std::thread::sleep(Duration::from_millis(300));
+    until("it has a read", || fs::read_to_string(&log).unwrap().contains("read"));
     mount.signal("TERM");
-    wait_until("it is unmounted", || !is_mounted(&mount.target));
+    until("it is unmounted", || !is_mounted(&mount.target));
     mount.signal("TERM");
     let status = tools::wait_within(&mut mount.child, LIMIT).unwrap();
     assert_eq!(status.code(), Some(143));
@@ -646,12 +645,14 @@ fn a_read_that_takes_long_can_be_interrupted() {
         return;
     }
     let scratch = Scratch::new().unwrap();
-    let mut mount =
-        Mount::of(&scratch, &["--cache", "none", "memory:1M", "--layer", "delay?read=3600"]);
+    let log = scratch.file("log");
+    let slow = slow_reads(&log);
+    let args = [&["--cache", "none"][..], &slow.each_ref().map(|word| &**word)].concat();
+    let mut mount = Mount::of(&scratch, &args);
     let mut command = Command::new("dd");
     command.arg(format!("if={}", words(&mount.disk()))).arg("of=/dev/null");
     let mut reader = command.stderr(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(300));
+    until("it has a read", || fs::read_to_string(&log).unwrap().contains("read"));
     reader.kill().unwrap();
     assert!(tools::wait_within(&mut reader, LIMIT).is_some(), "it can be killed");
     mount.signal("KILL");
@@ -751,7 +752,7 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     wait_until_nothing_is_left(&folder, &device);
     // Whoever unmounts it ends the command.
     let mut mounting = Command::new(OURS).args(args).arg("--writable").spawn().unwrap();
-    wait_until("it is mounted", || is_mounted(&folder));
+    until("it is mounted", || is_mounted(&folder));
     let device = loop_device(&folder);
     assert!(Command::new("umount").arg(&folder).status().unwrap().success());
     assert!(mounting.wait().unwrap().success());
@@ -759,7 +760,7 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     // It can also be unmounted after the command was killed.
     let mut mounting = Command::new(OURS).args(args).spawn().unwrap();
     let private = PathBuf::from(format!("/run/blockhaul-mount-{}", mounting.id()));
-    wait_until("it is mounted", || is_mounted(&folder) && !private.exists());
+    until("it is mounted", || is_mounted(&folder) && !private.exists());
     let device = loop_device(&folder);
     mounting.kill().unwrap();
     mounting.wait().unwrap();
@@ -779,7 +780,7 @@ fn loop_device(folder: &Path) -> PathBuf {
 fn wait_until_nothing_is_left(folder: &Path, device: &Path) {
     let is_ours = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("blockhaul-mount-");
     let state = Path::new("/sys/block").join(device.file_name().unwrap()).join("loop");
-    wait_until("nothing is left", || {
+    until("nothing is left", || {
         let mut entries = fs::read_dir("/run").unwrap().map(|entry| entry.unwrap().file_name());
         !is_mounted(folder) && !state.exists() && !entries.any(|name| is_ours(&name))
     });

@@ -273,12 +273,10 @@ fn the_ranges_of_a_list_and_nothing_else() {
 /// Kills a copy when its journal has records.
 fn kill_with_records(args: &[&str], journal: &Path) {
     let mut child = Command::new(OURS).arg("copy").args(args).spawn().unwrap();
-    let until = std::time::Instant::now() + LIMIT;
-    while std::fs::metadata(journal).map_or(0, |data| data.len()) <= 4096 {
+    tools::until("there are records", || {
         assert!(child.try_wait().unwrap().is_none(), "it ended before it was killed");
-        assert!(std::time::Instant::now() < until, "no records");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        std::fs::metadata(journal).is_ok_and(|data| data.len() > 4096)
+    });
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -357,15 +355,13 @@ fn peak_seen(args: &[&str]) -> Option<u64> {
     // The mark only grows; once the program has ended it is gone.
     let status = format!("/proc/{}/status", child.id());
     let mut peak = None;
-    loop {
+    tools::until("it has ended", || {
         let text = std::fs::read_to_string(&status).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        match line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok()) {
-            Some(kib) => peak = Some(kib),
-            None => break,
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
+        let seen = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+        peak = seen.or(peak);
+        seen.is_none()
+    });
     let ended = child.wait().unwrap();
     assert!(ended.success(), "{args:?}: {ended}");
     peak

@@ -444,15 +444,14 @@ fn begin_slowly(machine: &Machine, more: &[&str]) -> Child {
     let mut command = Command::new(OURS);
     command.args(["pull", &slow]).args(more).stdin(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let begun = std::time::Instant::now();
     let copies = || {
         let names = listing(&machine.scratch.file("store"));
         names.iter().any(|(name, len)| name.ends_with(".journal") && *len > 0)
     };
-    while !machine.scratch.file("store").exists() || !copies() {
-        assert!(child.try_wait().unwrap().is_none() && begun.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until("it copies", || {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        machine.scratch.file("store").exists() && copies()
+    });
     child
 }
 
@@ -709,11 +708,10 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     let args = ["pull", &job, "--bitmap", "monday", "--point", "tuesday"];
     let mut child = Command::new(OURS).args(args).stderr(Stdio::null()).spawn().unwrap();
     let journal = scratch.file("store/000002.journal");
-    let begun = std::time::Instant::now();
-    while fs::metadata(&journal).map_or(0, |data| data.len()) == 0 {
-        assert!(child.try_wait().unwrap().is_none() && begun.elapsed() < LIMIT);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until("something is recorded", || {
+        assert!(child.try_wait().unwrap().is_none(), "it has ended");
+        fs::metadata(&journal).is_ok_and(|data| data.len() > 0)
+    });
     child.kill().unwrap();
     child.wait().unwrap();
     refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal"]);
@@ -789,15 +787,10 @@ impl Qemu {
         );
         self.qmp.done(&line);
         // It is gone a moment later.
-        let begun = std::time::Instant::now();
-        loop {
+        tools::until_ok("no export is left", || {
             let left = self.qmp.answer(r#"{"execute": "query-block-exports"}"#).unwrap();
-            if left.as_array().is_some_and(Vec::is_empty) {
-                return;
-            }
-            assert!(begun.elapsed() < LIMIT, "{left}");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+            if left.as_array().is_some_and(Vec::is_empty) { Ok(()) } else { Err(left) }
+        });
     }
 
     fn uri(&self, export: &str) -> String {

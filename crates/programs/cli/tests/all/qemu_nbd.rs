@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
 
@@ -107,12 +107,13 @@ impl Tools {
 }
 
 /// Waits until a process ends by itself.
+#[track_caller]
 fn ends(server: &Server) {
-    let begun = Instant::now();
-    while tools::is_running(&server.pid().to_string()) {
-        assert!(begun.elapsed() < LIMIT, "it goes on: {}", server.said());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let pid = server.pid().to_string();
+    tools::until_ok(
+        "it ends",
+        || if tools::is_running(&pid) { Err(server.said()) } else { Ok(()) },
+    );
 }
 
 #[test]
@@ -272,11 +273,7 @@ fn a_server_goes_to_the_background_when_it_is_ready() {
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     tools.wrote(&format!("-f raw {uri}"), &["write -P 31 0 4k"]);
     // It was its last client.
-    let begun = Instant::now();
-    while tools::is_running(pid) {
-        assert!(begun.elapsed() < LIMIT, "it goes on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until("it ends", || !tools::is_running(pid));
     tools.wrote("-f raw a.raw", &["read -P 31 0 4k"]);
     // What fails before it is ready fails here.
     let line = format!("--fork -f qcow2 -k {} a.raw", socket.display());

@@ -30,14 +30,8 @@ impl Qmp {
 
     /// Connects, and reads the greeting.
     fn greet(path: &Path) -> Qmp {
-        let started = Instant::now();
-        let stream = loop {
-            match UnixStream::connect(path) {
-                Ok(stream) => break stream,
-                Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", path.display()),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
+        let what = format!("{} has a listener", path.display());
+        let stream = tools::until_ok(&what, || UnixStream::connect(path));
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let mut qmp = Qmp { stream, received: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.line().unwrap();

@@ -96,14 +96,7 @@ fn rates_follow_the_local_time_of_day() {
 
 /// What a server of figures answers on this socket.
 fn page(socket: &Path) -> String {
-    let start = Instant::now();
-    let mut peer = loop {
-        match UnixStream::connect(socket) {
-            Ok(peer) => break peer,
-            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let mut peer = tools::until_ok("it listens", || UnixStream::connect(socket));
     peer.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut answer = String::new();
     peer.read_to_string(&mut answer).unwrap();
@@ -131,16 +124,12 @@ fn metrics_tell_of_a_copy_under_way() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    let told = loop {
+    let told = tools::until_ok("bytes and retries are counted", || {
         let told = page(&socket);
         let data = figure(&told, "blockhaul_copy_bytes_total{kind=\"data\"}");
-        if data > 2e6 && figure(&told, "blockhaul_copy_retries_total{side=\"source\"}") > 0.0 {
-            break told;
-        }
-        assert!(start.elapsed() < LIMIT, "{told}");
-        std::thread::sleep(Duration::from_millis(20));
-    };
+        let retries = figure(&told, "blockhaul_copy_retries_total{side=\"source\"}");
+        if data > 2e6 && retries > 0.0 { Ok(told) } else { Err(told) }
+    });
     assert_eq!(figure(&told, "blockhaul_copy_size_bytes"), 4.0 * f64::from(1 << 30));
     assert_eq!(figure(&told, "blockhaul_copy_limit_bytes_per_second"), f64::from(4 << 20));
     assert_eq!(figure(&told, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
@@ -175,14 +164,12 @@ fn a_file_grows_with_what_comes_through_the_pipe() {
     let mut pipe = child.stdin.take().unwrap();
     let bytes: Vec<u8> = (0..3_000_001_u32).map(|at| (at % 251) as u8).collect();
     pipe.write_all(&bytes).unwrap();
-    let start = Instant::now();
     let whole = bytes.len() as u64 / (64 << 10) * (64 << 10);
     // Several requests are written at a time, not the last one last.
-    while std::fs::read(&target).unwrap() != bytes[..whole as usize] {
-        let len = std::fs::metadata(&target).unwrap().len();
-        assert!(start.elapsed() < LIMIT, "{len} bytes");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until_ok("all whole requests are written", || {
+        let written = std::fs::read(&target).unwrap();
+        if written == bytes[..whole as usize] { Ok(()) } else { Err(written.len()) }
+    });
     // What a SIGKILL leaves is no larger than what was written.
     child.kill().unwrap();
     child.wait().unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
 
@@ -100,11 +100,10 @@ impl Disk {
 
     #[track_caller]
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&serde_json::Value) -> bool) {
-        let started = Instant::now();
-        while !is_so(&self.job(1)) {
-            assert!(started.elapsed() < LIMIT, "{what}: {}", self.job(1));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        tools::until_ok(what, || {
+            let job = self.job(1);
+            if is_so(&job) { Ok(()) } else { Err(job) }
+        });
     }
 }
 

@@ -65,10 +65,10 @@ fn a_refused_copy_leaves_the_target_as_it_was() {
     // With --restart the journal of another copy stays, too.
     let begun = copy(&scratch).args(["--journal=j", "--rate=5M", "random:64M", "other"]).spawn();
     let mut begun = begun.unwrap();
-    while !scratch.file("j").exists() {
+    tools::until("it has a journal", || {
         assert!(begun.try_wait().unwrap().is_none(), "it ended before it had a journal");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        scratch.file("j").exists()
+    });
     begun.kill().unwrap();
     begun.wait().unwrap();
     let journal = fs::read(scratch.file("j")).unwrap();
@@ -187,10 +187,10 @@ fn an_empty_pipe_does_not_empty_a_file() {
         assert!(said.contains(&format!("is empty: {OLD} bytes of keep would be lost")), "{said}");
         assert!(fs::read(&keep).unwrap() == pattern(OLD));
     }
-    // One whose first byte comes late is not empty.
+    // One whose first byte comes late is not empty. Nothing shows that the copy waits for it.
     let (read, mut write) = std::io::pipe().unwrap();
     let late = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300));
         std::io::Write::write_all(&mut write, b"late").unwrap();
     });
     let output = with_pipes(copy(&scratch).args(["-", "keep"]).stdin(read), Stdio::null());

@@ -3,12 +3,11 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server};
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, until};
 
-use super::served_disk::{LIMIT, OURS, blockhaul, succeed};
+use super::served_disk::{OURS, blockhaul, succeed};
 
 const SIZE: usize = 24 << 20;
 
@@ -62,14 +61,6 @@ fn word(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !holds() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 #[test]
 fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     let disk = Disk::serve(&[]);
@@ -84,7 +75,7 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     succeed(&["compare", word(&other), &nbd]);
     assert_eq!(disk.bytes(), std::fs::read(&other).unwrap());
     succeed(&["copy", "zero:24M", &machine]);
-    wait_until("the disk is empty", || disk.bytes().iter().all(|&byte| byte == 0));
+    until("the disk is empty", || disk.bytes().iter().all(|&byte| byte == 0));
     // It is a client like others. The plugin connects while it has a client.
     let keeper = disk.scratch.socket("keeper");
     let keeper = Server::blockhaul(OURS.as_ref(), &keeper, &[&machine]).unwrap();
@@ -92,7 +83,7 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     let line = clients.lines().find(|line| line.contains("a local client"));
     let number = line.and_then(|line| line.split_whitespace().next()).unwrap();
     disk.ctl(&["disconnect", number]);
-    wait_until("it is gone", || !disk.ctl(&["clients"]).contains("a local client"));
+    until("it is gone", || !disk.ctl(&["clients"]).contains("a local client"));
     drop(keeper);
     drop(blkio);
     assert!(disk.server.stop().unwrap().success());

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, Reason, Scratch, text};
 use rustix::process::{Pid, Signal, kill_process};
@@ -37,14 +37,7 @@ impl Watched {
 
     /// A connection after this request.
     fn ask(&self, path: &str) -> UnixStream {
-        let start = Instant::now();
-        let mut peer = loop {
-            match UnixStream::connect(&self.socket) {
-                Ok(peer) => break peer,
-                Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
+        let mut peer = tools::until_ok("it listens", || UnixStream::connect(&self.socket));
         peer.set_read_timeout(Some(LIMIT)).unwrap();
         peer.write_all(format!("GET {path} HTTP/1.1\r\nHost: a.proxy\r\n\r\n").as_bytes()).unwrap();
         peer
@@ -64,15 +57,10 @@ impl Watched {
 
     /// A snapshot for which `check` is true.
     fn status_with(&self, check: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
+        tools::until_ok("such a snapshot", || {
             let status = self.status();
-            if check(&status) {
-                return status;
-            }
-            assert!(start.elapsed() < LIMIT, "{status}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            if check(&status) { Ok(status) } else { Err(status) }
+        })
     }
 
     fn stop(mut self) -> Option<i32> {

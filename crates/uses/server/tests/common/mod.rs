@@ -1,8 +1,8 @@
 //! A server in this process, for scripted clients on the test's own threads.
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part")]
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use blockhaul_block::Device;
 use blockhaul_catalog::{Exports, Shared};
@@ -10,7 +10,7 @@ use blockhaul_io::{Engine, Listener, Pool, Runtime};
 use blockhaul_server::{Config, Limits, Offers, Server};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::{Scratch, until};
 use blockhaul_wire::Replies;
 
 pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
@@ -104,20 +104,30 @@ impl Fixture {
 
     /// Waits until this many connections are open.
     pub fn wait_for_open(&self, count: usize) {
-        wait_until(&format!("{count} connections are open"), || self.server.open() == count);
+        until(&format!("{count} connections are open"), || self.server.open() == count);
+    }
+
+    /// Waits until each worker has gone round so often that it has received what was sent to it, and has
+    /// done all that it does about it before something else happens.
+    pub fn settle(&self) {
+        // More than the tasks that a worker runs before it looks at its sockets again, many times.
+        const TASKS: usize = 20_000;
+        // One worker may pass work to the other.
+        for worker in [0, 1, 0, 1] {
+            let (sender, settled) = mpsc::channel();
+            drop(self.runtime.workers()[worker].spawn(move || async move {
+                for _ in 0..TASKS {
+                    blockhaul_io::yield_now().await;
+                }
+                sender.send(()).unwrap();
+            }));
+            settled.recv().unwrap();
+        }
     }
 
     /// Checks that other clients are still served.
     pub fn is_well(&self) {
         let mut client = self.client(Replies::Structured);
         assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
-    }
-}
-
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{what}: not within a minute");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -7,11 +7,9 @@ use super::*;
 fn end(pidfile: &Path, others: &[&Path]) {
     let server = std::fs::read_to_string(pidfile).unwrap().trim().parse().unwrap();
     kill_process(pid(server), Signal::TERM).unwrap();
-    let begun = Instant::now();
-    while let Some(left) = others.iter().chain([&pidfile]).find(|file| file.exists()) {
-        assert!(begun.elapsed() < LIMIT, "{} is there still", left.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    tools::until_ok("its files are gone", || {
+        others.iter().chain([&pidfile]).find(|file| file.exists()).map_or(Ok(()), Err)
+    });
 }
 
 #[test]
@@ -141,16 +139,11 @@ fn a_private_socket_is_removed() {
 }
 
 /// A connection to a server that has just been started.
-fn connected<T, E>(server: &mut Child, connect: impl Fn() -> Result<T, E>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Ok(connection) = connect() {
-            return connection;
-        }
+fn connected<T, E: std::fmt::Debug>(server: &mut Child, connect: impl Fn() -> Result<T, E>) -> T {
+    tools::until_ok("it listens", || {
         assert_eq!(server.try_wait().unwrap(), None);
-        assert!(begun.elapsed() < LIMIT, "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        connect()
+    })
 }
 
 #[test]
@@ -221,7 +214,7 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
     let own = socket.to_str().unwrap();
     let log = scratch.file("log");
     let serve = ["serve", "-f", "--exit-with-parent", "-U", own, "memory:1M", "-e", "disk"];
-    let slow = ["--layer", "delay?read=1000s", "--drain-timeout"];
+    let slow = ["--layer", "delay?read=1000s&zero=200ms", "--drain-timeout"];
     for second in [false, true] {
         let mut command = Command::new(OURS);
         command.args(serve).args(slow).arg(if second { "1000s" } else { "300ms" });
@@ -231,19 +224,20 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         client.open("disk", blockhaul_wire::Replies::Structured).unwrap();
         let read = client.request(blockhaul_wire::Command::Read, 4096, 512);
         client.send_request(&read, &[]).unwrap();
-        // Requests are begun in order: once this one is answered, the device has the other.
+        let zero = client.request(blockhaul_wire::Command::WriteZeroes, 8192, 512);
+        if second {
+            client.send_request(&zero, &[]).unwrap();
+        }
+        // Requests are begun in order: once this one is answered, the device has the others.
         let write = client.request(blockhaul_wire::Command::Write, 0, 512);
         assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
         let begun = Instant::now();
         kill_process(pid(server.id()), Signal::TERM).unwrap();
         if second {
             // One that arrives before the first was handled counts as the same signal.
-            while UnixStream::connect(&socket).is_ok() {
-                assert!(begun.elapsed() < LIMIT, "it listens still");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            std::thread::sleep(Duration::from_millis(300));
-            assert_eq!(server.try_wait().unwrap(), None, "it waits for the device");
+            tools::until("nobody listens", || UnixStream::connect(&socket).is_err());
+            let answer = client.receive_answer(&zero).unwrap();
+            assert_eq!((answer.error, server.try_wait().unwrap()), (0, None), "it waits");
             kill_process(pid(server.id()), Signal::TERM).unwrap();
             assert_eq!(server.wait().unwrap().code(), Some(143));
         } else {
@@ -280,8 +274,9 @@ fn the_socket_of_a_killed_server_is_replaced_and_that_of_a_living_one_is_not() {
     assert!(!socket.exists());
 }
 
-/// Starts a server, has a client open its export unless that hangs, and stops it: status and time.
-fn stopped(args: &[&str], opens: bool) -> (Option<i32>, Duration, String) {
+/// Starts a server, has a client open its export, and stops it: status and time. Where the export never
+/// opens, this file shows that its script runs.
+fn stopped(args: &[&str], opening: Option<&Path>) -> (Option<i32>, Duration, String) {
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
     let mut command = Command::new(OURS);
@@ -289,13 +284,12 @@ fn stopped(args: &[&str], opens: bool) -> (Option<i32>, Duration, String) {
     let mut server = command.spawn().unwrap();
     let mut client =
         connected(&mut server, || blockhaul_testkit::peer::Conversation::connect(&socket));
-    if opens {
-        client.open("", blockhaul_wire::Replies::Structured).unwrap();
-    } else {
+    if let Some(opening) = opening {
         client.hello(3).unwrap();
         client.send_option(blockhaul_wire::magic::OPT_GO, &[0; 6]).unwrap();
-        // Until the script runs.
-        std::thread::sleep(Duration::from_millis(500));
+        tools::until("the script runs", || opening.exists());
+    } else {
+        client.open("", blockhaul_wire::Replies::Structured).unwrap();
     }
     let begun = Instant::now();
     kill_process(pid(server.id()), Signal::TERM).unwrap();
@@ -308,16 +302,21 @@ fn stopped(args: &[&str], opens: bool) -> (Option<i32>, Duration, String) {
 
 #[test]
 fn a_script_that_hangs_is_given_up_after_the_drain_timeout() {
-    for (method, opens) in [("open", false), ("close", true), ("unload", true)] {
-        let script = format!("eval:get_size=echo 1M&{method}=exec sleep 300");
-        let (status, time, said) = stopped(&["--drain-timeout=1s", &script], opens);
+    for method in ["open", "close", "unload"] {
+        let scratch = Scratch::new().unwrap();
+        let file = |name| scratch.file(name).to_str().unwrap().to_owned();
+        let [first, second] = ["first", "second"].map(file);
+        let opening = |file| (method == "open").then(|| Path::new(file));
+        let script = format!("eval:get_size=echo 1M&{method}=echo >{first}; exec sleep 300");
+        let (status, time, said) = stopped(&["--drain-timeout=1s", &script], opening(&first));
         assert_eq!(status, Some(9), "{method}: {said}");
         assert!(said.contains("has not ended in time"), "{method}: {said}");
         // Well below the ten seconds that other commands wait.
         assert!(time < Duration::from_secs(8), "{method}: {time:?}");
         // It is waited for as long as it is to be.
-        let script = format!("eval:get_size=echo 1M&{method}=sleep 3");
-        let (status, _, said) = stopped(&["--quiet", "--drain-timeout=100s", &script], opens);
+        let script = format!("eval:get_size=echo 1M&{method}=echo >{second}; sleep 3");
+        let args = ["--quiet", "--drain-timeout=100s", &script];
+        let (status, _, said) = stopped(&args, opening(&second));
         assert_eq!((status, &*said), (Some(0), ""), "{method}");
     }
 }
@@ -332,7 +331,7 @@ fn times_without_an_end_are_taken() {
         &["--limit", &format!("stalled={forever}"), "memory:1M"],
         &[&script],
     ] {
-        assert_eq!(stopped(args, true).0, Some(0), "{args:?}");
+        assert_eq!(stopped(args, None).0, Some(0), "{args:?}");
     }
 }
 
