@@ -19,7 +19,7 @@ that were skipped are listed, and at the end those that failed.
 Without the peers (not a Debian machine, no network) the tests that need them are skipped, each with
 a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAUL_REQUIRE=1 lets every test
 fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Each test
-program runs two tests per processor at a time; RUST_TEST_THREADS changes that.
+program runs three tests per processor at a time; RUST_TEST_THREADS changes that.
 
 Tests use mypy and the Python library qemu.qmp. Where one is missing, both are installed from PyPI into
 target/python-tools; where that fails, these tests are skipped.
@@ -31,7 +31,7 @@ const LIST: &str = "BLOCKHAUL_SKIPPED";
 /// Sets the number of tests that a program runs at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
 /// Most tests wait for other processes.
-const TESTS_PER_PROCESSOR: usize = 2;
+const TESTS_PER_PROCESSOR: usize = 3;
 
 pub fn main(args: &[String]) -> Outcome {
     let passed_on = match args.split_first() {
