@@ -54,6 +54,11 @@ pub struct Facts {
     pub in_flight: Option<u64>,
     /// Granularity in bytes in which storage is allocated and freed; a power of two, at least 1.
     pub allocation_unit: u32,
+    /// A write of a part of a block of this many bytes rewrites the block: two handles must not do
+    /// that to the same block at a time. A power of two, at least 1.
+    pub rewrite_unit: u32,
+    /// Whether written data is stored compressed.
+    pub compression: Compression,
     /// The local files and block devices that contain the device's bytes, or parts of them.
     pub files: Vec<FileId>,
     /// Names of the contexts available for extents; at most [`Contexts::MAX`].
@@ -82,6 +87,8 @@ impl Facts {
             flush_failures_stay: false,
             in_flight: None,
             allocation_unit: 4096,
+            rewrite_unit: 1,
+            compression: Compression::None,
             files: Vec::new(),
             contexts: Vec::new(),
         }
@@ -104,6 +111,7 @@ impl Facts {
             claims_room: false,
             flush_failures_stay: false,
             in_flight: None,
+            compression: Compression::None,
             contexts: Vec::new(),
             ..below.clone()
         }
@@ -171,6 +179,29 @@ impl Facts {
     pub fn context(&self, name: &str) -> Option<Contexts> {
         let index = self.contexts.iter().position(|context| context == name)?;
         Some(Contexts::empty().with(index))
+    }
+}
+
+/// Which written data a device stores compressed. The number is the unit in bytes, a power of two:
+/// whole, aligned units are compressed, and the last one of the device, which may be short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Compression {
+    /// None.
+    #[default]
+    None,
+    /// That of writes with [`Flags::COMPRESS`](crate::Flags::COMPRESS).
+    Asked(u32),
+    /// That of all writes.
+    All(u32),
+}
+
+impl Compression {
+    /// The unit in bytes, if the device can compress.
+    pub fn unit(self) -> Option<u32> {
+        match self {
+            Compression::None => None,
+            Compression::Asked(unit) | Compression::All(unit) => Some(unit),
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::pending::Check;
 use crate::{
-    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, OpKind, Pending, Request,
+    Access, Can, Compression, Device, Error, Facts, FileRange, Flags, Kind, Op, OpKind, Pending,
+    Request,
 };
 
 /// Puts the fence before a device. Adds the device's name and the request's place to errors.
@@ -22,7 +23,11 @@ impl Device for Fence {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> Pending {
+        if self.facts.compression == Compression::None {
+            // Only a wish.
+            request.flags.remove(Flags::COMPRESS);
+        }
         let kind = request.kind();
         let at = request.at;
         let len = request.len;
@@ -75,7 +80,8 @@ fn refuse_ability(facts: &Facts, request: &Request, kind: OpKind) -> Option<Erro
 
 fn refuse_flags(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
     let allowed = match kind {
-        OpKind::Write | OpKind::Trim => Flags::FUA,
+        OpKind::Write => Flags::FUA | Flags::COMPRESS,
+        OpKind::Trim => Flags::FUA,
         OpKind::Zero => Flags::FUA | Flags::NO_HOLE | Flags::FAST,
         OpKind::Extents => Flags::ONE_EXTENT,
         OpKind::Read | OpKind::Flush | OpKind::Cache => Flags::empty(),

@@ -73,7 +73,7 @@ pub use device::{Access, Device, FileRange};
 pub use error::{Error, Kind, Result};
 pub use ext::DeviceExt;
 pub use extents::{Extent, Extents, HOLE, ZERO};
-pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Contexts, Facts, FileId, Hints};
+pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Compression, Contexts, Facts, FileId, Hints};
 pub use fence::fence;
 pub use flushes::{Durable, FailedFlush, Flushes};
 pub use latency::{LATENCY_BOUNDS, Latency, LatencyCounters};

@@ -51,6 +51,11 @@ bitflags! {
         const FAST = 1 << 2;
         /// Answer with one extent per context. Extents.
         const ONE_EXTENT = 1 << 3;
+        /// Store the data compressed, as far as it is whole units of [`Facts::compression`]. Write.
+        /// The fence removes it before a device that cannot.
+        ///
+        /// [`Facts::compression`]: crate::Facts::compression
+        const COMPRESS = 1 << 4;
     }
 }
 

@@ -42,6 +42,11 @@ impl Kept {
         clusters.push((host, data));
     }
 
+    /// Forgets what compressed data that is overwritten unpacks to.
+    pub(crate) fn forget(&self, at: u64, end: u64) {
+        self.lock().retain(|(host, _)| !(at..end).contains(host));
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<(u64, Data)>> {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -17,7 +17,7 @@ use crate::storage;
 /// Memory of a compressed cluster that is kept, beside its bytes.
 const ENTRY: u64 = 128;
 /// Bytes of the disk that are read and compressed as one piece, unless a cluster is larger.
-const BATCH: u64 = 512 << 10;
+pub(crate) const BATCH: u64 = 512 << 10;
 /// Pieces for each worker that are in flight.
 const AHEAD: usize = 3;
 
@@ -109,7 +109,7 @@ pub(crate) fn pool(cluster: u64) -> Pool {
 }
 
 /// Number of pieces in flight.
-fn most() -> usize {
+pub(crate) fn most() -> usize {
     AHEAD * blockhaul_io::worker_count().max(1)
 }
 
@@ -265,6 +265,56 @@ fn packed(number: u64, out: &[u8], len: usize) -> Result<Packed> {
     let sectors = u16::try_from(len / index(SECTOR)).map_err(|_| Error::misfit())?;
     let bytes = Data::copy_of(out.get(..len).ok_or_else(Error::misfit)?);
     Ok(Packed { number, stored: Stored::Packed(sectors), bytes })
+}
+
+/// How a cluster is stored in an image that is written in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// It reads as zeroes.
+    Zero,
+    Plain,
+    /// Compressed, in this number of bytes.
+    Packed(usize),
+}
+
+/// Compresses clusters into `out`, as long as all of them, one behind the other without a gap. The last
+/// one may be short: zeroes follow it. Those that do not become smaller stay plain. Zeroes are
+/// recognized if `zeroes`, else compressed.
+pub(crate) fn pack_together(
+    packing: Packing,
+    cluster: usize,
+    bytes: &[u8],
+    out: &mut [u8],
+    zeroes: bool,
+) -> Vec<Form> {
+    let mut at = 0;
+    let mut one = |bytes: &[u8]| {
+        if zeroes && is_zero(bytes) {
+            return Form::Zero;
+        }
+        let room = out.get_mut(at..at + cluster - 1).unwrap_or_default();
+        let made = match packing {
+            Packing::Zstd(level) => compress(level, bytes, room),
+            Packing::Deflate(level) => deflate_short(level, bytes, room),
+            Packing::Plain | Packing::Grain(_) => None,
+        };
+        match made {
+            Some(len) if len > 0 => {
+                at += len;
+                Form::Packed(len)
+            }
+            _ => Form::Plain,
+        }
+    };
+    let pack = |part: &[u8]| {
+        if part.len() == cluster {
+            return one(part);
+        }
+        let mut whole = part.to_vec();
+        whole.resize(cluster, 0);
+        one(&whole)
+    };
+    bytes.chunks(cluster).map(pack).collect()
 }
 
 /// A grain of a VMDK: a marker with its sector and length, and a zlib stream.

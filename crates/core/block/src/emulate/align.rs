@@ -114,6 +114,7 @@ impl Align {
         let minimum = u64::from(block.minimum);
         let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
         facts.unreachable = (facts.size % minimum) as u32;
+        facts.rewrite_unit = facts.rewrite_unit.max(block.minimum);
         facts.block = BlockSizes {
             minimum: 1,
             preferred: block.preferred.max(block.minimum).min(maximum),

@@ -6,9 +6,11 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, DeviceExt as _, Error, Kind, Result, ZERO, fence};
+use blockhaul_block::{
+    Compression, Contexts, Device, DeviceExt as _, Error, Kind, Result, ZERO, fence,
+};
 use blockhaul_catalog::{Intent, OpenContext};
-use blockhaul_io::{Buf, is_zero};
+use blockhaul_io::{Buf, Data, is_zero};
 
 use super::chain::{Base, CHANGE, backing_device, open_base};
 use super::device::Handle;
@@ -39,24 +41,26 @@ pub struct BackingName {
 pub enum Rebase {
     /// What differs is written to the image: the disk stays as it is.
     Safe,
+    /// The same, with whole clusters compressed.
+    Compressed,
     /// Only the names change. The backing files need not exist.
     Unsafe,
 }
 
 /// Gives the image that `description` names, and that nothing else may use, another backing file, or
 /// none. Files that images name are opened as the policy of `context` says. Returns the number of
-/// bytes that were written to the image.
+/// bytes of the disk that were written to the image.
 ///
 /// # Errors
 /// [`Kind::Usage`] for a name that does not fit, [`Kind::Unsupported`] if the image cannot be
-/// written or, with [`Rebase::Safe`], has an external data file, and those of the devices.
+/// written or, without [`Rebase::Unsafe`], has an external data file, and those of the devices.
 pub async fn rebase(
     context: &OpenContext,
     description: &str,
     new: Option<&BackingName>,
     how: Rebase,
 ) -> Result<u64> {
-    let is_safe = how == Rebase::Safe;
+    let is_safe = how != Rebase::Unsafe;
     let Base { file, head, below } = open_base(context, description, CHANGE, |_| is_safe).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
@@ -82,7 +86,8 @@ pub async fn rebase(
         {
             return Err(named(usage("the image cannot be its own backing file")));
         }
-        let handle = open_handle(&file, &head, below).await.map_err(named)?;
+        let packs = how == Rebase::Compressed;
+        let handle = open_handle(&file, &head, below, packs).await.map_err(named)?;
         let written = keep_disk(&handle, over.as_ref()).await?;
         handle.flush().await?;
         written
@@ -123,15 +128,19 @@ fn refuse_data_file(header: &Header) -> Result<()> {
     Ok(())
 }
 
-/// The disk in an image, for reading and writing.
+/// The disk in an image, for reading and writing; compressed if `packs`.
 async fn open_handle(
     file: &Arc<dyn Device>,
     head: &Head,
     below: Option<Backing>,
+    packs: bool,
 ) -> Result<Arc<dyn Device>> {
     let options = Options { snapshot: None, data_len: None, memory: MEMORY, write: true };
     let mut image = Image::open(file, head, options).await?;
     image.is_rebased = true;
+    if packs {
+        image.pack()?;
+    }
     Ok(fence(Arc::new(Handle::new(Arc::new(image), file.clone(), None, below))))
 }
 
@@ -172,7 +181,11 @@ async fn bytes(device: Option<&Arc<dyn Device>>, at: u64, out: &mut [u8]) -> Res
 async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> Result<u64> {
     let facts = handle.facts();
     let depth = facts.context(ALLOCATION_DEPTH).ok_or_else(Error::misfit)?;
-    let unit = u64::from(facts.allocation_unit.max(1));
+    let packs = match facts.compression {
+        Compression::All(cluster) => Some(cluster),
+        _ => None,
+    };
+    let unit = u64::from(packs.unwrap_or(facts.allocation_unit).max(1));
     let mut written = 0;
     let mut at = 0;
     while at < facts.size {
@@ -187,7 +200,13 @@ async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> 
             at += len;
             continue;
         }
-        let len = len.min(PIECE);
+        let mut end = at + len.min(PIECE.max(unit));
+        if packs.is_some() {
+            // Whole clusters: the disk stays as it is also where the image has the rest of one itself.
+            at -= at % unit;
+            end = end.next_multiple_of(unit).min(facts.size);
+        }
+        let len = end - at;
         let (mut old, mut new) = (vec![0; index(len)], vec![0; index(len)]);
         bytes(Some(handle), at, &mut old).await?;
         bytes(over, at, &mut new).await?;
@@ -209,7 +228,7 @@ async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> 
             written += data.len() as u64;
             put(handle, start, data).await?;
         }
-        at += len;
+        at = end;
         blockhaul_io::yield_now().await;
     }
     Ok(written)
@@ -219,6 +238,8 @@ async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> 
 async fn put(device: &Arc<dyn Device>, at: u64, data: Vec<u8>) -> Result<()> {
     if is_zero(&data) {
         device.zero(at, data.len() as u64).await
+    } else if data.len() as u64 <= u64::from(device.facts().block.maximum) {
+        device.write(at, Data::copy_of(&data)).await
     } else {
         storage::write(device, at, &data).await
     }
@@ -251,7 +272,7 @@ pub async fn commit(
         None => backing_of(header).map_err(named)?,
     };
     // Refuses an image that cannot be emptied before anything is written.
-    let handle = open_handle(&file, &head, None).await.map_err(named)?;
+    let handle = open_handle(&file, &head, None, false).await.map_err(named)?;
     let intent = Intent { write: true, exclusive: true, ..Intent::READ };
     let base = backing_device(context, description, &shown, (name, format), intent).await?;
     let (size, base_size) = (header.size, base.facts().size);

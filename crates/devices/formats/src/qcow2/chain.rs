@@ -40,6 +40,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         backing: target.args.text("backing"),
         backing_format: target.args.text("backing-format").map(Format::named).transpose()?,
         data_file: target.args.text("data-file"),
+        compress: target.args.switch("compress"),
     };
     let levels = opener.levels(description, own).await?;
     Chain { levels }.opened()
@@ -141,6 +142,7 @@ struct Own<'a> {
     backing: Option<&'a str>,
     backing_format: Option<Format>,
     data_file: Option<&'a str>,
+    compress: bool,
 }
 
 /// The formats of backing files.
@@ -355,6 +357,9 @@ impl Opener {
         let options = Options { snapshot, data_len, memory, write };
         let mut image = Image::open(&file.device, &head, options).await.map_err(named)?;
         image.shows_below = self.bitmaps_below;
+        if own.compress && intent.write {
+            image.pack().map_err(named)?;
+        }
         let image = Some(Arc::new(image));
         let below = self.backing(&head.header, &from, &own).await?;
         Ok((Level { image, file, external }, below))

@@ -332,6 +332,9 @@ impl Wanted {
         let mut image = Image::new(header, self.size, layout, l1, Some(writer), options);
         let is_zero = external.is_none_or(|storage| storage.device.facts().zeroed);
         image.is_new = is_zero;
+        if target.args.switch("compress") {
+            image.pack()?;
+        }
         Ok(image)
     }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
-    Reply, Request,
+    Access, BASE_ALLOCATION, Can, Compression, Contexts, Device, Error, Facts, FileRange, Kind, Op,
+    Pending, Reply, Request,
 };
 use blockhaul_io::Remote;
 
@@ -53,11 +53,26 @@ impl Handle {
         if parts.image.writer.is_some() {
             let fast = if parts.zeroes_fast() { Can::FAST_ZERO } else { Can::empty() };
             facts.can |= (Can::CHANGES - Can::FAST_ZERO) | Can::FLUSH | fast;
-            facts.takes_parked = parts.data.facts().takes_parked;
+            facts.compression = compression(&parts);
+            let packs = parts.image.packs;
+            facts.takes_parked = parts.data.facts().takes_parked && !packs;
+            if let (Compression::All(unit), true) = (facts.compression, packs) {
+                facts.block.preferred = facts.block.preferred.max(unit).min(facts.block.maximum);
+            }
             facts.flush_failures_stay = true;
             facts.zeroed = parts.image.is_new && parts.backing.is_none();
         }
         Handle { facts: Arc::new(facts), parts: Arc::new(parts) }
+    }
+}
+
+/// Which writes are compressed.
+fn compression(parts: &Parts) -> Compression {
+    let cluster = u32::try_from(parts.image.layout.cluster()).unwrap_or(0);
+    match (parts.is_external, parts.image.packs) {
+        (true, _) => Compression::None,
+        (false, false) => Compression::Asked(cluster),
+        (false, true) => Compression::All(cluster),
     }
 }
 

@@ -230,6 +230,15 @@ impl Layout {
         if self.extended { [place, ALL_UNITS << SUBCLUSTERS] } else { [place | ZERO, 0] }
     }
 
+    /// An entry for a cluster that is compressed to `len` bytes at `host`, at least one; none if its
+    /// offset is too large.
+    pub(super) fn packed_entry(&self, host: u64, len: u64) -> Option<[u64; 2]> {
+        let x = 62 - (self.cluster_bits - 8);
+        let last = host.checked_add(len)?.checked_sub(1)?;
+        let more = last / SECTOR - host / SECTOR;
+        (last >> x == 0).then_some([COMPRESSED | more << x | host, 0])
+    }
+
     pub(super) fn is_compressed(entry: u64) -> bool {
         entry & COMPRESSED != 0
     }
@@ -446,6 +455,33 @@ mod tests {
         assert_eq!(runs[0].place, Place::Packed { host: 0x1_2345, len: 0xbb });
         let shorter = Layout { file_len: 0x1_2345, ..short };
         assert!(one(shorter, &[entry], 0, 1).is_err());
+    }
+
+    #[test]
+    fn entries_of_compressed_clusters_cover_all_sectors_of_their_data() {
+        for bits in [9, 12, 16, 21] {
+            let layout = Layout { file_len: 1 << 50, ..layout(bits, false) };
+            let cluster = 1_u64 << bits;
+            let limit = 1 << (62 - (bits - 8));
+            for host in [cluster, cluster + 1, cluster * 3 - 1, cluster * 2 + 511, cluster + 512] {
+                for len in [1, 100, 510, cluster - 1] {
+                    let entry = layout.packed_entry(host, len).unwrap();
+                    let Place::Packed { host: found, len: most } =
+                        layout.packed(entry[0], 0).unwrap()
+                    else {
+                        panic!("{entry:x?}");
+                    };
+                    let most = u64::from(most);
+                    assert!(found == host && most >= len && most < len + SECTOR, "{host} {len}");
+                    assert!((host + most).is_multiple_of(SECTOR));
+                    let first = host >> bits;
+                    let count = ((host + len - 1) >> bits) - first + 1;
+                    assert_eq!(layout.refers_to(entry[0]), Some((first, count)));
+                }
+            }
+            assert!(layout.packed_entry(limit - 2, 2).is_some());
+            assert_eq!(layout.packed_entry(limit - 2, 3), None);
+        }
     }
 
     #[test]

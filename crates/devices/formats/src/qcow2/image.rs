@@ -9,13 +9,14 @@ use blockhaul_io::Buf;
 use super::bitmap::{self, Bitmap};
 use super::cache::{Slice, SliceCache};
 use super::entry::{Layout, Place, Run, push};
-use super::error::damaged;
+use super::error::{damaged, unsupported};
 use super::header::{Compression, Header, L1Place, incompatible};
 use super::snapshot::{self, Snapshot};
 use super::words::words;
 use super::write::{Writer, refuse_bitmaps};
 use crate::bytes::index;
 use crate::kept::Kept;
+use crate::pack::Packing;
 use crate::storage::{len_of, read, read_into};
 
 /// Longest part of an L2 table that is read at once, in bytes.
@@ -46,6 +47,8 @@ pub(super) struct Image {
     pub(super) is_rebased: bool,
     /// The bitmaps of the images below it are contexts, too.
     pub(super) shows_below: bool,
+    /// All writes of whole clusters are compressed.
+    pub(super) packs: bool,
     /// The entries that the disk needs.
     pub(super) l1: Vec<AtomicU64>,
     /// Offset of the L1 table in the image file.
@@ -148,6 +151,7 @@ impl Image {
             is_new: false,
             is_rebased: false,
             shows_below: false,
+            packs: false,
             l1_at: header.l1.offset,
             l1: l1.into_iter().map(AtomicU64::new).collect(),
             cache: SliceCache::new(options.memory, slice),
@@ -155,6 +159,27 @@ impl Image {
             file_len: AtomicU64::new(layout.file_len()),
             data_len: options.data_len.map(AtomicU64::new),
         }
+    }
+
+    /// How clusters are compressed: at the levels that QEMU uses.
+    pub(super) fn packing(&self) -> Packing {
+        match self.compression {
+            Compression::Deflate => Packing::Deflate(6),
+            Compression::Zstd => Packing::Zstd(3),
+        }
+    }
+
+    /// Compresses all writes of whole clusters from now on. Nothing else uses the image yet.
+    ///
+    /// # Errors
+    /// If its data is in an external file.
+    pub(super) fn pack(&mut self) -> Result<()> {
+        if self.layout.data_file {
+            let what = "clusters in an external data file cannot be compressed";
+            return Err(unsupported(what, "leave out compress"));
+        }
+        self.packs = true;
+        Ok(())
     }
 
     /// The layout with the current lengths of the files.

@@ -144,6 +144,13 @@ const PARAMS: &[Param] = &[
         doc: "Memory for the tables of each image of the chain.",
     },
     Param {
+        name: "compress",
+        kind: ParamKind::Switch,
+        default: Some("off"),
+        doc: "Store what is written compressed, as far as it is whole clusters that become smaller. Not with \
+              an external data file.",
+    },
+    Param {
         name: "cluster",
         kind: ParamKind::Size,
         default: Some("64k"),
@@ -165,7 +172,7 @@ const PARAMS: &[Param] = &[
         name: "compression",
         kind: ParamKind::Choice(&["zlib", "zstd"]),
         default: Some("zlib"),
-        doc: "For a new image: how programs that compress clusters do it. A copy writes none.",
+        doc: "For a new image: how clusters are compressed, with compress=on and by other programs.",
     },
     Param {
         name: "lazy-refcounts",

@@ -105,7 +105,8 @@ fn a_disk_stays_as_it_is_over_another_backing_file() {
         scribble(&qemu, "top", "qcow2", disk, &mut rng);
         let before = qemu.raw("top");
         let new = (rng.below(4) > 0).then(|| name("new", new));
-        rebased(&qemu.file("top"), new.clone(), Rebase::Safe).unwrap();
+        let how = if rng.below(2) == 0 { Rebase::Safe } else { Rebase::Compressed };
+        rebased(&qemu.file("top"), new.clone(), how).unwrap();
         std::fs::remove_file(qemu.file("old")).unwrap();
         qemu.check("top", &label);
         let after = qemu.raw("top");
@@ -118,6 +119,36 @@ fn a_disk_stays_as_it_is_over_another_backing_file() {
         };
         assert_eq!(found["backing-filename"], path, "{label}");
         assert_eq!(found["backing-filename-format"], format, "{label}");
+    }
+}
+
+#[test]
+fn what_a_rebase_writes_can_be_compressed() {
+    let Some(qemu) = Qemu::find() else { return };
+    let text: Vec<u8> = (0..9 * MIB + 512).map(|n| (n % 1009 * n % 23) as u8 + b'a').collect();
+    write(&qemu.file("base"), &text);
+    for (options, most) in [
+        ("cluster_size=64k", 3 * MIB),
+        ("cluster_size=64k,extended_l2=on,compression_type=zstd", 3 * MIB),
+        ("cluster_size=2M,compression_type=zstd", 3 * MIB),
+        ("cluster_size=4k,compat=0.10", 6 * MIB),
+    ] {
+        let create =
+            ["create", "-q", "-f", "qcow2", "-o", options, "-b", "base", "-F", "raw", "top"];
+        qemu.img(&create);
+        qemu.io("qcow2", "top", &["write -P 3 100k 3k".into(), "write -z 2M 64k".into()]);
+        let before = qemu.raw("top");
+        let empty = std::fs::metadata(qemu.file("top")).unwrap().len();
+        let written = rebased(&qemu.file("top"), None, Rebase::Compressed).unwrap();
+        assert!(written > 2 * MIB, "{options}: {written}");
+        qemu.check("top", options);
+        assert!(qemu.raw("top") == before, "{options}");
+        let found: Value =
+            serde_json::from_str(&qemu.img(&["check", "-f", "qcow2", "--output=json", "top"]))
+                .unwrap();
+        assert!(found["compressed-clusters"].as_u64().unwrap_or(0) >= 1, "{options}: {found}");
+        let len = std::fs::metadata(qemu.file("top")).unwrap().len();
+        assert!(len - empty < most, "{options}: {empty}, then {len} bytes");
     }
 }
 

@@ -7,6 +7,7 @@ mod bitmap_changes;
 mod chains;
 mod checks;
 mod common;
+mod compressed;
 mod conformance;
 mod creates;
 mod differencing;

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Device, Facts, Kind, Op, OpKind, Pending, Request};
+use blockhaul_block::{Compression, Device, Facts, Kind, Op, OpKind, Pending, Request};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
@@ -116,6 +116,7 @@ impl History {
 /// Random requests, some at a time, and flushes; ends when `stop` says so. Failures are noted.
 async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rounds: u64) {
     let mut rng = Rng::new(seed);
+    let packs = matches!(device.facts().compression, Compression::All(_));
     for _ in 0..rounds {
         let mut flying = Vec::new();
         let mut taken = Vec::<(u64, u64)>::new();
@@ -134,7 +135,11 @@ async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rou
                 1 => Request::zero(at, len).with(blockhaul_block::Flags::NO_HOLE),
                 2 => Request::trim(at, len),
                 _ => {
-                    rng.fill(&mut bytes);
+                    if packs && rng.chance(80) {
+                        bytes.fill_with(|| rng.below(7) as u8);
+                    } else {
+                        rng.fill(&mut bytes);
+                    }
                     Request::write(at, Data::copy_of(&bytes))
                 }
             };
@@ -246,6 +251,8 @@ struct Start {
     disk: Vec<u8>,
     options: &'static str,
     grows: bool,
+    /// Writes are compressed.
+    packs: bool,
 }
 
 impl Start {
@@ -260,7 +267,13 @@ impl Start {
         qemu.io("qcow2", "start", fill);
         let image = std::fs::read(qemu.file("start")).unwrap();
         let disk = qemu.raw("start");
-        Start { image, disk, options: if backed { "backing=file:base" } else { "" }, grows }
+        let options = if backed { "backing=file:base" } else { "" };
+        Start { image, disk, options, grows, packs: false }
+    }
+
+    /// The same image, whose writes are compressed.
+    fn packed(self) -> Start {
+        Start { packs: true, ..self }
     }
 
     /// The device with the image.
@@ -269,9 +282,10 @@ impl Start {
     }
 
     fn options(&self, qemu: &Qemu) -> String {
+        let packs = if self.packs { "on" } else { "off" };
         match self.options {
-            "" => String::new(),
-            _ => format!("backing={}", qemu.file("base").display()),
+            "" => format!("compress={packs}"),
+            _ => format!("compress={packs}&backing={}", qemu.file("base").display()),
         }
     }
 }
@@ -298,7 +312,19 @@ fn starts(qemu: &Qemu) -> Vec<(String, Start)> {
     qemu.img(&["snapshot", "-c", "one", "start"]);
     let image = std::fs::read(qemu.file("start")).unwrap();
     let disk = qemu.raw("start");
-    all.push(("snapshot".into(), Start { image, disk, options: "", grows: true }));
+    let start =
+        |packs| Start { image: image.clone(), disk: disk.clone(), options: "", grows: true, packs };
+    all.push(("snapshot".into(), start(false)));
+    all.push(("snapshot, compressed".into(), start(true)));
+    for (options, grows, fill) in [
+        ("cluster_size=4k,compression_type=zstd,refcount_bits=2", true, &packed[..]),
+        ("cluster_size=512", false, &plain[..]),
+        ("cluster_size=16k,extended_l2=on,backing_file=base,backing_fmt=raw", true, &plain[..]),
+        ("cluster_size=4k,compat=0.10,backing_file=base,backing_fmt=raw", false, &plain[..]),
+    ] {
+        let start = Start::new(qemu, options, grows, fill).packed();
+        all.push((format!("{options}, compressed"), start));
+    }
     all
 }
 
@@ -445,7 +471,7 @@ fn a_flush_on_one_handle_covers_what_another_has_written() {
             other.submit(Request::flush()).await.unwrap();
             // What follows is lost.
             left.power_cut(seed);
-            let data = Data::copy_of(&[0; SECTOR]);
+            let data = Data::copy_of(&[253; SECTOR]);
             assert!(other.submit(Request::write(0, data)).await.is_err());
             left.durable()
         });

@@ -11,14 +11,14 @@ use crate::common::{Qemu, content, write_with};
 use crate::equality::{Case, Under, cases, make, make_noise};
 
 /// What a request does to the model.
-enum Step {
+pub enum Step {
     Bytes(u64, Vec<u8>),
     /// Its contents are looked at afterwards.
     Trim(u64, u64),
 }
 
-/// A random request, and what it does.
-fn request(rng: &mut Rng, size: u64, cluster: u64) -> (Request, Step) {
+/// A random request for any range, and what it does.
+pub fn request(rng: &mut Rng, size: u64, cluster: u64) -> (Request, Step) {
     let unit = *rng.pick(&[1, 512, 4096, cluster]);
     let at = rng.below(size) / unit * unit;
     let most = (size - at).min(*rng.pick(&[512, 5000, 70_000, cluster * 3, 400_000]));
@@ -45,12 +45,23 @@ pub async fn play(
     rounds: u64,
     cluster: u64,
 ) {
+    play_with(device, rng, model, rounds, |rng, size| request(rng, size, cluster)).await;
+}
+
+/// The same with requests that `request` makes for a disk of a size.
+pub async fn play_with(
+    device: &Arc<dyn Device>,
+    rng: &mut Rng,
+    model: &mut [u8],
+    rounds: u64,
+    request: impl Fn(&mut Rng, u64) -> (Request, Step),
+) {
     let size = model.len() as u64;
     for _ in 0..rounds {
         let mut taken: Vec<(u64, u64)> = Vec::new();
         let mut flying = Vec::new();
         for _ in 0..rng.between(1, 6) {
-            let (request, step) = request(rng, size, cluster);
+            let (request, step) = request(rng, size);
             let at = request.at;
             let end = request.at + request.len;
             if taken.iter().all(|&(other, stop)| end <= other || stop <= at) {
@@ -83,7 +94,7 @@ pub async fn play(
 }
 
 /// Panics unless bytes are those of the model.
-fn same(found: &[u8], wanted: &[u8], label: &str) {
+pub fn same(found: &[u8], wanted: &[u8], label: &str) {
     assert_eq!(found.len(), wanted.len(), "{label}");
     if found != wanted {
         let at = found.iter().zip(wanted).position(|(one, other)| one != other).unwrap();

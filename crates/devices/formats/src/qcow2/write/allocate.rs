@@ -58,6 +58,11 @@ impl Parts {
     pub(super) async fn allocate(&self, most: u64) -> Result<Clusters> {
         let writer = self.writer()?;
         let _turn = writer.allocating.lock().await;
+        self.allocate_in_turn(writer, most).await
+    }
+
+    /// The same for a caller that holds the lock `allocating`.
+    pub(super) async fn allocate_in_turn(&self, writer: &Writer, most: u64) -> Result<Clusters> {
         let mut next = writer.places().next;
         let mut looked = 0_u64;
         loop {
@@ -131,6 +136,11 @@ impl Parts {
     pub(super) async fn release(&self, clusters: Clusters) {
         let Ok(writer) = self.writer() else { return };
         let _turn = writer.allocating.lock().await;
+        self.release_in_turn(writer, clusters).await;
+    }
+
+    /// The same for a caller that holds the lock `allocating`.
+    pub(super) async fn release_in_turn(&self, writer: &Writer, clusters: Clusters) {
         for cluster in clusters.first..clusters.first + clusters.count {
             let Some(counter) = self.counter(writer, cluster) else { continue };
             if self.image.load(&self.file, counter.slice).await.is_ok() {

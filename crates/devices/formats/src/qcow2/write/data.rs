@@ -20,7 +20,9 @@ const CLUSTERS_MAX: u64 = 2048;
 
 /// Starts a write of a range within the disk.
 pub(in crate::qcow2) fn submit(parts: &Arc<Parts>, at: u64, data: Data, flags: Flags) -> Pending {
-    if flags.is_empty()
+    let packs = parts.packs(at, at.saturating_add(data.len() as u64), flags);
+    if !packs
+        && !flags.contains(Flags::FUA)
         && let Some(writer) = parts.image.writer.as_ref().filter(|writer| writer.has_begun())
     {
         let epoch = writer.epoch();
@@ -32,7 +34,7 @@ pub(in crate::qcow2) fn submit(parts: &Arc<Parts>, at: u64, data: Data, flags: F
     }
     let parts = parts.clone();
     Pending::start(async move {
-        parts.write(at, data).await.map_err(|error| parts.before_flush(error))?;
+        parts.write(at, data, packs).await.map_err(|error| parts.before_flush(error))?;
         parts.durable(flags).await
     })
 }
@@ -119,14 +121,17 @@ impl Parts {
         host
     }
 
-    /// Writes a range.
-    async fn write(&self, at: u64, data: Data) -> Result<()> {
+    /// Writes a range, with its whole clusters compressed if `packs`.
+    async fn write(&self, at: u64, data: Data, packs: bool) -> Result<()> {
         let end = at + data.len() as u64;
         self.begin().await?;
         self.make_room().await?;
         let writer = self.writer()?;
         let bits = self.image.layout.cluster_bits;
         let _turn = writer.clusters.lock(at >> bits, ((end - 1) >> bits) + 1).await;
+        if packs {
+            return self.write_packed(at, data).await;
+        }
         self.write_locked(Payload::new(at, data)).await
     }
 

@@ -53,7 +53,10 @@ impl Parts {
             for Freed { first, count } in writer.ripe() {
                 for cluster in first..first + count {
                     match self.lower(writer, cluster).await {
-                        Ok(true) => last.push(cluster),
+                        Ok(true) => {
+                            writer.places().leave(cluster, self.image.layout.cluster_bits);
+                            last.push(cluster);
+                        }
                         Ok(false) => {}
                         Err(error) => log::warn!("{}: {error}", self.file.facts().name),
                     }

@@ -20,7 +20,13 @@
 //! the L2 table that it needs (`tables`) and the refcounts (`allocating`). Requests that overwrite
 //! clusters in place lock nothing.
 //!
+//! # Compressed data
+//! It is packed without gaps into clusters, each of which has a reference from every entry whose data it
+//! contains. More data may go to a cluster to which the file refers already: only its refcount has to be
+//! written before the new entry. A cluster that loses its last reference takes no more data from then on.
+//!
 //! `writer` is what handles share. `allocate` finds free clusters, `together` many that lie together, `tables` changes entries, `data` writes and `zero` zeroes,
+//! `packed` writes compressed clusters, to which `place` gives places,
 //! `flush` carries out the order above, `free` gives clusters back, `cut` those beyond a new end of the
 //! disk, and `reserve` allocates before there is data.
 
@@ -29,6 +35,8 @@ mod cut;
 pub(super) mod data;
 mod flush;
 mod free;
+mod packed;
+mod place;
 mod reserve;
 mod tables;
 mod together;

@@ -8,6 +8,7 @@ use blockhaul_block::{Device, FailedFlush, Result};
 use blockhaul_io::{FifoLock, Pool, RangeLocks};
 
 use crate::bytes::index;
+use crate::pack;
 use crate::qcow2::cache::Freed;
 use crate::qcow2::entry::Layout;
 use crate::qcow2::error::{damaged, unsupported};
@@ -64,6 +65,8 @@ pub(in crate::qcow2) struct Writer {
     pub(super) waiting: Mutex<VecDeque<(Epoch, Vec<Freed>)>>,
     /// Memory for pieces that are put together.
     pub(super) copies: Pool,
+    /// Memory for pieces that are compressed.
+    pub(super) packs: Pool,
     /// Handles, and whether changes could not be written after the last one.
     pub(super) users: AtomicUsize,
     pub(super) gave_up: AtomicBool,
@@ -84,6 +87,28 @@ pub(super) struct Places {
     pub(super) fresh: u64,
     /// Clusters of tables, which are never free, whatever the refcounts say.
     pub(super) tables: HashSet<u64>,
+    /// Where compressed data goes. Changes under the lock `allocating`.
+    pub(super) tail: Tail,
+}
+
+/// Clusters that compressed data fills from front to back, and offsets in the file. Empty at first. A
+/// cluster that has data is counted once for each entry that refers to it; one that has none yet, once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Tail {
+    /// The next byte that is free.
+    pub(super) next: u64,
+    /// The end of the last cluster.
+    pub(super) end: u64,
+}
+
+impl Places {
+    /// No more compressed data goes to a cluster, which is about to be free.
+    pub(super) fn leave(&mut self, cluster: u64, cluster_bits: u32) {
+        let Tail { next, end } = self.tail;
+        if next < end && next >> cluster_bits == cluster {
+            self.tail.next = (cluster + 1) << cluster_bits;
+        }
+    }
 }
 
 impl Writer {
@@ -162,7 +187,7 @@ impl Writer {
             has_begun: AtomicBool::new(known == header.autoclear),
             refcounts: Mutex::new(Refcounts { offset, clusters: clusters.into(), entries }),
             allocating: Arc::default(),
-            places: Mutex::new(Places { next: 1, fresh, tables }),
+            places: Mutex::new(Places { next: 1, fresh, tables, tail: Tail::default() }),
             clusters: Arc::default(),
             tables: Arc::default(),
             flushing: Arc::default(),
@@ -172,6 +197,7 @@ impl Writer {
             epoch: Mutex::default(),
             waiting: Mutex::default(),
             copies: Pool::new(Pool::cost(index(COPY.max(layout.cluster()))) * COPIES),
+            packs: pack::pool(layout.cluster()),
             users: AtomicUsize::new(0),
             gave_up: AtomicBool::new(false),
         }

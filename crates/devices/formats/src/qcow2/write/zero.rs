@@ -74,25 +74,36 @@ impl Parts {
         }
         // Entries say something about whole clusters, but for the last one of the disk, which may
         // be short. Clusters with subclusters can have more than that.
-        let cluster = self.image.layout.cluster();
-        let first = at.next_multiple_of(cluster).min(end);
-        let last = if end == self.image.size { end } else { (end & !(cluster - 1)).max(first) };
+        let (first, last) = self.whole_clusters(at, end);
         self.erase_edge(at, first, erase).await?;
+        self.erase_whole(writer, (first, last), erase).await?;
+        self.erase_edge(last, end, erase).await
+    }
+
+    /// Erases whole clusters, which are locked; the last one of the disk may be short. Entries must be able to
+    /// say it.
+    pub(super) async fn erase_whole(
+        &self,
+        writer: &Writer,
+        (first, last): (u64, u64),
+        erase: Erase,
+    ) -> Result<()> {
         let mut next = first;
         while next < last {
             self.make_room().await?;
             let covers = self.image.layout.l2_covers();
             let stretch = (next / covers + 1).saturating_mul(covers).min(last);
-            let stretch = stretch.min(next.saturating_add(STRETCH << bits));
+            let most = STRETCH << self.image.layout.cluster_bits;
+            let stretch = stretch.min(next.saturating_add(most));
             self.erase_clusters(writer, next, stretch, erase).await?;
             blockhaul_io::yield_now().await;
             next = stretch;
         }
-        self.erase_edge(last, end, erase).await
+        Ok(())
     }
 
     /// Whether entries can say what a request wants.
-    fn zeroes_with_entries(&self, writer: &Writer, erase: Erase) -> bool {
+    pub(super) fn zeroes_with_entries(&self, writer: &Writer, erase: Erase) -> bool {
         match erase {
             // The raw file has to have the zeroes itself.
             _ if writer.external == External::Raw => false,
