@@ -29,7 +29,7 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
     info     [-f FORMAT] [--output=human|json] [--backing-chain] [-U] FILE
     map      [-f FORMAT] [--output=human|json] [-s OFFSET] [-l LENGTH] [-U] FILE
     measure  [-f FORMAT] [--output=human|json] [-O FORMAT] [-o OPTIONS] [--size=SIZE | FILE]
-    rebase   [-f FORMAT] [-b BACKING] [-F FORMAT] [-u] [-p] [-q] FILE
+    rebase   [-f FORMAT] [-b BACKING] [-F FORMAT] [-u] [-c] [-p] [-q] FILE
     resize   [-f FORMAT] [--preallocation=MODE] [--shrink] [-q] FILE [+|-]SIZE
     snapshot [-l | -c NAME | -a NAME | -d NAME] [-q] [-U] FILE
 
@@ -275,7 +275,7 @@ const COMMANDS: &[Command] = &[
             QUIET,
             FORCE_SHARE,
         ],
-        refused: &["compress"],
+        refused: &[],
     },
     Command {
         name: "resize",
@@ -499,7 +499,6 @@ mod tests {
             ("", "Not enough arguments"),
             ("foo", "Command not found: foo"),
             ("bench x", "the command bench is not supported"),
-            ("rebase -c a", "--compress is not supported"),
             ("info --object secret,id=x a", "--object secret is not supported"),
             ("info --what a", "--what"),
             ("--trace x", "--trace"),

@@ -16,7 +16,11 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
     let names = policy(args.backing);
     let new = args.to.clone().zip(args.format.clone());
     let new = new.map(|(name, format)| BackingName { name, format });
-    let how = if args.names_only { Rebase::Unsafe } else { Rebase::Safe };
+    let how = match (args.names_only, args.compress) {
+        (true, _) => Rebase::Unsafe,
+        (false, true) => Rebase::Compressed,
+        (false, false) => Rebase::Safe,
+    };
     let described = name.clone();
     let result = run(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(names);

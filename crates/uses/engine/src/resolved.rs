@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Result};
+use blockhaul_block::{Can, Compression, Device, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
 
 use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
@@ -158,7 +158,7 @@ impl Resolved {
         let sparse = match options.sparse {
             _ if options.allocated => 0,
             0 => 0,
-            sparse => sparse.max(to.block.preferred.min(GRAIN_MAX)),
+            sparse => sparse.max(block(&to)),
         };
         Resolved {
             connections,
@@ -180,7 +180,8 @@ impl Resolved {
             flush: options.flush || options.discard_source,
             discard_source: options.discard_source,
             grain: grain(options, &from, &to),
-            segment: segment(options, from.size, connections_max, request_size),
+            segment: segment(options, from.size, connections_max, request_size)
+                .max(u64::from(block(&to))),
             rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
             has_rate: options.rate.is_some(),
         }
@@ -211,10 +212,19 @@ impl Resolved {
     }
 }
 
+/// The block in bytes in which the target is written: all of a unit that is compressed.
+pub(crate) fn block(to: &Facts) -> u32 {
+    let block = to.block.preferred.max(to.block.minimum).min(GRAIN_MAX);
+    match to.compression {
+        Compression::All(unit) => block.max(unit),
+        Compression::None | Compression::Asked(_) => block,
+    }
+}
+
 /// The alignment in bytes of zeroes and of wanted ranges.
 fn grain(options: &Options, from: &Facts, to: &Facts) -> u64 {
-    let block = to.block.preferred.max(to.block.minimum).min(GRAIN_MAX);
-    let grain = u64::from(block.max(to.block.minimum).max(from.block.minimum)).max(1);
+    let block = block(to).max(to.block.minimum).max(from.block.minimum);
+    let grain = u64::from(block).max(1);
     if options.digest.is_some() { grain.max(crate::algorithm::BLOCK) } else { grain }
 }
 

@@ -74,6 +74,10 @@ pub struct RebaseArgs {
     #[arg(long = "unsafe", conflicts_with = "backing")]
     pub names_only: bool,
 
+    /// Store what is written to the image compressed, with its compression type
+    #[arg(long, conflicts_with = "names_only")]
+    pub compress: bool,
+
     /// Whether to open the backing files that the image names: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<Backing>,

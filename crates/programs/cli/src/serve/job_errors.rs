@@ -210,7 +210,10 @@ impl Layer for Policy {
             | Hints::FLUSH_FAILURES_STAY
             | Hints::IN_FLIGHT
             | Hints::EXTENTS;
-        let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
+        let mut facts = Facts::over(&below).keeping(&below, kept);
+        // Requests are passed on with their flags.
+        facts.compression = below.compression;
+        let facts = Arc::new(facts);
         let errors = self.errors.clone();
         let on_error = self.on_error;
         let is_source = self.is_source;

@@ -13,6 +13,7 @@ use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
 use serde_json::{Value, json};
 
+use super::compressed::Compressed;
 use super::exports::Table;
 use super::job_errors::{Action, Errors, OnError};
 use super::job_files::Kept;
@@ -133,6 +134,8 @@ pub struct Settings {
     pub on_target_error: OnError,
     /// Bytes per second; 0: no limit.
     pub speed: u64,
+    /// The target stores the data compressed, if it can.
+    pub compress: bool,
 }
 
 /// What a job does.
@@ -357,6 +360,9 @@ impl Jobs {
         }
         if let To::Open(_, stack) = target {
             copy.write_to(stack.clone());
+        }
+        if settings.compress {
+            copy.put_over_target(Arc::new(Compressed));
         }
         if errors.watches_target() {
             copy.put_over_target(errors.over_target());

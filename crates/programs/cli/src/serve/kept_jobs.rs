@@ -226,6 +226,7 @@ fn common(target: &To, options: &[String], settings: &Settings) -> Value {
         "on_source_error": settings.on_source_error.name(),
         "on_target_error": settings.on_target_error.name(),
         "speed": settings.speed,
+        "compress": settings.compress,
     })
 }
 
@@ -271,6 +272,7 @@ impl Settings {
             on_source_error: policy("on_source_error"),
             on_target_error: policy("on_target_error"),
             speed: kept.number("speed").unwrap_or(0),
+            compress: kept.is("compress"),
         }
     }
 }

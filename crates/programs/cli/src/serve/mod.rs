@@ -11,6 +11,7 @@
 pub(crate) mod background;
 mod bitmap_files;
 pub(crate) mod command;
+mod compressed;
 mod control;
 mod exports;
 mod figures;

@@ -416,6 +416,42 @@ fn contexts_of_servers_are_mapped_as_by_qemu_img() {
 }
 
 #[test]
+fn images_are_written_compressed() {
+    let Some(tools) = Tools::find() else { return };
+    images(&tools);
+    tools.made("create -q -f qcow2 there.qcow2 10M");
+    tools.made("create -q -f qcow2 -b a.qcow2 -F qcow2 flat.qcow2");
+    tools.io("flat.qcow2", &["write -P 9 3M 64k"]);
+    for line in [
+        "convert -c -O qcow2 -B a.raw -F raw over.qcow2 delta.qcow2",
+        "convert -c -O qcow2 -o compat=0.10 over.qcow2 old.qcow2",
+        "convert -c -O qcow2 -o extended_l2=on,compression_type=zstd over.qcow2 parts.qcow2",
+        "convert -c -n -O qcow2 over.qcow2 there.qcow2",
+        "rebase -c -b  flat.qcow2",
+    ] {
+        let done = match line {
+            "rebase -c -b  flat.qcow2" => {
+                let mut command = Command::new(OURS);
+                command.args(["compat", "qemu-img", "rebase", "-c", "-b", ""]);
+                tools.output(command, "flat.qcow2")
+            }
+            _ => tools.ours(line),
+        };
+        assert!(done.status.success(), "{line}: {}", text(&done.stderr));
+        let image = line.split(' ').next_back().unwrap();
+        tools.made(&format!("compare over.qcow2 {image}"));
+        let found = text(&tools.theirs(&format!("check --output=json {image}")).stdout);
+        let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+        let count = found["compressed-clusters"].as_u64().unwrap_or(0);
+        assert!(count >= 2 && found.get("leaks").is_none(), "{line}: {found}");
+    }
+    for line in ["convert -c -n -O raw a.qcow2 a.raw", "rebase -c -f raw -b a.raw -F raw a.raw"] {
+        let said = text(&tools.ours(line).stderr);
+        assert!(said.contains("Compression not supported for this file format"), "{line}: {said}");
+    }
+}
+
+#[test]
 fn overlays_are_committed_as_by_qemu_img() {
     let Some(tools) = Tools::find() else { return };
     images(&tools);

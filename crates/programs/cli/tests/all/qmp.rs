@@ -270,6 +270,52 @@ fn a_backup_and_a_bitmap_begin_at_one_moment_and_an_increment_follows() {
 }
 
 #[test]
+fn a_backup_is_compressed_in_a_target_that_can_do_it() {
+    let peer = require_peer!("qemu-img");
+    let qemu_img = |args: &[&str]| {
+        let output = tools::output(peer.command().args(args), LIMIT).unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    succeed(&["copy", "--no-progress", "sample:32M", &served.server.uri("a")]);
+    served.target(&mut qmp, "t");
+    let backup = |target: &str, sync: &str, compress: bool| json!({ "job-id": "b", "device": "a", "target": target, "sync": sync, "compress": compress });
+    let said = qmp.fails("blockdev-backup", backup("t", "full", true));
+    assert_eq!(said, "Compression is not supported for this drive t");
+    let mut lens = Vec::new();
+    for (node, options, compress) in [
+        ("plain", "cluster_size=64k", false),
+        ("zlib", "cluster_size=64k", true),
+        ("zstd", "cluster_size=64k,compression_type=zstd", true),
+        // Larger than what a copy writes at a time else.
+        ("large", "cluster_size=2M,compression_type=zstd", true),
+    ] {
+        let path = served.file(node);
+        let path = path.to_str().unwrap();
+        qemu_img(&["create", "-q", "-f", "qcow2", "-o", options, path, "32M"]);
+        let file = json!({ "driver": "file", "filename": path });
+        let add = json!({ "driver": "qcow2", "node-name": node, "file": file });
+        qmp.succeeds("blockdev-add", add);
+        qmp.succeeds("blockdev-backup", backup(node, "full", compress));
+        qmp.until_gone("b");
+        qmp.succeeds("blockdev-del", json!({ "node-name": node }));
+        let found: Value =
+            serde_json::from_str(&qemu_img(&["check", "--output=json", path])).unwrap();
+        let count = found["compressed-clusters"].as_u64().unwrap_or(0);
+        assert!((count > 3) == compress && found.get("leaks").is_none(), "{node}: {found}");
+        if node == "large" {
+            assert_eq!(found["allocated-clusters"].as_u64(), Some(count), "{found}");
+        }
+        let disk = served.file("a.raw");
+        qemu_img(&["compare", "-f", "raw", "-F", "qcow2", disk.to_str().unwrap(), path]);
+        lens.push(std::fs::metadata(path).unwrap().len());
+    }
+    assert!(lens[1] < lens[0] * 3 / 4 && lens[2] < lens[1], "{lens:?}");
+}
+
+#[test]
 fn a_job_that_fails_or_is_cancelled_leaves_its_bitmap_as_it_was() {
     let served = Served::new(&[]);
     let mut qmp = served.connect();

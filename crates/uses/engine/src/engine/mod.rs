@@ -25,7 +25,7 @@ use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::resolved::{GRAIN_MAX, Resolved, check_discard, check_source, check_target};
+use crate::resolved::{Resolved, block, check_discard, check_source, check_target};
 use crate::same_disk::SameDisk;
 use crate::segment_maker::{Earlier, Making, make};
 use crate::segment_queue::SegmentQueue;
@@ -302,7 +302,7 @@ impl Engine {
         let shared = &self.shared;
         let options = &self.options;
         let to = self.sides.target.device().facts();
-        let mut grain = u64::from(to.block.preferred.max(to.block.minimum).min(GRAIN_MAX));
+        let mut grain = u64::from(block(&to));
         if shared.streaming.is_some() {
             grain = grain.max(crate::algorithm::BLOCK);
         }

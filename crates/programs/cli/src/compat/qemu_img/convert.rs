@@ -23,6 +23,9 @@ use crate::exit::{Failure, Outcome};
 const ZSTD: u32 = 3;
 const ZLIB: u32 = 6;
 
+/// Of formats without compression.
+pub(super) const NOT_COMPRESSED: &str = "Compression not supported for this file format";
+
 /// The options of the device for `-l`.
 pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failure> {
     let Some(given) = line.value("snapshot") else { return Ok(Vec::new()) };
@@ -59,6 +62,7 @@ pub(super) fn convert(line: &Line) -> Outcome {
                     input images";
         return Err(failure(text));
     }
+    let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
     let mut all = options(line)?;
     all.extend(words(&["--", &from]));
     all.extend(to.iter().map(OsString::from));
@@ -73,12 +77,12 @@ pub(super) fn convert(line: &Line) -> Outcome {
             copy(all, &shown, plain_sources(line, &sources, format))?;
         }
         (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
-            overlay(&target, &wanted, source, below)?;
+            overlay(&target, &wanted, source, (below, how))?;
         }
         (Some(below), _) => {
             copy(all, &shown, &sources)?;
             // Zeroes are written where the backing file has something else.
-            give_backing(&target, Some(below), Rebase::Safe)?;
+            give_backing(&target, Some(below), how)?;
         }
     }
     if format == Format::Raw && !line.has("no-create") {
@@ -226,7 +230,7 @@ fn overlay(
     target: &Image,
     wanted: &Wanted,
     source: &Image,
-    below: BackingName,
+    (below, how): (BackingName, Rebase),
 ) -> Result<(), Failure> {
     let options = wanted.device_options();
     let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
@@ -237,7 +241,7 @@ fn overlay(
     let format = opened(source)?.name().to_string();
     let over = BackingName { name: path.display().to_string(), format };
     give_backing(target, Some(over), Rebase::Unsafe)?;
-    give_backing(target, Some(below), Rebase::Safe)
+    give_backing(target, Some(below), how)
 }
 
 /// The source and the target of the copy.
@@ -249,15 +253,14 @@ fn ends(
 ) -> Result<(String, Vec<String>), Failure> {
     let alone = |text: String| vec![text];
     if line.has("no-create") {
-        if line.has("compress") {
-            return Err(failure("convert: -c with -n is not supported"));
-        }
+        let packs = if line.has("compress") { vec!["compress=on".to_string()] } else { vec![] };
         return Ok((
             from.to_string(),
             match format {
+                Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
                 Format::Raw => alone(target.disk(format, &[])),
                 // A copy to an image creates it; one to its server writes to it.
-                Format::Qcow2 => ["[", "blockhaul", "serve", &target.disk(format, &[]), "]"]
+                Format::Qcow2 => ["[", "blockhaul", "serve", &target.disk(format, &packs), "]"]
                     .map(str::to_string)
                     .to_vec(),
                 other => {
@@ -268,9 +271,7 @@ fn ends(
         ));
     }
     match format {
-        Format::Raw if line.has("compress") => {
-            Err(failure("Compression not supported for this file format"))
-        }
+        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
         Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[])))),
         Format::Vmdk => {
             if wanted.subformat.as_deref() != Some("streamOptimized") {
@@ -281,8 +282,9 @@ fn ends(
             let to = target.disk(Format::Raw, &[]);
             Ok((format!("as-vmdk:{}", encoded(from)), alone(to)))
         }
-        Format::Qcow2 if line.has("compress") => {
-            Ok((compressed(wanted, from)?, alone(target.disk(Format::Raw, &[]))))
+        // From front to back, where that is possible.
+        Format::Qcow2 if line.has("compress") && wanted.backing.is_none() && wanted.is_plain() => {
+            Ok((compressed(wanted, from), alone(target.disk(Format::Raw, &[]))))
         }
         Format::Qcow2 => {
             if let Some((name, backing_format)) = &wanted.backing {
@@ -294,7 +296,8 @@ fn ends(
                 opened(&place)?;
                 *below = Some(BackingName { name: name.clone(), format: named.clone() });
             }
-            let options = wanted.device_options();
+            let mut options = wanted.device_options();
+            options.extend(line.has("compress").then(|| "compress=on".to_string()));
             let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
             Ok((from.to_string(), alone(to)))
         }
@@ -303,14 +306,10 @@ fn ends(
 }
 
 /// The device with a compressed image of a disk.
-fn compressed(wanted: &Wanted, from: &str) -> Result<String, Failure> {
-    if wanted.backing.is_some() || !wanted.is_plain() {
-        let text = "convert: -c is supported with cluster_size and compression_type only";
-        return Err(failure(text));
-    }
+fn compressed(wanted: &Wanted, from: &str) -> String {
     let how = match wanted.compression.as_deref() {
         Some("zlib") => format!("zlib={ZLIB}"),
         _ => format!("zstd={ZSTD}"),
     };
-    Ok(format!("as-qcow2:{}?{how}&cluster={}", encoded(from), wanted.cluster))
+    format!("as-qcow2:{}?{how}&cluster={}", encoded(from), wanted.cluster)
 }

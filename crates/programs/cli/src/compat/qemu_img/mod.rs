@@ -268,9 +268,16 @@ fn resize(image: &Image, format: Format, size: &str, shrinks: bool) -> Outcome {
 fn rebased(line: &Line) -> Outcome {
     line.at_most(1).map_err(failure)?;
     let image = line.image(0, "format").map_err(failure)?;
+    if line.has("compress") && opened(&image)? == Format::Raw {
+        return Err(failure(convert::NOT_COMPRESSED));
+    }
     qcow2(line, &image)?;
     let name = line.value("backing").unwrap_or_default();
-    let how = if line.has("backing-unsafe") { Rebase::Unsafe } else { Rebase::Safe };
+    let how = match (line.has("backing-unsafe"), line.has("compress")) {
+        (true, _) => Rebase::Unsafe,
+        (false, true) => Rebase::Compressed,
+        (false, false) => Rebase::Safe,
+    };
     let new = match (name, line.value("backing-format")) {
         ("", _) => None,
         (name, Some(format)) => {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device};
+use blockhaul_block::{Can, Compression, Device};
 use blockhaul_catalog::Stack;
 use blockhaul_snapshot::{Options, Trim};
 use serde_json::{Map, Value, json};
@@ -75,7 +75,7 @@ impl Monitor {
         if source.size() != target.size() {
             return Err(Error::generic("Source and target image have different sizes"));
         }
-        if switch(arguments, "compress", false) {
+        if settings.compress && !can_compress(&target) {
             let text = format!("Compression is not supported for this drive {}", target.name);
             return Err(Error::generic(text));
         }
@@ -215,6 +215,7 @@ impl Monitor {
             on_source_error: policy("on-source-error"),
             on_target_error: policy("on-target-error"),
             speed: number(arguments, "speed").unwrap_or(0),
+            compress: switch(arguments, "compress", false),
         })
     }
 
@@ -506,6 +507,14 @@ fn target_of(end: &End) -> Result<To> {
     let stack = stack.ok_or_else(|| Error::no_node(&end.name))?;
     let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
     Ok(To::Open(spec, stack))
+}
+
+/// Whether the target of a job can store data compressed.
+fn can_compress(end: &End) -> bool {
+    let Found::Live(running) = &end.found else { return false };
+    let stack = running.stack.lock().expect("no panic under this lock");
+    let compression = stack.as_ref().map(|stack| stack.device().facts().compression);
+    compression.unwrap_or_default() != Compression::None
 }
 
 /// Options of `copy` for `x-perf`.

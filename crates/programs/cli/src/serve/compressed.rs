@@ -1,0 +1,43 @@
+//! The layer over the target of a job whose data is to be compressed.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Compression, Device, Facts, Flags, Hints, OpKind, Pending, Request, Result};
+use blockhaul_catalog::Layer;
+
+/// Asks the device for compression with each write.
+pub struct Compressed;
+
+impl Layer for Compressed {
+    fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let below = inner.facts();
+        // No parked payloads: the device reads them.
+        let kept = Hints::ZEROED
+            | Hints::CLAIMS_ROOM
+            | Hints::FLUSH_FAILURES_STAY
+            | Hints::IN_FLIGHT
+            | Hints::EXTENTS;
+        let mut facts = Facts::over(&below).keeping(&below, kept);
+        if let Some(unit) = below.compression.unit() {
+            facts.compression = Compression::All(unit);
+            facts.block.preferred = facts.block.preferred.max(unit).min(facts.block.maximum);
+        }
+        Ok(Arc::new(Asking { facts: Arc::new(facts), inner }))
+    }
+}
+
+struct Asking {
+    facts: Arc<Facts>,
+    inner: Arc<dyn Device>,
+}
+
+impl Device for Asking {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let is_write = request.kind() == OpKind::Write;
+        self.inner.submit(if is_write { request.with(Flags::COMPRESS) } else { request })
+    }
+}
