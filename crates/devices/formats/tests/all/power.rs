@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Compression, Device, Facts, Kind, Op, OpKind, Pending, Request};
+use blockhaul_block::{Compression, Device, Facts, Flags, Kind, Op, OpKind, Pending, Request};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
@@ -434,6 +434,63 @@ fn a_failure_at_any_write_ruins_nothing() {
                 number += if long() { 1 } else { 1 + number / 2 };
             }
             assert!(number > 1, "{name}: no {op:?}");
+        }
+    }
+}
+
+/// Size of a disk whose L2 table has three slices.
+const LARGE: u64 = 24 << 20;
+
+/// Carries out one request on an image, with a cache that keeps hardly anything, while the request of
+/// this number below fails; returns what is left, and whether there was such a request.
+fn fail_at(image: &[u8], request: Request, op: OpKind, number: u64) -> (Vec<u8>, bool) {
+    let mut facts = Model::all_facts(2 * LARGE);
+    facts.grows_from = Some(image.len() as u64);
+    let mut bytes = image.to_vec();
+    bytes.resize(2 * LARGE as usize, 0);
+    let model = Model::with_facts(facts).with_content(bytes);
+    let model = ModelDevice::new(model, Completion::Immediate);
+    let fault = FaultDevice::over(model.clone(), 1);
+    let below = fault.clone();
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let is_done = runtime.block_on(move || async move {
+        let stack = open_over(below.clone(), "cache=4k").await.unwrap();
+        below.add(Rule::new(Then::Fail(Kind::Io)).kind(op).nth(number));
+        stack.device().submit(request).await.is_ok()
+    });
+    // Changed tables are written.
+    drop(runtime);
+    let has_failed = !fault.failures().is_empty();
+    assert!(is_done || has_failed);
+    (model.bytes(), has_failed)
+}
+
+/// A request changes several slices of a table, and fails before the last one. The entries that it has
+/// changed refer to clusters that are counted.
+#[test]
+fn entries_of_a_request_that_fails_halfway_refer_to_counted_clusters() {
+    let Some(qemu) = Qemu::find() else { return };
+    qemu.create("start", "cluster_size=16k", LARGE);
+    qemu.io("qcow2", "start", &["write -P 1 23M 16k".into()]);
+    let image = std::fs::read(qemu.file("start")).unwrap();
+    let data = Data::copy_of(&[7; (8 << 20) + (100 << 10)]);
+    let (at, len) = ((8 << 20) - (50 << 10), data.len() as u64);
+    let requests: [&dyn Fn() -> Request; 3] = [
+        &|| Request::write(at, data.clone()),
+        &|| Request::write(at, data.clone()).with(Flags::COMPRESS),
+        &|| Request::zero(at, len).with(Flags::NO_HOLE),
+    ];
+    for (kind, request) in requests.into_iter().enumerate() {
+        for op in [OpKind::Read, OpKind::Write] {
+            let failures = (1..).take_while(|&number| {
+                let (left, has_failed) = fail_at(&image, request(), op, number);
+                write(&qemu.file("left"), &left);
+                let (errors, _) = qemu.faults("left");
+                assert_eq!(errors, 0, "request {kind}, {op:?} {number}");
+                has_failed
+            });
+            let failures = failures.count();
+            assert!(failures > 2, "request {kind}: {failures} failures of {op:?}");
         }
     }
 }

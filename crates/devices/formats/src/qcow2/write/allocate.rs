@@ -139,7 +139,14 @@ impl Parts {
         self.release_in_turn(writer, clusters).await;
     }
 
-    /// The same for a caller that holds the lock `allocating`.
+    /// The same for clusters of [`Parts::clusters_for`]. Those of an external data file have no refcounts.
+    pub(super) async fn release_data(&self, clusters: Clusters) {
+        if !self.is_external {
+            self.release(clusters).await;
+        }
+    }
+
+    /// The same as [`Parts::release`] for a caller that holds the lock `allocating`.
     pub(super) async fn release_in_turn(&self, writer: &Writer, clusters: Clusters) {
         for cluster in clusters.first..clusters.first + clusters.count {
             let Some(counter) = self.counter(writer, cluster) else { continue };

@@ -267,28 +267,23 @@ impl Parts {
         let stop = self.widened(last_start, until, last).1;
         let host = (clusters.first << bits) + (start & (layout.cluster() - 1));
         let piece = Piece { start, end: stop, host, fresh: clusters.fresh };
-        let written = async {
-            self.write_piece(piece, at, data.part(at, until)).await?;
-            let first = clusters.first;
-            self.set_l2(table, number..number + clusters.count, |one, words| {
-                let from = start.max(one << bits);
-                let to = stop.min((one + 1) << bits);
-                let host = (first + (one - number)) << bits;
-                let old = words.first().copied();
-                let zeroes = words.get(1).map_or(0, |bits| bits >> 32);
-                let touched = layout.touched(from, to);
-                let entry = layout.data_entry(host, touched, zeroes & !touched);
-                words.copy_from_slice(&entry[..words.len()]);
-                old
-            })
-            .await
-        };
-        if let Err(error) = written.await {
-            if !self.is_external {
-                self.release(clusters).await;
-            }
+        if let Err(error) = self.write_piece(piece, at, data.part(at, until)).await {
+            self.release_data(clusters).await;
             return Err(error);
         }
+        let first = clusters.first;
+        self.set_new(table, number, clusters, |one, words| {
+            let from = start.max(one << bits);
+            let to = stop.min((one + 1) << bits);
+            let host = (first + (one - number)) << bits;
+            let old = words.first().copied();
+            let zeroes = words.get(1).map_or(0, |bits| bits >> 32);
+            let touched = layout.touched(from, to);
+            let entry = layout.data_entry(host, touched, zeroes & !touched);
+            words.copy_from_slice(&entry[..words.len()]);
+            old
+        })
+        .await?;
         Ok(until)
     }
 

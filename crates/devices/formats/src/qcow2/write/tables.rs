@@ -145,6 +145,29 @@ impl Parts {
         Ok(())
     }
 
+    /// Makes the entries of new clusters, for the clusters of the disk from `number` on, as
+    /// [`Parts::set_l2`] does. After an error, the new clusters without an entry are free again.
+    pub(super) async fn set_new(
+        &self,
+        table: u64,
+        number: u64,
+        clusters: Clusters,
+        mut change: impl FnMut(u64, &mut [u64]) -> Option<u64>,
+    ) -> Result<()> {
+        let Clusters { first, count, .. } = clusters;
+        let mut made = 0;
+        let set = self.set_l2(table, number..number + count, |one, words| {
+            made += 1;
+            change(one, words)
+        });
+        let set = set.await;
+        if set.is_err() {
+            let rest = Clusters { first: first + made, count: count - made, ..clusters };
+            self.release_data(rest).await;
+        }
+        set
+    }
+
     /// The words of an entry, as many as it has.
     pub(super) fn words_of<'a>(&self, entry: &'a [u64; 2]) -> &'a [u64] {
         &entry[..index(self.image.layout.entry_words())]

@@ -239,18 +239,26 @@ impl Parts {
                 count += 1;
             }
             let clusters = self.clusters_for(at, count).await?;
-            let reserved = self.reserve_clusters(table, next, clusters).await;
-            if reserved.is_err() && !self.is_external {
-                self.release(clusters).await;
+            if let Err(error) = self.zero_clusters(clusters).await {
+                self.release_data(clusters).await;
+                return Err(error);
             }
-            reserved?;
+            let first = clusters.first;
+            self.set_new(table, next, clusters, |one, words| {
+                let old = words.first().copied();
+                let host = (first + (one - next)) << layout.cluster_bits;
+                let entry = layout.zero_entry(Some(host));
+                words.copy_from_slice(&entry[..words.len()]);
+                old
+            })
+            .await?;
             next += clusters.count;
         }
         Ok(())
     }
 
-    /// Gives zeroes of the disk new clusters, from cluster `number` of the disk on.
-    async fn reserve_clusters(&self, table: u64, number: u64, clusters: Clusters) -> Result<()> {
+    /// Zeroes new clusters, which keep their space.
+    async fn zero_clusters(&self, clusters: Clusters) -> Result<()> {
         let layout = self.image.layout;
         let at = clusters.first << layout.cluster_bits;
         let end = clusters.count << layout.cluster_bits;
@@ -264,14 +272,7 @@ impl Parts {
             let last = (end - 1) & !511;
             self.data.write(last, Data::zeroes(index(end - last))).await?;
         }
-        let first = clusters.first;
-        self.set_l2(table, number..number + clusters.count, |one, words| {
-            let old = words.first().copied();
-            let entry = layout.zero_entry(Some((first + (one - number)) << layout.cluster_bits));
-            words.copy_from_slice(&entry[..words.len()]);
-            old
-        })
-        .await
+        Ok(())
     }
 
     /// Frees the space of clusters in an external data file: their entries refer to it no longer.
