@@ -37,7 +37,8 @@ impl Server {
         let said = Said::collect(child.stderr.take());
         let mut server = Server { child, socket: socket.to_owned(), said };
         let begun = Instant::now();
-        while !is_listening(socket) {
+        // The kernel may close the socket of a killed server on the same path later than it reports its end.
+        while !(socket.exists() && is_listening(socket)) {
             if let Ok(Some(status)) = server.child.try_wait() {
                 server.said.await_end(Duration::from_secs(5));
                 return Err(format!("{name} ended, {status}, and said: {}", server.said()));
