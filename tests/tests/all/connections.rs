@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{self, HandshakeFault, Offer, Scripted};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, until, wait_within};
+use blockhaul_testkit::tools::{Peer, Scratch, Server, until, until_some, wait_within};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, lossy, serve, succeed, text, with_port,
 };
@@ -198,13 +198,15 @@ impl NbdServer {
             fs::write(&config, lines).unwrap();
             let mut command = nbd_server.command();
             command.arg("-C").arg(&config).arg("-p").arg(&pid);
-            // It looks up names: where no name server answers, each look-up takes 5 s or more.
-            command.env("RES_OPTIONS", "attempts:1 timeout:1");
             let output = bounded(&mut command, LIMIT);
             output.status.success().then_some(()).ok_or_else(|| lossy(&output.stderr))
         });
         // Waits as a client does: the process that was started has ended.
-        until("nbd-server listens", || UnixStream::connect(&socket).is_ok());
+        let mut client = until_some("nbd-server listens", || UnixStream::connect(&socket).ok());
+        // It makes numbers for TLS before it takes clients, which takes seconds, and longer than a client
+        // waits on a busy machine.
+        client.set_read_timeout(Some(LIMIT)).unwrap();
+        client.read_exact(&mut [0; 8]).expect("nbd-server greets");
         NbdServer {
             uri: format!("nbd+unix:///disk?socket={}", text(&socket)),
             pid,
