@@ -348,7 +348,7 @@ fn a_disk_gets_its_new_size_and_a_flush_of_the_former_handle_that_fails_counts()
     assert_eq!(kernel.ask(WRITE, 3, &write(0, b"some")).0, 0);
     faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush));
     grown.store(true, Ordering::SeqCst);
-    until("the kernel is told the new size", || size(&mut kernel) != 4096);
+    until("the kernel has the new size", || size(&mut kernel) != 4096);
     assert_eq!(kernel.ask(WRITE, 3, &write(8000, b"more")).0, 0);
     assert_eq!(new.bytes()[8000..8004], *b"more");
     assert_eq!(kernel.ask(FSYNC, 3, &[0; 16]).0, -5, "the former handle has reported lost data");

@@ -360,7 +360,7 @@ fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [blockhaul_wire::request:
     until("it hangs", || stuck.hanging() == 1);
     let blocking = client.request(Command::Read, Blocking::AT, 512);
     client.send_request(&blocking, &[]).unwrap();
-    until("the worker stands still", || device.blocked.load(Ordering::Relaxed));
+    until("the worker is blocked", || device.blocked.load(Ordering::Relaxed));
     (device, fixture, client, [held, blocking])
 }
 

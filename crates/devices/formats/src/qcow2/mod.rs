@@ -9,8 +9,8 @@
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for
 //! [`mod@resize`], [`mod@reserve`], [`mod@bitmap_change`] and [`mod@snapshot_change`]; [`mod@amend`] changes
-//! the version of the format; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] tells users about images, [`mod@places`] where their space is, and [`mod@measure`] how long one
-//! would be.
+//! the version of the format; [`mod@backing_change`] gives an image another backing file. [`mod@describe`] describes images for users.
+//! [`mod@places`] says where their space is, and [`mod@measure`] how long one would be.
 
 pub mod amend;
 pub mod backing_change;

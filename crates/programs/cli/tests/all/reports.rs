@@ -124,21 +124,24 @@ fn metrics_tell_of_a_copy_under_way() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let told = tools::until_ok("bytes and retries are counted", || {
-        let told = page(&socket);
-        let data = figure(&told, "blockhaul_copy_bytes_total{kind=\"data\"}");
-        let retries = figure(&told, "blockhaul_copy_retries_total{side=\"source\"}");
-        if data > 2e6 && retries > 0.0 { Ok(told) } else { Err(told) }
+    let metrics = tools::until_ok("bytes and retries are counted", || {
+        let metrics = page(&socket);
+        let data = figure(&metrics, "blockhaul_copy_bytes_total{kind=\"data\"}");
+        let retries = figure(&metrics, "blockhaul_copy_retries_total{side=\"source\"}");
+        if data > 2e6 && retries > 0.0 { Ok(metrics) } else { Err(metrics) }
     });
-    assert_eq!(figure(&told, "blockhaul_copy_size_bytes"), 4.0 * f64::from(1 << 30));
-    assert_eq!(figure(&told, "blockhaul_copy_limit_bytes_per_second"), f64::from(4 << 20));
-    assert_eq!(figure(&told, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
-    assert!(figure(&told, "blockhaul_copy_connections") >= 1.0, "{told}");
+    assert_eq!(figure(&metrics, "blockhaul_copy_size_bytes"), 4.0 * f64::from(1 << 30));
+    assert_eq!(figure(&metrics, "blockhaul_copy_limit_bytes_per_second"), f64::from(4 << 20));
+    assert_eq!(figure(&metrics, "blockhaul_copy_request_size_bytes"), f64::from(64 << 10));
+    assert!(figure(&metrics, "blockhaul_copy_connections") >= 1.0, "{metrics}");
     for side in ["source", "target"] {
         let count = format!("blockhaul_copy_request_duration_seconds_count{{side=\"{side}\"}}");
-        assert!(figure(&told, &count) > 20.0, "{told}");
+        assert!(figure(&metrics, &count) > 20.0, "{metrics}");
     }
-    assert!(figure(&told, "blockhaul_copy_route_bytes_total{route=\"memory\"}") > 0.0, "{told}");
+    assert!(
+        figure(&metrics, "blockhaul_copy_route_bytes_total{route=\"memory\"}") > 0.0,
+        "{metrics}"
+    );
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert!(!socket.exists(), "removed in the end");

@@ -139,7 +139,7 @@ pub(super) fn amount(sources: &[Image]) -> Result<Option<Amount>, Failure> {
             }
         })?;
         drop(open);
-        // What cannot be read is told by the copy.
+        // The copy reports what cannot be read.
         let Ok(found) = found else { return Ok(None) };
         all.data = all.data.saturating_add(found.data);
         all.zeroes = all.zeroes.saturating_add(found.zeroes);
@@ -175,14 +175,14 @@ mod tests {
     fn zeroes_of_holes_do_not_count() {
         let lines = Lines { step: FINE, state: Mutex::default() };
         let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
-        let told = |more| {
+        let percent = |more| {
             lines.count(&Weak::new(), source, more);
             lines.state.lock().unwrap().last
         };
-        assert_eq!(told((0, 60 << 20)), 0.0);
-        assert_eq!(told((512 << 10, 0)), 0.0, "less than a MiB");
-        assert_eq!(told((512 << 10, 0)), 25.0);
-        assert_eq!(told((0, 1 << 20)), 50.0, "zeroes in data");
-        assert_eq!(told((2 << 20, 0)), 100.0);
+        assert_eq!(percent((0, 60 << 20)), 0.0);
+        assert_eq!(percent((512 << 10, 0)), 0.0, "less than a MiB");
+        assert_eq!(percent((512 << 10, 0)), 25.0);
+        assert_eq!(percent((0, 1 << 20)), 50.0, "zeroes in data");
+        assert_eq!(percent((2 << 20, 0)), 100.0);
     }
 }
