@@ -1,7 +1,7 @@
 //! Virtual machines in software emulation that boot from a disk of ours, install files, and power off: over
-//! vhost-user, and over NBD. They need qemu-system-x86_64, a static busybox, dpkg-deb and a kernel of Debian
-//! with its modules: that of this machine, or one below `BLOCKHAUL_GUEST_KERNEL`, where a package
-//! linux-image was unpacked. `BLOCKHAUL_LONG` runs them.
+//! vhost-user, over NBD, and from a qcow2 image over NBD. They need qemu-system-x86_64, a static busybox,
+//! dpkg-deb and a kernel of Debian with its modules: that of this machine, or one below
+//! `BLOCKHAUL_GUEST_KERNEL`, where a package linux-image was unpacked. `BLOCKHAUL_LONG` runs them.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -305,7 +305,7 @@ fn check(disk: &Path, payload: &[Vec<u8>], scratch: &Scratch) {
 }
 
 #[test]
-fn a_guest_boots_from_vhost_user_and_from_nbd_and_installs_files() {
+fn a_guest_boots_from_vhost_user_from_nbd_and_from_qcow2_and_installs_files() {
     if !tools::runs_long() {
         return;
     }
@@ -327,27 +327,40 @@ fn a_guest_boots_from_vhost_user_and_from_nbd_and_installs_files() {
     let Some(original) = make_disk(&scratch, &busybox, &payload) else { return };
     let initrd = scratch.file("initramfs");
     File::create(&initrd).unwrap().write_all(&initramfs(&kernel, &busybox)).unwrap();
-    for way in ["vhost-user", "nbd"] {
-        let disk = scratch.file(&format!("{way}.raw"));
-        done(blockhaul(&["copy"]).args([&original, &disk]));
-        let (server, said) = if way == "nbd" {
-            let server = serve(&scratch, "nbd", &[text(&disk)]);
-            let uri = server.uri("");
-            let drive = format!("file={uri},format=raw,if=virtio,discard=unmap");
-            let said = boot(&kernel, &initrd, &["-drive", &drive]);
-            (server, said)
-        } else {
+    // The last one is an image behind NBD.
+    for way in ["vhost-user", "nbd", "qcow2"] {
+        let image = scratch.file(&format!("{way}.image"));
+        let is_qcow2 = way == "qcow2";
+        let device = if is_qcow2 { format!("qcow2:{}", text(&image)) } else { text(&image).into() };
+        done(blockhaul(&["copy"]).arg(&original).arg(&device));
+        let (server, said) = if way == "vhost-user" {
             let socket = scratch.socket("vm");
             let place = text(&socket);
-            let server = serve(&scratch, "vhost", &["--vhost-user", place, text(&disk)]);
+            let server = serve(&scratch, "vhost", &["--vhost-user", place, &device]);
             let chardev = format!("socket,id=disk,path={place}");
             let device = "vhost-user-blk-pci,chardev=disk,num-queues=2";
             let said = boot(&kernel, &initrd, &["-chardev", &chardev, "-device", device]);
             (server, said)
+        } else {
+            let server = serve(&scratch, "nbd", &[&device]);
+            let uri = server.uri("");
+            let drive = format!("file={uri},format=raw,if=virtio,discard=unmap");
+            let said = boot(&kernel, &initrd, &["-drive", &drive]);
+            (server, said)
         };
         assert!(said.contains(INSTALLED), "{way}: {said}");
         server.stop().unwrap();
+        let disk = if is_qcow2 { read_by_qemu(&image, &scratch) } else { image };
         check(&disk, &payload, &scratch);
         println!("{way}: {} files", payload.len());
     }
+}
+
+/// Checks an image with QEMU's program, and converts it to a raw one with that program.
+fn read_by_qemu(image: &Path, scratch: &Scratch) -> PathBuf {
+    let disk = scratch.file("converted.raw");
+    let qemu = tools::Peer::require("qemu-img").expect("QEMU's emulator was here");
+    peer(&qemu, &["check", "-f", "qcow2", text(image)]);
+    peer(&qemu, &["convert", "-f", "qcow2", "-O", "raw", text(image), text(&disk)]);
+    disk
 }
