@@ -26,11 +26,16 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(run::cargo("run").args(["-q", "--release"]).args(PACKAGE).arg("--").args(args))
 }
 
-/// The test programs that need it: of the crates `simulator` and `io`. All packages are selected, so that
-/// dependencies have the features, and the compiled libraries, that the other tests use.
+/// Turns the simulated driver on where the whole workspace is selected.
+pub const FEATURE: &str = "--features=blockhaul-simulator/simulation";
+
+/// The test programs that need it: of the crates `simulator` and `io`. All packages but the program are
+/// selected: dependencies have the features, and are the compiled libraries, that the other tests use, and
+/// the program is built with the few features that the simulator asks for.
 const TESTS: &[&str] = &[
     "--workspace",
-    "--features=blockhaul-simulator/simulation",
+    "--exclude=blockhaul",
+    FEATURE,
     "--test=oracle",
     "--test=process",
     "--test=scenarios",
@@ -41,11 +46,4 @@ const TESTS: &[&str] = &[
 /// CI's share of the runs.
 pub fn test() -> Outcome {
     run::show(run::loud_cargo("test").args(TESTS))
-}
-
-/// Lints of the code that is compiled for simulations only.
-pub fn lint() -> Outcome {
-    let mut clippy = run::cargo("clippy");
-    clippy.args(TESTS).arg("--bin=blockhaul-simulate");
-    run::show(clippy.args(["--", "-D", "warnings"]))
 }
