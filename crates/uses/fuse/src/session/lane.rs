@@ -23,13 +23,16 @@ const BYTES_PER_SHARE: usize = 128 << 10;
 /// and writes; this limits the rest.
 const REQUESTS_MAX: usize = 1024;
 
-/// A lane rests when it has been woken in vain often enough: each time adds [`IN_VAIN`], and each time
-/// that it has found a request takes one away.
+/// A lane rests when it has been woken often enough for fewer than [`FEW`] requests: each time adds
+/// [`IN_VAIN`], and each time that it has found more takes one away.
 const TIRED: u32 = 16;
 const IN_VAIN: u32 = 2;
-/// A lane that has found so many requests one after the other, by the same measure as [`TURN`], calls one
-/// that rests.
-const MANY: usize = 8;
+/// So few requests are done sooner by the lane that is awake: lanes that share them are woken twice as often,
+/// and send their answers one by one.
+const FEW: usize = 8;
+/// A lane that has found so many requests without a pause, by the same measure as [`TURN`], cannot keep up:
+/// it calls one that rests.
+const MANY: usize = 256;
 
 /// A question about a file, whose answer depends on its size.
 struct About {
@@ -83,25 +86,30 @@ impl Lane {
     async fn receive(self: &Rc<Self>) -> io::Result<()> {
         let mut inbox = Inbox::new();
         let mut turn = 0;
+        // Without a pause: requests, and by the same measure as a turn.
         let mut found = 0;
+        let mut streak = 0;
         let mut tired = 0_u32;
         loop {
             self.make_room(&mut inbox).await?;
             self.until_fewer(REQUESTS_MAX).await;
             match self.channel.try_receive(&mut inbox) {
                 Ok(Received::Request(total)) => {
+                    let shares = 1 + self.handle(&mut inbox, total).await / BYTES_PER_SHARE;
+                    turn += shares;
                     found += 1;
-                    turn += 1 + self.handle(&mut inbox, total).await / BYTES_PER_SHARE;
-                    if turn >= MANY {
+                    streak += shares;
+                    if streak >= MANY {
+                        streak = 0;
                         self.session.standby.call();
                     }
                 }
                 Ok(Received::Unmounted) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let in_vain = found == 0;
+                    let in_vain = found < FEW;
                     tired =
                         if in_vain { tired + IN_VAIN } else { tired.saturating_sub(1) }.min(TIRED);
-                    (turn, found) = (0, 0);
+                    (turn, found, streak) = (0, 0, 0);
                     if tired >= TIRED && self.number > 0 {
                         let called = self.session.standby.rest().await;
                         // Once more in vain, and it rests again.

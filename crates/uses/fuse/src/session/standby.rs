@@ -1,9 +1,9 @@
 //! Lanes that rest.
 //!
-//! The kernel wakes every lane that waits for requests, for each request, and one of them gets it. With
-//! few requests in flight the others are woken in vain, or get requests whose answers then come by way
-//! of another worker: a lane to which the former happens again and again rests until another one has
-//! much to do. The first lane never rests: connections of devices often belong to its worker.
+//! The kernel wakes every lane that waits for requests, for each request, and one of them gets it. Unless
+//! one lane cannot keep up, the others are woken in vain, or for a few requests that the first one would have
+//! answered together with its own: a lane to which this happens again and again rests until another one
+//! has too much to do. The first lane never rests: connections of devices often belong to its worker.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
