@@ -23,16 +23,17 @@ const BYTES_PER_SHARE: usize = 128 << 10;
 /// and writes; this limits the rest.
 const REQUESTS_MAX: usize = 1024;
 
-/// A lane rests when it has been woken often enough for fewer than [`FEW`] requests: each time adds
-/// [`IN_VAIN`], and each time that it has found more takes one away.
+/// A lane rests when it has been woken often enough for requests of less than [`FEW`] together: each time
+/// adds [`IN_VAIN`], and each time that it has found more takes one away.
 const TIRED: u32 = 16;
 const IN_VAIN: u32 = 2;
-/// So few requests are done sooner by the lane that is awake: lanes that share them are woken twice as often,
-/// and send their answers one by one.
-const FEW: usize = 8;
-/// A lane that has found so many requests without a pause, by the same measure as [`TURN`], cannot keep up:
-/// it calls one that rests.
-const MANY: usize = 256;
+/// Bytes of requests, which the lane that is awake answers sooner: lanes that share them are woken twice as
+/// often, and send their answers one by one.
+const FEW: usize = 32 << 10;
+/// A lane that has found requests of so many bytes without a pause cannot keep up: it calls one that rests.
+const MANY: usize = 1 << 20;
+/// Bytes of a request at least, in these measures.
+const REQUEST_MIN: usize = 4096;
 
 /// A question about a file, whose answer depends on its size.
 struct About {
@@ -86,21 +87,20 @@ impl Lane {
     async fn receive(self: &Rc<Self>) -> io::Result<()> {
         let mut inbox = Inbox::new();
         let mut turn = 0;
-        // Without a pause: requests, and by the same measure as a turn.
+        // Bytes without a pause, and the number of them that makes it call another lane.
         let mut found = 0;
-        let mut streak = 0;
+        let mut call_at = MANY;
         let mut tired = 0_u32;
         loop {
             self.make_room(&mut inbox).await?;
             self.until_fewer(REQUESTS_MAX).await;
             match self.channel.try_receive(&mut inbox) {
                 Ok(Received::Request(total)) => {
-                    let shares = 1 + self.handle(&mut inbox, total).await / BYTES_PER_SHARE;
-                    turn += shares;
-                    found += 1;
-                    streak += shares;
-                    if streak >= MANY {
-                        streak = 0;
+                    let bytes = self.handle(&mut inbox, total).await;
+                    turn += 1 + bytes / BYTES_PER_SHARE;
+                    found += bytes.max(REQUEST_MIN);
+                    if found >= call_at {
+                        call_at = found + MANY;
                         self.session.standby.call();
                     }
                 }
@@ -109,7 +109,7 @@ impl Lane {
                     let in_vain = found < FEW;
                     tired =
                         if in_vain { tired + IN_VAIN } else { tired.saturating_sub(1) }.min(TIRED);
-                    (turn, found, streak) = (0, 0, 0);
+                    (turn, found, call_at) = (0, 0, MANY);
                     if tired >= TIRED && self.number > 0 {
                         let called = self.session.standby.rest().await;
                         // Once more in vain, and it rests again.
