@@ -280,9 +280,17 @@ impl Sink {
         let state_of = |line: &mut String, name: &str, state: u64| {
             line.push_str("\"type\": ");
             number(line, state, 0);
-            if let Some(text) = describe(name, state) {
-                line.push_str(", \"description\": ");
-                line.push_str(&quoted(&text));
+            match describe(name, state) {
+                Some(Cow::Borrowed(word)) => {
+                    line.push_str(", \"description\": \"");
+                    line.push_str(word);
+                    line.push('"');
+                }
+                Some(Cow::Owned(text)) => {
+                    line.push_str(", \"description\": ");
+                    line.push_str(&quoted(&text));
+                }
+                None => {}
             }
         };
         let several = self.contexts.len() > 1;
@@ -385,7 +393,7 @@ const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 /// Prefix of QEMU's contexts for bitmaps.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// The meaning of a state, in known contexts.
+/// The meaning of a state, in known contexts; if borrowed, a word that needs no escapes in JSON.
 fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
     let word = match (context, state) {
         (BASE_ALLOCATION, 0) => "data",
