@@ -74,7 +74,8 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -D, --description=TEXT     description of the export
     -e, --shared=N             maximum number of clients (1; 0: no limit); others wait
     -t, --persistent           do not end with the last client
-    -A, --allocation-depth     accepted: qcow2 images have this context
+    -A, --allocation-depth     with -f raw, add the context qemu:allocation-depth, which qcow2
+                               images always have
     -B, --bitmap=NAME          show the bitmaps of the chain of images; qcow2 images always have
                                contexts for their own
     -n, --nocache, --cache=none
@@ -274,6 +275,9 @@ impl Server {
         if self.has("snapshot") {
             add("--layer=cow".to_string());
         }
+        if self.has("allocation-depth") && format == Format::Raw {
+            add("--layer=allocation-depth".to_string());
+        }
         match self.value("shared").unwrap_or("1").parse::<u32>() {
             Ok(0) => {}
             Ok(most) => add(format!("--layer=limit?limit={most}&wait=on")),
@@ -337,6 +341,8 @@ mod tests {
         assert_eq!(uri, "nbds://localhost:10809/?tls-certificates=/c&tls-hostname=h");
         let words = run("-B b -f qcow2 /a.qcow2").unwrap();
         assert!(words.ends_with("qcow2:/a.qcow2?names=allow&backing-bitmaps=on"), "{words}");
+        assert!(run("-A /a").unwrap().contains("--layer=allocation-depth"));
+        assert!(!run("-A -f qcow2 /a").unwrap().contains("allocation-depth"));
         let words = run("-n -s -o 1M /a").unwrap();
         for part in ["--port=10809", "limit=1", "exitlast", "offset=1M", "--layer=cow", "direct=on"]
         {

@@ -55,6 +55,30 @@ fn masks_hide_replace_and_tame() {
 }
 
 #[test]
+fn all_of_a_disk_is_at_depth_1() {
+    on_workers(|| async {
+        let device = over_memory(&["allocation-depth", "allocation-depth"]);
+        let facts = device.facts();
+        assert_eq!(facts.contexts, [BASE_ALLOCATION, "qemu:allocation-depth"], "added once");
+        write(&device, 0, &[1; 65536]).await;
+        let ask = async |contexts| match device
+            .submit(Request::extents(0, 1 << 20, contexts))
+            .await
+            .unwrap()
+        {
+            Reply::Extents(lists) => lists,
+            other => panic!("{other:?}"),
+        };
+        let depth = facts.context("qemu:allocation-depth").unwrap();
+        assert_eq!(ask(depth).await, [Extents::one(1 << 20, 1)]);
+        let both = ask(facts.all_contexts()).await;
+        assert_eq!(both[1], Extents::one(1 << 20, 1));
+        assert_eq!(both[0].runs()[0].state, 0);
+        assert_eq!(both[0].runs()[1].state, HOLE | ZERO);
+    });
+}
+
+#[test]
 fn hints_can_be_reads() {
     on_workers(|| async {
         let counter = StatsLayer::new();

@@ -304,6 +304,30 @@ fn exports_are_listed_as_by_qemu_nbd() {
 }
 
 #[test]
+fn raw_disks_have_the_depth_that_is_asked_for() {
+    let Some(tools) = Tools::find() else { return };
+    tools.images();
+    for who in [Ours, Theirs] {
+        let server = tools.serve(who, "-t -r -A -f raw a.raw");
+        let uri = server.uri("");
+        let done = tools.info(&format!("--map=qemu:allocation-depth --totals {uri}"));
+        let said = text(&done.stdout);
+        let words: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(words, ["8388608", "100.0%", "1", "local"], "{who:?}: {}", text(&done.stderr));
+        // Asked for together, both are told.
+        let done = tools.output(
+            Command::new(OURS),
+            &format!("map --json {uri} --context base:allocation --context qemu:allocation-depth"),
+        );
+        assert!(text(&done.stdout).contains("hole,zero"), "{who:?}: {}", text(&done.stdout));
+        drop(server);
+        let server = tools.serve(who, "-t -r -f raw a.raw");
+        let done = tools.info(&format!("--map=qemu:allocation-depth {}", server.uri("")));
+        assert!(!done.status.success(), "{who:?}: only if it is asked for");
+    }
+}
+
+#[test]
 fn tls_has_the_credentials_of_qemu_nbd() {
     let Some(tools) = Tools::find() else { return };
     tools.images();
