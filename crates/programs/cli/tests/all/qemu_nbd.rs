@@ -328,6 +328,38 @@ fn raw_disks_have_the_depth_that_is_asked_for() {
 }
 
 #[test]
+fn raw_disks_are_shown_in_whole_sectors() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["Ours.raw", "Theirs.raw"] {
+        fs::write(tools.scratch.file(name), [7; 1000]).unwrap();
+    }
+    for (options, guesses) in [("-f raw", false), ("", true), ("-r", false)] {
+        let mut listed = Vec::new();
+        for who in [Ours, Theirs] {
+            let line = format!("-t {options} {who:?}.raw");
+            let server = tools.serve(who, &line);
+            let mut command = tools.command(Theirs);
+            command.arg("-k").arg(server.socket());
+            let said = text(&tools.output(command, "-L").stdout);
+            // Other limits and flags differ.
+            let lines = said.lines().map(str::trim);
+            let known = |line: &&str| line.starts_with("size:") || line.starts_with("min block:");
+            listed.push(lines.filter(known).collect::<Vec<_>>().join(" "));
+            let uri = server.uri("");
+            let mut commands = vec!["read -P 7 0 1000", "read -P 0 1000 24"];
+            if !options.contains("-r") {
+                commands.push("write -z 1000 24");
+            }
+            let readonly = if options.contains("-r") { "-r" } else { "" };
+            tools.wrote(&format!("{readonly} -f raw {uri}"), &commands);
+            assert_eq!(server.said().contains("probing guessed raw"), guesses, "{line}");
+        }
+        assert_eq!(listed[0], listed[1], "{options}");
+        assert!(listed[0].contains("size:  1024"), "{}", listed[0]);
+    }
+}
+
+#[test]
 fn tls_has_the_credentials_of_qemu_nbd() {
     let Some(tools) = Tools::find() else { return };
     tools.images();

@@ -366,7 +366,8 @@ pub(super) fn preallocate(
         return Ok(());
     }
     let Some(path) = image.path() else {
-        return Err(failure(format!("{}: only files are preallocated", image.shown)));
+        let text = "Could not resize image: Cannot grow NBD nodes";
+        return Err(failure(format!("{}: {text}", image.shown)));
     };
     let wrong = |error: std::io::Error| {
         failure(format!("{}: Could not preallocate: {}", image.shown, plain(&error)))
