@@ -301,6 +301,11 @@ impl Server {
         }
         match self.value("shared").unwrap_or("1").parse::<u32>() {
             Ok(0) => {}
+            Ok(1) => {
+                // A client would wait for its own first connection.
+                add("--layer=multi-conn?mode=disable".to_string());
+                add("--layer=limit?limit=1&wait=on".to_string());
+            }
             Ok(most) => add(format!("--layer=limit?limit={most}&wait=on")),
             Err(_) => return Err("Shared device number must be a number".to_string()),
         }
@@ -362,6 +367,8 @@ mod tests {
         assert_eq!(uri, "nbds://localhost:10809/?tls-certificates=/c&tls-hostname=h");
         let words = run("-B b -f qcow2 /a.qcow2").unwrap();
         assert!(words.ends_with("qcow2:/a.qcow2?names=allow&backing-bitmaps=on"), "{words}");
+        assert!(run("-e 1 /a").unwrap().contains("multi-conn?mode=disable"));
+        assert!(!run("-e 2 /a").unwrap().contains("multi-conn"));
         assert!(run("-A /a").unwrap().contains("--layer=allocation-depth"));
         assert!(!run("-A -f qcow2 /a").unwrap().contains("allocation-depth"));
         let words = run("-f raw -A /a").unwrap();

@@ -328,6 +328,27 @@ fn raw_disks_have_the_depth_that_is_asked_for() {
 }
 
 #[test]
+fn several_connections_are_offered_only_if_there_is_room() {
+    let Some(tools) = Tools::find() else { return };
+    let Some(copy) = Peer::require("nbdcopy") else { return };
+    tools.images();
+    for (options, code) in [("-r", 2), ("-r -e 1", 2), ("-r -e 4", 0)] {
+        for format in ["raw", "qcow2"] {
+            for who in [Ours, Theirs] {
+                let line = format!("-t {options} -f {format} a.{format}");
+                let server = tools.serve(who, &line);
+                let uri = server.uri("");
+                let status = tools.info(&format!("--can multi-conn {uri}")).status.code();
+                assert_eq!(status, Some(code), "{who:?} {line}");
+                // It would wait for a connection of its own.
+                let done = tools.output(copy.command(), &format!("{uri} null:"));
+                assert!(done.status.success(), "{who:?} {line}: {}", text(&done.stderr));
+            }
+        }
+    }
+}
+
+#[test]
 fn raw_disks_are_shown_in_whole_sectors() {
     let Some(tools) = Tools::find() else { return };
     for name in ["Ours.raw", "Theirs.raw"] {
