@@ -92,7 +92,7 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
-    let mut original_ends = Memory::new(&memory, again);
+    let mut original_ends = Memory::new(&memory, "", again);
     let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
     original_ends.learn(&tests, |some| {
         run_all(some, TOGETHER, |test| run_one(&original, test), |_, _| {})

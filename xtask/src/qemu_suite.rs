@@ -4,6 +4,7 @@
 //! The tests come from Debian's source package, are unpacked below the target directory and used
 //! only from there: nothing of them is part of this tree.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,7 +25,7 @@ table, and fails when a test that passes with Debian's does not pass with blockh
 with a reason in docs/qemu-img.md, and when a listed one passes. Tests that call neither program, and those that need an emulator, are skipped.
 
 With KIND (qcow2, raw, nbd), only tests of this kind; with NAMEs (001, qemu-img-bitmaps), only these.
-How tests end with Debian's programs is remembered; --again asks anew. --release runs an optimised
+How tests end with Debian's programs is remembered as long as they are run in the same way; --again asks anew. --release runs an optimised
 blockhaul, --copied copies of the program, not symbolic links to it.
 
 The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
@@ -95,7 +96,8 @@ pub fn main(args: &[String]) -> Outcome {
     let ours = Bench::prepare(&dir, "blockhaul", &peers, Some((&program, install)))?;
     let tests = original.tests(&kinds, &names)?;
     let memory = dir.join("original.txt");
-    let mut original_ends = Memory::new(&memory, again);
+    let state = original.state();
+    let mut original_ends = Memory::new(&memory, &state, again);
     original_ends
         .learn(&tests, |some| run_all(some, TOGETHER, |test| original.run(test), |_, _| {}))?;
     println!("{:47} {:9} blockhaul", "test", "original");
@@ -187,6 +189,21 @@ impl Bench {
             tests.extend(chosen.map(|name| format!("{kind} {name}")));
         }
         if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
+    }
+
+    /// What results depend on besides the tests: results of another runner may be wrong here.
+    fn state(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        (EMULATOR, BZCAT, PROGRAMS, FOLDERS, VERSION).hash(&mut hasher);
+        for (kind, _) in KINDS {
+            // Without the places of this tree.
+            let mut command = format!("{:?}", self.check(kind, &[], Path::new("called")));
+            for dir in [&self.dir, &self.peers] {
+                command = command.replace(&dir.display().to_string(), "");
+            }
+            command.hash(&mut hasher);
+        }
+        format!("QEMU {VERSION}, run as {:016x}", hasher.finish())
     }
 
     /// Runs `KIND NAME`. A test that calls neither program is skipped.

@@ -159,6 +159,8 @@ pub fn run_all(
 /// The results of tests with the original, which do not change: each is run once.
 pub struct Memory<'a> {
     path: &'a Path,
+    /// What they depend on.
+    state: &'a str,
     ends: BTreeMap<String, End>,
 }
 
@@ -166,15 +168,22 @@ impl Memory<'_> {
     /// Number of tests after which the results are saved.
     const SAVED: usize = 32;
 
-    /// The results in a file; none if `again`, so that all tests are run.
-    pub fn new(path: &Path, again: bool) -> Memory<'_> {
-        let text = if again { String::new() } else { fs::read_to_string(path).unwrap_or_default() };
+    /// Begins the line of a file with what its results depend on.
+    const STATE: &'static str = "# ";
+
+    /// The results in a file; none if `again`, or if they depend on something else than `state`, so that
+    /// all tests are run.
+    pub fn new<'a>(path: &'a Path, state: &'a str, again: bool) -> Memory<'a> {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let first = text.lines().next().and_then(|line| line.strip_prefix(Self::STATE));
+        let is_known = !again && first.unwrap_or_default() == state;
+        let text = if is_known { text } else { String::new() };
         let row = |line: &str| {
             let (test, word) = line.rsplit_once(' ')?;
             let end = End::ALL.into_iter().find(|end| end.word() == word)?;
             Some((test.to_owned(), end))
         };
-        Memory { path, ends: text.lines().filter_map(row).collect() }
+        Memory { path, state, ends: text.lines().filter_map(row).collect() }
     }
 
     /// Learns the results that are missing, by `run_all`.
@@ -204,7 +213,11 @@ impl Memory<'_> {
 
     fn save(&self) -> Outcome {
         let line = |(test, end): (&String, &End)| format!("{test} {}\n", end.word());
-        let text: String = self.ends.iter().map(line).collect();
+        let first = match self.state {
+            "" => String::new(),
+            state => format!("{}{state}\n", Self::STATE),
+        };
+        let text = first + &self.ends.iter().map(line).collect::<String>();
         fs::write(self.path, text).map_err(|error| at("write", self.path, &error))
     }
 }
@@ -332,12 +345,18 @@ mod tests {
         let path = dir.path().join("ends");
         let tests = ["a.sh", "raw 001"].map(str::to_owned);
         let run = |tests: &[String]| run_all(tests, 2, |_| Ok(End::Skip), |_, _| {});
-        Memory::new(&path, false).learn(&tests, run).unwrap();
-        let mut found = Memory::new(&path, false);
+        Memory::new(&path, "", false).learn(&tests, run).unwrap();
+        let mut found = Memory::new(&path, "", false);
         assert_eq!(found.of("raw 001"), End::Skip);
         assert_eq!(found.of("b.sh"), End::Fail);
         found.learn(&tests, |_| Err("all are known".into())).unwrap();
-        let mut again = Memory::new(&path, true);
-        assert!(again.learn(&tests, |_| Err("asked".into())).is_err());
+        let asks = |memory: &mut Memory| memory.learn(&tests, |_| Err("asked".into())).is_err();
+        assert!(asks(&mut Memory::new(&path, "", true)));
+        // Of another runner.
+        let mut other = Memory::new(&path, "2", false);
+        assert!(asks(&mut other));
+        other.learn(&tests, run).unwrap();
+        assert!(!asks(&mut Memory::new(&path, "2", false)));
+        assert!(asks(&mut Memory::new(&path, "", false)));
     }
 }

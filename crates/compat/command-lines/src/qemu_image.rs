@@ -44,6 +44,11 @@ impl Format {
         FORMATS.iter().find(|one| one.2 == self).map_or("raw", |one| one.0)
     }
 
+    /// The format that this device of ours reads; raw for any other.
+    pub fn of_scheme(scheme: &str) -> Format {
+        FORMATS.iter().find(|one| one.1 == scheme).map_or(Format::Raw, |one| one.2)
+    }
+
     /// The name of our device.
     fn scheme(self) -> &'static str {
         FORMATS.iter().find(|one| one.2 == self).map_or("file", |one| one.1)
@@ -182,7 +187,8 @@ impl Image {
             return Ok(Image {
                 shown: shown.to_string(),
                 place: place(driver, given)?,
-                format: None,
+                // A node of its own: nothing looks for a format in it.
+                format: matches!(driver, "nbd" | "null-co").then_some(Format::Raw),
                 context: context(given),
                 tls: tls(given),
                 direct: direct(given),
@@ -235,6 +241,17 @@ impl Image {
         }
         let separator = if all.is_empty() { "" } else { "?" };
         format!("{scheme}:{}{separator}{}", encoded(&holder), all.join("&"))
+    }
+
+    /// The description of the disk in an export whose first bytes tell its format; none if the format is
+    /// known, or the image is no export.
+    pub fn unknown_export(&self) -> Option<String> {
+        match &self.place {
+            Place::Uri(uri) if self.format.is_none() && uri.starts_with("nbd") => {
+                Some(format!("image:{}?names=allow", encoded(uri)))
+            }
+            _ => None,
+        }
     }
 
     /// The path, if it is a file.
@@ -367,6 +384,11 @@ mod tests {
         let nbd =
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=e";
         assert_eq!(Image::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
+        let export = Image::named("nbd://h/e", None).unwrap();
+        assert_eq!(export.unknown_export().as_deref(), Some("image:nbd://h/e?names=allow"));
+        let raw = Image::named("nbd://h/e", Some("raw")).unwrap();
+        assert_eq!(raw.unknown_export(), None);
+        assert_eq!(Image::options("driver=nbd,host=h").unwrap().unknown_export(), None);
         let asks = "driver=nbd,path=/s,x-dirty-bitmap=qemu:dirty-bitmap:b";
         let context = Image::options(asks).unwrap().context;
         assert_eq!(context.as_deref(), Some("qemu:dirty-bitmap:b"));

@@ -12,6 +12,9 @@ use crate::{Asked, words};
 pub const IN_BACKGROUND: &str = "--in-background";
 /// The port of NBD.
 const PORT: &str = "10809";
+/// The unit in bytes in which the original counts the length of a raw disk, and in which it accesses one
+/// that it has guessed.
+const SECTOR: u64 = 512;
 
 const NO: Value = Value::No;
 const MUST: Value = Value::Must;
@@ -74,7 +77,8 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -D, --description=TEXT     description of the export
     -e, --shared=N             maximum number of clients (1; 0: no limit); others wait
     -t, --persistent           do not end with the last client
-    -A, --allocation-depth     accepted: qcow2 images have this context
+    -A, --allocation-depth     with -f raw, add the context qemu:allocation-depth, which qcow2
+                               images always have
     -B, --bitmap=NAME          show the bitmaps of the chain of images; qcow2 images always have
                                contexts for their own
     -n, --nocache, --cache=none
@@ -216,11 +220,24 @@ impl Server {
         self.options.iter().rev().find(|one| one.0 == name).map(|one| one.1.as_str())
     }
 
-    /// The words of `blockhaul serve` for the image in this format.
+    /// Whether a disk in this format is taken for a raw one that may be written, only because its first
+    /// bytes tell no format.
+    pub fn guesses_raw(&self, format: Format) -> bool {
+        let reads = ["read-only", "load-snapshot", "snapshot"].iter().any(|name| self.has(name));
+        self.image.format.is_none() && format == Format::Raw && !reads
+    }
+
+    /// The words of `blockhaul serve` for the image in this format. `len`: the length in bytes of a
+    /// file with a raw disk; the original shows whole sectors.
     ///
     /// # Errors
     /// If an option does not fit the format.
-    pub fn words(&self, format: Format, in_background: bool) -> Result<Vec<OsString>, String> {
+    pub fn words(
+        &self,
+        format: Format,
+        len: Option<u64>,
+        in_background: bool,
+    ) -> Result<Vec<OsString>, String> {
         let mut all = words(&["blockhaul", "serve"]);
         let mut add = |text: String| all.push(text.into());
         add(if in_background { "--in-background" } else { "--foreground" }.to_string());
@@ -260,8 +277,13 @@ impl Server {
         if reads {
             add("--readonly".to_string());
         }
+        if format == Format::Raw && len.is_some_and(|len| !len.is_multiple_of(SECTOR)) {
+            add(format!("--layer=truncate?round-up={SECTOR}"));
+        }
         if let Some(offset) = self.value("offset") {
             add(format!("--layer=offset?offset={offset}"));
+        } else if format == Format::Raw && self.image.format.is_none() {
+            add(format!("--layer=blocksize?minimum={SECTOR}"));
         }
         // Writes that are kept in memory need no flush.
         if !reads && !self.has("snapshot") {
@@ -274,8 +296,16 @@ impl Server {
         if self.has("snapshot") {
             add("--layer=cow".to_string());
         }
+        if self.has("allocation-depth") && format == Format::Raw {
+            add("--layer=allocation-depth".to_string());
+        }
         match self.value("shared").unwrap_or("1").parse::<u32>() {
             Ok(0) => {}
+            Ok(1) => {
+                // A client would wait for its own first connection.
+                add("--layer=multi-conn?mode=disable".to_string());
+                add("--layer=limit?limit=1&wait=on".to_string());
+            }
             Ok(most) => add(format!("--layer=limit?limit={most}&wait=on")),
             Err(_) => return Err("Shared device number must be a number".to_string()),
         }
@@ -307,7 +337,7 @@ mod tests {
             Asked::Run(Wanted::List(uri)) => Ok(uri),
             Asked::Run(Wanted::Serve(server)) => {
                 let format = server.image().format.unwrap_or(Format::Raw);
-                let words = server.words(format, false)?;
+                let words = server.words(format, Some(1000), false)?;
                 Ok(words.join(" ".as_ref()).into_string().unwrap())
             }
         }
@@ -337,9 +367,24 @@ mod tests {
         assert_eq!(uri, "nbds://localhost:10809/?tls-certificates=/c&tls-hostname=h");
         let words = run("-B b -f qcow2 /a.qcow2").unwrap();
         assert!(words.ends_with("qcow2:/a.qcow2?names=allow&backing-bitmaps=on"), "{words}");
+        assert!(run("-e 1 /a").unwrap().contains("multi-conn?mode=disable"));
+        assert!(!run("-e 2 /a").unwrap().contains("multi-conn"));
+        assert!(run("-A /a").unwrap().contains("--layer=allocation-depth"));
+        assert!(!run("-A -f qcow2 /a").unwrap().contains("allocation-depth"));
+        let words = run("-f raw -A /a").unwrap();
+        assert!(!words.contains("blocksize"), "{words}");
+        assert!(words.contains("truncate?round-up=512 "), "{words}");
+        assert!(run("/a").unwrap().contains("blocksize?minimum=512 "));
         let words = run("-n -s -o 1M /a").unwrap();
-        for part in ["--port=10809", "limit=1", "exitlast", "offset=1M", "--layer=cow", "direct=on"]
-        {
+        for part in [
+            "round-up=512 --layer=offset",
+            "--port=10809",
+            "limit=1",
+            "exitlast",
+            "offset=1M",
+            "--layer=cow",
+            "direct=on",
+        ] {
             assert!(words.contains(part), "{words}");
         }
         for (mode, layer) in

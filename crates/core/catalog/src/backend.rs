@@ -141,6 +141,14 @@ impl OpenContext {
         OpenContext { registry, ..self.clone() }
     }
 
+    /// The same with one more kind of storage, for devices within this one.
+    #[must_use]
+    pub fn with_backend(&self, backend: Arc<dyn Backend>) -> OpenContext {
+        let mut registry = self.registry.clone();
+        registry.backends.push(backend);
+        OpenContext { registry, ..self.clone() }
+    }
+
     /// All kinds of storage and layers.
     pub fn registry(&self) -> &Registry {
         &self.registry

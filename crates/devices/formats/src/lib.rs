@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
+mod any;
 mod bits;
 mod bytes;
 mod crc32c;
@@ -26,6 +27,7 @@ mod windows;
 
 use std::sync::Arc;
 
+pub use any::{AnyImage, HEAD, HELD, held, scheme_of};
 pub use qcow2::Qcow2;
 pub use qcow2::stream::AsQcow2;
 pub use vdi::Vdi;
@@ -43,5 +45,6 @@ pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
         Arc::new(Vhdx),
         Arc::new(Vhd),
         Arc::new(Vdi),
+        Arc::new(AnyImage),
     ]
 }

@@ -31,6 +31,11 @@ impl Storage {
         Storage::new(Opened { device: layer(device), more })
     }
 
+    /// The device as it was opened.
+    pub(crate) fn opened(self) -> Opened {
+        Opened { device: self.device, more: self.more }
+    }
+
     pub(crate) fn has_more(&self) -> bool {
         self.more.is_some()
     }

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending, Reply,
-    Request, Result, emulate,
+    Access, BASE_ALLOCATION, BlockSizes, Contexts, Device, Error, Extents, Facts, FileRange, Flags,
+    Hints, Kind, Op, Pending, Reply, Request, Result, emulate,
 };
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
@@ -23,7 +23,7 @@ pub static BLOCKSIZE: LayerKind = LayerKind {
     manual:
         "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error`, \
 requests that violate minimum or maximum, or the block sizes of a plugin below, are refused \
-(EINVAL); with `allow` they are served.
+(EINVAL); with `allow` they are served. Extents are reported in whole blocks of `minimum`.
 
 `minblock`, `maxdata` and `maxlen` apply to the device: it gets reads and writes of whole \
 blocks of `minblock` bytes (partial blocks are read, changed and written back), in pieces of \
@@ -199,12 +199,65 @@ impl Device for Advertised {
                 return Error::new(Kind::Invalid, text).into();
             }
         }
-        self.inner.submit(request)
+        match request.op {
+            // Clients that comply with the block size ask on at the end of what they were told.
+            Op::Extents(contexts) if block > 1 && request.at.is_multiple_of(block) => {
+                let (inner, at, len, flags) =
+                    (self.inner.clone(), request.at, request.len, request.flags);
+                Pending::start(async move {
+                    let mut lists = Vec::with_capacity(contexts.count());
+                    for index in contexts.iter() {
+                        let mut list = in_blocks(&inner, (at, len), flags, index, block).await?;
+                        if flags.contains(Flags::ONE_EXTENT) {
+                            list.first_only();
+                        }
+                        lists.push(list);
+                    }
+                    Ok(Reply::Extents(lists))
+                })
+            }
+            _ => self.inner.submit(request),
+        }
     }
 
     fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
         (!self.refuse).then(|| self.inner.file_at(at, len, access))?
     }
+}
+
+/// The extents in a context in whole blocks, but for the end of the range.
+async fn in_blocks(
+    inner: &Arc<dyn Device>,
+    (at, len): (u64, u64),
+    flags: Flags,
+    index: usize,
+    block: u64,
+) -> Result<Extents> {
+    let is_base = inner.facts().contexts.get(index).is_some_and(|name| name == BASE_ALLOCATION);
+    // A block is a hole or zero only if all of it is; in other contexts the highest state counts.
+    let mixed = |one: u64, other: u64| if is_base { one & other } else { one.max(other) };
+    let mut found = Extents::new();
+    // At least the first block.
+    while found.total() < len.min(block) {
+        let (at, left) = (at.saturating_add(found.total()), len - found.total());
+        let asked = Request::extents(at, left, Contexts::empty().with(index)).with(flags);
+        let Reply::Extents(lists) = inner.submit(asked).await? else { return Err(Error::misfit()) };
+        let before = found.total();
+        for run in lists.iter().flat_map(Extents::runs) {
+            found.push(run.len.min(len - found.total()), run.state);
+        }
+        if found.total() == before {
+            return Err(Error::misfit());
+        }
+    }
+    let mut blocks = found.in_blocks(block, mixed);
+    if found.total() == len {
+        // The partial block at the end of the device.
+        found.skip(blocks.total());
+        let end = found.runs().iter().map(|run| run.state).reduce(mixed);
+        blocks.push(found.total(), end.unwrap_or(0));
+    }
+    Ok(blocks)
 }
 
 /// Splits requests into pieces.

@@ -5,6 +5,7 @@
 //! and all handles that one value wraps share its state.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod allocation_depth;
 mod blocksize;
 mod cache;
 mod cow;
@@ -37,6 +38,7 @@ mod tar;
 mod temporary;
 mod xz;
 
+pub use allocation_depth::ALLOCATION_DEPTH;
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
 pub use cow::COW;
@@ -60,6 +62,7 @@ pub use xz::XZ;
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.
 pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
     vec![
+        &ALLOCATION_DEPTH,
         &BLOCKSIZE,
         &CACHE,
         &COW,

@@ -268,6 +268,14 @@ mod tests {
             let path = folder.path().join("disk");
             std::fs::write(&path, &bytes).unwrap();
             assert_eq!(of(&path), Some(format));
+            #[cfg(feature = "formats")]
+            {
+                let scheme = match format.shown_by {
+                    ShownBy::Device(scheme) | ShownBy::Reader(scheme) => Some(scheme),
+                    _ => None,
+                };
+                assert_eq!(blockhaul_formats::scheme_of(&bytes), scheme, "{}", format.name);
+            }
             let spec = Spec::parse(path.as_os_str()).unwrap();
             for used in [Use::Source, Use::Served] {
                 let text = warning(&spec, false, used).unwrap();

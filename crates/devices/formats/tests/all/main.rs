@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod amends;
+mod any;
 mod backing_changes;
 mod bitmap_changes;
 mod chains;

@@ -55,6 +55,50 @@ fn masks_hide_replace_and_tame() {
 }
 
 #[test]
+fn all_of_a_disk_is_at_depth_1() {
+    on_workers(|| async {
+        let device = over_memory(&["allocation-depth", "allocation-depth"]);
+        let facts = device.facts();
+        assert_eq!(facts.contexts, [BASE_ALLOCATION, "qemu:allocation-depth"], "added once");
+        write(&device, 0, &[1; 65536]).await;
+        let ask = async |contexts| match device
+            .submit(Request::extents(0, 1 << 20, contexts))
+            .await
+            .unwrap()
+        {
+            Reply::Extents(lists) => lists,
+            other => panic!("{other:?}"),
+        };
+        let depth = facts.context("qemu:allocation-depth").unwrap();
+        assert_eq!(ask(depth).await, [Extents::one(1 << 20, 1)]);
+        let both = ask(facts.all_contexts()).await;
+        assert_eq!(both[1], Extents::one(1 << 20, 1));
+        assert_eq!(both[0].runs()[0].state, 0);
+        assert_eq!(both[0].runs()[1].state, HOLE | ZERO);
+    });
+}
+
+#[test]
+fn extents_are_in_whole_blocks_of_the_size_that_is_told() {
+    on_workers(|| async {
+        let memory = blockhaul_backends::memory(1000);
+        write(&memory, 0, &[7; 1000]).await;
+        let layers = ["truncate?truncate=4000", "blocksize?minimum=512"];
+        let device = stacked(memory, &layers).unwrap();
+        // Data ends at 1000, and the disk within a block.
+        assert_eq!(runs(&device, 0, 4000).await, [(1024, 0), (2976, HOLE | ZERO)]);
+        assert_eq!(runs(&device, 512, 600).await[0], (512, 0));
+        assert_eq!(runs(&device, 3584, 416).await, [(416, HOLE | ZERO)]);
+        let context = device.facts().all_contexts();
+        let asked = Request::extents(512, 3488, context).with(Flags::ONE_EXTENT);
+        match device.submit(asked).await.unwrap() {
+            Reply::Extents(lists) => assert_eq!(lists, [Extents::one(512, 0)]),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
+#[test]
 fn hints_can_be_reads() {
     on_workers(|| async {
         let counter = StatsLayer::new();

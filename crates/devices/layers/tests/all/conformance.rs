@@ -37,6 +37,12 @@ fn offset() {
 }
 
 #[test]
+fn allocation_depth() {
+    check("memory:5M", &["allocation-depth"], zeroes());
+    check("pattern:2M", &["noextents", "allocation-depth"], short(Options::default()));
+}
+
+#[test]
 fn readonly() {
     check("memory:5M", &["readonly"], zeroes());
 }
@@ -274,6 +280,7 @@ fn hints(facts: &Facts) -> String {
 
 /// Layers, and the hints that they keep over a device that gives all of them.
 const HINTS: &[(&str, &str)] = &[
+    ("allocation-depth", "zpcfie"),
     ("blocksize?minimum=4k&maximum=64k", "zpcfie"),
     ("blocksize?minblock=4k", "zpfie"),
     ("blocksize?maxdata=64k", "zpfie"),

@@ -169,6 +169,8 @@ fn images_are_checked_compared_and_measured_as_qemu_img_does() {
     }
     tools.same("measure --output=json --size 1G -O qcow2 -o cluster_size=4k");
     tools.same("measure -O raw a.qcow2");
+    tools.same("measure -O qcow2 -o compat=0.10 snap.qcow2");
+    tools.same("measure -O qcow2 -o compat=7 snap.qcow2");
     for line in [
         "a.qcow2 a.qcow2",
         "a.qcow2 over.qcow2",
@@ -413,6 +415,51 @@ fn contexts_of_servers_are_mapped_as_by_qemu_img() {
     }
     let said = tools.ours(&format!("info --image-opts {node}:allocation-depth"));
     assert!(text(&said.stderr).contains("only supported by qemu-img map"), "{said:?}");
+}
+
+#[test]
+fn the_first_bytes_of_an_export_tell_its_format() {
+    let Some(tools) = Tools::find() else { return };
+    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    images(&tools);
+    tools.made("convert -O vdi a.qcow2 a.vdi");
+    for (image, format) in [("a.qcow2", "qcow2"), ("a.raw", "raw"), ("a.vdi", "vdi")] {
+        let place = tools.scratch.file(image);
+        let place = place.to_str().unwrap();
+        let socket = tools.scratch.socket("s");
+        let server =
+            Server::qemu_nbd(&nbd, &socket, &["-t", "-r", "-f", "raw", "-x", "disk", place])
+                .unwrap();
+        let uri = server.uri("disk");
+        if format != "vdi" {
+            // Details of these are not known here.
+            for output in ["human", "json"] {
+                tools.same(&format!("info --output={output} {uri}"));
+            }
+            tools.same(&format!("map --output=json {uri}"));
+            tools.same(&format!("check {uri}"));
+        }
+        tools.same(&format!("compare {uri} -F {format} {image}"));
+        tools.same(&format!("measure -O raw {uri}"));
+        tools.same(&format!("info -f raw --output=json {uri}"));
+        drop(server);
+        // One connection is enough: this server ends with it.
+        for line in ["info", "map", "compare -F FORMAT IMAGE", "convert -O raw"] {
+            let _ = std::fs::remove_file(&socket);
+            let mut command = nbd.tied_command();
+            command.args(["-r", "-f", "raw", "-x", "disk", place, "-k"]).arg(&socket);
+            let server = Server::start(command, &socket).unwrap();
+            let target = if line.starts_with("convert") { "copy.raw" } else { "" };
+            let line = line.replace("FORMAT", format).replace("IMAGE", image);
+            let line = format!("{line} {} {target}", server.uri("disk"));
+            // Details of these are not known here.
+            if format != "vdi" || line.starts_with("co") {
+                let done = tools.ours(&line);
+                assert!(done.status.success(), "{line}: {}", text(&done.stderr));
+            }
+        }
+        tools.made(&format!("compare -f raw -F {format} copy.raw {image}"));
+    }
 }
 
 #[test]

@@ -304,6 +304,83 @@ fn exports_are_listed_as_by_qemu_nbd() {
 }
 
 #[test]
+fn raw_disks_have_the_depth_that_is_asked_for() {
+    let Some(tools) = Tools::find() else { return };
+    tools.images();
+    for who in [Ours, Theirs] {
+        let server = tools.serve(who, "-t -r -A -f raw a.raw");
+        let uri = server.uri("");
+        let done = tools.info(&format!("--map=qemu:allocation-depth --totals {uri}"));
+        let said = text(&done.stdout);
+        let words: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(words, ["8388608", "100.0%", "1", "local"], "{who:?}: {}", text(&done.stderr));
+        // Asked for together, both are told.
+        let done = tools.output(
+            Command::new(OURS),
+            &format!("map --json {uri} --context base:allocation --context qemu:allocation-depth"),
+        );
+        assert!(text(&done.stdout).contains("hole,zero"), "{who:?}: {}", text(&done.stdout));
+        drop(server);
+        let server = tools.serve(who, "-t -r -f raw a.raw");
+        let done = tools.info(&format!("--map=qemu:allocation-depth {}", server.uri("")));
+        assert!(!done.status.success(), "{who:?}: only if it is asked for");
+    }
+}
+
+#[test]
+fn several_connections_are_offered_only_if_there_is_room() {
+    let Some(tools) = Tools::find() else { return };
+    let Some(copy) = Peer::require("nbdcopy") else { return };
+    tools.images();
+    for (options, code) in [("-r", 2), ("-r -e 1", 2), ("-r -e 4", 0)] {
+        for format in ["raw", "qcow2"] {
+            for who in [Ours, Theirs] {
+                let line = format!("-t {options} -f {format} a.{format}");
+                let server = tools.serve(who, &line);
+                let uri = server.uri("");
+                let status = tools.info(&format!("--can multi-conn {uri}")).status.code();
+                assert_eq!(status, Some(code), "{who:?} {line}");
+                // It would wait for a connection of its own.
+                let done = tools.output(copy.command(), &format!("{uri} null:"));
+                assert!(done.status.success(), "{who:?} {line}: {}", text(&done.stderr));
+            }
+        }
+    }
+}
+
+#[test]
+fn raw_disks_are_shown_in_whole_sectors() {
+    let Some(tools) = Tools::find() else { return };
+    for name in ["Ours.raw", "Theirs.raw"] {
+        fs::write(tools.scratch.file(name), [7; 1000]).unwrap();
+    }
+    for (options, guesses) in [("-f raw", false), ("", true), ("-r", false)] {
+        let mut listed = Vec::new();
+        for who in [Ours, Theirs] {
+            let line = format!("-t {options} {who:?}.raw");
+            let server = tools.serve(who, &line);
+            let mut command = tools.command(Theirs);
+            command.arg("-k").arg(server.socket());
+            let said = text(&tools.output(command, "-L").stdout);
+            // Other limits and flags differ.
+            let lines = said.lines().map(str::trim);
+            let known = |line: &&str| line.starts_with("size:") || line.starts_with("min block:");
+            listed.push(lines.filter(known).collect::<Vec<_>>().join(" "));
+            let uri = server.uri("");
+            let mut commands = vec!["read -P 7 0 1000", "read -P 0 1000 24"];
+            if !options.contains("-r") {
+                commands.push("write -z 1000 24");
+            }
+            let readonly = if options.contains("-r") { "-r" } else { "" };
+            tools.wrote(&format!("{readonly} -f raw {uri}"), &commands);
+            assert_eq!(server.said().contains("probing guessed raw"), guesses, "{line}");
+        }
+        assert_eq!(listed[0], listed[1], "{options}");
+        assert!(listed[0].contains("size:  1024"), "{}", listed[0]);
+    }
+}
+
+#[test]
 fn tls_has_the_credentials_of_qemu_nbd() {
     let Some(tools) = Tools::find() else { return };
     tools.images();

@@ -11,7 +11,7 @@ use super::create::is_on;
 use super::help::{self, Use};
 use super::info::description;
 use super::progress::{FINE, Shown};
-use super::{resize, warn_of_guess};
+use super::resize;
 use crate::exit::{Failure, Outcome};
 use crate::image_tools::run;
 
@@ -60,7 +60,6 @@ pub(super) fn amended(line: &Line) -> Outcome {
         let name = format.name();
         return Err(failure(format!("Format driver '{name}' does not support option amendment")));
     }
-    warn_of_guess(&image, format);
     let found = description(&image)?;
     let mut wanted = Wanted::default();
     for (name, value) in &options {

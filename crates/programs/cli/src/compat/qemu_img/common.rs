@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{NamePolicy, OpenContext, parse_size};
+use blockhaul_block::{Device, DeviceExt as _, Error, Kind};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, rebase};
@@ -41,7 +42,10 @@ pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
         let why = plain(&error);
         return Err(failure(format!("Could not open '{name}': Could not open '{name}': {why}")));
     }
-    let format = format_of(image);
+    let format = match image.unknown_export() {
+        Some(_) => told_by_export(image)?,
+        None => format_of(image),
+    };
     if format == Format::Qcow2
         && let Some(path) = image.path()
         && let Some(why) = first_bytes(path).ok().and_then(|bytes| obstacle(&bytes))
@@ -51,11 +55,64 @@ pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
     Ok(format)
 }
 
+/// The format of an export by its first bytes, over a connection of its own.
+fn told_by_export(image: &Image) -> Result<Format, Failure> {
+    let holder = Spec::parse(image.holder().as_ref())?;
+    let (result, open) = on_worker(move |registry| async move {
+        let mut open = None;
+        let result = async {
+            let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+            let device = stack.device().clone();
+            open = Some(stack);
+            told_by(&device).await
+        };
+        (result.await, open)
+    })?;
+    // Not on a worker: this waits for servers to end.
+    drop(open);
+    result.map_err(|error| not_opened(image, &error))
+}
+
+/// The format that the first bytes of a device tell.
+pub(crate) async fn told_by(device: &Arc<dyn Device>) -> Result<Format, Error> {
+    let len = device.facts().size.min(blockhaul_formats::HEAD);
+    if len == 0 {
+        return Ok(Format::Raw);
+    }
+    let head = device.read(0, usize::try_from(len).unwrap_or(0)).await?;
+    Ok(blockhaul_formats::scheme_of(head.bytes()).map_or(Format::Raw, Format::of_scheme))
+}
+
+/// The disk in an image that is read, with further options of the device for its format. An export
+/// without a format is opened once: its server may end with its last client.
+pub(crate) fn read_disk(
+    image: &Image,
+    options: impl Fn(Format) -> Result<Vec<String>, Failure>,
+) -> Result<String, Failure> {
+    if let (Some(disk), None) = (image.unknown_export(), &image.context)
+        && options(Format::Qcow2)?.is_empty()
+    {
+        return Ok(disk);
+    }
+    let format = opened(image)?;
+    Ok(image.disk(format, &options(format)?))
+}
+
 /// The first bytes of a file: as many as the largest cluster has.
 fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?.take(2 << 20).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// Warns as the original does before it writes to what it takes for a raw disk.
+pub(crate) fn warn_of_guess(image: &Image) {
+    out::error(&format!(
+        "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Automatically detecting \
+         the format is dangerous for raw images, write operations on block 0 will be restricted.\n         Specify \
+         the 'raw' format explicitly to remove the restrictions.\n",
+        out::one_line(&image.shown)
+    ));
 }
 
 fn explained(why: &Obstacle) -> String {

@@ -10,7 +10,7 @@ use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
 use super::super::stand_in::own;
 use super::bitmaps;
-use super::common::{beside, failure, give_backing, native, opened, size, words};
+use super::common::{beside, failure, give_backing, native, opened, read_disk, size, words};
 use super::create::{READ_ONLY, Wanted, begun_copy};
 use super::help::{self, Use};
 use super::info::disk_size;
@@ -47,6 +47,7 @@ pub(super) fn convert(line: &Line) -> Outcome {
         return Err(failure("Must specify image file name"));
     }
     let last = line.operands.len() - 1;
+    refuse_read_only(line)?;
     let sources = (0..last).map(|number| line.image(number, "source-format"));
     let sources: Vec<Image> = sources.collect::<Result<_, _>>().map_err(failure)?;
     let target = target(line, &line.operands[last])?;
@@ -132,8 +133,7 @@ fn copy(words: Vec<OsString>, shown: &Shown, sources: &[Image]) -> Outcome {
 fn source(line: &Line, sources: &[Image]) -> Result<String, Failure> {
     let mut disks = Vec::new();
     for image in sources {
-        let format = opened(image)?;
-        disks.push(image.disk(format, &snapshot(line, format)?));
+        disks.push(read_disk(image, |format| snapshot(line, format))?);
     }
     match &disks[..] {
         [disk] => Ok(disk.clone()),
@@ -145,14 +145,21 @@ fn source(line: &Line, sources: &[Image]) -> Result<String, Failure> {
     }
 }
 
+/// Refuses to make images in formats that QEMU itself only reads, also from one of them.
+fn refuse_read_only(line: &Line) -> Result<(), Failure> {
+    match line.value("target-format").filter(|format| READ_ONLY.contains(format)) {
+        None => Ok(()),
+        Some(format) => {
+            let text = format!("Format driver '{format}' does not support image creation");
+            Err(failure(text))
+        }
+    }
+}
+
 /// The image that is written.
 fn target(line: &Line, name: &str) -> Result<Image, Failure> {
     let no_create = line.has("no-create");
     let format = line.value("target-format");
-    if let Some(format) = format.filter(|format| READ_ONLY.contains(format)) {
-        let text = format!("Format driver '{format}' does not support image creation");
-        return Err(failure(text));
-    }
     if line.has("target-is-zero") && !no_create {
         return Err(failure("--target-is-zero requires use of -n flag"));
     }

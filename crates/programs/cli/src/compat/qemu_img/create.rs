@@ -355,6 +355,9 @@ fn check_size(name: &str, format: Format, wanted: &Wanted, size: u64) -> Result<
     Ok(())
 }
 
+/// Bytes that the tables of a small image take, with what is left free before clusters.
+const TABLES: u64 = 256 << 10;
+
 /// Allocates the disk in an image from `from` on.
 pub(super) fn preallocate(
     image: &Image,
@@ -366,11 +369,24 @@ pub(super) fn preallocate(
         return Ok(());
     }
     let Some(path) = image.path() else {
-        return Err(failure(format!("{}: only files are preallocated", image.shown)));
+        let text = "Could not resize image: Cannot grow NBD nodes";
+        return Err(failure(format!("{}: {text}", image.shown)));
     };
     let wrong = |error: std::io::Error| {
         failure(format!("{}: Could not preallocate: {}", image.shown, plain(&error)))
     };
+    let is_full = how == Preallocation::Full && format == Format::Qcow2;
+    if is_full {
+        // As one piece, before parts of it are written: each piece needs an entry in the tables of the
+        // file system, which may then grow when more is written.
+        let data = disk_size(image)?.saturating_sub(from);
+        // With its tables; what is too much is freed.
+        let more = data.saturating_add(data / 32).saturating_add(TABLES);
+        let file = std::fs::OpenOptions::new().write(true).open(path).map_err(wrong)?;
+        let len = file.metadata().map_err(wrong)?.len();
+        // Without it, the space may suffice: what is needed is allocated later.
+        let _ = allocate_beyond(&file, len.saturating_add(more));
+    }
     let end = if format == Format::Qcow2 {
         let holder = image.holder();
         let writes = how == Preallocation::Full;
@@ -392,6 +408,10 @@ pub(super) fn preallocate(
     if how != Preallocation::Metadata && start < end {
         allocate(&file, start, end).map_err(wrong)?;
     }
+    if is_full {
+        // Frees what is behind the end.
+        file.set_len(end).map_err(wrong)?;
+    }
     if how == Preallocation::Full && format == Format::Raw {
         zeroes(&file, start, end).map_err(wrong)?;
     }
@@ -402,6 +422,12 @@ pub(super) fn preallocate(
 fn allocate(file: &std::fs::File, start: u64, end: u64) -> std::io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
     Ok(fallocate(file, FallocateFlags::empty(), start, end - start)?)
+}
+
+/// Allocates the space of a file up to `end`, which may be behind its end.
+fn allocate_beyond(file: &std::fs::File, end: u64) -> std::io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, 0, end)?)
 }
 
 /// Writes zeroes to a part of a file.

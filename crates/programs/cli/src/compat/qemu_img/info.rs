@@ -10,7 +10,7 @@ use blockhaul_formats::qcow2::describe::{
     BitmapDescription, Description, SnapshotDescription, describe,
 };
 
-use super::common::{beside, failure, not_opened, opened};
+use super::common::{beside, failure, not_opened, opened, told_by};
 use super::json::Value;
 use crate::exit::{Failure, Outcome};
 use crate::image_tools::run;
@@ -125,31 +125,42 @@ fn chain(first: Image, wanted: bool) -> Result<Vec<Found>, Failure> {
 }
 
 fn one(image: Image) -> Result<Found, Failure> {
-    let format = opened(&image)?;
+    let known = match image.unknown_export() {
+        Some(_) if image.context.is_none() => None,
+        _ => Some(opened(&image)?),
+    };
     let holder = Spec::parse(image.holder().as_ref())?;
-    let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
-    let is_qcow2 = format == Format::Qcow2;
+    let described = image.clone();
     let result = run(move |registry| async move {
         let mut open = Vec::new();
         let result = async {
             let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
             open.push(stack.clone());
             let len = stack.device().facts().size;
-            if is_qcow2 {
-                let qcow2 = describe(stack.device()).await?;
-                return Ok((qcow2.size, len, Some(qcow2)));
+            let format = match known {
+                Some(format) => format,
+                // Over the connection that is there: a server may have room for one client.
+                None => told_by(stack.device()).await?,
+            };
+            match format {
+                Format::Qcow2 => {
+                    let qcow2 = describe(stack.device()).await?;
+                    Ok((format, qcow2.size, len, Some(qcow2)))
+                }
+                Format::Raw => Ok((format, len, len, None)),
+                _ => {
+                    let disk = Spec::parse(described.disk(format, &[]).as_ref())?;
+                    let size = size(&registry, &disk, &mut open).await?;
+                    Ok::<_, Error>((format, size, len, None))
+                }
             }
-            // A server may have room for one client.
-            let is_raw = format == Format::Raw;
-            let size = if is_raw { len } else { size(&registry, &disk, &mut open).await? };
-            Ok::<_, Error>((size, len, None))
         };
         (result.await, open)
     })?;
     let (result, open) = result;
     // Not on a worker: this waits for servers to end.
     drop(open);
-    let (size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
+    let (format, size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
     let len = match &image.place {
         Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
         Place::Uri(_) => len,
@@ -216,8 +227,8 @@ impl Found {
                 ("data", Value::Object(Vec::new())),
             ];
             child.push(("format-specific", Value::Object(specific)));
+            child.push(("dirty-flag", Value::Flag(false)));
         }
-        child.push(("dirty-flag", Value::Flag(false)));
         let child = vec![("name", Value::Text("file".to_string())), ("info", Value::Object(child))];
         let mut all = vec![("children", Value::List(vec![Value::Object(child)]))];
         let qcow2 = self.qcow2.as_ref();
@@ -241,7 +252,10 @@ impl Found {
             let name = qcow2.backing.clone();
             all.extend(name.map(|name| ("backing-filename", Value::Text(name))));
         }
-        all.push(("dirty-flag", Value::Flag(qcow2.is_some_and(|qcow2| qcow2.dirty))));
+        // An export does not tell; a raw disk is what it is in.
+        if self.protocol() != "nbd" || self.format != Format::Raw {
+            all.push(("dirty-flag", Value::Flag(qcow2.is_some_and(|qcow2| qcow2.dirty))));
+        }
         Value::Object(all)
     }
 

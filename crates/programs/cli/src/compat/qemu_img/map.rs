@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
-use blockhaul_command_lines::qemu_image::Format;
+use blockhaul_command_lines::qemu_image::{Format, Image, Place};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::ChainLink;
 use blockhaul_formats::qcow2::places::{Places, chain_places};
+use blockhaul_formats::{HELD, held};
 
-use super::common::{failure, not_opened, opened, size};
+use super::common::{failure, not_opened, opened, size, told_by};
 use crate::exit::Outcome;
 use crate::image_tools::run_asking;
 use crate::info::{Ahead, together};
@@ -80,13 +81,21 @@ impl Chain {
     }
 
     /// The images of a qcow2 image, and where each has its data.
-    async fn of(registry: &Registry, holder: &str) -> Result<(Chain, Vec<Option<Places>>), Error> {
+    /// `shown`: the name of the first one, if it is not its path.
+    async fn of(
+        registry: &Registry,
+        image: &Image,
+        shown: Option<String>,
+    ) -> Result<(Chain, Vec<Option<Places>>), Error> {
         let context = OpenContext::new(registry).with_names(NamePolicy::Allow);
         let (links, places): (Vec<ChainLink>, Vec<_>) =
-            chain_places(&context, holder).await?.into_iter().unzip();
+            chain_places(&context, &image.holder()).await?.into_iter().unzip();
         let ends_raw = links.last().is_some_and(|link| link.image.is_none());
         let name = |name: &str| name.trim_start_matches("./").to_string();
-        let names = links.iter().map(|link| name(&link.name)).collect();
+        let mut names: Vec<String> = links.iter().map(|link| name(&link.name)).collect();
+        if let (Some(first), Some(shown)) = (names.first_mut(), shown) {
+            *first = shown;
+        }
         let size = |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
         let sizes = links.iter().map(size).collect();
         Ok((Chain { names, sizes, ends_raw, is_qcow2: true }, places))
@@ -111,28 +120,52 @@ pub(super) fn map(line: &Line) -> Outcome {
     let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
     let mut image = line.image(0, "format").map_err(failure)?;
     let context = image.context.take();
-    let format = opened(&image)?;
+    // An export is opened once: its server may have room for one client, and end with it.
+    let is_export = image.path().is_none();
+    let known = match image.unknown_export() {
+        Some(_) if context.is_none() => None,
+        _ => Some(opened(&image)?),
+    };
+    let format = known.unwrap_or(Format::Raw);
     if context.is_some() && format == Format::Qcow2 {
         return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
     }
     if !matches!(format, Format::Raw | Format::Qcow2) {
         return Err(failure(format!("map: format {} is not supported", format.name())));
     }
-    let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
-    let holder = image.holder();
+    let described = image.clone();
+    let holder = Spec::parse(image.holder().as_ref())?;
     let shown = image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
     let direct = image.direct;
     let contexts: Vec<String> = context.iter().cloned().collect();
     let (result, open) = run_asking(&contexts, move |registry| async move {
-        let mut open = None;
+        let mut open = Vec::new();
+        let mut registry = registry;
+        let mut image = described;
         let result = async {
+            let mut format = format;
+            if is_export {
+                let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+                let device = stack.device().clone();
+                open.push(stack);
+                if known.is_none() {
+                    format = told_by(&device).await?;
+                }
+                registry.backends.push(held(device.into()));
+                image.place = Place::Uri(format!("{HELD}:"));
+            }
             let (chain, places) = match format {
-                Format::Qcow2 => Chain::of(&registry, &holder).await?,
-                _ => (Chain::raw(shown), Vec::new()),
+                Format::Qcow2 => Chain::of(&registry, &image, is_export.then_some(shown)).await?,
+                Format::Raw => (Chain::raw(shown), Vec::new()),
+                other => {
+                    let text = format!("map: format {} is not supported", other.name());
+                    return Err(Error::new(Kind::Unsupported, text));
+                }
             };
+            let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
             let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
             let device = stack.device().clone();
-            open = Some(stack);
+            open.push(stack);
             let size = device.facts().size;
             let end = start.saturating_add(most).min(size);
             if let Some(name) = context {
@@ -151,7 +184,11 @@ pub(super) fn map(line: &Line) -> Outcome {
                 }
                 add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
             }
-            let runs = if is_json { with_zeroes(runs, &places).await? } else { runs };
+            let runs = if is_json || is_export {
+                with_places(runs, &places, is_export).await?
+            } else {
+                runs
+            };
             Ok::<_, Error>((runs, chain))
         };
         (result.await, open)
@@ -225,20 +262,26 @@ async fn runs(
     Ok(all)
 }
 
-/// The runs, with the places of those that read as zeroes and have space nevertheless.
-async fn with_zeroes(runs: Vec<Run>, places: &[Option<Places>]) -> Result<Vec<Run>, Error> {
+/// The runs, with the places of those that read as zeroes and have space nevertheless, and of data in
+/// an export, which no device knows as a range of a file.
+async fn with_places(
+    runs: Vec<Run>,
+    places: &[Option<Places>],
+    is_export: bool,
+) -> Result<Vec<Run>, Error> {
     let mut all: Vec<Run> = Vec::new();
     for run in runs {
         let places = places.get(run.depth).and_then(Option::as_ref);
-        let Some(places) = places.filter(|_| run.present && run.zero && run.offset.is_none())
-        else {
+        let is_zero = run.present && run.zero;
+        let is_unknown = is_zero || is_export && run.depth == 0 && run.compressed;
+        let Some(places) = places.filter(|_| is_unknown && run.offset.is_none()) else {
             all.push(run);
             continue;
         };
         let mut left = run;
         while left.len > 0 {
             let (len, offset) = places.host(left.at, left.len).await?;
-            all.push(Run { len, offset, ..left });
+            all.push(Run { len, offset, compressed: left.compressed && offset.is_none(), ..left });
             left.at += len;
             left.len -= len;
         }

@@ -25,8 +25,10 @@ use blockhaul_engine::Comparison;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit};
 use blockhaul_formats::qcow2::describe::describe;
 
-pub(super) use self::common::opened;
-use self::common::{failure, give_backing, native, not_changed, not_opened, say, size, words};
+use self::common::{
+    failure, give_backing, native, not_changed, not_opened, read_disk, say, size, words,
+};
+pub(super) use self::common::{opened, warn_of_guess};
 use self::create::{Preallocation, disk_size, preallocate};
 use self::json::Value;
 use self::progress::{COARSE, FINE, Shown};
@@ -82,18 +84,6 @@ fn qcow2(line: &Line, image: &Image) -> Result<(), Failure> {
     }
 }
 
-/// Warns as the original does before it writes to what it takes for a raw disk.
-fn warn_of_guess(image: &Image, format: Format) {
-    if image.format.is_none() && format == Format::Raw {
-        out::error(&format!(
-            "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Automatically detecting \
-             the format is dangerous for raw images, write operations on block 0 will be restricted.\n         Specify \
-             the 'raw' format explicitly to remove the restrictions.\n",
-            out::one_line(&image.shown)
-        ));
-    }
-}
-
 fn compared(line: &Line) -> Outcome {
     let failed = |text: String| failure(text).with_status(NOT_COMPARED);
     line.at_most(2).map_err(failure)?;
@@ -107,8 +97,8 @@ fn compared(line: &Line) -> Outcome {
     all.push("--".into());
     for (number, format) in ["format", "b-format"].into_iter().enumerate() {
         let image = line.image(number, format).map_err(failed)?;
-        let format = opened(&image).map_err(|failure| failure.with_status(NOT_COMPARED))?;
-        all.push(image.disk(format, &[]).into());
+        let disk = read_disk(&image, |_| Ok(Vec::new()));
+        all.push(disk.map_err(|failure| failure.with_status(NOT_COMPARED))?.into());
     }
     let (cli, groups) = own(all).map_err(|failure| failure.with_status(NOT_COMPARED))?;
     let Command::Compare(args) = cli.command else {
@@ -153,9 +143,18 @@ fn measured(line: &Line) -> Outcome {
         return Err(failure(format!("measure: format {target} is not supported")));
     }
     let mut cluster = 64 << 10;
+    let mut has_bitmaps = true;
     for (name, value) in line.creation().map_err(failure)? {
         match (target, name.as_str()) {
             ("qcow2", "cluster_size") => cluster = size(&value)?,
+            ("qcow2", "compat") => match value.as_str() {
+                "1.1" | "v3" => has_bitmaps = true,
+                "0.10" | "v2" => has_bitmaps = false,
+                _ => {
+                    let text = format!("Parameter 'version' does not accept value '{value}'");
+                    return Err(failure(text));
+                }
+            },
             _ => return Err(failure(format!("measure: option {name} is not supported"))),
         }
     }
@@ -168,11 +167,10 @@ fn measured(line: &Line) -> Outcome {
         (Some(given), true) => format!("zero:{}", size(given)?),
         (None, false) => {
             let image = line.image(0, "format").map_err(failure)?;
-            let format = opened(&image)?;
-            if (format, target) == (Format::Qcow2, "qcow2") {
+            if target == "qcow2" && opened(&image)? == Format::Qcow2 && has_bitmaps {
                 bitmaps = bitmaps_size(&image, cluster)?;
             }
-            image.disk(format, &convert::snapshot(line, format)?)
+            read_disk(&image, |format| convert::snapshot(line, format))?
         }
     };
     let all =
@@ -231,7 +229,9 @@ fn resized(line: &Line) -> Outcome {
     };
     let image = line.image(0, "format").map_err(failure)?;
     let format = opened(&image)?;
-    warn_of_guess(&image, format);
+    if image.format.is_none() && format == Format::Raw {
+        warn_of_guess(&image);
+    }
     let old = match how {
         Preallocation::Off => 0,
         _ => {

@@ -1,0 +1,130 @@
+//! `image:DEVICE`: the disk in an image whose first bytes tell its format.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+
+use crate::named::{Storage, folder_of};
+use crate::storage::{len_of, read};
+
+/// Number of first bytes that tell a format.
+pub const HEAD: u64 = 512;
+
+/// Offset and bytes of each format, and the scheme of the device that reads it. `image_format` of the
+/// program names the sources, and tests that it has the same.
+const FORMATS: &[(usize, &[u8], &str)] = &[
+    (0, b"QFI\xfb", "qcow2"),
+    (0, b"KDMV", "vmdk"),
+    (0, b"# Disk DescriptorFile", "vmdk"),
+    (0, b"vhdxfile", "vhdx"),
+    (0, b"conectix", "vhd"),
+    (64, &[0x7f, 0x10, 0xda, 0xbe], "vdi"),
+];
+
+/// The scheme of the device that reads an image with these first bytes; none for a raw disk.
+pub fn scheme_of(head: &[u8]) -> Option<&'static str> {
+    let is_at =
+        |at: usize, magic: &[u8]| head.get(at..).is_some_and(|bytes| bytes.starts_with(magic));
+    FORMATS.iter().find(|(at, magic, _)| is_at(*at, magic)).map(|one| one.2)
+}
+
+/// The backend `image:DEVICE`.
+pub struct AnyImage;
+
+impl Backend for AnyImage {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["image"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "DEVICE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "the disk in an image of a format that its first bytes tell (qcow2, vmdk, vhdx, vhd, vdi), or DEVICE \
+         itself if they tell none; read-only. DEVICE is a path, or any device, where %3f is a question mark \
+         and %25 a percent sign"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M disk.raw && blockhaul copy disk.raw qcow2:disk.qcow2
+blockhaul serve disk.qcow2 --run 'blockhaul copy "image:$uri" restored.raw'
+cmp disk.raw restored.raw
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[Param {
+            name: "names",
+            kind: ParamKind::Choice(&["allow", "refuse"]),
+            default: None,
+            doc: "Whether to open the files that the image names. Whoever can write the image chooses the \
+                  names: allow it only for images that you trust. If not given, the command decides.",
+        }]
+    }
+
+    fn open(&self, target: Target) -> Opening<Opened> {
+        Box::pin(open(target))
+    }
+}
+
+async fn open(target: Target) -> Result<Opened> {
+    if target.intent.write || target.intent.target_size.is_some() {
+        let text = "image: only reads: name the format to write, as in qcow2:DEVICE";
+        return Err(Error::new(Kind::Usage, text));
+    }
+    let description = target.text()?.to_string();
+    if description.is_empty() {
+        return Err(Error::new(Kind::Usage, "requires a device: image:PATH"));
+    }
+    let opened = target.context.open(&description, target.intent).await?;
+    let file = Storage::new(opened);
+    let len = len_of(&file.device.facts()).min(HEAD);
+    let head = read(&file.device, 0, len).await?;
+    let Some(scheme) = scheme_of(&head) else { return Ok(file.opened()) };
+    let names = match target.args.text("names") {
+        Some(names) if scheme != "vdi" => format!("?names={names}"),
+        _ => String::new(),
+    };
+    if folder_of(&description).is_some() {
+        // Names in the image may begin there.
+        drop(file);
+        let place = description.replace('%', "%25").replace('?', "%3f");
+        return target.context.open(&format!("{scheme}:{place}{names}"), target.intent).await;
+    }
+    // The connection that is there: a server may have room for one, or end with its last client.
+    let context = target.context.with_backend(held(file.opened()));
+    context.open(&format!("{scheme}:{HELD}:{names}"), target.intent).await
+}
+
+/// The scheme of a device that is open.
+pub const HELD: &str = "held";
+
+/// A kind of storage, `held:`, that gives a device which is open already, to all who open it: for
+/// images whose device can be opened once, as an export of a server that has room for one client.
+pub fn held(opened: Opened) -> Arc<dyn Backend> {
+    Arc::new(Held(opened))
+}
+
+struct Held(Opened);
+
+impl Backend for Held {
+    fn schemes(&self) -> &'static [&'static str] {
+        &[HELD]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "a device that is open already"
+    }
+
+    fn open(&self, _: Target) -> Opening<Opened> {
+        let opened = Opened { device: self.0.device.clone(), more: self.0.more.clone() };
+        Box::pin(std::future::ready(Ok(opened)))
+    }
+}
