@@ -39,7 +39,12 @@ This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
                             add a node: file, host_device, raw, qcow2, nbd, null-co,
                             copy-before-write, snapshot-access
     --chardev socket,id=ID,path=PATH,server=on,wait=off
-                            a Unix socket for a monitor
+                            a Unix socket for clients of a monitor
+    --chardev socket,id=ID,path=PATH
+                            connect to this Unix socket of a client
+    --chardev socket,id=ID,fd=N
+                            this inherited descriptor, a socket connected to a client
+    --chardev stdio,id=ID   standard input and output
     --daemonize             return when ready, and go on in the background
     --export [type=]nbd,id=ID,node-name=N[,name=NAME][,writable=on|off][,description=TEXT]
                             export a node over NBD
@@ -61,13 +66,22 @@ See `blockhaul serve --help` and docs/qmp.md for details.
 pub struct Daemon {
     /// Commands of the monitor protocol, in order.
     commands: Vec<Json>,
-    chardevs: Vec<(String, String)>,
-    monitors: Vec<String>,
+    chardevs: Vec<(String, Place)>,
+    monitors: Vec<Place>,
     credentials: Vec<Credentials>,
     tls: Option<String>,
     pidfile: Option<OsString>,
     /// It goes to the background.
     pub daemonize: bool,
+}
+
+/// Where a monitor has its clients.
+#[derive(Debug, Clone)]
+enum Place {
+    /// It listens on a socket of this path.
+    Listens(String),
+    /// One client, as `--qmp-client` describes it.
+    Client(String),
 }
 
 /// A `tls-creds-x509` object.
@@ -111,7 +125,16 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
             _ => daemon.add_object(&parameters(&text()?, "qom-type")?)?,
         }
     }
+    if daemon.daemonize && daemon.monitors.iter().any(Place::is_stdio) {
+        return Err("--daemonize: a monitor cannot use standard input and output".to_string());
+    }
     Ok(Asked::Run(daemon))
+}
+
+impl Place {
+    fn is_stdio(&self) -> bool {
+        matches!(self, Place::Client(client) if client == "stdio")
+    }
 }
 
 impl Daemon {
@@ -133,17 +156,16 @@ impl Daemon {
 
     fn add_chardev(&mut self, given: &Map<String, Json>) -> Result<(), String> {
         let backend = text(given, "backend");
-        if backend != "socket" {
-            return Err(format!("--chardev {backend}: only socket is supported"));
-        }
-        known("--chardev", given, &["backend", "id", "path", "server", "wait"])?;
-        let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
-        if is_on("server") != Some(true) || is_on("wait") == Some(true) {
-            return Err("--chardev: only server=on,wait=off is supported".to_string());
-        }
-        let id = needed("--chardev", given, "id")?;
-        let path = needed("--chardev", given, "path")?;
-        self.chardevs.push((id, path));
+        let id = || needed("--chardev", given, "id");
+        let (id, place) = match backend {
+            "stdio" => {
+                known("--chardev stdio", given, &["backend", "id"])?;
+                (id()?, Place::Client("stdio".to_string()))
+            }
+            "socket" => (id()?, socket(given)?),
+            _ => return Err(format!("--chardev {backend}: only socket and stdio are supported")),
+        };
+        self.chardevs.push((id, place));
         Ok(())
     }
 
@@ -157,8 +179,8 @@ impl Daemon {
         }
         let id = needed("--monitor", given, "chardev")?;
         let found = self.chardevs.iter().find(|(known, _)| *known == id);
-        let (_, path) = found.ok_or_else(|| format!("Character device '{id}' not found"))?;
-        self.monitors.push(path.clone());
+        let (_, place) = found.ok_or_else(|| format!("Character device '{id}' not found"))?;
+        self.monitors.push(place.clone());
         Ok(())
     }
 
@@ -191,7 +213,10 @@ impl Daemon {
     pub fn words(&self, in_background: bool) -> Vec<OsString> {
         let mut words = words(&["blockhaul", "serve", "--quiet", "--no-listen"]);
         words.push(if in_background { "--in-background" } else { "--foreground" }.into());
-        words.extend(self.monitors.iter().map(|path| format!("--qmp={path}").into()));
+        words.extend(self.monitors.iter().map(|place| match place {
+            Place::Listens(path) => format!("--qmp={path}").into(),
+            Place::Client(client) => format!("--qmp-client={client}").into(),
+        }));
         let credentials = self.credentials.iter();
         for one in credentials.filter(|one| self.tls.as_ref() == Some(&one.id)) {
             words.push("--tls=require".into());
@@ -211,6 +236,31 @@ impl Daemon {
         }
         words.extend(self.commands.iter().map(|command| format!("--qmp-run={command}").into()));
         words
+    }
+}
+
+/// Where the clients of a `--chardev socket` are.
+fn socket(given: &Map<String, Json>) -> Result<Place, String> {
+    known("--chardev socket", given, &["backend", "id", "path", "fd", "server", "wait"])?;
+    let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
+    let listens = is_on("server") == Some(true);
+    match (text(given, "path"), text(given, "fd")) {
+        ("", "") => Err("--chardev socket: Parameter 'path' is missing".to_string()),
+        (path, "") if listens && is_on("wait") == Some(false) => {
+            Ok(Place::Listens(path.to_string()))
+        }
+        (_, "") if listens => {
+            Err("--chardev socket: with server=on, only wait=off is supported".to_string())
+        }
+        _ if given.contains_key("wait") => {
+            Err("--chardev socket: Parameter 'wait' needs server=on and a path".to_string())
+        }
+        (path, "") => Ok(Place::Client(format!("unix:{path}"))),
+        ("", _) if listens => {
+            Err("--chardev socket: fd with server=on is not supported".to_string())
+        }
+        ("", fd) => Ok(Place::Client(format!("fd:{fd}"))),
+        _ => Err("--chardev socket: path and fd cannot be used together".to_string()),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,7 +32,11 @@ impl Qmp {
     /// Connects, and reads the greeting.
     fn greet(path: &Path) -> Qmp {
         let what = format!("{} has a listener", path.display());
-        let stream = tools::until_ok(&what, || UnixStream::connect(path));
+        Qmp::over(tools::until_ok(&what, || UnixStream::connect(path)))
+    }
+
+    /// Reads the greeting from a connection.
+    fn over(stream: UnixStream) -> Qmp {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let mut qmp = Qmp { stream, received: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.line().unwrap();
@@ -788,6 +793,77 @@ fn the_command_line_of_qemus_daemon_serves_and_writes_its_pid() {
     assert!(text(&refused.stderr).contains("does not accept value 'fuse'"), "{refused:?}");
     let refused = blockhaul(&["compat", "qemu-storage-daemon", "--blockdev", "vmdk,node-name=x"]);
     assert!(text(&refused.stderr).contains("'driver' does not accept value 'vmdk'"), "{refused:?}");
+}
+
+/// qemu-storage-daemon, ours, with one client, by these words and through this script of a shell.
+fn daemon_of_one_client(script: &str, chardev: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", OURS, "compat", "qemu-storage-daemon"]);
+    command.args(["--chardev", chardev, "--monitor", "c", "--blockdev", "null-co,node-name=n"]);
+    command
+}
+
+/// The daemon with no more done.
+const RUN: &str = "exec \"$@\"";
+
+#[test]
+fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
+    let (client, server) = UnixStream::pair().unwrap();
+    let script = "exec 3<&0 </dev/null; exec \"$@\"";
+    let mut command = daemon_of_one_client(script, "socket,id=c,fd=3");
+    let mut child = command.stdin(OwnedFd::from(server)).spawn().unwrap();
+    // Its socket is closed here: a daemon that fails ends the stream.
+    drop(command);
+    let mut qmp = Qmp::over(client);
+    qmp.succeeds("qmp_capabilities", json!({}));
+    let nodes = qmp.succeeds("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["node-name"], "n", "{nodes}");
+    qmp.succeeds("quit", json!({}));
+    while qmp.line().is_some() {}
+    assert!(child.wait().unwrap().success());
+    let mut command = daemon_of_one_client(RUN, "socket,id=c,fd=9");
+    let refused = tools::output(&mut command, LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("descriptor 9 is not a socket"), "{refused:?}");
+}
+
+#[test]
+fn qemus_daemon_connects_to_a_client_that_listens() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.socket("client");
+    let chardev = format!("socket,id=c,path={}", path.display());
+    let mut command = daemon_of_one_client(RUN, &chardev);
+    let refused = tools::output(&mut command, LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("Failed to connect to"), "{refused:?}");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut child = command.spawn().unwrap();
+    let mut qmp = Qmp::over(listener.accept().unwrap().0);
+    qmp.succeeds("qmp_capabilities", json!({}));
+    qmp.succeeds("quit", json!({}));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn qemus_daemon_has_a_monitor_at_standard_input_and_output() {
+    let scratch = Scratch::new().unwrap();
+    let input = scratch.file("input");
+    // A file, as in `<<` of shells: its end is there at once.
+    std::fs::write(
+        &input,
+        "{'execute':'qmp_capabilities'}{'execute':'query-status','id':[1,2]}{'execute':'quit'}",
+    )
+    .unwrap();
+    let script = format!("exec \"$@\" <'{}'", input.display());
+    let mut command = daemon_of_one_client(&script, "stdio,id=c");
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = text(&output.stdout);
+    let lines: Vec<_> = lines.lines().collect();
+    assert!(lines[0].starts_with("{\"QMP\": {"), "{lines:?}");
+    let status = "{\"id\": [1, 2], \"return\": {\"running\": true, \"status\": \"running\"}}";
+    assert_eq!(lines[1..], ["{\"return\": {}}", status, "{\"return\": {}}"]);
+    let mut both = daemon_of_one_client(RUN, "stdio,id=c");
+    let refused = tools::output(both.arg("--daemonize"), LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("--daemonize: a monitor cannot"), "{refused:?}");
 }
 
 /// Commands that both daemons get, after a comment what each is about.

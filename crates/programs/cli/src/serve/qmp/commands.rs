@@ -253,6 +253,7 @@ const EXPORT: &[Argument] = &[
     may("writable", Bool),
     may("writethrough", Bool),
     may("fixed-iothread", Bool),
+    may("iothread", Text),
     may("name", Text),
     may("description", Text),
     may("bitmaps", List),
