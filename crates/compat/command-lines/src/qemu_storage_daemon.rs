@@ -37,7 +37,7 @@ This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
 
     --blockdev [driver=]DRIVER,node-name=N,...
                             add a node: file, host_device, raw, qcow2, nbd, null-co,
-                            copy-before-write, snapshot-access
+                            throttle, copy-before-write, snapshot-access
     --chardev socket,id=ID,path=PATH,server=on,wait=off
                             a Unix socket for clients of a monitor
     --chardev socket,id=ID,path=PATH
@@ -54,6 +54,8 @@ This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
                             listen for NBD clients
     --object tls-creds-x509,id=ID,dir=DIR,endpoint=server[,verify-peer=on|off]
                             certificates for --nbd-server
+    --object throttle-group,id=ID,limits.LIMIT=N,...
+                            limits of nodes of driver throttle: bps-total, iops-read, ...
     --object iothread,id=ID accepted, without effect
     --pidfile PATH          write the process ID when ready
     -V, --version           print the version of QEMU that this implements
@@ -122,7 +124,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
             "nbd-server" => daemon.serve(parameters(&text()?, "addr")?)?,
             "chardev" => daemon.add_chardev(&parameters(&text()?, "backend")?)?,
             "monitor" => daemon.add_monitor(&parameters(&text()?, "chardev")?)?,
-            _ => daemon.add_object(&parameters(&text()?, "qom-type")?)?,
+            _ => daemon.add_object(parameters(&text()?, "qom-type")?)?,
         }
     }
     if daemon.daemonize && daemon.monitors.iter().any(Place::is_stdio) {
@@ -184,13 +186,15 @@ impl Daemon {
         Ok(())
     }
 
-    fn add_object(&mut self, given: &Map<String, Json>) -> Result<(), String> {
-        let kind = text(given, "qom-type");
-        needed("--object", given, "id")?;
+    fn add_object(&mut self, given: Map<String, Json>) -> Result<(), String> {
+        let kind = text(&given, "qom-type");
+        needed("--object", &given, "id")?;
         match kind {
-            // Requests run on the workers of the server.
-            "iothread" => Ok(()),
-            "tls-creds-x509" => self.add_credentials(given),
+            "iothread" | "throttle-group" => {
+                self.add("object-add", given);
+                Ok(())
+            }
+            "tls-creds-x509" => self.add_credentials(&given),
             _ => Err(format!("--object {kind} is not supported")),
         }
     }
@@ -252,13 +256,13 @@ fn socket(given: &Map<String, Json>) -> Result<Place, String> {
         (_, "") if listens => {
             Err("--chardev socket: with server=on, only wait=off is supported".to_string())
         }
+        ("", _) if listens => {
+            Err("--chardev socket: fd with server=on is not supported".to_string())
+        }
         _ if given.contains_key("wait") => {
             Err("--chardev socket: Parameter 'wait' needs server=on and a path".to_string())
         }
         (path, "") => Ok(Place::Client(format!("unix:{path}"))),
-        ("", _) if listens => {
-            Err("--chardev socket: fd with server=on is not supported".to_string())
-        }
         ("", fd) => Ok(Place::Client(format!("fd:{fd}"))),
         _ => Err("--chardev socket: path and fd cannot be used together".to_string()),
     }
@@ -366,16 +370,21 @@ const NUMBERS: &[&str] = &[
     "open-timeout",
     "reconnect-delay",
     "size",
+    "thread-pool-max",
+    "thread-pool-min",
 ];
 
 /// A value in the type that its key has.
 fn typed(key: &str, value: &str) -> Json {
     let last = key.rsplit('.').next().unwrap_or(key);
+    let limit = last.strip_prefix("x-").unwrap_or(last);
+    let is_limit = limit.starts_with("bps-") || limit.starts_with("iops-");
+    let is_number = is_limit || limit.starts_with("poll-") || NUMBERS.contains(&last);
     let number = || blockhaul_catalog::parse_size(value).ok();
     match value {
         "on" | "yes" | "true" | "y" if SWITCHES.contains(&last) => Json::Bool(true),
         "off" | "no" | "false" | "n" if SWITCHES.contains(&last) => Json::Bool(false),
-        _ if NUMBERS.contains(&last) => number().map_or_else(|| Json::from(value), Json::from),
+        _ if is_number => number().map_or_else(|| Json::from(value), Json::from),
         _ => Json::from(value),
     }
 }
@@ -462,11 +471,41 @@ mod tests {
     }
 
     #[test]
+    fn a_monitor_may_have_one_client_from_the_beginning() {
+        for (chardev, client) in [
+            ("socket,id=c,path=/q", "unix:/q"),
+            ("socket,id=c,path=/q,server=off", "unix:/q"),
+            ("socket,id=c,fd=7", "fd:7"),
+            ("stdio,id=c", "stdio"),
+        ] {
+            let words = run(&["--chardev", chardev, "--monitor", "c"]).unwrap();
+            assert!(words.contains(&format!("--qmp-client={client}")), "{words:?}");
+        }
+        let words = run(&["--chardev=stdio,id=c", "--monitor=c", "--daemonize"]);
+        assert!(words.unwrap_err().contains("--daemonize"));
+    }
+
+    #[test]
+    fn limits_of_a_group_are_numbers() {
+        let words = run(&["--object", "throttle-group,id=t,limits.bps-total=1M,x-iops-read=3"]);
+        let command = words.unwrap().pop().unwrap();
+        let command: Json =
+            serde_json::from_str(command.strip_prefix("--qmp-run=").unwrap()).unwrap();
+        assert_eq!(command["arguments"]["limits"]["bps-total"], 1 << 20);
+        assert_eq!(command["arguments"]["x-iops-read"], 3);
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (line, why) in [
-            (["--chardev", "stdio,id=c"], "--chardev stdio"),
+            (["--chardev", "vc,id=c"], "--chardev vc"),
+            (["--chardev", "socket,id=c,path=/q,server=on"], "wait=off"),
+            (["--chardev", "socket,id=c,path=/q,wait=off"], "'wait'"),
+            (["--chardev", "socket,id=c,fd=3,server=on,wait=off"], "fd with server=on"),
+            (["--chardev", "socket,id=c,fd=3,path=/q"], "path and fd"),
+            (["--chardev", "socket,id=c"], "'path' is missing"),
             (["--monitor", "c"], "Character device 'c' not found"),
-            (["--object", "throttle-group,id=t"], "--object throttle-group"),
+            (["--object", "secret,id=t"], "--object secret"),
             (["--trace", "x"], "--trace"),
             (["--nbd-server", "addr.type=unix,addr.path=/s,tls-creds=t"], "'t'"),
             (["--blockdev", "driver=raw,file=a,file.driver=x"], "inconsistently"),

@@ -35,6 +35,7 @@ mod stats;
 pub mod support;
 mod tar;
 mod temporary;
+mod throttle;
 mod xz;
 
 pub use blocksize::BLOCKSIZE;
@@ -55,6 +56,7 @@ pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
 pub use stats::{Counts, STATS, StatsLayer};
 pub use tar::TAR;
+pub use throttle::THROTTLE;
 pub use xz::XZ;
 
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.
@@ -77,6 +79,7 @@ pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
         &RETRY_REQUEST,
         &STATS,
         &TAR,
+        &THROTTLE,
         &XZ,
     ]
 }

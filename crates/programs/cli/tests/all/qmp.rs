@@ -56,6 +56,8 @@ impl Qmp {
             match self.stream.read(&mut part) {
                 Ok(0) => return None,
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                // With a time limit, a signal ends a wait.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 len => self.received.extend_from_slice(&part[..len.unwrap()]),
             }
         }
@@ -396,6 +398,37 @@ fn a_mirror_moves_clients_to_its_target_or_leaves_a_copy() {
     fill(&served.server.uri("a"), 3);
     assert_holds(served.file("a.raw").to_str().unwrap(), 3);
     assert_holds(path.to_str().unwrap(), 2);
+}
+
+#[test]
+fn a_disk_without_clients_is_mirrored_to_a_server_of_one_connection() {
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    let to = served.file("to.raw");
+    std::fs::File::create(&to).unwrap().set_len(32 << 20).unwrap();
+    let socket = served.scratch.socket("to");
+    let args = ["--layer", "multi-conn?mode=disable", to.to_str().unwrap()];
+    let target = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let server = json!({ "type": "unix", "path": socket });
+    qmp.succeeds("blockdev-add", json!({ "driver": "nbd", "node-name": "t", "server": server }));
+    let from = served.file("from.raw");
+    fill(from.to_str().unwrap(), 3);
+    qmp.add("from", &from);
+    let mirror =
+        |device: &str| json!({ "job-id": "m", "device": device, "target": "t", "sync": "full" });
+    // Its clients could not move there.
+    qmp.succeeds("blockdev-mirror", mirror("a"));
+    let seen = qmp.until_gone("m");
+    assert!(!seen.contains(&"BLOCK_JOB_READY".to_string()), "{seen:?}");
+    qmp.succeeds("blockdev-mirror", mirror("from"));
+    qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+    qmp.succeeds("job-complete", json!({ "id": "m" }));
+    qmp.until(|event| {
+        assert!(event["data"].get("error").is_none(), "{event}");
+        event["event"] == "BLOCK_JOB_COMPLETED"
+    });
+    drop(target);
+    served.assert_same("from", "to");
 }
 
 #[test]
@@ -793,6 +826,58 @@ fn the_command_line_of_qemus_daemon_serves_and_writes_its_pid() {
     assert!(text(&refused.stderr).contains("does not accept value 'fuse'"), "{refused:?}");
     let refused = blockhaul(&["compat", "qemu-storage-daemon", "--blockdev", "vmdk,node-name=x"]);
     assert!(text(&refused.stderr).contains("'driver' does not accept value 'vmdk'"), "{refused:?}");
+}
+
+#[test]
+fn nodes_of_a_throttle_group_share_its_limits() {
+    let daemon = Daemon::ours(&[
+        "--object",
+        "throttle-group,id=g,limits.bps-write=1M,limits.bps-write-max=1M",
+        "--blockdev",
+        "throttle,node-name=t,throttle-group=g,file.driver=file,file.filename=t.raw",
+        "--nbd-server",
+        "addr.type=unix,addr.path=nbd",
+        "--export",
+        "nbd,id=e,node-name=t,writable=on",
+    ]);
+    let mut qmp = Qmp::connect(&daemon.socket);
+    let file = json!({ "driver": "file", "filename": "small.raw" });
+    let other =
+        json!({ "driver": "throttle", "node-name": "u", "throttle-group": "g", "file": file });
+    qmp.succeeds("blockdev-add", other);
+    let export = json!({ "type": "nbd", "id": "u", "node-name": "u", "writable": true });
+    qmp.succeeds("block-export-add", export);
+    let started = Instant::now();
+    // 1 MiB passes at once, and another 512 KiB in half a second.
+    for (name, len) in [("t", "1M"), ("u", "512k")] {
+        let socket = daemon.scratch.file("nbd");
+        let to = format!("nbd+unix:///{name}?socket={}", socket.display());
+        succeed(&["copy", "--no-progress", "--range", &format!("0:{len}"), "random:1M", &to]);
+    }
+    assert!(started.elapsed() >= Duration::from_millis(490), "{:?}", started.elapsed());
+    assert_eq!(
+        qmp.fails("object-del", json!({ "id": "g" })),
+        "object 'g' is in use, can not be deleted"
+    );
+    for wrong in [
+        json!({ "iops-total": 1, "iops-read": 1 }),
+        json!({ "iops-total-max": 1 }),
+        json!({ "iops-total": 2, "iops-total-max": 1 }),
+        json!({ "ips": 1 }),
+    ] {
+        let group = json!({ "qom-type": "throttle-group", "id": "h", "limits": wrong });
+        qmp.fails("object-add", group);
+    }
+    for id in ["e", "u"] {
+        qmp.succeeds("block-export-del", json!({ "id": id }));
+    }
+    for node in ["t", "u"] {
+        qmp.succeeds("blockdev-del", json!({ "node-name": node }));
+    }
+    qmp.succeeds("object-del", json!({ "id": "g" }));
+    let node =
+        json!({ "driver": "throttle", "node-name": "v", "throttle-group": "g", "file": "x" });
+    assert_eq!(qmp.fails("blockdev-add", node), "Throttle group 'g' does not exist");
 }
 
 /// qemu-storage-daemon, ours, with one client, by these words and through this script of a shell.

@@ -5,7 +5,7 @@
 //!   tables. `error`: errors in QEMU's classes.
 //! - `session`: a client. `attached`: clients that are there from the beginning. `events`: what all clients receive. `monitor`: what they share; `state`: what it
 //!   knows. `execute`: from the name of a command to what carries it out.
-//! - `nodes`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
+//! - `nodes`, `objects`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
 
 mod attached;
 mod bitmaps;
@@ -18,6 +18,7 @@ mod input;
 mod jobs;
 mod monitor;
 mod nodes;
+mod objects;
 mod query;
 mod session;
 mod state;
