@@ -37,9 +37,14 @@ This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
 
     --blockdev [driver=]DRIVER,node-name=N,...
                             add a node: file, host_device, raw, qcow2, nbd, null-co,
-                            copy-before-write, snapshot-access
+                            throttle, copy-before-write, snapshot-access
     --chardev socket,id=ID,path=PATH,server=on,wait=off
-                            a Unix socket for a monitor
+                            a Unix socket for clients of a monitor
+    --chardev socket,id=ID,path=PATH
+                            connect to this Unix socket of a client
+    --chardev socket,id=ID,fd=N
+                            this inherited descriptor, a socket connected to a client
+    --chardev stdio,id=ID   standard input and output
     --daemonize             return when ready, and go on in the background
     --export [type=]nbd,id=ID,node-name=N[,name=NAME][,writable=on|off][,description=TEXT]
                             export a node over NBD
@@ -49,6 +54,8 @@ This is blockhaul, with the command line of QEMU's qemu-storage-daemon.
                             listen for NBD clients
     --object tls-creds-x509,id=ID,dir=DIR,endpoint=server[,verify-peer=on|off]
                             certificates for --nbd-server
+    --object throttle-group,id=ID,limits.LIMIT=N,...
+                            limits of nodes of driver throttle: bps-total, iops-read, ...
     --object iothread,id=ID accepted, without effect
     --pidfile PATH          write the process ID when ready
     -V, --version           print the version of QEMU that this implements
@@ -61,13 +68,22 @@ See `blockhaul serve --help` and docs/qmp.md for details.
 pub struct Daemon {
     /// Commands of the monitor protocol, in order.
     commands: Vec<Json>,
-    chardevs: Vec<(String, String)>,
-    monitors: Vec<String>,
+    chardevs: Vec<(String, Place)>,
+    monitors: Vec<Place>,
     credentials: Vec<Credentials>,
     tls: Option<String>,
     pidfile: Option<OsString>,
     /// It goes to the background.
     pub daemonize: bool,
+}
+
+/// Where a monitor has its clients.
+#[derive(Debug, Clone)]
+enum Place {
+    /// It listens on a socket of this path.
+    Listens(String),
+    /// One client, as `--qmp-client` describes it.
+    Client(String),
 }
 
 /// A `tls-creds-x509` object.
@@ -108,10 +124,19 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
             "nbd-server" => daemon.serve(parameters(&text()?, "addr")?)?,
             "chardev" => daemon.add_chardev(&parameters(&text()?, "backend")?)?,
             "monitor" => daemon.add_monitor(&parameters(&text()?, "chardev")?)?,
-            _ => daemon.add_object(&parameters(&text()?, "qom-type")?)?,
+            _ => daemon.add_object(parameters(&text()?, "qom-type")?)?,
         }
     }
+    if daemon.daemonize && daemon.monitors.iter().any(Place::is_stdio) {
+        return Err("--daemonize: a monitor cannot use standard input and output".to_string());
+    }
     Ok(Asked::Run(daemon))
+}
+
+impl Place {
+    fn is_stdio(&self) -> bool {
+        matches!(self, Place::Client(client) if client == "stdio")
+    }
 }
 
 impl Daemon {
@@ -133,17 +158,16 @@ impl Daemon {
 
     fn add_chardev(&mut self, given: &Map<String, Json>) -> Result<(), String> {
         let backend = text(given, "backend");
-        if backend != "socket" {
-            return Err(format!("--chardev {backend}: only socket is supported"));
-        }
-        known("--chardev", given, &["backend", "id", "path", "server", "wait"])?;
-        let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
-        if is_on("server") != Some(true) || is_on("wait") == Some(true) {
-            return Err("--chardev: only server=on,wait=off is supported".to_string());
-        }
-        let id = needed("--chardev", given, "id")?;
-        let path = needed("--chardev", given, "path")?;
-        self.chardevs.push((id, path));
+        let id = || needed("--chardev", given, "id");
+        let (id, place) = match backend {
+            "stdio" => {
+                known("--chardev stdio", given, &["backend", "id"])?;
+                (id()?, Place::Client("stdio".to_string()))
+            }
+            "socket" => (id()?, socket(given)?),
+            _ => return Err(format!("--chardev {backend}: only socket and stdio are supported")),
+        };
+        self.chardevs.push((id, place));
         Ok(())
     }
 
@@ -157,18 +181,20 @@ impl Daemon {
         }
         let id = needed("--monitor", given, "chardev")?;
         let found = self.chardevs.iter().find(|(known, _)| *known == id);
-        let (_, path) = found.ok_or_else(|| format!("Character device '{id}' not found"))?;
-        self.monitors.push(path.clone());
+        let (_, place) = found.ok_or_else(|| format!("Character device '{id}' not found"))?;
+        self.monitors.push(place.clone());
         Ok(())
     }
 
-    fn add_object(&mut self, given: &Map<String, Json>) -> Result<(), String> {
-        let kind = text(given, "qom-type");
-        needed("--object", given, "id")?;
+    fn add_object(&mut self, given: Map<String, Json>) -> Result<(), String> {
+        let kind = text(&given, "qom-type");
+        needed("--object", &given, "id")?;
         match kind {
-            // Requests run on the workers of the server.
-            "iothread" => Ok(()),
-            "tls-creds-x509" => self.add_credentials(given),
+            "iothread" | "throttle-group" => {
+                self.add("object-add", given);
+                Ok(())
+            }
+            "tls-creds-x509" => self.add_credentials(&given),
             _ => Err(format!("--object {kind} is not supported")),
         }
     }
@@ -191,7 +217,10 @@ impl Daemon {
     pub fn words(&self, in_background: bool) -> Vec<OsString> {
         let mut words = words(&["blockhaul", "serve", "--quiet", "--no-listen"]);
         words.push(if in_background { "--in-background" } else { "--foreground" }.into());
-        words.extend(self.monitors.iter().map(|path| format!("--qmp={path}").into()));
+        words.extend(self.monitors.iter().map(|place| match place {
+            Place::Listens(path) => format!("--qmp={path}").into(),
+            Place::Client(client) => format!("--qmp-client={client}").into(),
+        }));
         let credentials = self.credentials.iter();
         for one in credentials.filter(|one| self.tls.as_ref() == Some(&one.id)) {
             words.push("--tls=require".into());
@@ -211,6 +240,31 @@ impl Daemon {
         }
         words.extend(self.commands.iter().map(|command| format!("--qmp-run={command}").into()));
         words
+    }
+}
+
+/// Where the clients of a `--chardev socket` are.
+fn socket(given: &Map<String, Json>) -> Result<Place, String> {
+    known("--chardev socket", given, &["backend", "id", "path", "fd", "server", "wait"])?;
+    let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
+    let listens = is_on("server") == Some(true);
+    match (text(given, "path"), text(given, "fd")) {
+        ("", "") => Err("--chardev socket: Parameter 'path' is missing".to_string()),
+        (path, "") if listens && is_on("wait") == Some(false) => {
+            Ok(Place::Listens(path.to_string()))
+        }
+        (_, "") if listens => {
+            Err("--chardev socket: with server=on, only wait=off is supported".to_string())
+        }
+        ("", _) if listens => {
+            Err("--chardev socket: fd with server=on is not supported".to_string())
+        }
+        _ if given.contains_key("wait") => {
+            Err("--chardev socket: Parameter 'wait' needs server=on and a path".to_string())
+        }
+        (path, "") => Ok(Place::Client(format!("unix:{path}"))),
+        ("", fd) => Ok(Place::Client(format!("fd:{fd}"))),
+        _ => Err("--chardev socket: path and fd cannot be used together".to_string()),
     }
 }
 
@@ -316,16 +370,21 @@ const NUMBERS: &[&str] = &[
     "open-timeout",
     "reconnect-delay",
     "size",
+    "thread-pool-max",
+    "thread-pool-min",
 ];
 
 /// A value in the type that its key has.
 fn typed(key: &str, value: &str) -> Json {
     let last = key.rsplit('.').next().unwrap_or(key);
+    let limit = last.strip_prefix("x-").unwrap_or(last);
+    let is_limit = limit.starts_with("bps-") || limit.starts_with("iops-");
+    let is_number = is_limit || limit.starts_with("poll-") || NUMBERS.contains(&last);
     let number = || blockhaul_catalog::parse_size(value).ok();
     match value {
         "on" | "yes" | "true" | "y" if SWITCHES.contains(&last) => Json::Bool(true),
         "off" | "no" | "false" | "n" if SWITCHES.contains(&last) => Json::Bool(false),
-        _ if NUMBERS.contains(&last) => number().map_or_else(|| Json::from(value), Json::from),
+        _ if is_number => number().map_or_else(|| Json::from(value), Json::from),
         _ => Json::from(value),
     }
 }
@@ -412,11 +471,41 @@ mod tests {
     }
 
     #[test]
+    fn a_monitor_may_have_one_client_from_the_beginning() {
+        for (chardev, client) in [
+            ("socket,id=c,path=/q", "unix:/q"),
+            ("socket,id=c,path=/q,server=off", "unix:/q"),
+            ("socket,id=c,fd=7", "fd:7"),
+            ("stdio,id=c", "stdio"),
+        ] {
+            let words = run(&["--chardev", chardev, "--monitor", "c"]).unwrap();
+            assert!(words.contains(&format!("--qmp-client={client}")), "{words:?}");
+        }
+        let words = run(&["--chardev=stdio,id=c", "--monitor=c", "--daemonize"]);
+        assert!(words.unwrap_err().contains("--daemonize"));
+    }
+
+    #[test]
+    fn limits_of_a_group_are_numbers() {
+        let words = run(&["--object", "throttle-group,id=t,limits.bps-total=1M,x-iops-read=3"]);
+        let command = words.unwrap().pop().unwrap();
+        let command: Json =
+            serde_json::from_str(command.strip_prefix("--qmp-run=").unwrap()).unwrap();
+        assert_eq!(command["arguments"]["limits"]["bps-total"], 1 << 20);
+        assert_eq!(command["arguments"]["x-iops-read"], 3);
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         for (line, why) in [
-            (["--chardev", "stdio,id=c"], "--chardev stdio"),
+            (["--chardev", "vc,id=c"], "--chardev vc"),
+            (["--chardev", "socket,id=c,path=/q,server=on"], "wait=off"),
+            (["--chardev", "socket,id=c,path=/q,wait=off"], "'wait'"),
+            (["--chardev", "socket,id=c,fd=3,server=on,wait=off"], "fd with server=on"),
+            (["--chardev", "socket,id=c,fd=3,path=/q"], "path and fd"),
+            (["--chardev", "socket,id=c"], "'path' is missing"),
             (["--monitor", "c"], "Character device 'c' not found"),
-            (["--object", "throttle-group,id=t"], "--object throttle-group"),
+            (["--object", "secret,id=t"], "--object secret"),
             (["--trace", "x"], "--trace"),
             (["--nbd-server", "addr.type=unix,addr.path=/s,tls-creds=t"], "'t'"),
             (["--blockdev", "driver=raw,file=a,file.driver=x"], "inconsistently"),

@@ -36,6 +36,7 @@ mod stats;
 pub mod support;
 mod tar;
 mod temporary;
+mod throttle;
 mod xz;
 
 pub use allocation_depth::ALLOCATION_DEPTH;
@@ -57,6 +58,7 @@ pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
 pub use stats::{Counts, STATS, StatsLayer};
 pub use tar::TAR;
+pub use throttle::THROTTLE;
 pub use xz::XZ;
 
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.
@@ -80,6 +82,7 @@ pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
         &RETRY_REQUEST,
         &STATS,
         &TAR,
+        &THROTTLE,
         &XZ,
     ]
 }

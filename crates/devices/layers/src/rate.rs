@@ -119,12 +119,12 @@ impl Bucket {
     }
 
     /// A place in the queue for `len` bytes.
-    fn draw(&self, len: u64) -> Turn {
+    pub(crate) fn draw(&self, len: u64) -> Turn {
         self.lock().draw(len, blockhaul_io::now())
     }
 
     /// How long to wait before asking again; `None`: it is this one's turn.
-    fn wait(&self, turn: Turn) -> Option<Duration> {
+    pub(crate) fn wait(&self, turn: Turn) -> Option<Duration> {
         let wait = self.lock().wait(turn, blockhaul_io::now());
         wait.map(|wait| wait.min(LOOK_AGAIN))
     }

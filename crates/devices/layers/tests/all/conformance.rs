@@ -63,6 +63,12 @@ fn rate() {
 }
 
 #[test]
+fn throttle() {
+    let both = &["throttle?bps-total=400M&bps-total-max=64k", "throttle?iops-write=100000"];
+    check("memory:2M", both, zeroes());
+}
+
+#[test]
 fn error_that_never_comes() {
     check("memory:5M", &["error?all=0%", "error?at=6M"], zeroes());
 }
@@ -317,6 +323,7 @@ const HINTS: &[(&str, &str)] = &[
     ("scan", "zpcfie"),
     ("stats?file=/dev/null", "zpcfie"),
     ("swab", "zcfie"),
+    ("throttle?bps-total=1G", "zpcfie"),
     ("truncate?truncate=1000001", "zpcfie"),
     ("truncate?truncate=3000000", "zpcfie"),
 ];

@@ -45,6 +45,7 @@ const LAYERS: &[&str] = &[
     "scan?scan-size=64k",
     "stats?file=/dev/null",
     "swab",
+    "throttle?iops-total=1000000",
     "truncate?truncate=1M",
 ];
 

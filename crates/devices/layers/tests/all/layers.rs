@@ -224,6 +224,35 @@ fn a_rate_can_be_changed_while_requests_wait() {
 }
 
 #[test]
+fn each_limit_of_throttle_holds_for_its_requests_and_over_a_group() {
+    on_workers(|| async {
+        // One request at once, then one in 50 ms.
+        let options = "throttle?group=g&iops-write=20&iops-write-max=1&iops-size=4k";
+        let wrap = |layer: Arc<dyn Layer>| layer.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
+        let [one, two] = [options, options].map(|text| wrap(layer(text).unwrap()));
+        let started = Instant::now();
+        for (index, device) in [&one, &two, &one, &two].into_iter().enumerate() {
+            // Reads have no limit.
+            device.submit(read(0, 1 << 20)).await.unwrap();
+            let data = Data::copy_of(&[1; 4 << 10]);
+            device.submit(Request::write(0, data)).await.unwrap();
+            let due = Duration::from_millis(49 * index as u64);
+            assert!(started.elapsed() >= due, "request {index} after {:?}", started.elapsed());
+        }
+        // As much as three requests.
+        one.zero(0, 12 << 10).await.unwrap();
+        assert!(started.elapsed() >= Duration::from_millis(295), "{:?}", started.elapsed());
+        assert!(refused("throttle?group=g&iops-write=30").to_string().contains("other limits"));
+        drop((one, two));
+        // The group has gone with them.
+        let device = wrap(layer("throttle?group=g&bps-read=1").unwrap());
+        device.submit(Request::write(0, Data::copy_of(&[1; 4 << 10]))).await.unwrap();
+    });
+    assert!(refused("throttle").to_string().contains("iops-total=100"));
+    assert!(refused("throttle?bps-read-max=1").to_string().contains("requires bps-read"));
+}
+
+#[test]
 fn errors_come_where_and_as_often_as_they_are_asked_for() {
     on_workers(|| async {
         let kinds = [

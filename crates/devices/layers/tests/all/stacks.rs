@@ -73,6 +73,7 @@ const LAYERS: &[&str] = &[
     "swab",
     "swab?swab-bits=32",
     "swab?swab-bits=64",
+    "throttle?bps-read=2G&iops-total=1000000",
     "truncate?truncate=600001",
     "truncate?round-down=4k",
 ];

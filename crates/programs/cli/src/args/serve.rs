@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::format::ImageFormat;
 #[cfg(feature = "vhost")]
 use super::value::VhostPlace;
-use super::value::{TlsMode, VsockPlace, duration, limit, mask, memory, port};
+use super::value::{QmpClient, TlsMode, VsockPlace, duration, limit, mask, memory, port};
 use crate::devices;
 
 /// Options of `blockhaul serve`.
@@ -18,7 +18,7 @@ use crate::devices;
 #[command(infer_long_args = true)]
 pub struct Serve {
     /// Device to serve (see blockhaul help devices)
-    #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_run"])]
+    #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_client", "qmp_run"])]
     pub device: Option<OsString>,
 
     #[command(flatten)]
@@ -183,6 +183,12 @@ pub struct Serve {
     /// runs the server can use the socket. It is removed on exit.
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["per_client", "any_name", "trace"])]
     pub qmp: Vec<PathBuf>,
+
+    /// Serve the monitor protocol to this one client, too; may be repeated
+    ///
+    /// A Unix socket to connect to, an inherited socket, or standard input and output.
+    #[arg(long, value_name = "unix:PATH|fd:N|stdio", hide = true, value_parser = QmpClient::from_str)]
+    pub qmp_client: Vec<QmpClient>,
 
     /// Run this command of the monitor protocol before the server is ready; may be repeated
     #[arg(long, value_name = "JSON", hide = true)]

@@ -194,6 +194,30 @@ impl VhostPlace {
     }
 }
 
+/// A client of the monitor protocol that is there from the beginning.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum QmpClient {
+    /// It waits for a connection at this Unix socket.
+    Unix(std::path::PathBuf),
+    /// It is connected to this inherited socket.
+    Descriptor(i32),
+    /// It uses standard input and output.
+    Stdio,
+}
+
+impl QmpClient {
+    /// Parses `unix:PATH`, `fd:N` or `stdio`.
+    pub fn from_str(text: &str) -> Result<QmpClient, String> {
+        let wrong = || format!("{text:?} is not unix:PATH, fd:N or stdio");
+        match text.split_once(':') {
+            None if text == "stdio" => Ok(QmpClient::Stdio),
+            Some(("unix", path)) if !path.is_empty() => Ok(QmpClient::Unix(path.into())),
+            Some(("fd", number)) => number.parse().map(QmpClient::Descriptor).map_err(|_| wrong()),
+            _ => Err(wrong()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

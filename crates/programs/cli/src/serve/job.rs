@@ -44,6 +44,8 @@ pub struct Job {
     pub control: Option<Control>,
     /// Sockets of the monitor protocol.
     pub qmp: Vec<Control>,
+    /// Clients of that protocol that are there already.
+    pub qmp_clients: Vec<qmp::Attached>,
     /// Commands of that protocol, to be run first.
     pub first_commands: Vec<String>,
     /// It listens for NBD clients from the beginning.
@@ -134,9 +136,9 @@ impl Job {
         self.background.ready(&self.printed(&addresses, &uri), self.verbose)?;
         self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
-        let sockets = match &monitor {
+        let (sockets, printing) = match &monitor {
             Some(monitor) => self.start_monitor(&operations, monitor),
-            None => Vec::new(),
+            None => (Vec::new(), Vec::new()),
         };
         let child = self.start_command(&addresses, &export, &uri)?;
         stdio::let_go();
@@ -149,6 +151,7 @@ impl Job {
             accepting,
             control,
             monitor: monitor.map(|monitor| (monitor, sockets)),
+            printing,
             page,
             metrics,
             child,
@@ -179,6 +182,10 @@ impl Job {
         accepting.into_iter().for_each(blockhaul_io::Task::cancel);
         if let Some(rest) = running.rest {
             rest.wait(PATIENCE);
+        }
+        for rest in running.printing {
+            // Their sessions end on this worker.
+            let _ = blockhaul_io::offload(move || rest.wait(PATIENCE)).await;
         }
         if held > 0 {
             let requests = if held == 1 { "request" } else { "requests" };
@@ -239,7 +246,7 @@ impl Job {
 
     /// The monitor, if there is one, after the commands of the command line.
     async fn monitor(&self, operations: &Operations) -> Result<Option<Arc<Monitor>>, Failure> {
-        if self.qmp.is_empty() && self.first_commands.is_empty() {
+        if self.qmp.is_empty() && self.qmp_clients.is_empty() && self.first_commands.is_empty() {
             return Ok(None);
         }
         let monitor = Monitor::new(operations, self.listens);
@@ -249,10 +256,20 @@ impl Job {
         Ok(Some(monitor))
     }
 
-    /// Serves its sockets until the result is dropped.
-    fn start_monitor(&mut self, operations: &Operations, monitor: &Arc<Monitor>) -> Vec<Serving> {
+    /// Serves its sockets until the first result is dropped, and its clients. The second one is for
+    /// those at standard output.
+    fn start_monitor(
+        &mut self,
+        operations: &Operations,
+        monitor: &Arc<Monitor>,
+    ) -> (Vec<Serving>, Vec<single::Rest>) {
         let sockets = std::mem::take(&mut self.qmp).into_iter();
-        sockets.map(|socket| qmp::start(socket, &operations.worker, monitor)).collect()
+        let clients = std::mem::take(&mut self.qmp_clients).into_iter();
+        let worker = &operations.worker;
+        (
+            sockets.map(|socket| qmp::start(socket, worker, monitor)).collect(),
+            clients.filter_map(|client| qmp::serve_one(client, worker, monitor)).collect(),
+        )
     }
 
     /// Starts the command of `--run`, whose end stops the server.
@@ -327,6 +344,8 @@ struct RunningServer {
     control: Option<Serving>,
     /// The monitor, and its sockets.
     monitor: Option<(Arc<Monitor>, Vec<Serving>)>,
+    /// Output of the monitor's clients at standard output.
+    printing: Vec<single::Rest>,
     page: Arc<status::Page>,
     metrics: Metrics,
     child: Option<command::RunningCommand>,

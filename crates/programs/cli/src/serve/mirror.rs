@@ -416,6 +416,10 @@ impl Mirror {
         let started = blockhaul_io::now();
         let also = clients.device();
         let last = async || {
+            if ending.switch && !self.export.served {
+                // Its first clients may have come since the beginning.
+                self.check_fits(clients.device())?;
+            }
             self.last_round(engine, also, control, ending).await?;
             if ending.switch { self.note_move().await } else { Ok(()) }
         };
@@ -441,6 +445,20 @@ impl Mirror {
         log::info!(export = self.export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
         Ok(false)
+    }
+
+    /// Refuses a device that clients could not move to. A disk of the monitor protocol may have none.
+    fn check_fits(&self, target: &Arc<dyn Device>) -> Result<()> {
+        let Some(device) = self.export.device() else { return Ok(()) };
+        let from = device.facts();
+        let to = target.facts();
+        let handles = self.export.shared.as_ref().map_or(0, |shared| shared.switch().handles());
+        let has_clients = self.export.served || handles > 0;
+        let what = too_small(&from, &to).or_else(|| missing(&from, &to).filter(|_| has_clients));
+        what.map_or(Ok(()), |what| {
+            let text = format!("clients of the export could not move to it: {what}");
+            Err(Error::new(Kind::Unsupported, text).on(&to.name))
+        })
     }
 
     /// The next device for clients marks nothing for this mirror.
@@ -632,16 +650,7 @@ impl Mirror {
 
 impl Follower for Mirror {
     fn check(&self, target: &Stack) -> Result<()> {
-        let Some(device) = self.export.device() else { return Ok(()) };
-        let from = device.facts();
-        let to = target.device().facts();
-        match missing(&from, &to) {
-            None => Ok(()),
-            Some(what) => {
-                let text = format!("clients of the export could not move to it: {what}");
-                Err(Error::new(Kind::Unsupported, text).on(&to.name))
-            }
-        }
+        self.check_fits(target.device())
     }
 
     fn follow(
@@ -676,18 +685,22 @@ fn pieces(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u64, u64)> + '_ {
     })
 }
 
-/// What clients of one device would miss at another one.
-fn missing(from: &Facts, to: &Facts) -> Option<String> {
-    let lacks = from.can.difference(to.can | PROVIDED);
+/// Why a device cannot take the place of another one, whoever uses it.
+fn too_small(from: &Facts, to: &Facts) -> Option<String> {
     if to.size < from.size {
         return Some(format!("it has {} bytes, the export has {}", to.size, from.size));
     }
-    if to.block.minimum > from.block.minimum {
-        return Some(format!(
+    (to.block.minimum > from.block.minimum).then(|| {
+        format!(
             "its blocks have {} bytes, those of the export {}",
             to.block.minimum, from.block.minimum
-        ));
-    }
+        )
+    })
+}
+
+/// What clients of one device would miss at another one.
+fn missing(from: &Facts, to: &Facts) -> Option<String> {
+    let lacks = from.can.difference(to.can | PROVIDED);
     let names: Vec<_> = lacks.iter_names().map(|(name, _)| name.to_lowercase()).collect();
     (!names.is_empty())
         .then(|| format!("it does not support {}", names.join(", ").replace('_', "-")))

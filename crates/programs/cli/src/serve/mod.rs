@@ -192,6 +192,8 @@ fn serve(
     let cleanup = listeners.cleanup();
     // Before there are other threads.
     let (control, qmp) = control_sockets(args, &cleanup)?;
+    let qmp_clients = args.qmp_client.iter().map(qmp::Attached::open);
+    let qmp_clients = qmp_clients.collect::<Result<_, _>>()?;
     let caught = signals::catch()?;
     let runtime = workers(args)?;
     let operations = Shared::default();
@@ -207,6 +209,7 @@ fn serve(
         single,
         control,
         qmp,
+        qmp_clients,
         first_commands: args.qmp_run.clone(),
         listens: !args.waits_for_monitor(),
         background,

@@ -1,4 +1,5 @@
-//! `--single`: the client at standard input and output, as with inetd and ssh.
+//! `--single`: the client at standard input and output, as with inetd and ssh. The monitor protocol
+//! may have such a client, too.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -22,20 +23,25 @@ pub struct Single {
 }
 
 impl Single {
-    /// Takes standard input and output. A socket (inetd, socketpair) is served directly, two pipes
-    /// (ssh) through a socket.
+    /// Takes standard input and output, for NBD.
     pub fn take() -> Result<Single, Failure> {
+        if rustix::termios::isatty(stdin()) {
+            let text = "standard input is a terminal: --single is for use by inetd, ssh and programs that \
+                        start a server";
+            return Err(Failure::usage(text));
+        }
+        Self::take_any()
+    }
+
+    /// The same for a protocol that may be typed. A socket (inetd, socketpair) is served directly,
+    /// two pipes (ssh) through a socket.
+    pub fn take_any() -> Result<Single, Failure> {
         let cannot = |error: std::io::Error| {
             let text = format!("cannot serve standard input and output: {}", plain(&error));
             Failure::new(FAILED, text)
         };
         let duplicate =
             |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| cannot(errno.into()));
-        if rustix::termios::isatty(stdin()) {
-            let text = "standard input is a terminal: --single is for use by inetd, ssh and programs that \
-                        start a server";
-            return Err(Failure::usage(text));
-        }
         let socket = duplicate(stdin())?;
         if rustix::net::sockopt::socket_type(&socket).is_ok() {
             return Ok(Single { socket, gone: None });

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,7 +32,11 @@ impl Qmp {
     /// Connects, and reads the greeting.
     fn greet(path: &Path) -> Qmp {
         let what = format!("{} has a listener", path.display());
-        let stream = tools::until_ok(&what, || UnixStream::connect(path));
+        Qmp::over(tools::until_ok(&what, || UnixStream::connect(path)))
+    }
+
+    /// Reads the greeting from a connection.
+    fn over(stream: UnixStream) -> Qmp {
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let mut qmp = Qmp { stream, received: Vec::new(), events: VecDeque::new() };
         let greeting = qmp.line().unwrap();
@@ -51,6 +56,8 @@ impl Qmp {
             match self.stream.read(&mut part) {
                 Ok(0) => return None,
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return None,
+                // With a time limit, a signal ends a wait.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 len => self.received.extend_from_slice(&part[..len.unwrap()]),
             }
         }
@@ -391,6 +398,37 @@ fn a_mirror_moves_clients_to_its_target_or_leaves_a_copy() {
     fill(&served.server.uri("a"), 3);
     assert_holds(served.file("a.raw").to_str().unwrap(), 3);
     assert_holds(path.to_str().unwrap(), 2);
+}
+
+#[test]
+fn a_disk_without_clients_is_mirrored_to_a_server_of_one_connection() {
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    let to = served.file("to.raw");
+    std::fs::File::create(&to).unwrap().set_len(32 << 20).unwrap();
+    let socket = served.scratch.socket("to");
+    let args = ["--layer", "multi-conn?mode=disable", to.to_str().unwrap()];
+    let target = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let server = json!({ "type": "unix", "path": socket });
+    qmp.succeeds("blockdev-add", json!({ "driver": "nbd", "node-name": "t", "server": server }));
+    let from = served.file("from.raw");
+    fill(from.to_str().unwrap(), 3);
+    qmp.add("from", &from);
+    let mirror =
+        |device: &str| json!({ "job-id": "m", "device": device, "target": "t", "sync": "full" });
+    // Its clients could not move there.
+    qmp.succeeds("blockdev-mirror", mirror("a"));
+    let seen = qmp.until_gone("m");
+    assert!(!seen.contains(&"BLOCK_JOB_READY".to_string()), "{seen:?}");
+    qmp.succeeds("blockdev-mirror", mirror("from"));
+    qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+    qmp.succeeds("job-complete", json!({ "id": "m" }));
+    qmp.until(|event| {
+        assert!(event["data"].get("error").is_none(), "{event}");
+        event["event"] == "BLOCK_JOB_COMPLETED"
+    });
+    drop(target);
+    served.assert_same("from", "to");
 }
 
 #[test]
@@ -788,6 +826,129 @@ fn the_command_line_of_qemus_daemon_serves_and_writes_its_pid() {
     assert!(text(&refused.stderr).contains("does not accept value 'fuse'"), "{refused:?}");
     let refused = blockhaul(&["compat", "qemu-storage-daemon", "--blockdev", "vmdk,node-name=x"]);
     assert!(text(&refused.stderr).contains("'driver' does not accept value 'vmdk'"), "{refused:?}");
+}
+
+#[test]
+fn nodes_of_a_throttle_group_share_its_limits() {
+    let daemon = Daemon::ours(&[
+        "--object",
+        "throttle-group,id=g,limits.bps-write=1M,limits.bps-write-max=1M",
+        "--blockdev",
+        "throttle,node-name=t,throttle-group=g,file.driver=file,file.filename=t.raw",
+        "--nbd-server",
+        "addr.type=unix,addr.path=nbd",
+        "--export",
+        "nbd,id=e,node-name=t,writable=on",
+    ]);
+    let mut qmp = Qmp::connect(&daemon.socket);
+    let file = json!({ "driver": "file", "filename": "small.raw" });
+    let other =
+        json!({ "driver": "throttle", "node-name": "u", "throttle-group": "g", "file": file });
+    qmp.succeeds("blockdev-add", other);
+    let export = json!({ "type": "nbd", "id": "u", "node-name": "u", "writable": true });
+    qmp.succeeds("block-export-add", export);
+    let started = Instant::now();
+    // 1 MiB passes at once, and another 512 KiB in half a second.
+    for (name, len) in [("t", "1M"), ("u", "512k")] {
+        let socket = daemon.scratch.file("nbd");
+        let to = format!("nbd+unix:///{name}?socket={}", socket.display());
+        succeed(&["copy", "--no-progress", "--range", &format!("0:{len}"), "random:1M", &to]);
+    }
+    assert!(started.elapsed() >= Duration::from_millis(490), "{:?}", started.elapsed());
+    assert_eq!(
+        qmp.fails("object-del", json!({ "id": "g" })),
+        "object 'g' is in use, can not be deleted"
+    );
+    for wrong in [
+        json!({ "iops-total": 1, "iops-read": 1 }),
+        json!({ "iops-total-max": 1 }),
+        json!({ "iops-total": 2, "iops-total-max": 1 }),
+        json!({ "ips": 1 }),
+    ] {
+        let group = json!({ "qom-type": "throttle-group", "id": "h", "limits": wrong });
+        qmp.fails("object-add", group);
+    }
+    for id in ["e", "u"] {
+        qmp.succeeds("block-export-del", json!({ "id": id }));
+    }
+    for node in ["t", "u"] {
+        qmp.succeeds("blockdev-del", json!({ "node-name": node }));
+    }
+    qmp.succeeds("object-del", json!({ "id": "g" }));
+    let node =
+        json!({ "driver": "throttle", "node-name": "v", "throttle-group": "g", "file": "x" });
+    assert_eq!(qmp.fails("blockdev-add", node), "Throttle group 'g' does not exist");
+}
+
+/// qemu-storage-daemon, ours, with one client, by these words and through this script of a shell.
+fn daemon_of_one_client(script: &str, chardev: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", OURS, "compat", "qemu-storage-daemon"]);
+    command.args(["--chardev", chardev, "--monitor", "c", "--blockdev", "null-co,node-name=n"]);
+    command
+}
+
+/// The daemon with no more done.
+const RUN: &str = "exec \"$@\"";
+
+#[test]
+fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
+    let (client, server) = UnixStream::pair().unwrap();
+    let script = "exec 3<&0 </dev/null; exec \"$@\"";
+    let mut command = daemon_of_one_client(script, "socket,id=c,fd=3");
+    let mut child = command.stdin(OwnedFd::from(server)).spawn().unwrap();
+    // Its socket is closed here: a daemon that fails ends the stream.
+    drop(command);
+    let mut qmp = Qmp::over(client);
+    qmp.succeeds("qmp_capabilities", json!({}));
+    let nodes = qmp.succeeds("query-named-block-nodes", json!({}));
+    assert_eq!(nodes[0]["node-name"], "n", "{nodes}");
+    qmp.succeeds("quit", json!({}));
+    while qmp.line().is_some() {}
+    assert!(child.wait().unwrap().success());
+    let mut command = daemon_of_one_client(RUN, "socket,id=c,fd=9");
+    let refused = tools::output(&mut command, LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("descriptor 9 is not a socket"), "{refused:?}");
+}
+
+#[test]
+fn qemus_daemon_connects_to_a_client_that_listens() {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.socket("client");
+    let chardev = format!("socket,id=c,path={}", path.display());
+    let mut command = daemon_of_one_client(RUN, &chardev);
+    let refused = tools::output(&mut command, LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("Failed to connect to"), "{refused:?}");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut child = command.spawn().unwrap();
+    let mut qmp = Qmp::over(listener.accept().unwrap().0);
+    qmp.succeeds("qmp_capabilities", json!({}));
+    qmp.succeeds("quit", json!({}));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn qemus_daemon_has_a_monitor_at_standard_input_and_output() {
+    let scratch = Scratch::new().unwrap();
+    let input = scratch.file("input");
+    // A file, as in `<<` of shells: its end is there at once.
+    std::fs::write(
+        &input,
+        "{'execute':'qmp_capabilities'}{'execute':'query-status','id':[1,2]}{'execute':'quit'}",
+    )
+    .unwrap();
+    let script = format!("exec \"$@\" <'{}'", input.display());
+    let mut command = daemon_of_one_client(&script, "stdio,id=c");
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = text(&output.stdout);
+    let lines: Vec<_> = lines.lines().collect();
+    assert!(lines[0].starts_with("{\"QMP\": {"), "{lines:?}");
+    let status = "{\"id\": [1, 2], \"return\": {\"running\": true, \"status\": \"running\"}}";
+    assert_eq!(lines[1..], ["{\"return\": {}}", status, "{\"return\": {}}"]);
+    let mut both = daemon_of_one_client(RUN, "stdio,id=c");
+    let refused = tools::output(both.arg("--daemonize"), LIMIT).unwrap();
+    assert!(text(&refused.stderr).contains("--daemonize: a monitor cannot"), "{refused:?}");
 }
 
 /// Commands that both daemons get, after a comment what each is about.

@@ -166,6 +166,8 @@ pub const COMMANDS: &[Command] = &[
         ],
     ),
     command("nbd-server-stop", &[]),
+    Command { name: "object-add", arguments: None },
+    command("object-del", &[need("id", Text)]),
     command("qmp_capabilities", &[may("enable", List)]),
     command("qom-set", &[need("path", Text), need("property", Text), need("value", Any)]),
     command("query-block", &[may("flat", Bool)]),
@@ -243,6 +245,44 @@ pub const DRIVERS: &[Command] = &[
         ],
     ),
     command("snapshot-access", &[need("file", Any)]),
+    command("throttle", &[need("file", Any), need("throttle-group", Text)]),
+];
+
+/// Options of every object.
+const OBJECT: &[Argument] =
+    &[need("qom-type", Choice(&["iothread", "throttle-group"])), need("id", Text)];
+
+/// The options of an I/O thread.
+const IOTHREAD: &[Argument] = &[
+    may("aio-max-batch", Number),
+    may("poll-grow", Number),
+    may("poll-max-ns", Number),
+    may("poll-shrink", Number),
+    may("thread-pool-max", Number),
+    may("thread-pool-min", Number),
+];
+
+/// The limits of a throttle group.
+const LIMITS: &[Argument] = &[
+    may("bps-read", Number),
+    may("bps-read-max", Number),
+    may("bps-read-max-length", Number),
+    may("bps-total", Number),
+    may("bps-total-max", Number),
+    may("bps-total-max-length", Number),
+    may("bps-write", Number),
+    may("bps-write-max", Number),
+    may("bps-write-max-length", Number),
+    may("iops-read", Number),
+    may("iops-read-max", Number),
+    may("iops-read-max-length", Number),
+    may("iops-size", Number),
+    may("iops-total", Number),
+    may("iops-total-max", Number),
+    may("iops-total-max-length", Number),
+    may("iops-write", Number),
+    may("iops-write-max", Number),
+    may("iops-write-max-length", Number),
 ];
 
 /// Arguments of `block-export-add` with type `nbd`.
@@ -253,6 +293,7 @@ const EXPORT: &[Argument] = &[
     may("writable", Bool),
     may("writethrough", Bool),
     may("fixed-iothread", Bool),
+    may("iothread", Text),
     may("name", Text),
     may("description", Text),
     may("bitmaps", List),
@@ -269,8 +310,27 @@ pub fn check(command: &Command, given: &Arguments) -> Result<()> {
     match (command.arguments, command.name) {
         (Some(arguments), _) => check_all(&[arguments], given),
         (None, "block-export-add") => check_all(&[EXPORT], given),
+        (None, "object-add") => check_object(given),
         (None, _) => check_node(given),
     }
+}
+
+/// The same for an object.
+fn check_object(given: &Arguments) -> Result<()> {
+    if text(given, "qom-type") != Some("throttle-group") {
+        return check_all(&[OBJECT, IOTHREAD], given);
+    }
+    // The members of `limits` have a name without `x-`.
+    let (own, old): (Arguments, Arguments) =
+        given.clone().into_iter().partition(|(name, _)| !name.starts_with("x-"));
+    check_all(&[OBJECT, &[may("limits", Object)]], &own)?;
+    let plain = |name: String| name.strip_prefix("x-").map(String::from).unwrap_or(name);
+    check_limits(&old.into_iter().map(|(name, value)| (plain(name), value)).collect())
+}
+
+/// The same for the limits of a throttle group.
+pub fn check_limits(given: &Arguments) -> Result<()> {
+    check_all(&[LIMITS], given)
 }
 
 /// The same for the options of a node.
@@ -390,6 +450,7 @@ pub fn schema(events: &[&str]) -> Value {
         let arguments: Vec<&Argument> = match (command.arguments, command.name) {
             (Some(arguments), _) => arguments.iter().collect(),
             (None, "block-export-add") => EXPORT.iter().collect(),
+            (None, "object-add") => OBJECT.iter().collect(),
             (None, _) => NODE.iter().collect(),
         };
         let members: Vec<_> = arguments.into_iter().map(member).collect();

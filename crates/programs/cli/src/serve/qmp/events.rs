@@ -112,6 +112,12 @@ impl Hub {
         all.push(Arc::downgrade(outbox));
     }
 
+    /// No more lines follow for any client.
+    pub fn close(&self) {
+        let all = self.0.lock().expect("no panic under this lock").clone();
+        all.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close());
+    }
+
     /// Tells all clients about an event.
     pub fn tell(&self, event: &str, data: Value) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

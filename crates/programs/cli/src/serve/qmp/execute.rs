@@ -80,6 +80,8 @@ impl Monitor {
                 self.remove_export(needed(arguments, "name"), hard).await
             }
             "nbd-server-start" => self.start_nbd_server(arguments).await,
+            "object-add" => self.add_object(arguments),
+            "object-del" => self.delete_object(needed(arguments, "id")),
             "nbd-server-stop" => self.stop_nbd_server().await,
             "qom-set" => self.move_drive(arguments).await,
             "quit" => {

@@ -1,7 +1,11 @@
 //! Finds commands in what a client of the monitor protocol sends: JSON values, which need no line
 //! ends between them, with strings in double or single quotes.
 
-use serde_json::Value;
+use std::io::{self, Write};
+
+use serde::Serialize as _;
+use serde_json::ser::Formatter;
+use serde_json::{Serializer, Value};
 
 /// Longest command in bytes.
 const LENGTH_MAX: usize = 1 << 20;
@@ -140,10 +144,30 @@ fn with_double_quotes(text: &[u8]) -> Vec<u8> {
     out
 }
 
+/// QEMU's form of JSON: one line, with a space after each comma and colon. Scripts compare it as text.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
+        out.write_all(b": ")
+    }
+}
+
 /// A line for a client: only ASCII, as in QEMU.
 pub fn line(value: &Value) -> String {
     use std::fmt::Write as _;
-    let text = value.to_string();
+    let mut text = Vec::new();
+    let written = value.serialize(&mut Serializer::with_formatter(&mut text, Spaced));
+    // Writing a value to memory does not fail, and JSON is UTF-8.
+    let text = written.ok().and_then(|()| String::from_utf8(text).ok()).unwrap_or_default();
     let mut line = String::with_capacity(text.len() + 2);
     for letter in text.chars() {
         if letter.is_ascii() {
@@ -210,7 +234,9 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_ascii() {
+    fn lines_are_ascii_with_qemus_spaces() {
+        let value = json!({ "a": [1, "x, y:z"], "b": {}, "c": [] });
+        assert_eq!(line(&value), "{\"a\": [1, \"x, y:z\"], \"b\": {}, \"c\": []}\r\n");
         assert_eq!(line(&json!("ä😀")), "\"\\u00E4\\uD83D\\uDE00\"\r\n");
     }
 }

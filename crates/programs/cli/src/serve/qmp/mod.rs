@@ -3,10 +3,11 @@
 //!
 //! - `input`: finds commands in what clients send. `commands`: all commands and their arguments, as
 //!   tables. `error`: errors in QEMU's classes.
-//! - `session`: a client. `events`: what all clients receive. `monitor`: what they share; `state`: what it
+//! - `session`: a client. `attached`: clients that are there from the beginning. `events`: what all clients receive. `monitor`: what they share; `state`: what it
 //!   knows. `execute`: from the name of a command to what carries it out.
-//! - `nodes`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
+//! - `nodes`, `objects`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
 
+mod attached;
 mod bitmaps;
 mod commands;
 mod error;
@@ -17,10 +18,12 @@ mod input;
 mod jobs;
 mod monitor;
 mod nodes;
+mod objects;
 mod query;
 mod session;
 mod state;
 mod transaction;
 
+pub use attached::Attached;
 pub use monitor::Monitor;
-pub use session::start;
+pub use session::{serve_one, start};

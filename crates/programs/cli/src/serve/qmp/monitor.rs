@@ -63,10 +63,12 @@ impl Monitor {
         done.map(drop).map_err(|error| Failure::usage(format!("{name}: {}", error.text())))
     }
 
-    /// Ends listeners of NBD that were started here.
+    /// Ends listeners of NBD that were started here, and clients once they have got what waits for
+    /// them.
     pub fn stop(&self) {
         let server = self.state().nbd_server.take();
         drop(server);
+        self.hub.close();
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

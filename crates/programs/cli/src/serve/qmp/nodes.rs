@@ -148,6 +148,12 @@ impl Monitor {
             "nbd" => nbd_plan(options)?,
             "raw" => self.raw_plan(options, depth)?,
             "qcow2" => self.qcow2_plan(options, depth)?,
+            "throttle" => {
+                let layer = self.throttle(needed(options, "throttle-group"))?;
+                let mut plan = self.child(options, "file", depth)?;
+                plan.layers.extend(layer);
+                plan
+            }
             _ => return Err(Error::generic(format!("driver '{driver}' cannot be used here"))),
         };
         plan.driver = driver.to_string();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use blockhaul_io::{Remote, Stream};
 use serde_json::{Map, Value, json};
 
+use super::attached::Attached;
 use super::commands::{self, Arguments, COMMANDS};
 use super::error::{Error, Result};
 use super::events::Outbox;
@@ -15,6 +16,7 @@ use super::monitor::Monitor;
 use super::query::greeting;
 use crate::aside::{self, Serving};
 use crate::serve::control::Control;
+use crate::serve::single::Rest;
 
 /// Maximum number of clients.
 const PEERS_MAX: usize = 16;
@@ -29,6 +31,20 @@ pub fn start(socket: Control, worker: &Remote, monitor: &Arc<Monitor>) -> Servin
         async move { attend(peer, monitor).await }
     };
     aside::serve(socket.into_listener(), worker, PEERS_MAX, attend)
+}
+
+/// Serves a client that is there already. What to wait for after the monitor has stopped, if it is at
+/// standard output.
+pub fn serve_one(client: Attached, worker: &Remote, monitor: &Arc<Monitor>) -> Option<Rest> {
+    let Attached { socket, rest } = client;
+    let monitor = Arc::downgrade(monitor);
+    drop(worker.spawn(move || async move {
+        // What is no socket was refused before.
+        if let Ok(stream) = Stream::new(socket) {
+            attend(Rc::new(stream), monitor).await;
+        }
+    }));
+    rest
 }
 
 /// Serves one client. Answers and events are sent by a task of their own, in their order.

@@ -14,6 +14,7 @@ use crate::serve::snapshots::Begin;
 #[derive(Default)]
 pub(super) struct State {
     pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) objects: Vec<Object>,
     pub(super) exports: Vec<Export>,
     /// Exports of the server, by identifier, whose guest uses another node than their own.
     pub(super) drives: Vec<(String, String)>,
@@ -21,6 +22,13 @@ pub(super) struct State {
     /// Nodes whose disk has the name of another node, after a mirror.
     pub(super) moved: Vec<(String, String)>,
     pub(super) nbd_server: Option<NbdServer>,
+}
+
+/// An object that was added.
+pub struct Object {
+    pub id: String,
+    /// Options of the layer of its nodes, if it is a group of limits.
+    pub limits: Option<String>,
 }
 
 /// A node that was added.
