@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use blockhaul_testkit::tools::{self, Scratch, text as lossy};
+use rustix::fs::{Mode, OFlags};
 
 use crate::{LIMIT, text};
 
@@ -30,6 +31,16 @@ impl Loop {
         let args = [&["--find", "--show"], options, &[text(file)]].concat();
         let device = setup("losetup", &args)?;
         Some(Loop { device })
+    }
+
+    /// Waits until it is not mounted any more, in no mount namespace: another process may have copied the
+    /// mount into its own.
+    #[track_caller]
+    pub fn wait_until_closed(&self) {
+        let exclusive = OFlags::RDONLY | OFlags::EXCL;
+        tools::until("no other mount namespace has it", || {
+            rustix::fs::open(&self.device, exclusive, Mode::empty()).is_ok()
+        });
     }
 }
 

@@ -94,8 +94,9 @@ fn freeze(folder: &Path, how: &str) {
 }
 
 /// Whether fsck has nothing to say, once the journal of the file system is replayed.
-fn check(device: &str) {
-    let output = Command::new("e2fsck").args(["-fy", device]).output().unwrap();
+fn check(device: &Loop) {
+    device.wait_until_closed();
+    let output = Command::new("e2fsck").args(["-fy", &device.device]).output().unwrap();
     let said = lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(!said.contains("Fix"), "{said}");
@@ -131,7 +132,7 @@ fn backups_of_a_busy_file_system_are_the_file_system_at_their_moments() {
         // fsck writes.
         done(Command::new("cp").args(["--sparse=always", text(&backup), text(&copy)]));
         let Some(restored) = Loop::over(&copy) else { return };
-        check(&restored.device);
+        check(&restored);
         let restored = ["-o", "ro", &restored.device];
         let restored = Mounted::new(&restored, &scratch.file("restored")).unwrap();
         assert_eq!(files(restored.path()), expected, "round {round}");
@@ -139,7 +140,7 @@ fn backups_of_a_busy_file_system_are_the_file_system_at_their_moments() {
     }
     drop(writer);
     drop(mounted);
-    check(&device.device);
+    check(&device);
     drop((device, file));
     assert!(server.stop().unwrap().success());
 }

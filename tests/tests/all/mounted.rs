@@ -17,7 +17,6 @@ use std::time::Duration;
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, among_peers, until};
 use blockhaul_tests::disks::{Loop, Mounted};
-use rustix::fs::{Mode, OFlags};
 
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, succeed, text};
 
@@ -99,14 +98,6 @@ fn is_unmounted(folder: &Path) -> bool {
     unmounted.is_ok_and(|status| status.success())
 }
 
-/// Waits until a device is not mounted any more, in no mount namespace.
-fn wait_until_closed(device: &str) {
-    let exclusive = OFlags::RDONLY | OFlags::EXCL;
-    until("no other mount namespace has it", || {
-        rustix::fs::open(device, exclusive, Mode::empty()).is_ok()
-    });
-}
-
 /// A type of file system: how to make it, and how to check it.
 struct Kind {
     name: &'static str,
@@ -185,7 +176,7 @@ impl Live<'_> {
 
     fn unmount(&mut self) {
         drop(self.mounted.take());
-        wait_until_closed(&self.device.device);
+        self.device.wait_until_closed();
     }
 
     /// Unmounts, checks, and mounts it again.

@@ -2,23 +2,13 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Instant;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{self, Server, text};
 
-use crate::served_disk::{Disk, LIMIT, OURS, assert_holds, blockhaul, succeed};
-
-/// A process that is killed at the end of the test.
-struct Killed(Child);
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::served_disk::{Disk, Killed, LIMIT, OURS, assert_holds, blockhaul, succeed};
 
 /// A client that slowly overwrites the disk.
 fn slow_writer(disk: &Disk, seed: u32, rate: &str) -> Killed {

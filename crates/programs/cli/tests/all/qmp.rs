@@ -12,7 +12,7 @@ use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
 use serde_json::{Value, json};
 
-use crate::served_disk::{LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
+use crate::served_disk::{Killed, LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
 
 /// A client that keeps events until they are asked for.
 struct Qmp {
@@ -896,7 +896,7 @@ fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
     let (client, server) = UnixStream::pair().unwrap();
     let script = "exec 3<&0 </dev/null; exec \"$@\"";
     let mut command = daemon_of_one_client(script, "socket,id=c,fd=3");
-    let mut child = command.stdin(OwnedFd::from(server)).spawn().unwrap();
+    let mut child = Killed(command.stdin(OwnedFd::from(server)).spawn().unwrap());
     // Its socket is closed here: a daemon that fails ends the stream.
     drop(command);
     let mut qmp = Qmp::over(client);
@@ -905,7 +905,7 @@ fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
     assert_eq!(nodes[0]["node-name"], "n", "{nodes}");
     qmp.succeeds("quit", json!({}));
     while qmp.line().is_some() {}
-    assert!(child.wait().unwrap().success());
+    assert!(child.0.wait().unwrap().success());
     let mut command = daemon_of_one_client(RUN, "socket,id=c,fd=9");
     let refused = tools::output(&mut command, LIMIT).unwrap();
     assert!(text(&refused.stderr).contains("descriptor 9 is not a socket"), "{refused:?}");
@@ -920,11 +920,11 @@ fn qemus_daemon_connects_to_a_client_that_listens() {
     let refused = tools::output(&mut command, LIMIT).unwrap();
     assert!(text(&refused.stderr).contains("Failed to connect to"), "{refused:?}");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut child = command.spawn().unwrap();
+    let mut child = Killed(command.spawn().unwrap());
     let mut qmp = Qmp::over(listener.accept().unwrap().0);
     qmp.succeeds("qmp_capabilities", json!({}));
     qmp.succeeds("quit", json!({}));
-    assert!(child.wait().unwrap().success());
+    assert!(child.0.wait().unwrap().success());
 }
 
 #[test]

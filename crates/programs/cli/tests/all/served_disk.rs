@@ -1,7 +1,7 @@
 //! A disk of random bytes that a server serves, with its control socket.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output};
 use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
@@ -19,6 +19,16 @@ pub fn succeed(args: &[&str]) -> String {
     let output = blockhaul(args);
     assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     text(&output.stdout)
+}
+
+/// A process that is killed at the end of the test.
+pub struct Killed(pub Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// A served disk of random bytes.
