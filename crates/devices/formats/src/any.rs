@@ -50,7 +50,7 @@ impl Backend for AnyImage {
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy sample:8M disk.raw && blockhaul copy disk.raw qcow2:disk.qcow2
-blockhaul serve disk.qcow2 --run 'blockhaul copy "image:$uri" restored.raw'
+blockhaul copy image:disk.qcow2 restored.raw
 cmp disk.raw restored.raw
 "#
     }
