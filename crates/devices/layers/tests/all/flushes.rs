@@ -15,6 +15,7 @@ const CHECKS: [&str; 2] =
 
 /// The layers, with options under which they pass requests on.
 const LAYERS: &[&str] = &[
+    "allocation-depth",
     "blocksize?minimum=4k&maximum=64k",
     "cache",
     "cache?cache=writethrough",

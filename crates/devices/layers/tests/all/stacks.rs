@@ -25,6 +25,7 @@ const DEVICES: &[(&str, bool)] = &[
 
 /// Layers that change only the size, the byte order, and the reported facts.
 const LAYERS: &[&str] = &[
+    "allocation-depth",
     "blocksize?minblock=4k",
     "blocksize?minblock=512&maxdata=4k&maxlen=64k",
     "blocksize?minimum=512&preferred=4k&maximum=64k",
