@@ -12,6 +12,7 @@ use super::common::{
     beside, failure, give_backing, native, not_changed, not_opened, opened, say, size, words,
 };
 use super::help::{self, Use};
+use super::info::description;
 use crate::exit::{Failure, Outcome, plain};
 use crate::image_tools::run;
 
@@ -376,6 +377,14 @@ pub(super) fn preallocate(
         failure(format!("{}: Could not preallocate: {}", image.shown, plain(&error)))
     };
     let is_full = how == Preallocation::Full && format == Format::Qcow2;
+    let start = match format {
+        // New clusters: what is before them keeps its holes.
+        Format::Qcow2 => {
+            let len = std::fs::metadata(path).map_err(wrong)?.len();
+            len.checked_next_multiple_of(description(image)?.cluster).unwrap_or(len)
+        }
+        _ => from,
+    };
     if is_full {
         // As one piece, before parts of it are written: each piece needs an entry in the tables of the
         // file system, which may then grow when more is written.
@@ -383,9 +392,8 @@ pub(super) fn preallocate(
         // With its tables; what is too much is freed.
         let more = data.saturating_add(data / 32).saturating_add(TABLES);
         let file = std::fs::OpenOptions::new().write(true).open(path).map_err(wrong)?;
-        let len = file.metadata().map_err(wrong)?.len();
         // Without it, the space may suffice: what is needed is allocated later.
-        let _ = allocate_beyond(&file, len.saturating_add(more));
+        let _ = allocate_beyond(&file, start, more);
     }
     let end = if format == Format::Qcow2 {
         let holder = image.holder();
@@ -404,8 +412,8 @@ pub(super) fn preallocate(
         file.set_len(end).map_err(wrong)?;
     }
     let end = end.max(len);
-    let start = if format == Format::Raw { from } else { 0 };
-    if how != Preallocation::Metadata && start < end {
+    // A full image is written.
+    if how != Preallocation::Metadata && !is_full && start < end {
         allocate(&file, start, end).map_err(wrong)?;
     }
     if is_full {
@@ -424,10 +432,10 @@ fn allocate(file: &std::fs::File, start: u64, end: u64) -> std::io::Result<()> {
     Ok(fallocate(file, FallocateFlags::empty(), start, end - start)?)
 }
 
-/// Allocates the space of a file up to `end`, which may be behind its end.
-fn allocate_beyond(file: &std::fs::File, end: u64) -> std::io::Result<()> {
+/// Allocates the space of a part of a file, which may be behind its end.
+fn allocate_beyond(file: &std::fs::File, start: u64, len: u64) -> std::io::Result<()> {
     use rustix::fs::{FallocateFlags, fallocate};
-    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, 0, end)?)
+    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, start, len)?)
 }
 
 /// Writes zeroes to a part of a file.
