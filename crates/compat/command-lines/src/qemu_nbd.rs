@@ -319,6 +319,10 @@ impl Server {
                 add(format!("--{ours}={value}"));
             }
         }
+        if self.has("pid-file") {
+            // Scripts remove it once they have ended the server.
+            add("--keep-pidfile".to_string());
+        }
         self.tls.iter().cloned().for_each(&mut add);
         add("--".to_string());
         add(self.image.disk(format, &device));

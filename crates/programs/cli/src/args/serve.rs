@@ -340,6 +340,10 @@ pub struct Serve {
     #[arg(long, hide = true)]
     pub as_nbdkit: bool,
 
+    /// Keep the file of the process ID, as qemu-nbd does.
+    #[arg(long, hide = true)]
+    pub keep_pidfile: bool,
+
     /// Leave it to the client to report what it is refused: it is the server that started this one.
     #[arg(long, hide = true)]
     pub quiet_clients: bool,

@@ -222,7 +222,7 @@ fn serve(
         secured: asked.secured,
         tls: asked.tls,
         pidfile: args.pidfile.clone(),
-        removes_pidfile: !args.as_nbdkit,
+        removes_pidfile: !args.as_nbdkit && !args.keep_pidfile,
         run: args.run.clone(),
         verbose: args.verbose,
         announced: is_announced(args),

@@ -274,6 +274,7 @@ fn a_server_goes_to_the_background_when_it_is_ready() {
     tools.wrote(&format!("-f raw {uri}"), &["write -P 31 0 4k"]);
     // It was its last client.
     tools::until("it ends", || !tools::is_running(pid));
+    assert_eq!(fs::read_to_string(tools.scratch.file("pid")).unwrap().trim(), pid, "it stays");
     tools.wrote("-f raw a.raw", &["read -P 31 0 4k"]);
     // What fails before it is ready fails here.
     let line = format!("--fork -f qcow2 -k {} a.raw", socket.display());
