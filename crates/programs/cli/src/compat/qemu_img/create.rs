@@ -376,7 +376,7 @@ pub(super) fn preallocate(
     let wrong = |error: std::io::Error| {
         failure(format!("{}: Could not preallocate: {}", image.shown, plain(&error)))
     };
-    let is_full = how == Preallocation::Full && format == Format::Qcow2;
+    let needs_space = how != Preallocation::Metadata && format == Format::Qcow2;
     let start = match format {
         // New clusters: what is before them keeps its holes.
         Format::Qcow2 => {
@@ -385,7 +385,7 @@ pub(super) fn preallocate(
         }
         _ => from,
     };
-    if is_full {
+    if needs_space {
         // As one piece, before parts of it are written: each piece needs an entry in the tables of the
         // file system, which may then grow when more is written.
         let data = disk_size(image)?.saturating_sub(from);
@@ -412,11 +412,10 @@ pub(super) fn preallocate(
         file.set_len(end).map_err(wrong)?;
     }
     let end = end.max(len);
-    // A full image is written.
-    if how != Preallocation::Metadata && !is_full && start < end {
+    if how != Preallocation::Metadata && start < end {
         allocate(&file, start, end).map_err(wrong)?;
     }
-    if is_full {
+    if needs_space {
         // Frees what is behind the end.
         file.set_len(end).map_err(wrong)?;
     }
