@@ -12,7 +12,8 @@ const LOG_FROM: f64 = 30.0;
 /// A chart for each series of rows, all columns in it; nothing if the scenario has no curves.
 pub fn charts(report: &Report) -> String {
     let Some(axis) = &report.curve else { return String::new() };
-    let metric = if report.rate_unit.is_some() { Metric::Rate } else { Metric::Wall };
+    let mut metrics = vec![if report.rate_unit.is_some() { Metric::Rate } else { Metric::Wall }];
+    metrics.extend(report.show.iter().filter(|metric| **metric == Metric::ServersRate));
     let mut series: Vec<(String, Vec<usize>)> = Vec::new();
     for (row, heading) in report.rows.iter().enumerate() {
         let Some(place) = heading.curve_at else { continue };
@@ -26,11 +27,13 @@ pub fn charts(report: &Report) -> String {
     }
     let mut out = String::new();
     for (name, rows) in series {
-        let mut title = format!("{} over {axis}", metric.title(report));
-        if !name.is_empty() {
-            title.push_str(&format!(": {name}"));
+        for metric in &metrics {
+            let mut title = format!("{} over {axis}", metric.title(report));
+            if !name.is_empty() {
+                title.push_str(&format!(": {name}"));
+            }
+            out.push_str(&chart(report, *metric, &title, &rows));
         }
-        out.push_str(&chart(report, metric, &title, &rows));
     }
     out
 }

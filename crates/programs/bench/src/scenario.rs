@@ -20,6 +20,7 @@ use crate::vars::{Value, Vars};
 pub const BUILT_IN: &[(&str, &str)] = &[
     ("copy", include_str!("../../../../bench/scenarios/copy.toml")),
     ("curl", include_str!("../../../../bench/scenarios/curl.toml")),
+    ("curve", include_str!("../../../../bench/scenarios/curve.toml")),
     ("direct", include_str!("../../../../bench/scenarios/direct.toml")),
     ("direct-read", include_str!("../../../../bench/scenarios/direct-read.toml")),
     ("extents", include_str!("../../../../bench/scenarios/extents.toml")),
@@ -515,7 +516,7 @@ mod tests {
             }
         }
         let text = Scenario::built_in("nothing").unwrap_err().to_string();
-        assert!(text.contains("copy, curl, direct, direct-read, extents"), "{text}");
+        assert!(text.contains("copy, curl, curve, direct, direct-read, extents"), "{text}");
     }
 
     #[test]
