@@ -283,8 +283,12 @@ impl RecvWindow {
                 Ok(_) => stuck = false,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if stuck {
+                    if stuck && !parked.next_pipe() {
                         return self.copy_rest(stream, parked).await;
+                    }
+                    if stuck {
+                        stuck = false;
+                        continue;
                     }
                     stream.readable().await?;
                     stuck = true;

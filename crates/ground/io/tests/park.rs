@@ -36,7 +36,7 @@ fn on_every_engine<F: Future<Output = ()> + 'static>(
 
 #[test]
 fn small_large_and_unwilling_rooms_are_not_parked() {
-    for (len, park) in [(4096, true), (1 << 20, true), (256 << 10, false)] {
+    for (len, park) in [(4096, true), (5 << 20, true), (256 << 10, false)] {
         let room =
             if park { Reservation::unpooled(len).parkable() } else { Reservation::unpooled(len) };
         assert!(Parked::begin(room).is_err(), "{len}");
@@ -62,6 +62,32 @@ fn looking_copies_once_and_room_comes_back() {
     assert_eq!(pool.reserved(), 0);
     // Never read, never sent: dropped with its pipe emptied.
     drop(Data::from(park(&file, 0, 100_000)));
+}
+
+#[test]
+fn long_payloads_take_several_pipes_and_give_them_back() {
+    let bytes = pattern(5 << 20);
+    let file = file_of(&bytes);
+    // More than there are pipes, one after the other; odd offsets take a slot more.
+    for (number, len) in
+        [4 << 20, 1 << 20, (1 << 20) + 1, 3_000_001, 600_000].repeat(20).iter().enumerate()
+    {
+        let at = number * 1237;
+        let data = Data::from(park(&file, at as u64, *len));
+        assert!(data.bytes() == &bytes[at..at + len], "{len} from {at}");
+    }
+    let target = File::new(tempfile::tempfile().unwrap().into());
+    let mut parked = park(&file, 77, 4_000_000);
+    parked.drain_to_file(&target, 5).unwrap();
+    assert_eq!(parked.held(), 0);
+    let mut written = vec![0; 4_000_000];
+    assert_eq!(target.read_now(&mut written, 5).unwrap(), written.len());
+    assert!(written == bytes[77..4_000_077]);
+    // It is no whole for a FUSE device.
+    let folder = tempfile::tempdir().unwrap();
+    let device = std::fs::File::create(folder.path().join("device")).unwrap();
+    let copy = park(&file, 9, 3 << 20).drain_whole(b"head", &device).unwrap();
+    assert!(*copy.expect("it has several pipes") == bytes[9..9 + (3 << 20)]);
 }
 
 #[test]
@@ -109,7 +135,7 @@ fn a_head_and_a_payload_are_written_as_a_whole_or_come_back() {
 #[test]
 fn payloads_travel_from_file_to_file_through_two_sockets() {
     on_every_engine(|| async {
-        let bytes = pattern(4 << 20);
+        let bytes = pattern(12 << 20);
         let source = file_of(&bytes);
         let target = tempfile::tempfile().unwrap();
         target.set_len(bytes.len() as u64).unwrap();
@@ -118,7 +144,19 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
         let a = Stream::new(a.into()).unwrap();
         let b = Stream::new(b.into()).unwrap();
         // Odd lengths, at the limits of parking, and of pages.
-        let lens = [256 << 10, 65536, 65535, 100_001, 512 << 10, 4096, 1, 300_000, 128 << 10];
+        let lens = [
+            256 << 10,
+            65536,
+            65535,
+            100_001,
+            512 << 10,
+            4096,
+            4 << 20,
+            1,
+            300_000,
+            1_700_001,
+            128 << 10,
+        ];
         let total: usize = lens.iter().sum();
         let sender = blockhaul_io::spawn(async move {
             let mut queue = SendQueue::default();
@@ -131,7 +169,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
                         parked.fill_from_file(&source, at as u64).unwrap();
                         parked.into()
                     }
-                    Err(_) => Data::copy_of(&pattern(4 << 20)[at..at + len]),
+                    Err(_) => Data::copy_of(&pattern(12 << 20)[at..at + len]),
                 });
                 at += len;
                 while !queue.send(&a).unwrap() {
@@ -163,7 +201,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
             at += len as u64;
         }
         sender.await;
-        assert!(in_kernel >= 4, "{in_kernel} payloads stayed in the kernel");
+        assert!(in_kernel >= 6, "{in_kernel} payloads stayed in the kernel");
         let (result, copied) = copy.read_exact_at(Buf::unpooled(total), 0).await;
         result.unwrap();
         assert!(copied[..] == bytes[..total]);

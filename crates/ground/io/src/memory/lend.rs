@@ -95,8 +95,8 @@ fn parked(data: &Data) -> Option<Parked> {
     if REFUSED.load(Ordering::Relaxed) {
         return None;
     }
-    let mut parked = Parked::empty()?;
     let bytes = data.bytes();
+    let mut parked = Parked::empty(bytes.len())?;
     while parked.held() < bytes.len() {
         match parked.lend(&bytes[parked.held()..]) {
             Ok(lent) if lent > 0 => {}

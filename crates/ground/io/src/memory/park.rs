@@ -1,10 +1,12 @@
-//! Bytes that stay in the kernel: *parked* in a pipe, moved with splice(2), by reference if the
+//! Bytes that stay in the kernel: *parked* in pipes, moved with splice(2), by reference if the
 //! kernel can.
 //!
 //! A payload that is not inspected need not be copied to user space: page cache to pipe to socket,
-//! or socket to pipe to file or another socket. Pipes are few and reused. A parked payload keeps
-//! its [`Reservation`], so that there is memory if it is read after all ([`Parked::into_buf`]).
+//! or socket to pipe to file or another socket. Pipes are few and reused; a long payload takes several. A
+//! parked payload keeps its [`Reservation`], so that there is memory if it is read after all
+//! ([`Parked::into_buf`]).
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
@@ -23,12 +25,22 @@ const PIPE_SIZE: usize = 1 << 20;
 const PIPES_MAX: usize = 64;
 /// Minimum length of a parked payload: below, two splices cost more than a copy.
 const PARK_MIN: usize = 64 << 10;
-/// Maximum length of a parked payload: half a pipe, because socket data fills slots only in part.
-const PARK_MAX: usize = PIPE_SIZE / 2;
+/// What a pipe is expected to take: half of its capacity, because socket data fills slots only in part.
+const SHARE: usize = PIPE_SIZE / 2;
+/// Maximum length of a parked payload, in several pipes: above, a copy is a small part of the cost, and
+/// few such payloads would use all pipes.
+const PARK_MAX: usize = 8 * SHARE;
 
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
+}
+
+/// A pipe of a payload.
+struct Held {
+    pipe: Pipe,
+    /// Bytes in the pipe.
+    bytes: usize,
 }
 
 struct Pipes {
@@ -48,28 +60,30 @@ pub fn disable_parking() {
     let _ = DISABLED.set(());
 }
 
-fn take_pipe() -> Option<Pipe> {
+/// Empty pipes for `len` bytes, all or none.
+fn take_pipes(len: usize) -> Option<VecDeque<Held>> {
     if DISABLED.get().is_some() {
         return None;
     }
+    let count = len.div_ceil(SHARE).max(1);
     let mut pipes = PIPES.lock().expect("no panic under this lock");
-    if let Some(pipe) = pipes.idle.pop() {
-        return Some(pipe);
-    }
-    if pipes.made >= PIPES_MAX || pipes.refused {
-        return None;
-    }
-    match make_pipe() {
-        Ok(pipe) => {
-            pipes.made += 1;
-            Some(pipe)
+    while pipes.idle.len() < count {
+        if pipes.made >= PIPES_MAX || pipes.refused {
+            return None;
         }
-        Err(error) => {
-            log::debug!("no more pipes to park payloads in: {error}");
-            pipes.refused = true;
-            None
+        match make_pipe() {
+            Ok(pipe) => {
+                pipes.made += 1;
+                pipes.idle.push(pipe);
+            }
+            Err(error) => {
+                log::debug!("no more pipes to park payloads in: {error}");
+                pipes.refused = true;
+            }
         }
     }
+    let rest = pipes.idle.len() - count;
+    Some(pipes.idle.drain(rest..).map(|pipe| Held { pipe, bytes: 0 }).collect())
 }
 
 fn make_pipe() -> rustix::io::Result<Pipe> {
@@ -101,11 +115,13 @@ fn sink() -> Option<&'static std::fs::File> {
     SINK.get_or_init(|| std::fs::File::options().write(true).open("/dev/null").ok()).as_ref()
 }
 
-/// A payload on its way into or out of a pipe.
+/// A payload on its way into or out of pipes.
 pub struct Parked {
-    /// `None` only while it is being dropped.
-    pipe: Option<Pipe>,
-    /// Bytes in the pipe.
+    /// In the order of the bytes. Empty ones leave, except those that are still to be filled.
+    pipes: VecDeque<Held>,
+    /// The pipe that is filled next.
+    filling: usize,
+    /// Bytes in all pipes.
     held: usize,
     room: Option<Reservation>,
     /// The bytes came from a file, not from a socket.
@@ -113,37 +129,52 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// An empty pipe for a payload of `room.len()` bytes, or the reservation if parking is not
+    /// Empty pipes for a payload of `room.len()` bytes, or the reservation if parking is not
     /// allowed, not worthwhile, or not possible now.
     pub fn begin(room: Reservation) -> Result<Parked, Reservation> {
         if !room.may_park() || !Parked::pays(room.len()) {
             return Err(room);
         }
-        match take_pipe() {
+        match take_pipes(room.len()) {
             // Pages in a pipe are memory, too.
-            Some(pipe) => {
-                let room = Some(room.claim_now());
-                Ok(Parked { pipe: Some(pipe), held: 0, room, from_file: false })
-            }
+            Some(pipes) => Ok(Parked::with(pipes, Some(room.claim_now()))),
             None => Err(room),
         }
     }
 
-    /// Whether a payload of `len` bytes is worth a pipe and fits into one.
+    fn with(pipes: VecDeque<Held>, room: Option<Reservation>) -> Parked {
+        Parked { pipes, filling: 0, held: 0, room, from_file: false }
+    }
+
+    /// Whether a payload of `len` bytes is worth pipes, and not too long.
     pub(crate) fn pays(len: usize) -> bool {
         (PARK_MIN..=PARK_MAX).contains(&len) && DISABLED.get().is_none()
     }
 
-    /// An empty pipe for the pages of a payload in memory.
-    pub(super) fn empty() -> Option<Parked> {
-        Some(Parked { pipe: Some(take_pipe()?), held: 0, room: None, from_file: false })
+    /// Whether a payload of `len` bytes fits into one pipe, as [`Parked::drain_whole`] needs it.
+    pub fn fits_one_pipe(len: usize) -> bool {
+        len <= SHARE
     }
 
-    /// Adds pages of `bytes` by reference, as many as the pipe takes; returns the number of bytes.
+    /// Empty pipes for the pages of a payload of `len` bytes in memory.
+    pub(super) fn empty(len: usize) -> Option<Parked> {
+        Some(Parked::with(take_pipes(len)?, None))
+    }
+
+    /// Adds pages of `bytes` by reference, as many as the next pipe takes; returns the number of bytes.
     pub(super) fn lend(&mut self, bytes: &[u8]) -> rustix::io::Result<usize> {
-        let lent = lend_pages(self.pipe().write.as_fd(), bytes)?;
-        self.held += lent;
-        Ok(lent)
+        loop {
+            let next = self.pipes.get(self.filling).ok_or(Errno::AGAIN)?;
+            match lend_pages(next.pipe.write.as_fd(), bytes) {
+                // Full.
+                Err(Errno::AGAIN) => self.filling += 1,
+                lent => {
+                    let lent = lent?;
+                    self.put(lent);
+                    return Ok(lent);
+                }
+            }
+        }
     }
 
     /// Number of parked bytes.
@@ -156,12 +187,34 @@ impl Parked {
         self.room.as_ref().map_or(0, Reservation::len).saturating_sub(self.held)
     }
 
-    fn pipe(&self) -> &Pipe {
-        self.pipe.as_ref().expect("present until drop")
+    /// The first pipe with bytes.
+    fn first(&self) -> io::Result<&Held> {
+        self.pipes.front().ok_or(io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Bytes have come into the pipe that is filled.
+    fn put(&mut self, moved: usize) {
+        self.held += moved;
+        if let Some(next) = self.pipes.get_mut(self.filling) {
+            next.bytes += moved;
+        }
+    }
+
+    /// Bytes have left the first pipe. It leaves when it is empty.
+    fn took(&mut self, moved: usize) {
+        self.held -= moved;
+        if let Some(first) = self.pipes.front_mut() {
+            first.bytes -= moved;
+            if first.bytes == 0 {
+                let empty = self.pipes.pop_front();
+                self.filling = self.filling.saturating_sub(1);
+                give_back(empty);
+            }
+        }
     }
 
     /// Parks the contents of `file` at offset `at`; waits for the disk if necessary. Fewer bytes
-    /// than are missing mean the end of the file, or a full pipe.
+    /// than are missing mean the end of the file, or full pipes.
     pub fn fill_from_file(&mut self, file: impl AsFd, at: u64) -> io::Result<usize> {
         let mut filled = 0;
         self.from_file = true;
@@ -169,28 +222,37 @@ impl Parked {
             let mut offset = at + filled as u64;
             let len = self.missing();
             let flags = SpliceFlags::NONBLOCK;
-            match splice(&file, Some(&mut offset), &self.pipe().write, None, len, flags) {
-                Ok(0) | Err(Errno::AGAIN) => break,
+            let Some(next) = self.pipes.get(self.filling) else { break };
+            match splice(&file, Some(&mut offset), &next.pipe.write, None, len, flags) {
+                Ok(0) => break,
                 Ok(moved) => {
-                    self.held += moved;
+                    self.put(moved);
                     filled += moved;
                 }
+                // Full.
+                Err(Errno::AGAIN) => self.filling += 1,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        // Pages of a file fill whole slots, so that it takes fewer pipes.
+        if self.missing() == 0 {
+            give_back(self.pipes.drain((self.filling + 1).min(self.pipes.len())..));
+        }
         Ok(filled)
     }
 
-    /// Parks all of the bytes, which were already received: a pipe that takes `room.len()` bytes by
-    /// reference also takes them as a copy.
+    /// Parks all of the bytes, which were already received: pipes that take `room.len()` bytes by
+    /// reference also take them as a copy.
     pub(crate) fn fill_from_bytes(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            match rustix::io::write(&self.pipe().write, bytes) {
+            let next = self.pipes.get(self.filling).ok_or(io::ErrorKind::WouldBlock)?;
+            match rustix::io::write(&next.pipe.write, bytes) {
                 Ok(written) => {
-                    self.held += written;
+                    self.put(written);
                     bytes = &bytes[written..];
                 }
+                Err(Errno::AGAIN) => self.filling += 1,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -200,23 +262,37 @@ impl Parked {
 
     /// Parks what the socket has; `WouldBlock`: no data, or the pipe is full. 0: end of stream.
     pub(crate) fn fill_from_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
-        let len = self.missing();
+        let bytes = self.pipes.get(self.filling).map_or(0, |next| next.bytes);
+        let mut share = SHARE.saturating_sub(bytes);
+        if share == 0 {
+            share = if self.next_pipe() { SHARE } else { usize::MAX };
+        }
+        let next = self.pipes.get(self.filling).ok_or(io::ErrorKind::WouldBlock)?;
+        let len = self.missing().min(share);
         #[cfg(feature = "simulation")]
         let len = crate::simulation::splicing(stream.as_fd(), len)?;
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let moved = splice(stream, None, &self.pipe().write, None, len, flags)?;
-        self.held += moved;
+        let moved = splice(stream, None, &next.pipe.write, None, len, flags)?;
+        self.put(moved);
         Ok(moved)
+    }
+
+    /// Goes on with the next pipe, if there is one.
+    pub(crate) fn next_pipe(&mut self) -> bool {
+        let more = self.filling + 1 < self.pipes.len();
+        self.filling += usize::from(more);
+        more
     }
 
     /// Sends what the socket takes; `WouldBlock` if it takes nothing now.
     pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
-        let len = self.held;
+        let first = self.first()?;
+        let len = first.bytes;
         #[cfg(feature = "simulation")]
         let len = crate::simulation::splicing(stream.as_fd(), len)?;
         let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
-        let moved = splice(&self.pipe().read, None, stream, None, len, flags)?;
-        self.held -= moved;
+        let moved = splice(&first.pipe.read, None, stream, None, len, flags)?;
+        self.took(moved);
         self.count(
             moved,
             if self.from_file { PayloadRoute::FileToSocket } else { PayloadRoute::SocketToSocket },
@@ -229,10 +305,12 @@ impl Parked {
         let mut offset = at;
         while self.held > 0 {
             let flags = SpliceFlags::MOVE;
-            match splice(&self.pipe().read, None, &file, Some(&mut offset), self.held, flags) {
+            let first = self.first()?;
+            let len = first.bytes;
+            match splice(&first.pipe.read, None, &file, Some(&mut offset), len, flags) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(moved) => {
-                    self.held -= moved;
+                    self.took(moved);
                     let route = if self.from_file {
                         PayloadRoute::FileToFile
                     } else {
@@ -272,11 +350,11 @@ impl Parked {
     fn copy_out(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         let mut copied = 0;
         while copied < bytes.len() {
-            match rustix::io::read(&self.pipe().read, &mut bytes[copied..]) {
+            match rustix::io::read(&self.first()?.pipe.read, &mut bytes[copied..]) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => {
                     copied += read;
-                    self.held -= read;
+                    self.took(read);
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -294,17 +372,20 @@ impl Parked {
     /// # Errors
     /// The device has refused the bytes, or the pipe fails. The bytes are lost.
     pub fn drain_whole(mut self, head: &[u8], device: impl AsFd) -> io::Result<Option<Buf>> {
-        let Some(mut whole) = Parked::empty() else { return Ok(Some(self.into_buf()?.0)) };
+        // It takes one pipe.
+        let empty = if self.pipes.len() == 1 { Parked::empty(0) } else { None };
+        let Some(mut whole) = empty else { return Ok(Some(self.into_buf()?.0)) };
         let len = self.held;
         whole.fill_from_bytes(head)?;
         let flags = SpliceFlags::NONBLOCK;
         while self.held > 0 {
             let rest = self.held;
-            match splice(&self.pipe().read, None, &whole.pipe().write, None, rest, flags) {
+            let into = whole.first()?;
+            match splice(&self.first()?.pipe.read, None, &into.pipe.write, None, rest, flags) {
                 Ok(0) | Err(Errno::AGAIN) => break,
                 Ok(moved) => {
-                    self.held -= moved;
-                    whole.held += moved;
+                    whole.put(moved);
+                    self.took(moved);
                 }
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -312,9 +393,10 @@ impl Parked {
         }
         let mut refused = None;
         while self.held == 0 && refused.is_none() {
-            match splice(&whole.pipe().read, None, &device, None, whole.held, flags) {
+            let rest = whole.held;
+            match splice(&whole.first()?.pipe.read, None, &device, None, rest, flags) {
                 Ok(written) => {
-                    whole.held -= written;
+                    whole.took(written);
                     let all = whole.held == 0;
                     return if all { Ok(None) } else { Err(io::ErrorKind::WriteZero.into()) };
                 }
@@ -332,14 +414,16 @@ impl Parked {
         buf.truncate(len);
         Ok(Some(buf))
     }
+}
 
+impl Held {
     /// Empties the pipe and discards the bytes.
     fn discard(&mut self) {
         let Some(sink) = sink() else { return };
-        while self.held > 0 {
+        while self.bytes > 0 {
             let flags = SpliceFlags::NONBLOCK;
-            match splice(&self.pipe().read, None, sink, None, self.held, flags) {
-                Ok(moved) if moved > 0 => self.held -= moved,
+            match splice(&self.pipe.read, None, sink, None, self.bytes, flags) {
+                Ok(moved) if moved > 0 => self.bytes -= moved,
                 _ => return,
             }
         }
@@ -352,17 +436,24 @@ impl std::fmt::Debug for Parked {
     }
 }
 
-impl Drop for Parked {
-    fn drop(&mut self) {
-        self.discard();
-        let Some(pipe) = self.pipe.take() else { return };
-        let mut pipes = PIPES.lock().expect("no panic under this lock");
+/// Others may have these pipes.
+fn give_back(pipes: impl IntoIterator<Item = Held>) {
+    let mut all = None;
+    for mut held in pipes {
+        held.discard();
+        let all = all.get_or_insert_with(|| PIPES.lock().expect("no panic under this lock"));
         // A pipe that could not be emptied is closed, as its bytes must not leak into another
         // payload.
-        if self.held == 0 {
-            pipes.idle.push(pipe);
+        if held.bytes == 0 {
+            all.idle.push(held.pipe);
         } else {
-            pipes.made -= 1;
+            all.made -= 1;
         }
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        give_back(self.pipes.drain(..));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
-use blockhaul_io::Data;
+use blockhaul_io::{Data, Parked};
 
 use super::TRANSFER_MAX;
 use super::disk::{Call, Handles};
@@ -43,8 +43,8 @@ impl Lane {
         }
         match self.session.pool.reserve(len).await {
             Ok(room) => {
-                // The reply is sent unchanged: the device may leave it in the kernel.
-                let room = room.parkable();
+                // The reply is sent unchanged, as a whole: the device may leave it in the kernel.
+                let room = if Parked::fits_one_pipe(len) { room.parkable() } else { room };
                 self.submit(call, Expected::Bytes(len), Request::read(at, room));
             }
             Err(_) => self.channel.fail(call.unique, Errno::NOMEM),
