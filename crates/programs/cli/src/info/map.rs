@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Error, Extents, HOLE, Kind, ZERO};
+use blockhaul_io::Ticket;
 
 use super::ahead::{Ahead, together};
 use super::picture::{self, IMAGE, Picture, STRIP};
@@ -121,29 +122,87 @@ pub async fn show(
         return Err(Failure::usage(format!("--format qemu shows {BASE_ALLOCATION} only")));
     }
     let (start, end) = view.range_of(facts.size)?;
-    let mut pictures = view.pictures(&facts.name, &shown, (start, end));
+    let pictures = view.pictures(&facts.name, &shown, (start, end));
     let contexts = all_of(&shown);
     let order = shown.iter().map(|shown| place_of(shown.context, contexts)).collect();
-    let mut sink = Sink::new(shown, order, format);
+    let sink = Sink::new(shown, order, format);
+    let mut page = Page { sink, pictures, output: std::mem::take(output) };
     let mut ahead = Ahead::new(device.clone(), contexts, (start, end));
-    while !output.is_gone() {
-        let next = ahead.next().await.map_err(|error| error.on(&facts.name))?;
-        let Some((at, len, lists)) = next else { break };
-        together(&lists, len, |offset, len, states| {
+    let mut next = ahead.next().await;
+    while !page.output.is_gone()
+        && let Some(part) = next.map_err(|error| error.on(&facts.name))?
+    {
+        let written = page.write(part);
+        // Meanwhile another thread may write the part.
+        next = ahead.next().await;
+        page = written.page().await?;
+    }
+    let Page { sink, pictures, output: mut shown } = page;
+    sink.finish(end - start, &mut shown)?;
+    view.show(&pictures, format.color, &mut shown)?;
+    *output = shown;
+    Ok(())
+}
+
+/// Extents of one reply: offset, length, a list for each context.
+type Part = (u64, u64, Vec<Extents>);
+
+/// A list from this length on is written on a thread of its own, while the device is asked for more.
+const LONG: usize = 4096;
+
+/// What a map is written to.
+struct Page {
+    sink: Sink,
+    pictures: [Vec<Picture>; 2],
+    output: Output,
+}
+
+/// A page to which a part is written.
+enum Written {
+    Done(Result<Page, Failure>),
+    /// Once a thread has done it.
+    Soon(Ticket<Result<Page, Failure>>),
+}
+
+impl Written {
+    /// The page, when the part is there.
+    async fn page(self) -> Result<Page, Failure> {
+        match self {
+            Written::Done(page) => page,
+            Written::Soon(ticket) => ticket.await.unwrap_or_else(|lost| {
+                Err(Error::new(Kind::Io, "cannot write the map").because(lost).into())
+            }),
+        }
+    }
+}
+
+impl Page {
+    /// Writes a part, on another thread if it is long.
+    fn write(self, part: Part) -> Written {
+        if part.2.iter().any(|list| list.len() >= LONG) {
+            Written::Soon(blockhaul_io::offload(move || self.with(&part)))
+        } else {
+            Written::Done(self.with(&part))
+        }
+    }
+
+    /// The page with a part.
+    fn with(mut self, (at, len, lists): &Part) -> Result<Page, Failure> {
+        let Page { sink, pictures, output } = &mut self;
+        together(lists, *len, |offset, len, states| {
             let here = at + offset;
-            for picture in &mut pictures {
+            for picture in &mut *pictures {
                 for (picture, place) in picture.iter_mut().zip(&sink.order) {
                     picture.add(here, len, states[*place]);
                 }
             }
             sink.run(here, len, states, output)
         })?;
-        if format.streams {
+        if sink.format.streams {
             output.now()?;
         }
+        Ok(self)
     }
-    sink.finish(end - start, output)?;
-    view.show(&pictures, format.color, output)
 }
 
 /// The contexts together.
