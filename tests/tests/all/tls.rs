@@ -70,11 +70,12 @@ fn with_certificates(socket: &Path) -> String {
 }
 
 /// Our server's options, and a client's URI for it.
-fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str>, String); 3] {
-    let [k, c, v] = ["k", "c", "v"].map(|name| scratch.socket(name));
+fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str>, String); 4] {
+    let [k, o, c, v] = ["k", "o", "c", "v"].map(|name| scratch.socket(name));
     let pki = text(&kit.pki);
     [
         ("k", vec!["--tls-psk", text(&kit.keys)], with_keys(&k)),
+        ("o", vec!["--tls-psk", text(&kit.keys), "--tls-records=openssl"], with_keys(&o)),
         ("c", vec!["--tls-certificates", pki], with_certificates(&c)),
         ("v", vec!["--tls-certificates", pki, "--tls-verify-peer"], with_certificates(&v)),
     ]

@@ -57,11 +57,22 @@ pub fn usual_certificates() -> Option<PathBuf> {
     usual_dirs(SERVER_DIRS).into_iter().find(|dir| dir.join("server-cert.pem").exists())
 }
 
+/// Which code makes and opens the records of TLS 1.3. Those of TLS 1.2 are always OpenSSL's.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Records {
+    /// Ours, which encrypts and decrypts payloads where they are.
+    #[default]
+    Own,
+    /// OpenSSL's, which copies them once more on the way.
+    OpenSsl,
+}
+
 /// The server's side.
 pub struct Acceptor {
     context: SslContext,
     seen: Index<Ssl, Arc<Mutex<Seen>>>,
     keys: bool,
+    records: Records,
 }
 
 impl Acceptor {
@@ -70,7 +81,6 @@ impl Acceptor {
     ///
     /// # Errors
     /// Missing or invalid files.
-    /// Files that are missing or hold something else.
     pub fn new(credentials: &Credentials, verify_peer: bool) -> Result<Acceptor, Error> {
         let seen = new_index()?;
         let mut context = builder(seen)?;
@@ -103,7 +113,13 @@ impl Acceptor {
         context.set_alpn_select_callback(|_, offered| {
             select_next_proto(HTTP, offered).ok_or(AlpnError::NOACK)
         });
-        Ok(Acceptor { context: context.build(), seen, keys })
+        Ok(Acceptor { context: context.build(), seen, keys, records: Records::Own })
+    }
+
+    /// The same, with records by this code.
+    #[must_use]
+    pub fn with_records(self, records: Records) -> Acceptor {
+        Acceptor { records, ..self }
     }
 
     /// The server's side of a handshake. Nothing may have been read beyond the bytes before it.
@@ -123,7 +139,8 @@ impl Acceptor {
         let wrong = |stack: ErrorStack| Error::setup("TLS", &stack);
         let mut ssl = Ssl::new(&self.context).map_err(wrong)?;
         change(&mut ssl).map_err(wrong)?;
-        Shaking::new(ssl, self.seen, Role::Server { keys: self.keys })
+        let shaking = Shaking::new(ssl, self.seen, Role::Server { keys: self.keys })?;
+        Ok(shaking.with_records(self.records))
     }
 }
 

@@ -9,6 +9,7 @@ use openssl::nid::Nid;
 use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
 use openssl::x509::{X509Ref, X509VerifyResult};
 
+use crate::context::Records;
 use crate::error::{Error, TlsErrorKind, reason};
 use crate::names::Names;
 use crate::records::{self, Peer, Suite};
@@ -81,6 +82,7 @@ pub(crate) struct Shaking {
     session: SslStream<Pipe>,
     seen: Arc<Mutex<Seen>>,
     role: Role,
+    records: Records,
 }
 
 impl Shaking {
@@ -98,7 +100,12 @@ impl Shaking {
         }
         let session = SslStream::new(ssl, Pipe::default());
         let session = session.map_err(|stack| Error::setup("TLS", &stack))?;
-        Ok(Shaking { session, seen, role })
+        Ok(Shaking { session, seen, role, records: Records::Own })
+    }
+
+    /// The same, with records by this code after the handshake.
+    pub(crate) fn with_records(self, records: Records) -> Shaking {
+        Shaking { records, ..self }
     }
 
     /// Proceeds as far as possible: the bytes to send, and whether the handshake is complete.
@@ -142,7 +149,8 @@ impl Shaking {
         let (Some(suite), Some((client, server))) = (Suite::named(&about.suite), secrets) else {
             return Ok(None);
         };
-        if self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
+        let ours = self.records == Records::Own;
+        if !ours || self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
             return Ok(None);
         }
         let (peer, ours, theirs) = match self.role {

@@ -21,7 +21,7 @@ mod records;
 mod seen;
 mod wrapped;
 
-pub use context::{Acceptor, Connector, Credentials, Demands, usual_certificates};
+pub use context::{Acceptor, Connector, Credentials, Demands, Records, usual_certificates};
 pub use error::{Error, TlsErrorKind};
 pub use handshake::{About, Session};
 pub use names::Names;

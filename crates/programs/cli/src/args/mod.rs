@@ -41,7 +41,7 @@ pub use self::layout::laid_out;
 pub use self::mount::{Mount, MountExport};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
-pub use self::value::{QmpClient, TlsMode, VsockPlace};
+pub use self::value::{QmpClient, TlsMode, TlsRecords, VsockPlace};
 use crate::{brackets, devices, exit, out};
 
 /// Serve, copy and inspect disk images over NBD.

@@ -10,7 +10,9 @@ use super::engine::Engine;
 use super::format::ImageFormat;
 #[cfg(feature = "vhost")]
 use super::value::VhostPlace;
-use super::value::{QmpClient, TlsMode, VsockPlace, duration, limit, mask, memory, port};
+use super::value::{
+    QmpClient, TlsMode, TlsRecords, VsockPlace, duration, limit, mask, memory, port,
+};
 use crate::devices;
 
 /// Options of `blockhaul serve`.
@@ -438,6 +440,12 @@ pub struct ServeTls {
     /// Require client certificates signed by the authority in ca-cert.pem
     #[arg(long, conflicts_with = "tls_psk", help_heading = "TLS")]
     pub tls_verify_peer: bool,
+
+    /// Which code makes the records of TLS 1.3: own or openssl
+    ///
+    /// OpenSSL's copies each byte once more. TLS 1.2 always uses it [default: own]
+    #[arg(long, value_name = "CODE", help_heading = "TLS")]
+    pub tls_records: Option<TlsRecords>,
 }
 
 pub(super) const EXAMPLES: &str = "\

@@ -131,6 +131,15 @@ pub enum TlsMode {
     Require,
 }
 
+/// Which code makes the records of TLS 1.3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TlsRecords {
+    /// Ours.
+    Own,
+    /// OpenSSL's.
+    Openssl,
+}
+
 impl FromStr for TlsMode {
     type Err = String;
 

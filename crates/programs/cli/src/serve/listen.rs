@@ -552,6 +552,7 @@ mod tests {
                 tls_certificates: None,
                 tls_psk: keys.map(PathBuf::from),
                 tls_verify_peer: false,
+                tls_records: None,
             })
             .unwrap()
         };

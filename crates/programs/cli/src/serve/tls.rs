@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_server::Tls;
-use blockhaul_tls::{Acceptor, Credentials};
+use blockhaul_tls::{Acceptor, Credentials, Records};
 
-use crate::args::{self, TlsMode};
+use crate::args::{self, TlsMode, TlsRecords};
 use crate::exit::{Failure, OPEN, USAGE};
 
 /// The TLS options.
@@ -16,6 +16,7 @@ pub struct Secured {
     certificates: Option<PathBuf>,
     keys: Option<PathBuf>,
     verify_peer: bool,
+    records: Records,
     /// Directory and file as typed, for the command of `--run`.
     typed: (Option<PathBuf>, Option<PathBuf>),
 }
@@ -37,6 +38,10 @@ impl Secured {
             certificates: absolute(&args.tls_certificates)?,
             keys: absolute(&args.tls_psk)?,
             verify_peer: args.tls_verify_peer,
+            records: match args.tls_records {
+                None | Some(TlsRecords::Own) => Records::Own,
+                Some(TlsRecords::Openssl) => Records::OpenSsl,
+            },
             typed: (args.tls_certificates.clone(), args.tls_psk.clone()),
         })
     }
@@ -65,7 +70,7 @@ impl Secured {
                 if error.kind() == blockhaul_tls::TlsErrorKind::Setup { USAGE } else { OPEN };
             Failure::new(status, format!("cannot offer TLS: {error}"))
         })?;
-        let acceptor = Arc::new(acceptor);
+        let acceptor = Arc::new(acceptor.with_records(self.records));
         Ok(if self.mode == TlsMode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
     }
 
@@ -111,7 +116,13 @@ mod tests {
 
     fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> Secured {
         let tls_psk = keys.map(PathBuf::from);
-        let args = args::ServeTls { tls, tls_certificates: None, tls_psk, tls_verify_peer: false };
+        let args = args::ServeTls {
+            tls,
+            tls_certificates: None,
+            tls_psk,
+            tls_verify_peer: false,
+            tls_records: None,
+        };
         Secured::new(&args).unwrap()
     }
 
