@@ -24,6 +24,7 @@ mod long;
 mod mount;
 mod names;
 mod part;
+mod proxmox;
 mod pull;
 #[cfg(feature = "formats")]
 mod qemu_img;
