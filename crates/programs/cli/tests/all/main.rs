@@ -13,6 +13,7 @@ mod help;
 #[cfg(feature = "formats")]
 mod image_tools;
 mod images;
+mod incus;
 mod info;
 mod jobs;
 mod kept_jobs;
