@@ -49,7 +49,7 @@ sub backup_init {
     return { 'archive-name' => "vm/$vmid/$point" };
 }
 
-# A bitmap is of use if the newest point of the store is of the same disk.
+# A bitmap can be used if the newest point of the store is of the same disk.
 sub backup_vm_query_incremental {
     my ($self, $vmid, $volumes) = @_;
     my %modes;

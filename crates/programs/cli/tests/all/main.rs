@@ -18,6 +18,7 @@ mod info;
 mod jobs;
 mod kept_jobs;
 mod killed;
+mod kubevirt;
 mod live_backups;
 mod live_mirrors;
 mod long;
