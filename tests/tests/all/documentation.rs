@@ -26,7 +26,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     (".qmp", "needs clients of QMP; the program's tests of it"),
     ("disk.sh", "scripts/mod.rs runs the page's script"),
     ("socket=/run/vm.nbd", "needs QEMU; the program's test of backups carries out the page"),
-    ("/1.0/storage-pools/", "needs Incus or LXD; http/mod.rs"),
+    ("/1.0/", "needs Incus or LXD; the program's tests of them"),
     ("/dev/", "a block device"),
     ("tmpdisk:", "needs mkfs.xfs; the example in the help runs"),
     ("ondemand:", "makes a file system of 100 GiB; the example in the help runs"),
@@ -44,7 +44,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("cp --reflink", "needs a file system that shares blocks"),
     ("job-resume 1", "needs a server that has ended; the program's tests of jobs that are kept"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
-    ("blockhaul pull vm1.toml --bitmap b0", "needs Incus or LXD"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
     ("--filesystem", "needs a disk with a file system; the program's tests of mounts"),
 ];

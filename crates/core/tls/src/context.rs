@@ -45,6 +45,8 @@ pub enum Credentials {
     /// client may have `client-cert.pem` and `client-key.pem`. Certificates revoked in `ca-crl.pem`
     /// are refused. The layout of nbdkit, libnbd and QEMU.
     Certificates(PathBuf),
+    /// A file with the certificates of the authorities that a client trusts.
+    Authority(PathBuf),
     /// A file of pre-shared keys.
     Keys(PathBuf),
     /// Certificates in the default directories: nbdkit's for a server, libnbd's for a client. A
@@ -96,6 +98,10 @@ impl Acceptor {
                     Ok(offer_key(ssl, seen, &users, user.unwrap_or_default(), into))
                 });
                 true
+            }
+            Credentials::Authority(_) => {
+                let text = "a server needs a certificate of its own";
+                return Err(Error::new(TlsErrorKind::Setup, text));
             }
             Credentials::Certificates(dir) => {
                 server_certificates(&mut context, dir, verify_peer)?;
@@ -189,6 +195,12 @@ impl Connector {
             }
             Credentials::Certificates(dir) => {
                 client_certificates(&mut context, dir)?;
+                false
+            }
+            Credentials::Authority(path) => {
+                let path = can_open(path.clone())?;
+                let loaded = context.set_ca_file(&path);
+                loaded.map_err(|stack| unusable(&path, "a certificate", &stack))?;
                 false
             }
             Credentials::Usual => {
@@ -462,7 +474,10 @@ fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
 
 /// Checks that a file can be opened, for a better message than OpenSSL's.
 fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
-    let path = dir.join(name);
+    can_open(dir.join(name))
+}
+
+fn can_open(path: PathBuf) -> Result<PathBuf, Error> {
     match std::fs::File::open(&path) {
         Ok(_) => Ok(path),
         Err(error) => {

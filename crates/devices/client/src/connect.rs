@@ -334,7 +334,7 @@ pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
     Error::new(error.kind(), text).on(&name.into())
 }
 
-async fn dial(address: &Address) -> Result<Stream> {
+pub(crate) async fn dial(address: &Address) -> Result<Stream> {
     let address = match address {
         Address::Http(http) => &http.address,
         address => address,

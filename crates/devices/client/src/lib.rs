@@ -10,6 +10,7 @@
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - [`blocking`]: a connection for threads that send and receive themselves.
 //! - [`polled`]: a connection for the thread of an event loop.
+//! - [`http`]: requests to an HTTP server, for devices that are read so.
 //! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -19,6 +20,7 @@ mod command;
 mod connect;
 mod device;
 mod guard;
+pub mod http;
 mod line;
 mod link;
 pub mod options;

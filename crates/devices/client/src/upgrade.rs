@@ -10,9 +10,9 @@ use crate::connect::{Awaited, Options};
 use crate::link::{Link, unheard};
 
 /// Maximum number of answers before the last one (status 1xx).
-const INTERIM_MAX: u32 = 8;
+pub(crate) const INTERIM_MAX: u32 = 8;
 /// Maximum time to wait for the text of a refusal.
-const BODY_MAX: Duration = Duration::from_secs(1);
+pub(crate) const BODY_MAX: Duration = Duration::from_secs(1);
 
 /// Sends the request, over TLS if the options say so, and reads the answer: NBD comes next.
 pub(crate) async fn upgrade(
@@ -51,7 +51,7 @@ pub(crate) async fn upgrade(
 }
 
 /// Receives more bytes; false at the end of the stream.
-async fn more(link: &mut Link) -> Result<bool> {
+pub(crate) async fn more(link: &mut Link) -> Result<bool> {
     if link.window.bytes().len() * 2 > link.window.capacity() {
         link.window.grow(HEAD_MAX + EXCERPT_MAX);
     }

@@ -47,6 +47,11 @@ impl Store {
         Ok(Store { dir: dir.to_path_buf(), points })
     }
 
+    /// Whether a pull has begun a point in `dir`, and has not ended it. Blocks.
+    pub fn is_begun(dir: &Path) -> bool {
+        dir.join(files::UNFINISHED).exists()
+    }
+
     /// The same for a directory that may be missing, or empty: a store without points.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The HTTP/1.1 exchange in front of NBD: a request to upgrade the connection, and its answer
-//! (RFC 9110, sections 7.8 and 15.2.2). Incus and LXD serve volumes so.
+//! (RFC 9110, sections 7.8 and 15.2.2). Incus and LXD serve volumes so. Answers to other requests, and
+//! the heads of the chunks of their bodies.
 
 use std::fmt;
 
@@ -71,6 +72,12 @@ pub struct Answer {
     pub upgraded: bool,
     /// Bytes of the body, if it says so.
     pub length: Option<u64>,
+    /// The body comes in chunks, which say its length (RFC 9112, section 7.1).
+    pub chunked: bool,
+    /// The server closes the connection after the body.
+    pub closes: bool,
+    /// Where it sends the client instead, printable.
+    pub location: Option<String>,
 }
 
 /// Parses the head of an answer; see the crate.
@@ -97,8 +104,36 @@ pub fn answer(bytes: &[u8]) -> Result<Option<(Answer, usize)>, Error> {
     let length = head.field("content-length").next();
     let length = length.and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
     let upgraded = status == 101 && head.has("upgrade", "nbd");
+    let chunked = head.has("transfer-encoding", "chunked");
+    let closes = head.has("connection", "close") || head.line.starts_with(b"HTTP/1.0");
+    let location = head.field("location").next().map(|place| printable(place, 256));
     let used = head.used;
-    Ok(Some((Answer { status, line, upgraded, length }, used)))
+    Ok(Some((Answer { status, line, upgraded, length, chunked, closes, location }, used)))
+}
+
+/// Longest line before a chunk, with its extensions.
+const CHUNK_LINE_MAX: usize = 1 << 10;
+
+/// Parses the line before a chunk: the bytes of the chunk, 0 for the last one; see the crate.
+///
+/// # Errors
+/// It is none, or too long.
+pub fn chunk(bytes: &[u8]) -> Result<Option<(u64, usize)>, Error> {
+    let seen = &bytes[..bytes.len().min(CHUNK_LINE_MAX)];
+    let Some(end) = seen.windows(2).position(|two| two == b"\r\n") else {
+        return if seen.len() < CHUNK_LINE_MAX {
+            Ok(None)
+        } else {
+            Err(Error("the line before a chunk of the answer is too long".to_owned()))
+        };
+    };
+    let digits = seen[..end].split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let text = std::str::from_utf8(digits).ok();
+    let text = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let length = text.and_then(|text| u64::from_str_radix(text, 16).ok());
+    let shown = printable(&seen[..end], 64);
+    let wrong = || Error(format!("\"{shown}\" is not the length of a chunk"));
+    Ok(Some((length.ok_or_else(wrong)?, end + 2)))
 }
 
 /// Parses the head of a request: whether it asks for an upgrade to NBD; see the crate.
@@ -218,6 +253,24 @@ mod tests {
     }
 
     #[test]
+    fn bodies_are_announced() {
+        let of = |bytes: &[u8]| answer(bytes).unwrap().unwrap().0;
+        let found = of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, Chunked\r\n\r\n");
+        assert!(found.chunked && !found.closes && found.length.is_none());
+        assert!(of(b"HTTP/1.1 200 OK\r\nconnection: Close\r\n\r\n").closes);
+        assert!(of(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n").closes);
+        let found = of(b"HTTP/1.1 302 x\r\nLocation: https://other/\x07\r\n\r\n");
+        assert_eq!(found.location.as_deref(), Some("https://other/\\u{7}"));
+        assert_eq!(chunk(b"1aF;x=y\r\nrest"), Ok(Some((0x1af, 9))));
+        assert_eq!(chunk(b"0\r\n"), Ok(Some((0, 3))));
+        assert_eq!(chunk(b"12"), Ok(None));
+        for wrong in [&b"\r\n"[..], b"-1\r\n", b"+1\r\n", b"x\r\n", b"10000000000000000\r\n"] {
+            assert!(chunk(wrong).is_err(), "{}", printable(wrong, 64));
+        }
+        assert!(chunk(&[b'1'; 2000]).is_err());
+    }
+
+    #[test]
     fn requests_are_judged() {
         let of = |bytes: &[u8]| request(bytes).unwrap().unwrap().0;
         let good = "GET / HTTP/1.1\r\nConnection: keep-alive, Upgrade\r\nUpgrade: nbd\r\n\r\n";
@@ -237,7 +290,8 @@ mod tests {
             front in prop::sample::select(vec!["", "HTTP/1.1 101 x\r\n", "GET / HTTP/1.1\r\n"]),
         ) {
             let bytes = [front.as_bytes(), &bytes, b"\r\n\r\n"].concat();
-            for used in [answer(&bytes).map(|found| found.map(|found| found.1)),
+            for used in [chunk(&bytes).map(|found| found.map(|found| found.1)),
+                         answer(&bytes).map(|found| found.map(|found| found.1)),
                          request(&bytes).map(|found| found.map(|found| found.1))] {
                 if let Ok(Some(used)) = used {
                     prop_assert!(used <= bytes.len());

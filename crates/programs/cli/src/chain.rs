@@ -41,6 +41,7 @@ pub fn run(args: &args::Chain) -> Outcome {
             }
             work.tell()
         }
+        ChainCommand::Abandon { dir } => abandon(dir),
         ChainCommand::Prune { dir, keep, no_check, engine } => {
             let mut work = Work::begin(dir, engine.config(0), !no_check)?;
             work.complete_fold()?;
@@ -55,6 +56,22 @@ pub fn run(args: &args::Chain) -> Outcome {
             work.tell()
         }
     }
+}
+
+/// Removes the point that an interrupted pull has begun.
+fn abandon(dir: &Path) -> Outcome {
+    // A directory without backups is not made one.
+    if !Store::is_begun(dir) {
+        Store::open(dir).map_err(stored)?;
+        let text = format!("{} has no unfinished point: there is nothing to remove", dir.display());
+        return Err(Failure::usage(text));
+    }
+    let mut writer = Writer::lock(dir).map_err(stored)?;
+    let name = writer.unfinished().map_or_else(String::new, |point| point.name.clone());
+    writer.abandon().map_err(stored)?;
+    let text = format!("the unfinished point {name:?} is removed");
+    out::print(format!("{}\n", out::one_line(&text)).as_bytes())?;
+    Ok(0)
 }
 
 /// Prints the points.

@@ -26,6 +26,11 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, contexts: &[String]) ->
     #[cfg(feature = "formats")]
     backends.extend(blockhaul_formats::all());
     backends.extend(blockhaul_store::all());
+    let limits = blockhaul_kubevirt::Options {
+        connect_timeout: options.connect_timeout,
+        timeout: options.timeout,
+    };
+    backends.extend(blockhaul_kubevirt::all(limits));
     backends.extend(blockhaul_client::all(options));
     backends.extend(blockhaul_nbdkit_devices::devices::all());
     backends.extend(crate::plugin_host::all());

@@ -6,6 +6,7 @@
 //! - [`Scripted`]: a listening server that runs a closure for each connection.
 //! - [`Offer`], [`serve`]: a complete plain server over a model, that follows the protocol except
 //!   for the given [`Spoil`]s; start it with [`Scripted::offer`].
+//! - [`ExportServer`]: the HTTP server of KubeVirt, with faults.
 //!
 //! ```no_run
 //! use blockhaul_testkit::model::Model;
@@ -23,12 +24,14 @@
 
 mod client;
 mod conversation;
+mod export_server;
 mod offer;
 mod serve;
 mod server;
 
 pub use client::{Answer, Exported, OptionReply};
 pub use conversation::{Conversation, Said};
+pub use export_server::{ExportFault, ExportServer, ExportedDisk};
 pub use offer::{HandshakeFault, How, Offer, Spoil, Style};
 pub use serve::serve;
 pub use server::Scripted;

@@ -163,6 +163,16 @@ pub enum ChainCommand {
         #[command(flatten)]
         engine: Engine,
     },
+    /// Remove what an interrupted pull has left
+    ///
+    /// For a pull that cannot be resumed, because its source is gone. The points stay. What
+    /// discard-source has removed from the source is lost then: the bitmaps of that pull and of the next
+    /// one together must record it, or the next one must be a full backup.
+    Abandon {
+        /// Directory of the backups of a disk
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
     /// Remove the oldest points
     ///
     /// Points that newer ones need are merged; the files are checked first. A full backup that no newer

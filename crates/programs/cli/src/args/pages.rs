@@ -235,6 +235,13 @@ const EXAMPLES: &[(&str, &str)] = &[
 ",
     ),
     (
+        "chain abandon",
+        "\
+  Remove what an interrupted pull has left, after its source is gone:
+      blockhaul chain abandon vm1/vda
+",
+    ),
+    (
         "chain prune",
         "\
   Keep the newest seven points:

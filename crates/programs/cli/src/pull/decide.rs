@@ -141,7 +141,12 @@ pub(super) fn begin(
     let journal = writer.journal(left.number);
     if restart {
         // Refused if its source was discarded: what it has copied is nowhere else.
-        blockhaul_engine::check_journal(&journal, true).map_err(stored)?;
+        blockhaul_engine::check_journal(&journal, true).map_err(|error| {
+            let failure = stored(error);
+            let dir = writer.store().dir().display();
+            let next = format!("{failure}; if its source is gone: blockhaul chain abandon {dir}");
+            if failure.status() == exit::OPEN { Failure::new(exit::OPEN, next) } else { failure }
+        })?;
         return Ok(Begin::Anew);
     }
     if !journal.exists() {

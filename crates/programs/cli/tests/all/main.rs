@@ -13,10 +13,12 @@ mod help;
 #[cfg(feature = "formats")]
 mod image_tools;
 mod images;
+mod incus;
 mod info;
 mod jobs;
 mod kept_jobs;
 mod killed;
+mod kubevirt;
 mod live_backups;
 mod live_mirrors;
 mod long;
@@ -24,6 +26,7 @@ mod long;
 mod mount;
 mod names;
 mod part;
+mod proxmox;
 mod pull;
 #[cfg(feature = "formats")]
 mod qemu_img;

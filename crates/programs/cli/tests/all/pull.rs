@@ -714,12 +714,15 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     });
     child.kill().unwrap();
     child.wait().unwrap();
-    refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal"]);
+    refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal", "chain abandon"]);
     write(&uri, "rate = '1G'\n");
     succeed(&args);
     let newest = scratch.file("newest");
     succeed(&["restore", &store, newest.to_str().unwrap()]);
     assert!(fs::read(&newest).unwrap() == point.then);
+    refused(&["chain", "abandon", &store], 2, &["no unfinished point"]);
+    refused(&["chain", "abandon", &file("none")], 3, &["holds no backup"]);
+    assert!(!scratch.file("none").exists());
 }
 
 /// A disk of `size` bytes in QEMU's storage daemon, as a writable export `disk` with the bitmaps.
