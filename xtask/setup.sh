@@ -60,7 +60,7 @@ install_packages() {
     "${root[@]}" apt-get update -qq >/dev/null ||
         fail "the package lists cannot be read (apt-get update failed). Check the network and the package sources."
     # shellcheck disable=SC2086 # A list of words.
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes \
         apt-get install -qq -y --no-install-recommends $missing >/dev/null ||
         fail "apt-get could not install: $missing."
 }

@@ -104,7 +104,7 @@ fn either_program_shows_the_same_help_and_takes_groups() {
     assert!(output.status.success(), "{}", lossy(&output.stderr));
     let output =
         Command::new(&other).args(["device", "--time", "1s", "sample:1M"]).output().unwrap();
-    assert!(lossy(&output.stdout).contains("To read it:"), "{output:?}");
+    assert!(lossy(&output.stdout).contains("For reading:"), "{output:?}");
 }
 
 fn find(dir: &Path, name: &str) -> Option<std::path::PathBuf> {

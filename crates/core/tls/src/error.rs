@@ -14,8 +14,10 @@ pub enum TlsErrorKind {
     Setup,
     /// The peer failed to authenticate, rejected our credentials, or does not speak TLS.
     Refused,
-    /// The connection ended or failed.
+    /// The connection failed.
     Lost,
+    /// The peer closed the connection during the handshake.
+    Closed,
 }
 
 /// One line: what was tried, and why it failed.

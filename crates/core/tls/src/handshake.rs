@@ -70,7 +70,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
                     "TLS: the other side closed the connection during the handshake{}",
                     advice(&shaking.role)
                 );
-                return Err(Error::new(TlsErrorKind::Lost, text));
+                return Err(Error::new(TlsErrorKind::Closed, text));
             }
             count => shaking.receive(&buffer[..count]),
         }

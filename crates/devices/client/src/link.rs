@@ -119,7 +119,9 @@ pub(crate) fn insecure(error: blockhaul_tls::Error) -> Error {
         blockhaul_tls::TlsErrorKind::File => Kind::NotFound,
         blockhaul_tls::TlsErrorKind::Setup => Kind::Invalid,
         blockhaul_tls::TlsErrorKind::Refused => Kind::Refused,
-        blockhaul_tls::TlsErrorKind::Lost => Kind::Disconnected,
+        blockhaul_tls::TlsErrorKind::Lost | blockhaul_tls::TlsErrorKind::Closed => {
+            Kind::Disconnected
+        }
     };
     Error::new(kind, error.to_string())
 }

@@ -49,7 +49,7 @@ pub fn page(layer: AnyKind) -> String {
 pub fn index(layers: &[AnyKind]) -> String {
     let mut text = String::from(
         "# Layers\n\nA layer changes a device: `--layer NAME?option=value&…`, repeated; the first is next to \
-         the device,\nthe last next to the client. `blockhaul --help` lists their options, too. The \
+         the device,\nthe last next to the client. `blockhaul help layers` lists all options. The \
          example of each page\nworks unchanged in an empty directory.\n\n| layer | |\n|---|---|\n",
     );
     for layer in layers {

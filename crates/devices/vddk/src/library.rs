@@ -375,7 +375,7 @@ pub(crate) fn find(folder: &Path) -> Result<(PathBuf, u32), String> {
         }
     }
     Err(format!(
-        "no libvixDiskLib.so.9, .8, .7 or .6 in {} or {}: unpack VMware's VDDK, and name its folder with \
+        "no libvixDiskLib.so.9, .8, .7 or .6 in {} or {}: unpack VMware's VDDK, and name its directory with \
          libdir=",
         folders[0].display(),
         folders[1].display()

@@ -60,7 +60,7 @@ pub(crate) const PARAMS: &[Param] = &[
         name: "libdir",
         kind: ParamKind::Text,
         default: Some(FOLDER),
-        doc: "Folder of VMware's VDDK.",
+        doc: "Directory of VMware's VDDK.",
     },
     text("server", "Name of the ESXi host or vCenter server."),
     text("user", "Login name."),

@@ -14,7 +14,7 @@ use crate::vars::{Value, Vars};
 #[derive(Debug, ClapArgs)]
 #[command(args_conflicts_with_subcommands = true, infer_long_args = true, after_long_help = manual::BENCH)]
 pub struct Args {
-    /// What to do, if it is not to run scenario files.
+    /// What to do, other than running scenario files.
     #[command(subcommand)]
     pub action: Option<Action>,
 
@@ -42,10 +42,10 @@ impl Args {
 /// What `blockhaul bench` does.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Run scenarios that are built in
+    /// Run built-in scenarios
     #[command(after_long_help = manual::RUN)]
     Run {
-        /// Their names; see bench list
+        /// Names of built-in scenarios (see blockhaul bench list)
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
 
@@ -53,34 +53,31 @@ pub enum Action {
         #[allow(missing_docs)]
         options: Box<Options>,
     },
-    /// Measure what a device is capable of, and recommend settings
+    /// Measure the speed of a device, and recommend settings
     ///
-    /// Reads from it with many combinations of request size, requests in flight and connections, one
-    /// request at a time for latency, asks for extents, and prints the settings to use with
-    /// blockhaul copy. It ends within the time that it was given. Nothing is written without
-    /// --write.
+    /// Measure the throughput of reads for many combinations of request size, requests in flight and
+    /// connections, the latency of single requests and of queries for extents, and print the settings
+    /// to use with blockhaul copy. Nothing is written without --write.
     #[command(after_long_help = manual::DEVICE)]
     Device(DeviceArgs),
-    /// Keep an NBD server busy, and tell how many requests it answers and how long they take
+    /// Send many requests to an NBD server, and report their rate and latency
     ///
-    /// The same requests for the same --seed and --count, so that servers can be compared. This
-    /// program needs less processor time than servers do, so that they are what is measured. Reads,
-    /// unless --write or --mix is given; these overwrite what the device holds. Exit status 1 if a
-    /// request was refused or a connection was lost.
+    /// The same --seed and --count give the same requests, so that servers can be compared. This
+    /// program needs less processor time than servers do, so that the server is the limit. Requests
+    /// are reads unless --write or --mix is given; these overwrite the data of the device.
     #[command(after_long_help = manual::LOAD)]
     Load(LoadArgs),
-    /// List the scenarios that are built in
+    /// List the built-in scenarios
     #[command(after_long_help = manual::LIST)]
     List,
-    /// Show what changed between two results, and fail if something became slower
+    /// Show what changed between two results, and fail if a cell became slower
     ///
     /// Wall times are compared as ratios to the reference column of the same run, so that results
-    /// of different days and machines can be compared. Exit status 1 if a ratio became worse by
-    /// more than the threshold, or a cell fails that went well; 2 if they cannot be compared. Where
-    /// the label of a column says blockhaul, only such columns count: the others are peers.
+    /// of different days and machines can be compared. If the label of a column contains blockhaul,
+    /// only such columns count: the others are other programs.
     #[command(after_long_help = manual::COMPARE)]
     Compare {
-        /// The older result: a folder with result.json, or one of such folders
+        /// The older result: a directory with result.json, or a directory of such directories
         #[arg(value_name = "A")]
         old: PathBuf,
 
@@ -88,7 +85,7 @@ pub enum Action {
         #[arg(value_name = "B")]
         new: PathBuf,
 
-        /// How much worse a ratio may be, in percent
+        /// Percentage by which a ratio may become worse
         #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent)]
         threshold: f64,
     },
@@ -106,10 +103,10 @@ pub enum Action {
         #[allow(missing_docs)]
         helper: Helper,
     },
-    /// Write a result's tables and page again, from its result.json
+    /// Write the tables and the page of a result again, from its result.json
     #[command(after_long_help = manual::RENDER)]
     Render {
-        /// Folder with result.json
+        /// Directory with result.json
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
@@ -118,94 +115,98 @@ pub enum Action {
 /// How scenarios are run.
 #[derive(Debug, ClapArgs)]
 pub struct Options {
-    /// Full size; without it a reduced one, which takes some minutes at most
+    /// Full size [default: reduced size, a few minutes at most]
     #[arg(long, conflicts_with = "quick")]
     pub full: bool,
 
-    /// Reduced size; the default
+    /// Reduced size (the default)
     #[arg(long)]
     pub quick: bool,
 
-    /// Runs of every cell that count
+    /// Measured runs of each cell [default: as the scenario says]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: Option<u32>,
 
-    /// Rounds before those that count
+    /// Runs of each cell before the measured ones [default: as the scenario says]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000))]
     pub warmup: Option<u32>,
 
-    /// Seed of the order of runs; without it, another order each time
+    /// Seed of the order of runs [default: a random one]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// Only rows whose label contains TEXT; may be repeated
+    /// Run only rows whose label contains TEXT; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub row: Vec<String>,
 
-    /// Only columns whose label contains TEXT; may be repeated
+    /// Run only columns whose label contains TEXT; may be repeated
     #[arg(long, value_name = "TEXT")]
     pub column: Vec<String>,
 
-    /// Replace a variable of the scenario; may be repeated
+    /// Set a variable of the scenario; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     pub set: Vec<(String, Value)>,
 
-    /// Whether the kernel's caches are dropped before each run (needs root), instead of what the
-    /// scenario says
+    /// Drop the kernel's caches before each run (needs root) [default: as the scenario says]
     #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
     pub drop_caches: Option<bool>,
 
-    /// Folder for files in memory; one of its own is made there and removed in the end
+    /// Directory for files in memory [default: /dev/shm]
+    ///
+    /// A subdirectory is created there and removed on exit.
     #[arg(long, value_name = "DIR", help_heading = "Places")]
     pub scratch: Option<PathBuf>,
 
-    /// Folder for files on a disk; one of its own is made there and removed in the end
+    /// Directory for files on a disk
+    ///
+    /// A subdirectory is created there and removed on exit.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp", help_heading = "Places")]
     pub disk: PathBuf,
 
-    /// Folder where programs are searched before PATH; may be repeated
+    /// Directory to search for programs before PATH; may be repeated
     #[arg(long, value_name = "DIR", help_heading = "Places")]
     pub path: Vec<PathBuf>,
 
-    /// Our own program; by default the blockhaul that was started, or the one in PATH
+    /// The blockhaul program to measure [default: the one that was started, or the one in PATH]
     #[arg(long, value_name = "FILE", help_heading = "Places")]
     pub blockhaul: Option<PathBuf>,
 
-    /// Leave the scratch folders and what is in them
+    /// Keep the scratch directories and their files
     #[arg(long, help_heading = "Places")]
     pub keep: bool,
 
-    /// Folder for results; DATE-LABEL/SCENARIO is made in it [default: bench/results where that
-    /// exists; elsewhere nothing is written]
+    /// Directory for results [default: bench/results if it exists; otherwise no files are written]
+    ///
+    /// DATE-LABEL/SCENARIO is created in it.
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub out: Option<PathBuf>,
 
-    /// Write no files
+    /// Do not write files
     #[arg(long, help_heading = "Output")]
     pub no_save: bool,
 
-    /// What this machine is called in results, instead of its cores and processor family
+    /// Name of this machine in results [default: its cores and processor family]
     #[arg(long, value_name = "TEXT", value_parser = label, help_heading = "Output")]
     pub label: Option<String>,
 
-    /// Commit that was built, for results; by default that of the tree in the current folder
+    /// Commit of the program, for results [default: that of the tree in the current directory]
     #[arg(long, value_name = "TEXT", help_heading = "Output")]
     pub commit: Option<String>,
 
-    /// What is printed in the end
+    /// Format of the output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, help_heading = "Output")]
     pub format: Format,
 
-    /// Show no progress
+    /// Do not show progress
     #[arg(short, long, help_heading = "Output")]
     pub quiet: bool,
 
-    /// Print what would be run, and run nothing
+    /// Print what would be run, without running it
     #[arg(long, help_heading = "Output")]
     pub dry_run: bool,
 }
 
-/// What is printed in the end.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Tables for a terminal
@@ -213,7 +214,7 @@ pub enum Format {
     Text,
     /// Tables for Markdown
     Markdown,
-    /// One line a run
+    /// A line for each run
     Csv,
     /// Everything
     Json,

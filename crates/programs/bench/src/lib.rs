@@ -150,9 +150,9 @@ fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
 }
 
 /// Where results are written: no new folder is made in whatever folder is the current one.
-fn results_folder(options: &Options) -> Option<PathBuf> {
-    let usual = Path::new("bench/results");
-    options.out.clone().or_else(|| usual.is_dir().then(|| usual.to_owned()))
+fn results_folder(options: &Options, current: &Path) -> Option<PathBuf> {
+    let usual = current.join("bench/results");
+    options.out.clone().or_else(|| usual.is_dir().then_some(usual))
 }
 
 fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> {
@@ -173,7 +173,7 @@ fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> 
             Format::Json => save::json(&report)?,
         });
         if !options.no_save && !report.runs.is_empty() {
-            let said = match results_folder(options) {
+            let said = match results_folder(options, Path::new("")) {
                 Some(folder) => {
                     format!("results are in {}\n", save::save(&report, &folder)?.display())
                 }
@@ -404,4 +404,31 @@ fn print(text: &str) {
 /// A reader that has gone away wants no more.
 fn write_all(to: &mut dyn std::io::Write, text: &str) {
     to.write_all(text.as_bytes()).and_then(|()| to.flush()).ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn results_are_kept_only_where_there_is_a_place_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = |words: &[&str]| {
+            Cli::parse_from([&["bench", "x.toml"][..], words].concat()).args.options
+        };
+        assert_eq!(results_folder(&options(&[]), dir.path()), None);
+        let out = results_folder(&options(&["--out", "here"]), dir.path());
+        assert_eq!(out, Some("here".into()));
+        let usual = dir.path().join("bench/results");
+        std::fs::create_dir_all(&usual).unwrap();
+        assert_eq!(results_folder(&options(&[]), dir.path()), Some(usual));
+    }
 }

@@ -10,7 +10,7 @@ use blockhaul_bench::{Args, Devices};
 use blockhaul_catalog::{Registry, brackets};
 use clap::Parser as _;
 
-/// Benchmark programs side by side
+/// Measure devices and servers, and compare programs
 ///
 /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
 /// results are checked. Print medians and ratios, and keep the raw measurements.

@@ -160,7 +160,10 @@ fn check_all(config: &Config, store: &Store, name: Option<&str>) -> Outcome {
     let right = found.right;
     let unknown = found.unknown;
     if found.problems.is_empty() {
-        text += &format!("{count} points: {right} files are as they were written");
+        text += &match (count, right) {
+            (1, 1) => "1 point: its file is as it was written".to_string(),
+            _ => format!("{count} points: {right} files are as they were written"),
+        };
         text += &match unknown {
             0 => "\n".to_string(),
             _ => format!(", {unknown} have no digests\n"),
@@ -325,7 +328,7 @@ impl Work {
         let oldest = points.first().map_or("", |oldest| &oldest.name);
         let removed = self.before.saturating_sub(points.len());
         let text =
-            format!("{removed} points removed, {} kept; the oldest is {oldest}", points.len());
+            format!("removed {removed}, kept {}; the oldest point is {oldest}", points.len());
         out::print(format!("{}\n", out::one_line(&text)).as_bytes())?;
         Ok(0)
     }

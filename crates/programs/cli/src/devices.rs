@@ -156,13 +156,20 @@ pub fn layers_help() -> String {
 
 /// One device or layer with its options, by its scheme or name.
 pub fn topic(name: &str) -> Option<String> {
+    device_topic(name).or_else(|| layer_topic(name))
+}
+
+/// One device with its options, by its scheme.
+pub fn device_topic(name: &str) -> Option<String> {
     let registry = registry(Duration::ZERO);
     let is_named =
         |backend: &&Arc<dyn Backend>| backend.schemes().contains(&name) && name != registry.command;
-    if let Some(backend) = registry.backends.iter().find(is_named) {
-        return Some(device_help(&**backend));
-    }
-    let kind = registry.kind(name).ok()?;
+    registry.backends.iter().find(is_named).map(|backend| device_help(&**backend))
+}
+
+/// One layer with its options and its manual, by its name.
+pub fn layer_topic(name: &str) -> Option<String> {
+    let kind = registry(Duration::ZERO).kind(name).ok()?;
     let manual = kind.manual().split("\n\n").map(|paragraph| indented(paragraph, 2));
     Some(format!("{}\n{}", layer_help(&kind), manual.collect::<Vec<_>>().join("\n")))
 }

@@ -162,6 +162,9 @@ impl From<Error> for Failure {
     }
 }
 
+/// The beginnings of devices that plugins and scripts implement.
+const PLUGINS: [&str; 4] = ["sh:", "eval:", "python:", "nbdkit:"];
+
 /// The remedy for an error, appended to its text.
 pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
     // Texts with their own remedy get no other one.
@@ -174,6 +177,7 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         "is this an NBD",
         "known are",
         "install ",
+        "may be in a package",
         "leave ",
         "open it read-only",
     ];
@@ -223,10 +227,17 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         // It has printed why, on standard error.
         Kind::Io if text.contains("its process has ended with") => "; see its messages",
         _ if opening && path => "; check the path",
+        // The plugin's message is all that is known.
+        Kind::Io if is_of_plugin(text) => "",
         Kind::Io if opening => "; check the storage",
         Kind::Io => "; check the storage there, then run it again",
         Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",
     }
+}
+
+/// Whether an error is of a device that a plugin or a script implements.
+fn is_of_plugin(text: &str) -> bool {
+    text.split(": ").any(|part| PLUGINS.iter().any(|scheme| part.starts_with(scheme)))
 }
 
 /// A message of several lines, as one line.
@@ -266,12 +277,16 @@ mod tests {
                 "check the path",
             ),
             (Kind::Io, "cannot open it: Input/output error".into(), "check the storage"),
+            (Kind::Io, "nbd+ssh://h/: Input/output error".into(), "check the storage"),
             (Kind::NoSpace, "cannot resize it: File too large".into(), "choose another place"),
             (Kind::NoSpace, "cannot write: No space left on device".into(), "free some space"),
         ] {
             let found = next(kind, &text, true);
             assert!(found.contains(advice), "{text}{found}");
         }
+        // Its own message says what to check.
+        let script = "sh:./disk.sh: ./disk.sh: get_size: printed \"1X\", which is no size";
+        assert_eq!(next(Kind::Io, script, true), "");
     }
 
     #[test]

@@ -178,6 +178,9 @@ mod tests {
                 assert!(dir.path().join(file).exists(), "{name} in {page:?}");
             }
         }
+        // Only the program itself has a version.
+        let text = std::fs::read_to_string(dir.path().join("blockhaul-copy.1")).unwrap();
+        assert!(!text.contains("\\-\\-version") && !text.contains("\\-V"), "{text}");
         for (name, _) in RELATED {
             assert!(dir.path().join(format!("{name}.1")).exists(), "{name}");
         }

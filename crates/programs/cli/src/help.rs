@@ -18,6 +18,8 @@ pub fn run(args: &args::Help) -> Outcome {
     }
     let text = match &args.topic[..] {
         [topic] => topic_text(topic),
+        [kind, name] if kind == "device" || kind == "devices" => devices::device_topic(name),
+        [kind, name] if kind == "layer" || kind == "layers" => devices::layer_topic(name),
         _ => None,
     };
     let Some(text) = text else { return Err(unknown(&args.topic.join(" "))) };

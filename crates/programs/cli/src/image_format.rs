@@ -105,6 +105,46 @@ pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
     Some(format.warning(path, used))
 }
 
+/// A warning that a new file gets raw bytes although its name says that it is an image, with the
+/// command that makes one; none if the source may be such an image itself. `source`: what is copied.
+#[cfg(feature = "formats")]
+pub fn misnamed(source: Option<&Spec>, target: &Spec) -> Option<String> {
+    let Spec::Path(path) = target else { return None };
+    let extension = path.extension()?.to_str()?;
+    let place = encoded(&path.display().to_string());
+    let instead = match (extension, source) {
+        ("qcow2", Some(_)) => format!("blockhaul copy SOURCE qcow2:{place}"),
+        ("qcow2", None) => format!("blockhaul create qcow2:{place} SIZE"),
+        ("vmdk", Some(_)) => format!("blockhaul copy as-vmdk:SOURCE {}", path.display()),
+        _ => return None,
+    };
+    let may_be_image = match source {
+        None => false,
+        Some(Spec::Pipe) => true,
+        // Its bytes are meant.
+        Some(Spec::Scheme { scheme, .. }) if scheme == "file" => true,
+        Some(Spec::Path(source)) => of(source).is_some_and(|format| format.named(extension)),
+        // The disk in an image, whatever that is called.
+        Some(Spec::Scheme { scheme, .. }) if scheme == extension || scheme == "image" => false,
+        // An image that is made, or a file of this name, behind a server for instance.
+        Some(other) => other.to_string().contains(extension),
+    };
+    let path = path.display();
+    let text = || {
+        format!(
+            "{path} gets raw bytes, whatever its name; for a {extension} image: {instead}; file:{path} \
+             avoids this warning"
+        )
+    };
+    (!may_be_image).then(text)
+}
+
+/// Without the formats, other programs make images.
+#[cfg(not(feature = "formats"))]
+pub fn misnamed(_: Option<&Spec>, _: &Spec) -> Option<String> {
+    None
+}
+
 /// The name of the format that the first bytes of a file have; none for a raw disk.
 #[cfg(feature = "formats")]
 pub fn name_of(path: &Path) -> Option<&'static str> {
@@ -187,6 +227,12 @@ fn of(path: &Path) -> Option<&'static Format> {
 }
 
 impl Format {
+    /// Whether files of this format usually have this extension.
+    #[cfg(feature = "formats")]
+    fn named(&self, extension: &str) -> bool {
+        self.name.eq_ignore_ascii_case(extension)
+    }
+
     fn warning(&self, path: &Path, used: Use) -> String {
         let name = self.name;
         let path = path.display();
@@ -289,6 +335,30 @@ mod tests {
             assert_eq!(of(&path), None, "{}", format.name);
         }
         assert_eq!(of(folder.path()), None);
+    }
+
+    #[cfg(feature = "formats")]
+    #[test]
+    fn raw_bytes_in_a_file_that_is_called_an_image_are_warned_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let spec = |text: &str| Spec::parse(OsStr::new(text)).unwrap();
+        let image = folder.path().join("image");
+        std::fs::write(&image, b"QFI\xfb").unwrap();
+        let target = spec("new.qcow2");
+        for source in ["disk.raw", "memory:1M", "qcow2:vm.qcow2", "nbd://host/vm1"] {
+            let text = misnamed(Some(&spec(source)), &target).unwrap();
+            assert!(text.contains("blockhaul copy SOURCE qcow2:new.qcow2"), "{source}: {text}");
+        }
+        let image = image.to_str().unwrap();
+        for source in [image, "file:disk.raw", "as-qcow2:disk.raw", "nbd://host/vm1.qcow2", "-"] {
+            assert_eq!(misnamed(Some(&spec(source)), &target), None, "{source}");
+        }
+        for target in ["file:new.qcow2", "qcow2:new.qcow2", "new.raw", "new", "nbd://host/x.qcow2"]
+        {
+            assert_eq!(misnamed(Some(&spec("disk.raw")), &spec(target)), None, "{target}");
+        }
+        assert!(misnamed(Some(&spec("disk.raw")), &spec("a.vmdk")).unwrap().contains("as-vmdk:"));
+        assert!(misnamed(None, &target).unwrap().contains("blockhaul create qcow2:new.qcow2 SIZE"));
     }
 
     #[test]

@@ -66,6 +66,9 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
             format!("{spec} exists and is not empty: choose another name, or add --overwrite");
         return Err(Failure::new(exit::TARGET, text));
     }
+    if let Some(text) = crate::image_format::misnamed(None, &spec) {
+        out::error(&format!("blockhaul: warning: {text}\n"));
+    }
     let name = spec.to_string();
     let size = args.size;
     let result = run(move |registry| async move {

@@ -297,7 +297,14 @@ impl Reader<'_> {
             let text = match (SPOKEN.contains(&name), refused) {
                 (true, _) => format!("key {name}: only allowed on the command line"),
                 (_, true) => format!("key {name}: not for blockhaul {}", self.shape.command),
-                _ => format!("unknown key {name}; keys are the long options of blockhaul copy"),
+                _ => {
+                    let options = copy.into_iter().flat_map(|copy| copy.get_arguments());
+                    let near =
+                        blockhaul_catalog::nearest(name, options.filter_map(|one| one.get_long()));
+                    let near =
+                        near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+                    format!("unknown key {name}; {near}keys are the long options of blockhaul copy")
+                }
             };
             return Err(self.wrong(at, text));
         };
@@ -513,6 +520,7 @@ source-layer = ['readonly', 'log']
             ("disk = [5]", "f.toml:1: write it as [[disk]]"),
             ("defaults = 5", "write it as [defaults]"),
             ("what = 1\n", "f.toml:1: unknown key what"),
+            ("paralel = 1\n", "unknown key paralel; did you mean parallel? keys are"),
             ("verify = true\n", "f.toml:1: key verify applies to a disk"),
             ("progress = 'json'\n", "key progress: only allowed on the command line"),
             (

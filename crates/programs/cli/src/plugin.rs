@@ -21,6 +21,11 @@ pub fn run(args: &args::Plugin) -> Outcome {
         out::print(out::lines(&text).as_bytes())?;
         return Ok(0);
     }
+    if ["sh:", "eval:"].iter().any(|scheme| args.plugin.starts_with(scheme)) {
+        let text = "scripts report nothing: this is for plugins in C and Python; blockhaul info shows \
+                    the device";
+        return Err(Failure::usage(text));
+    }
     let mut settings = match args.plugin.strip_prefix("nbdkit:") {
         Some(device) => crate::plugin_host::Settings::parse(device).map_err(failed)?,
         None => crate::plugin_host::Settings {

@@ -9,6 +9,8 @@ pub(crate) enum Disconnect {
     Client(String),
     /// The client failed to authenticate.
     Refused(String),
+    /// The client closed the connection during its handshake, as it may at any time.
+    Left(String),
     /// Others need its place, and it has not finished its handshake.
     Crowded,
     /// The server stops.
@@ -27,7 +29,7 @@ impl From<String> for Disconnect {
 impl fmt::Display for Disconnect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Disconnect::Client(why) | Disconnect::Refused(why) => why,
+            Disconnect::Client(why) | Disconnect::Refused(why) | Disconnect::Left(why) => why,
             Disconnect::Crowded => {
                 "disconnected: too many connections, and this one was in its handshake for the longest \
                  time"

@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use blockhaul_block::{BlockSizes, Can, Facts};
 use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
+use blockhaul_tls::TlsErrorKind;
 use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
 use blockhaul_wire::option::check_query;
 use blockhaul_wire::{BlockSizeInfo, Context, ExportFlags, Headers, Replies, http};
@@ -198,7 +199,9 @@ impl Greeting<'_, '_> {
                     return Err("the export was removed".to_string().into());
                 };
                 self.settle(&export)?;
-                talk.mouth.say(&mut talk.out).await?;
+                if !talk.mouth.is_heard(&mut talk.out).await? {
+                    return Ok(Next::Left);
+                }
                 return Ok(Next::Served(negotiated, export));
             }
         }
@@ -350,7 +353,12 @@ async fn secure(
 ) -> Result<blockhaul_tls::Session, Disconnect> {
     let accepted = acceptor.accept(stream).await;
     // nbd: tls.failed-server
-    let session = accepted.map_err(|error| Disconnect::Refused(error.to_string()))?;
+    let session = accepted.map_err(|error| match error.kind() {
+        // Clients leave so that need no further connection. Those that do not accept the certificate
+        // send an alert, or reset the connection.
+        TlsErrorKind::Closed => Disconnect::Left(error.to_string()),
+        _ => Disconnect::Refused(error.to_string()),
+    })?;
     let about = &session.about;
     let who = about.peer.as_deref().unwrap_or("an unnamed client");
     lookup.secured(about);

@@ -318,6 +318,9 @@ impl Server {
                 let error = why.to_string();
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
+            Err(Disconnect::Left(why)) => {
+                record!(Debug, connection, error = why.as_str(); "connection {id} ended: {why}");
+            }
             Err(why) => {
                 let refused = matches!(why, Disconnect::Refused(_));
                 self.log_limit().ended(&connection, &why.to_string(), refused);

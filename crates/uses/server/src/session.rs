@@ -6,6 +6,7 @@ mod waits;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -181,6 +182,11 @@ impl Session {
         }
     }
 
+    /// Whether nothing of the client is in progress.
+    fn is_idle(&self, inbox: &RecvWindow) -> bool {
+        inbox.bytes().is_empty() && self.in_flight.count() == 0
+    }
+
     async fn read_requests(self: &Rc<Self>, mut inbox: RecvWindow) -> Result<(), String> {
         let headers = self.negotiated.headers;
         let mut turn = 0;
@@ -194,6 +200,12 @@ impl Session {
                     // Clients often disconnect without a request; what they sent is finished.
                     Ok(false) if inbox.bytes().is_empty() => return Ok(()),
                     Ok(false) => return Err("the client left in the middle of a request".into()),
+                    // The same without reading the last replies.
+                    Err(error)
+                        if error.kind() == ErrorKind::ConnectionReset && self.is_idle(&inbox) =>
+                    {
+                        return Ok(());
+                    }
                     Err(error) => return Err(error.to_string()),
                 }
             };

@@ -56,7 +56,8 @@ pub struct Findings {
 pub struct Advice {
     /// As measured: the median of several measurements.
     pub settings: Point,
-    /// Whether these are the defaults of `blockhaul copy`, because no others are clearly faster.
+    /// Whether the defaults of `blockhaul copy` are advised: no others are clearly faster, or the
+    /// defaults were not measured. `settings` are the defaults if they were measured.
     pub keep_defaults: bool,
     /// The defaults of `blockhaul copy`, as measured; none if the device is too slow for the time.
     pub defaults: Option<Point>,
@@ -67,7 +68,8 @@ pub struct Advice {
 }
 
 /// The advice that follows from `points` and from `defaults`, which were measured several times:
-/// the defaults, unless other settings are clearly faster. Else, of the points that are nearly as
+/// the defaults, unless other settings are clearly faster than these were measured to be: settings that
+/// were measured once may be the fastest by chance. Else, of the points that are nearly as
 /// fast as the fastest, the one with the fewest bytes in flight; of equal ones, the one with the
 /// fewest connections.
 /// `own_connections`: whether the device has connections; else their number cannot be set for a
@@ -86,11 +88,12 @@ pub(super) fn advise(
     let good = points.iter().filter(|point| reaches(point, GOOD_ENOUGH));
     let cheapest = good.min_by_key(|point| (point.in_flight(), point.connections)).copied();
     let settings = kept.or(cheapest)?;
-    let command = match kept {
-        Some(_) => "blockhaul copy".to_owned(),
-        None => command(&settings, own_connections),
+    let keep_defaults = kept.is_some() || defaults.is_none();
+    let command = if keep_defaults {
+        "blockhaul copy".to_owned()
+    } else {
+        command(&settings, own_connections)
     };
-    let keep_defaults = kept.is_some();
     Some(Advice { settings, keep_defaults, defaults, best_bytes_per_second, command })
 }
 
@@ -217,7 +220,7 @@ pub(super) mod tests {
             advice.command,
             "blockhaul copy --connections=1 --requests=64 --request-size=64K"
         );
-        let advice = advise(&points, None, false).unwrap();
+        let advice = advise(&points, Some(defaults), false).unwrap();
         assert_eq!(advice.command, "blockhaul copy --requests=64 --request-size=64K");
     }
 
@@ -233,6 +236,14 @@ pub(super) mod tests {
         let advice = advise(&[], Some(points[0]), true).unwrap();
         assert!(advice.keep_defaults && advice.settings == points[0]);
         assert_eq!(advise(&[], None, true), None);
+    }
+
+    #[test]
+    fn nothing_else_is_advised_than_defaults_that_were_not_measured() {
+        let fastest = point(65536, 16, 4, 100.0);
+        let advice = advise(&[point(65536, 1, 1, 10.0), fastest], None, true).unwrap();
+        assert!(advice.keep_defaults && advice.defaults.is_none());
+        assert_eq!((advice.settings, advice.command.as_str()), (fastest, "blockhaul copy"));
     }
 
     #[test]

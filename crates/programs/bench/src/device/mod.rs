@@ -30,25 +30,29 @@ pub struct Devices<'a> {
 /// Options of `blockhaul bench device`.
 #[derive(Debug, ClapArgs)]
 pub struct DeviceArgs {
-    /// What to measure; see DEVICES in blockhaul copy --help
+    /// Device to measure (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     device: OsString,
 
-    /// How long it may take, all in all; what a slow device would need more for is left out
+    /// Maximum time of all measurements
+    ///
+    /// Settings for which a slow device would need more time are not measured.
     #[arg(long, value_name = "TIME", default_value = "20s", value_parser = time)]
     time: Duration,
 
-    /// Measure writing, too, by writing back what was read from the first 64 MiB. Nobody else may
-    /// write to the device meanwhile, and what was a hole there becomes data
+    /// Measure writing as well
+    ///
+    /// What was read from the first 64 MiB is written back: holes there become data. No other
+    /// program may write to the device meanwhile.
     #[arg(long)]
     write: bool,
 
-    /// Most connections that are tried
+    /// Maximum connections to try
     #[arg(long, value_name = "N", default_value = "8",
           value_parser = clap::value_parser!(u16).range(1..=64))]
     max_connections: u16,
 
-    /// Most requests in flight on a connection that are tried
+    /// Maximum requests in flight on a connection to try
     #[arg(long, value_name = "N", default_value = "64",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_requests: u32,
@@ -57,7 +61,7 @@ pub struct DeviceArgs {
     #[arg(long)]
     json: bool,
 
-    /// How to talk to the kernel: uring, threads, or auto
+    /// How to perform I/O: uring, threads or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     engine: Engine,
 }
@@ -172,7 +176,7 @@ mod tests {
         let before = path.metadata().unwrap().modified().unwrap();
         let name = path.display().to_string();
         let text = run(&[&name, "--time", "1s", "--max-connections", "1"]).unwrap();
-        assert!(text.contains("To read it: ") && text.contains("1 thread, "), "{text}");
+        assert!(text.contains("For reading: ") && text.contains("1 thread, "), "{text}");
         assert!(!text.contains("Writing") && text.contains("Reading"), "{text}");
         assert_eq!(path.metadata().unwrap().modified().unwrap(), before);
     }
@@ -181,7 +185,7 @@ mod tests {
     fn that_only_zeroes_were_read_is_said() {
         let text = run(&["memory:4M", "--time", "1s"]).unwrap();
         assert!(
-            text.contains("it holds only zeroes") && text.contains("minimum block 1,"),
+            text.contains("reports only zeroes") && text.contains("minimum block 1,"),
             "{text}"
         );
         let text = run(&["pattern:4M", "--time", "1s"]).unwrap();

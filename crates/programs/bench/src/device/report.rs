@@ -33,28 +33,23 @@ pub(super) fn json(findings: &Findings) -> Result<String> {
 /// The device, and what of it was read.
 fn described(findings: &Findings) -> String {
     let mut out = format!(
-        "{}: {} bytes; minimum block {}, longest request {}; {}{}\n",
+        "{}: {} bytes; minimum block {}, maximum request {}; {}{}\n",
         findings.device,
         findings.size,
         format_size(u64::from(findings.minimum_block)),
         format_size(u64::from(findings.maximum_request)),
         if findings.own_connections {
-            "connections of their own"
+            "separate connections"
         } else {
-            "no connections, one handle for all"
+            "one handle for all threads"
         },
-        if findings.own_connections && !findings.multi_conn {
-            ", not promised to agree"
-        } else {
-            ""
-        }
+        if findings.own_connections && !findings.multi_conn { ", without multi-conn" } else { "" }
     );
     out.push_str(&if findings.only_zeroes {
-        "it says that it holds only zeroes: data may be read more slowly than these were\n\n"
-            .to_owned()
+        "the device reports only zeroes: data may be read at a lower rate\n\n".to_owned()
     } else {
         format!(
-            "{} bytes of data were read again and again: a cache that holds them answers\n\n",
+            "{} bytes of data, read repeatedly: a cache that holds them affects the results\n\n",
             findings.data_bytes
         )
     });
@@ -65,8 +60,8 @@ fn described(findings: &Findings) -> String {
 fn latencies(findings: &Findings) -> String {
     let mut out = String::new();
     let singles = [
-        ("a small read", &findings.read_latency),
-        ("a small write", &findings.write_latency),
+        ("small read", &findings.read_latency),
+        ("small write", &findings.write_latency),
         ("write and flush", &findings.flush_latency),
     ];
     for (what, found) in singles {
@@ -75,9 +70,9 @@ fn latencies(findings: &Findings) -> String {
         }
     }
     match &findings.extents {
-        None => out.push_str("extents            it does not tell where data is\n"),
+        None => out.push_str("extents            not reported\n"),
         Some(questions) => {
-            out.push_str(&latency("extents, a question", &questions.latency));
+            out.push_str(&latency("extents query", &questions.latency));
             out.push_str(&format!(
                 "                   {} extents in {} of {} bytes\n",
                 questions.extents, questions.covered, findings.size
@@ -89,12 +84,12 @@ fn latencies(findings: &Findings) -> String {
 
 fn latency(what: &str, latency: &Latency) -> String {
     format!(
-        "{what:18} median {} us, 90 % {}, 99 % {}, longest {} ({} of them)\n",
+        "{what:18} median {} us, 90 % {}, 99 % {}, maximum {} ({})\n",
         number(latency.median_us),
         number(latency.p90_us),
         number(latency.p99_us),
         number(latency.max_us),
-        latency.count
+        counted(latency.count, "request")
     )
 }
 
@@ -104,22 +99,23 @@ pub(super) fn text(findings: &Findings) -> String {
     let mut out = described(&findings) + &latencies(&findings);
     // What has no connections is used by several workers at a time.
     let lane = if findings.own_connections { "connection" } else { "thread" };
-    let lanes = format!("{lane}s");
     for (title, points) in [("Reading", &findings.reading), ("Writing", &findings.writing)] {
         if !points.is_empty() {
-            out.push_str(&format!("\n{title}, MB/s: requests on each of so many {lanes}\n"));
+            out.push_str(&format!(
+                "\n{title}, MB/s; rows: request size and requests in flight per {lane}; columns: {lane}s\n"
+            ));
             out.push_str(&grid(points));
         }
     }
-    let advice = [("read", &findings.reading_advice), ("write", &findings.writing_advice)];
+    let advice = [("reading", &findings.reading_advice), ("writing", &findings.writing_advice)];
     for (what, advice) in advice {
         let Some(advice) = advice else { continue };
         out.push_str(&advised(what, advice, lane));
     }
-    out.push_str(&format!("\n{} s in all", number(findings.took_s)));
+    out.push_str(&format!("\nmeasured in {} s", number(findings.took_s)));
     if findings.left_out > 0 {
         out.push_str(&format!(
-            "; {} were left out, for which the device is too slow: --time gives more",
+            "; left out for lack of time: {} (--time allows more)",
             counted(findings.left_out, "measurement")
         ));
     }
@@ -131,7 +127,7 @@ pub(super) fn text(findings: &Findings) -> String {
 fn advised(what: &str, advice: &Advice, lane: &str) -> String {
     let described = |point: &Point| {
         format!(
-            "{}, {} on each, {} each: {} MB/s, {} s of processor time a GiB",
+            "{}, {} in flight per {lane}, {} per request: {} MB/s, {} s of CPU time per GiB",
             counted(point.connections, lane),
             counted(point.requests, "request"),
             size(point.request_size),
@@ -143,12 +139,15 @@ fn advised(what: &str, advice: &Advice, lane: &str) -> String {
     let best = number(advice.best_bytes_per_second / 1e6);
     let text = match &advice.defaults {
         Some(_) if advice.keep_defaults => format!(
-            "leave the defaults of copy: {settings} (the best settings, measured again: {best} MB/s)"
+            "use the defaults of copy: {settings} (best settings, measured again: {best} MB/s)"
         ),
-        Some(defaults) => format!("{settings} (the defaults of copy: {})", described(defaults)),
-        None => format!("{settings} (no time to measure the defaults of copy)"),
+        Some(defaults) => format!("{settings} (defaults of copy: {})", described(defaults)),
+        None => format!(
+            "use the defaults of copy, which there was no time to measure (fastest settings, not \
+             measured again: {settings}); --time allows more"
+        ),
     };
-    format!("\nTo {what} it: {text}\n    {}\n", advice.command)
+    format!("\nFor {what}: {text}\n    {}\n", advice.command)
 }
 
 /// The size of a request: of tiny devices less than a KiB.

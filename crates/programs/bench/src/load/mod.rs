@@ -37,24 +37,23 @@ pub use work::Order;
 #[command(group = ArgGroup::new("kind").args(["read", "write", "mix"]))]
 #[command(group = ArgGroup::new("until").args(["time", "count"]))]
 pub struct LoadArgs {
-    /// The NBD server: its URI, or [ CMD ... ] for one that is started for this
+    /// NBD server to measure: its URI, or [ CMD ARG… ] to start one
     #[arg(value_name = "DEVICE")]
     device: OsString,
 
-    /// Read; the default
+    /// Send reads (the default)
     #[arg(long)]
     read: bool,
 
-    /// Write. What the device holds is lost, as far as --span reaches
+    /// Send writes; the data of the device, or of --span, is lost
     #[arg(long)]
     write: bool,
 
-    /// Read with so many of 100 requests, and write with the others. What the device holds is lost, as
-    /// far as --span reaches
+    /// Send this percentage of reads, and writes; the data of the device, or of --span, is lost
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     mix: Option<u8>,
 
-    /// Bytes of a request
+    /// Size of a request
     #[arg(long, alias = "request-size", value_name = "SIZE", default_value = "4k", value_parser = request_size)]
     size: u64,
 
@@ -68,28 +67,29 @@ pub struct LoadArgs {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
 
-    /// Where requests go: anywhere, or one behind the other, with a part of the device for each
-    /// connection
+    /// Offsets of requests
+    ///
+    /// With sequential, each connection has a part of the device.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
     pattern: Order,
 
-    /// Only the first SIZE bytes of the device
+    /// Use only the first SIZE bytes of the device
     #[arg(long, value_name = "SIZE", value_parser = size)]
     span: Option<u64>,
 
-    /// End after this time; 3s without --time and --count
+    /// End after this time [default: 3s, unless --count is given]
     #[arg(long, value_name = "TIME", value_parser = time)]
     time: Option<Duration>,
 
-    /// End after so many requests on all connections together: the same work for each server
+    /// End after this number of requests, all connections together
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Where random requests go: the same for the same number
+    /// Seed of random offsets
     #[arg(long, value_name = "N", default_value = "1")]
     seed: u64,
 
-    /// Threads of this program; by default one for each connection, but not more than processors
+    /// Threads of this program [default: one per connection, at most one per CPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
@@ -97,7 +97,7 @@ pub struct LoadArgs {
     #[arg(long)]
     json: bool,
 
-    /// How to talk to the kernel: uring, threads, or auto
+    /// How to perform I/O: uring, threads or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     engine: Engine,
 }

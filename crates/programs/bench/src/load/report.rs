@@ -117,7 +117,7 @@ impl Outcome {
         line("bytes", format!("{}: {rate} MB/s", self.bytes));
         if let Some(latency) = &self.latency {
             let text = format!(
-                "median {} us, 90 % {}, 99 % {}, 99.9 % {}, longest {}",
+                "median {} us, 90 % {}, 99 % {}, 99.9 % {}, maximum {}",
                 number(latency.median_us),
                 number(latency.p90_us),
                 number(latency.p99_us),
@@ -127,7 +127,7 @@ impl Outcome {
             line("latency", text);
         }
         let each = self.own_cpu_s * 1e6 / self.requests.max(1) as f64;
-        let text = format!("{} s, {} us a request", number(self.own_cpu_s), number(each));
+        let text = format!("{} s, {} us per request", number(self.own_cpu_s), number(each));
         line("own CPU", text);
         let kinds: Vec<String> =
             self.error_kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();

@@ -10,10 +10,10 @@ use crate::random::Random;
 /// In which order places are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Order {
-    /// Anywhere
+    /// Random offsets
     #[default]
     Random,
-    /// One behind the other
+    /// Ascending offsets
     Sequential,
 }
 

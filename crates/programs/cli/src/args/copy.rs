@@ -296,7 +296,7 @@ pub struct CopyArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Long copies", value_parser = segment)]
     pub segment: Option<u32>,
 
-    /// Copy the disks that this file lists; see JOB FILES
+    /// Copy the disks that this file lists; see blockhaul help job
     ///
     /// Options on the command line apply to all disks and override the file.
     #[arg(long, value_name = "FILE", help_heading = "Several disks")]
@@ -363,8 +363,8 @@ EXAMPLES
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Report progress to a program, one JSON object per line: done, total (0 while unknown), data,
   zeroed, skipped, resumed, verified (bytes), connections, requests, request_size (the current
-  adaptive value), in_flight, retries, reconnects, latency (sums and histograms), bottleneck (source,
-  target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed, eta (s, null while
+  adaptive value), in_flight, retries, reconnects, latency (sums and histograms), bottleneck
+  (source, target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed, eta (s, null while
   unknown), phase (copy or verify), finished; the last line also has success, exit_status and error;
   with --job, all have disks, else source and target; with --page, map:
       blockhaul copy --progress=json nbd://server/disk disk.raw
@@ -408,7 +408,7 @@ JOB FILES
 /// The help of `--target-layer`.
 fn target_layer() -> String {
     format!(
-        "Put a layer over the target; see LAYERS. A file under a layer that shows its content ({}) is \
+        "Put a layer over the target; see blockhaul help layers. A file under a layer that shows its content ({}) is \
          neither emptied nor resized",
         devices::names_over_content()
     )

@@ -173,7 +173,7 @@ pub enum Command {
     ///
     /// Create what serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
     Tls(Tls),
-    /// Benchmark programs side by side
+    /// Measure devices and servers, and compare programs
     ///
     /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
     /// results are checked. Print medians and ratios, and keep the raw measurements.
@@ -325,26 +325,38 @@ pub fn statuses() -> String {
 /// Parses the words of a command line, groups replaced.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
     let mut definition = definition();
-    let parsed = definition.try_get_matches_from_mut(words);
-    let matches = parsed.map_err(|error| with_own_tip(error).format(&mut definition))?;
+    let parsed = definition.try_get_matches_from_mut(words.clone());
+    let matches = parsed.map_err(|error| with_own_tip(error, &words).format(&mut definition))?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
 }
 
 /// The error, without clap's advice to write an unknown option behind `--`, which is wrong for all
 /// but names of files; with the option that is meant, if it is known.
-fn with_own_tip(mut error: clap::Error) -> clap::Error {
+fn with_own_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
     if error.kind() != clap::error::ErrorKind::UnknownArgument {
         return error;
     }
     error.remove(ContextKind::Suggested);
-    if let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg)
-        && word == "--layer"
-    {
-        let tip = "use --source-layer or --target-layer: a layer is put over one side".into();
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip]));
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return error };
+    let tip = if word == "--layer" {
+        Some("use --source-layer or --target-layer: a layer is put over one side".to_string())
+    } else {
+        unknown_ctl_command(word, words)
+    };
+    if let Some(tip) = tip {
+        let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
     }
     error
+}
+
+/// Advice if `word` is the command of `blockhaul ctl SOCKET COMMAND`, and like none that there is: clap
+/// does not say that a command is expected behind another argument.
+fn unknown_ctl_command(word: &str, words: &[OsString]) -> Option<String> {
+    let [_, ctl, _, command, ..] = words else { return None };
+    (ctl == "ctl" && command == word)
+        .then(|| format!("ctl has no command {word:?}; blockhaul ctl --help lists the commands"))
 }
 
 /// An option of `copy` that was given, by its long name, and its values; a flag has none.

@@ -19,7 +19,7 @@ pub enum TlsCommand {
     ///
     /// Create a directory with an authority (ca-cert.pem, ca-key.pem) and certificates of a server
     /// and a client, or with --psk a file of pre-shared keys. Only their owner can read the files;
-    /// existing files are not overwritten. Move ca-key.pem to a safe place: whoever has it can sign
+    /// existing files are not overwritten. --psk adds users to a file that exists. Move ca-key.pem to a safe place: whoever has it can sign
     /// more certificates.
     Init(TlsInit),
 }
@@ -32,7 +32,9 @@ pub struct TlsInit {
     #[arg(value_name = "PLACE")]
     pub place: PathBuf,
 
-    /// Create a file with a key for this user instead; may be repeated
+    /// Create a key for this user in the file PLACE, instead of certificates; may be repeated
+    ///
+    /// If the file exists, the key is added to it.
     #[arg(long, value_name = "USER", conflicts_with_all = ["host", "client", "days"])]
     pub psk: Vec<String>,
 

@@ -54,10 +54,16 @@ pub(super) fn warn_of_formats(args: &args::CopyArgs, source: &Spec, target: &Spe
     if image_format::same_extension(source, target) {
         return;
     }
-    for (spec, layered, used) in ends {
-        if let Some(text) = image_format::warning(spec, layered, used) {
-            log::warn!("{text}");
-        }
+    let mut warnings: Vec<String> = ends
+        .into_iter()
+        .filter_map(|(spec, layered, used)| image_format::warning(spec, layered, used))
+        .collect();
+    // A layer may show or make an image.
+    if warnings.is_empty() && args.source_layer.is_empty() && args.target_layer.is_empty() {
+        warnings.extend(image_format::misnamed(Some(source), target));
+    }
+    for text in warnings {
+        log::warn!("{text}");
     }
 }
 

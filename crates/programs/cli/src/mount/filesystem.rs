@@ -2,6 +2,8 @@
 //! losetup(8) and mount(8), which know all types of file systems.
 
 use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -68,12 +70,15 @@ impl Wanted {
             }
             Err(why) => {
                 mounted.detach();
-                let hint = if write {
+                let hint = if is_partitioned(disk) {
+                    "; the device has a partition table: choose a partition with --partition N"
+                } else if write {
                     ""
                 } else {
                     "; if the file system was not unmounted cleanly, add --writable --layer cow, so \
                          that it can be repaired without a change to the device"
                 };
+                let why = why.trim_end_matches('.');
                 let text = format!("cannot mount the file system: {why}{hint}");
                 Err(Failure::new(FAILED, text))
             }
@@ -104,6 +109,14 @@ impl FileSystem {
             log::warn!("{why}");
         }
     }
+}
+
+/// Whether a disk begins with a partition table, GPT or MBR, as far as it can be read.
+fn is_partitioned(disk: &Path) -> bool {
+    let mut head = [0; 520];
+    let read = File::open(disk).and_then(|file| file.read_exact_at(&mut head, 0));
+    // A boot sector of a file system ends in the same bytes, but could be mounted.
+    read.is_ok() && (head[510..512] == [0x55, 0xaa] || head[512..] == *b"EFI PART")
 }
 
 /// Runs a program to its end; returns its output, or what it says is wrong.

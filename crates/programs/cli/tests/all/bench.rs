@@ -43,7 +43,10 @@ fn slow_devices_are_measured_as_far_as_the_time_does_and_dead_ones_given_up() {
     let heard = output.stderr;
     let said = String::from_utf8_lossy(&said);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&heard));
-    assert!(said.contains("measurements were left out") && said.contains("To read it:"), "{said}");
+    assert!(
+        said.contains("left out for lack of time: ") && said.contains("For reading:"),
+        "{said}"
+    );
     let output = bench("1s", "sleep 60; head -c $3 /dev/zero");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

@@ -29,6 +29,8 @@ fn topics_are_what_commands_do_not_repeat() {
     assert_eq!(blockhaul(&["help"]).stdout, blockhaul(&["--help"]).stdout);
     let inner = blockhaul(&["help", "ctl", "clients"]);
     assert_eq!(inner.stdout, blockhaul(&["ctl", "clients", "--help"]).stdout);
+    assert_eq!(blockhaul(&["help", "layer", "rate"]).stdout, blockhaul(&["help", "rate"]).stdout);
+    assert_eq!(blockhaul(&["help", "device", "tar"]).status.code(), Some(2), "it is a layer");
     let wrong = blockhaul(&["help", "memroy"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("did you mean memory?"), "{}", text(&wrong.stderr));
@@ -47,6 +49,8 @@ fn a_wrong_option_gets_advice_that_fits() {
     assert!(said.contains("--source-layer or --target-layer") && !said.contains("-- --"), "{said}");
     let said = text(&blockhaul(&["map", "-R", "memory:1M"]).stderr);
     assert!(said.contains("'-R'") && !said.contains("-- -R"), "{said}");
+    let said = text(&blockhaul(&["ctl", "a.ctl", "nosuch"]).stderr);
+    assert!(said.contains("ctl has no command \"nosuch\""), "{said}");
     let said = text(&blockhaul(&["info", "127.0.0.1:10809"]).stderr);
     let advice = "cannot open it: No such file or directory; check the name; for an NBD server write \
                   nbd://HOST:PORT";

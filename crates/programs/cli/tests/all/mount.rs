@@ -457,6 +457,11 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
             (vec![&*absent, &folder], 3, "absent"),
             (vec!["-w", "pattern:1M", &folder], 3, "is read-only: mount it without --writable"),
             (vec!["--filesystem", "memory:1M", &folder], 1, "cannot mount the file system"),
+            (
+                vec!["--filesystem", "data:@510 0x55 0xaa?size=1M", &folder],
+                1,
+                "choose a partition with --partition N",
+            ),
             (vec!["--partition", "3", "memory:1M", &folder], 3, "partition"),
             (
                 vec!["-w", "-e", "a=memory:1M", "-e", "b=pattern:1M", &folder],

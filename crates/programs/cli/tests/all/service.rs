@@ -1,6 +1,8 @@
 //! What people who run a server rely on: one program writes to a file at a time, the log tells what
 //! fails and who is refused, and `--run` has its way to the end.
 
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -106,7 +108,7 @@ fn the_log_names_who_tries_without_tls() {
     assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
     let server = start(&scratch, &["--quiet", "--tls-psk", keys, "memory:1M"]);
     // A client that only connects is not logged.
-    drop(std::os::unix::net::UnixStream::connect(server.socket()).unwrap());
+    drop(UnixStream::connect(server.socket()).unwrap());
     let with =
         format!("nbds+unix://alice@/?socket={}&tls-psk-file={keys}", server.socket().display());
     assert!(blockhaul(&["info", &with]).status.success());
@@ -115,6 +117,42 @@ fn the_log_names_who_tries_without_tls() {
     let said = server.says("TLS is required").unwrap();
     assert!(said.contains("refused connection"), "{said}");
     assert!(server.stop().unwrap().success());
+}
+
+#[test]
+fn the_log_is_silent_about_clients_that_leave_in_their_handshake() {
+    let scratch = Scratch::new().unwrap();
+    let keys = scratch.file("keys.psk");
+    let keys = keys.to_str().unwrap();
+    assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
+    let option = |number: u32, payload: &[u8]| {
+        let mut bytes = 3_u32.to_be_bytes().to_vec();
+        bytes.extend_from_slice(b"IHAVEOPT");
+        bytes.extend_from_slice(&number.to_be_bytes());
+        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    };
+    // NBD_OPT_GO for the default export without information requests; NBD_OPT_STARTTLS.
+    let (go, start_tls) = (option(7, &[0; 6]), option(5, &[]));
+    for (args, last) in
+        [(&["memory:1M"][..], go), (&["--tls-psk", keys, "memory:1M"][..], start_tls)]
+    {
+        let server = start(&scratch, &[&["--verbose"][..], args].concat());
+        for id in 1..=20 {
+            let mut client = UnixStream::connect(server.socket()).unwrap();
+            client.read_exact(&mut [0; 18]).unwrap();
+            client.write_all(&last).unwrap();
+            if args.len() > 1 {
+                // The reply to NBD_OPT_STARTTLS; the server then waits for the client's TLS handshake.
+                client.read_exact(&mut [0; 20]).unwrap();
+            }
+            drop(client);
+            let said = server.says(&format!("connection {id} ended")).unwrap();
+            assert!(!said.contains("warning"), "{said}");
+        }
+        assert!(server.stop().unwrap().success());
+    }
 }
 
 #[test]

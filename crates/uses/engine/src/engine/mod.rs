@@ -607,6 +607,11 @@ async fn open_journal(
     let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
     let (file, recorded) =
         opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    let path = options.path.display();
+    match recorded.segments.iter().map(|(first, end)| end - first).sum::<u64>() {
+        0 => log::debug!("journal {path}: nothing is recorded; all is copied"),
+        count => log::debug!("journal {path}: earlier runs have recorded {count} segments"),
+    }
     let keep = options.keep;
     let interval = options.interval;
     let parts = Mutex::new(parts);

@@ -130,6 +130,16 @@ fn run_has_variables_and_hands_its_status_through() {
 }
 
 #[test]
+fn the_uri_comes_with_a_command_of_this_program() {
+    let output = blockhaul(&["serve", "--print-uri", "--run", "true", "memory:1M"]);
+    let said = text(&output.stdout);
+    assert!(
+        said.contains("\n  blockhaul info 'nbd+unix://") && !said.contains("nbdinfo"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_private_socket_is_removed() {
     let output = blockhaul(&["serve", "-U", "-", "--run", "echo $unixsocket", "memory:1M"]);
     let said = text(&output.stdout);
