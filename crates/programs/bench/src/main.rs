@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use blockhaul_bench::args::Action;
@@ -41,21 +41,27 @@ fn main() -> ExitCode {
         }
         Err(help) => help.exit(),
     };
+    let blockhaul = blockhaul();
     if matches!(cli.args.action, Some(Action::Device(_))) {
-        return failed(&become_blockhaul());
+        return failed(&become_blockhaul(&blockhaul));
     }
+    // The word `blockhaul` in brackets is not this program.
+    blockhaul_client::set_program(blockhaul);
     // Load needs no more of a device than where its server is.
     let registry = Registry::default();
     let spec = |word: &OsStr| groups.spec(word);
     blockhaul_bench::main(cli.args, &Devices { registry, spec: &spec })
 }
 
-/// Becomes `blockhaul bench device`, which opens every kind of device; returns only where it cannot.
-fn become_blockhaul() -> String {
+/// The program `blockhaul`: the one beside this program, or else the one on the search path.
+fn blockhaul() -> PathBuf {
     let beside = std::env::current_exe().map(|this| this.with_file_name("blockhaul"));
-    let beside = beside.ok().filter(|path| path.is_file());
-    let program = beside.unwrap_or(PathBuf::from("blockhaul"));
-    let error = Command::new(&program).arg("bench").args(std::env::args_os().skip(1)).exec();
+    beside.ok().filter(|path| path.is_file()).unwrap_or(PathBuf::from("blockhaul"))
+}
+
+/// Becomes `blockhaul bench device`, which opens every kind of device; returns only where it cannot.
+fn become_blockhaul(program: &Path) -> String {
+    let error = Command::new(program).arg("bench").args(std::env::args_os().skip(1)).exec();
     format!("cannot start {}: {error}", program.display())
 }
 

@@ -109,7 +109,10 @@ impl Failure {
         } else {
             format!("{what}: ")
         };
-        let next = next(error.kind(), &text, true);
+        let next = match error.kind() {
+            Kind::Io if is_of_plugin(what) => "",
+            kind => next(kind, &text, true),
+        };
         Failure::new(status, format!("cannot open the {role}: {place}{text}{next}"))
     }
 
@@ -300,5 +303,8 @@ mod tests {
         let failure = Failure::opening("source", "nbd://h", &late);
         assert_eq!(failure.status(), LOST);
         assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no greeting"));
+        let wrong = Error::new(Kind::Io, "./a.sh: get_size: printed 1X");
+        let failure = Failure::opening("source", "sh:./a.sh", &wrong).to_string();
+        assert_eq!(failure, "cannot open the source: sh:./a.sh: ./a.sh: get_size: printed 1X");
     }
 }
