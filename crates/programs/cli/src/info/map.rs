@@ -126,7 +126,7 @@ pub async fn show(
     let contexts = all_of(&shown);
     let order = shown.iter().map(|shown| place_of(shown.context, contexts)).collect();
     let sink = Sink::new(shown, order, format);
-    let mut page = Page { sink, pictures, output: std::mem::take(output) };
+    let mut page = Box::new(Page { sink, pictures, output: std::mem::take(output) });
     let mut ahead = Ahead::new(device.clone(), contexts, (start, end));
     let mut next = ahead.next().await;
     while !page.output.is_gone()
@@ -137,7 +137,7 @@ pub async fn show(
         next = ahead.next().await;
         page = written.page().await?;
     }
-    let Page { sink, pictures, output: mut shown } = page;
+    let Page { sink, pictures, output: mut shown } = *page;
     sink.finish(end - start, &mut shown)?;
     view.show(&pictures, format.color, &mut shown)?;
     *output = shown;
@@ -159,14 +159,14 @@ struct Page {
 
 /// A page to which a part is written.
 enum Written {
-    Done(Result<Page, Failure>),
+    Done(Result<Box<Page>, Failure>),
     /// Once a thread has done it.
-    Soon(Ticket<Result<Page, Failure>>),
+    Soon(Ticket<Result<Box<Page>, Failure>>),
 }
 
 impl Written {
     /// The page, when the part is there.
-    async fn page(self) -> Result<Page, Failure> {
+    async fn page(self) -> Result<Box<Page>, Failure> {
         match self {
             Written::Done(page) => page,
             Written::Soon(ticket) => ticket.await.unwrap_or_else(|lost| {
@@ -178,7 +178,7 @@ impl Written {
 
 impl Page {
     /// Writes a part, on another thread if it is long.
-    fn write(self, part: Part) -> Written {
+    fn write(self: Box<Self>, part: Part) -> Written {
         if part.2.iter().any(|list| list.len() >= LONG) {
             Written::Soon(blockhaul_io::offload(move || self.with(&part)))
         } else {
@@ -187,8 +187,8 @@ impl Page {
     }
 
     /// The page with a part.
-    fn with(mut self, (at, len, lists): &Part) -> Result<Page, Failure> {
-        let Page { sink, pictures, output } = &mut self;
+    fn with(mut self: Box<Self>, (at, len, lists): &Part) -> Result<Box<Page>, Failure> {
+        let Page { sink, pictures, output } = &mut *self;
         together(lists, *len, |offset, len, states| {
             let here = at + offset;
             for picture in &mut *pictures {

@@ -293,6 +293,24 @@ own_tests! {
 }
 
 #[test]
+fn long_maps_are_written_as_short_ones() {
+    use std::os::unix::fs::FileExt as _;
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.file("many.raw");
+    let file = std::fs::File::create(&path).unwrap();
+    // More than one reply has: every other page is a hole.
+    let runs = 200_000;
+    file.set_len(runs * 4096).unwrap();
+    for page in (0..runs).step_by(2) {
+        file.write_all_at(&[1], page * 4096).unwrap();
+    }
+    let Some(server) = serve(&scratch, &["-r", path.to_str().unwrap()]) else { return };
+    for mode in [&["--map"][..], &["--map", "--json"], &["--map", "--totals"]] {
+        compare(mode, &server.uri(""));
+    }
+}
+
+#[test]
 fn devices_that_are_not_servers_are_shown_likewise() {
     let info =
         |args: &[&str]| tools::output(Command::new(OURS).arg("info").args(args), LIMIT).unwrap();
