@@ -443,7 +443,7 @@ pub struct ServeTls {
 
     /// Which code makes the records of TLS 1.3: own or openssl
     ///
-    /// OpenSSL's copies each byte once more. TLS 1.2 always uses it [default: own]
+    /// The code of OpenSSL copies each byte once more. TLS 1.2 always uses it [default: own]
     #[arg(long, value_name = "CODE", help_heading = "TLS")]
     pub tls_records: Option<TlsRecords>,
 }
