@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -40,18 +41,27 @@ impl Running {
         args: &[&str],
         change: impl Fn(&mut Command) -> &mut Command,
     ) -> Running {
+        let mut running = Self::spawn(scratch, args, change);
+        until(&format!("it listens, says {}", running.log.display()), || {
+            assert!(running.child.try_wait().unwrap().is_none(), "{}", running.logged());
+            Conversation::connect(&running.socket).is_ok() && running.control.exists()
+        });
+        running
+    }
+
+    /// Does not wait until it is ready.
+    fn spawn(
+        scratch: &Scratch,
+        args: &[&str],
+        change: impl Fn(&mut Command) -> &mut Command,
+    ) -> Running {
         let socket = scratch.socket("s");
         let control = scratch.socket("c");
         let log = scratch.file("log");
         let mut command = blockhaul(&["serve", "--exit-with-parent", "-U", text(&socket)]);
         command.args(["--control", text(&control)]).args(args);
         let child = change(&mut command).stderr(File::create(&log).unwrap()).spawn().unwrap();
-        let mut running = Running { child, socket, control, log };
-        until(&format!("it listens, says {}", running.log.display()), || {
-            assert!(running.child.try_wait().unwrap().is_none(), "{}", running.logged());
-            Conversation::connect(&running.socket).is_ok() && running.control.exists()
-        });
-        running
+        Running { child, socket, control, log }
     }
 
     fn logged(&self) -> String {
@@ -481,6 +491,51 @@ fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
     command.args(["memory:1M", "-U"]).arg(&socket);
     done(&mut command);
     assert!(!socket.exists());
+}
+
+#[test]
+fn a_hangup_before_it_is_ready_reloads_the_keys() {
+    let scratch = Scratch::new().unwrap();
+    let upstream = scratch.socket("upstream");
+    let listener = UnixListener::bind(&upstream).unwrap();
+    let keys = scratch.file("keys");
+    succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
+    let source = format!("nbd+unix://?socket={}", text(&upstream));
+    let args = ["-v", "--tls-psk", text(&keys), &source];
+    let server = Running::spawn(&scratch, &args, |command| command);
+    // It waits for the source, and has read the keys.
+    let (connection, _) = listener.accept().unwrap();
+    drop(listener);
+    let status = format!("/proc/{}/status", server.child.id());
+    until("it handles signals", || {
+        let status = fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & 1 != 0
+    });
+    server.signal("HUP");
+    let mut single = blockhaul(&["serve", "--single", "memory:1M"]);
+    single.stdin(OwnedFd::from(connection.try_clone().unwrap())).stdout(OwnedFd::from(connection));
+    let mut single = single.spawn().unwrap();
+    until("it has reloaded", || server.logged().contains("certificates reloaded"));
+    server.ends();
+    assert!(wait_within(&mut single, LIMIT).unwrap().success());
+}
+
+#[test]
+fn a_socket_that_a_dead_process_leaves_to_another_is_waited_for() {
+    let Some(python) = Peer::require("python3") else { return };
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.file("ctl");
+    // The kernel holds the socket of a killed server in the same way, on a busy machine.
+    let script = "import os, socket, sys, time\n\
+                  listener = socket.socket(socket.AF_UNIX)\n\
+                  listener.bind(sys.argv[1])\n\
+                  listener.listen(100)\n\
+                  if os.fork(): os._exit(0)\n\
+                  sys.stdout.close(), os.close(1), os.close(2)\n\
+                  time.sleep(2.5)\n";
+    done(python.command().args(["-c", script]).arg(&path));
+    succeed(&["serve", "--control", text(&path), "--run", "true", "memory:1M"]);
 }
 
 /// The shell that led the session says so a moment after the terminal is gone, and the server began in between.

@@ -266,6 +266,10 @@ const DEAD_AGAIN: Duration = Duration::from_millis(100);
 /// program for some time on a busy machine.
 const ANSWERS: u32 = 10;
 
+/// The same for a socket whose process has ended: either another process holds it, or the kernel is about to
+/// close it. With io_uring, a work queue of the kernel does that.
+const ANSWERS_OF_ENDED: u32 = 100;
+
 /// The lock of the directory of a path; `None` if it cannot be locked.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -283,8 +287,15 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
     }
 }
 
-/// Whether the socket at `path` has no listener: two refused connections in a row, or [`ANSWERS`] that are
-/// not refused, decide. The kernel may close the socket of a killed program later than it reports its end.
+/// Whether the process that made `probe`'s other end listen has ended.
+fn listener_has_ended(probe: &OwnedFd) -> bool {
+    let listener = sockopt::socket_peercred(probe).map(|peer| peer.pid);
+    listener.is_ok_and(|pid| rustix::process::test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// Whether the socket at `path` has no listener: two refused connections in a row, or [`ANSWERS`] or
+/// [`ANSWERS_OF_ENDED`] that are not refused, decide. The kernel may close the socket of a killed program
+/// later than it reports its end.
 fn is_dead(path: &Path) -> io::Result<bool> {
     let mut inode = None;
     let mut refused = 0;
@@ -305,11 +316,15 @@ fn is_dead(path: &Path) -> io::Result<bool> {
         // refused.
         if rustix::net::connect(&probe, &address) == Err(Errno::CONNREFUSED) {
             refused += 1;
+            if refused == 2 {
+                return Ok(true);
+            }
         } else {
             (refused, answered) = (0, answered + 1);
-        }
-        if refused == 2 || answered == ANSWERS {
-            return Ok(refused == 2);
+            let enough = if listener_has_ended(&probe) { ANSWERS_OF_ENDED } else { ANSWERS };
+            if answered >= enough {
+                return Ok(false);
+            }
         }
         std::thread::sleep(DEAD_AGAIN);
     }
@@ -341,7 +356,7 @@ impl Listener {
     }
 
     /// The same, replacing a socket without a listener, as a killed server leaves behind. Blocks
-    /// for up to about a second.
+    /// for up to about a second, or ten if the process that listened there has ended.
     ///
     /// # Errors
     /// `AddrInUse` if a program listens or may be about to, `AlreadyExists` if the path is not a

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, OpKind};
@@ -114,20 +114,51 @@ pub struct Operations {
 
 /// The operations of a server, for code that runs before it.
 #[derive(Clone, Default)]
-pub struct Shared(Arc<Mutex<Weak<Operations>>>);
+pub struct Shared(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    /// Dangling before the server is ready, and after it has ended.
+    operations: Weak<Operations>,
+    /// Whether the keys may have changed since the server read them, before it was ready.
+    reload_due: bool,
+}
 
 impl Shared {
+    /// Called once, when the server is ready.
     pub fn set(&self, operations: &Arc<Operations>) {
-        let weak = Arc::downgrade(operations);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = weak;
+        let mut known = self.lock();
+        known.operations = Arc::downgrade(operations);
+        let reload_due = std::mem::take(&mut known.reload_due);
+        drop(known);
+        if reload_due {
+            // The result is in the log.
+            let _ = operations.reload();
+        }
     }
 
-    /// Runs `work`, if the server exists.
+    /// Runs `work`, if the server is ready.
     pub fn with(&self, work: impl FnOnce(&Operations)) {
-        let weak = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let weak = self.lock().operations.clone();
         if let Some(operations) = weak.upgrade() {
             work(&operations);
         }
+    }
+
+    /// Reloads as [`Operations::reload`] does, as soon as the server is ready.
+    pub fn reload(&self) {
+        let mut known = self.lock();
+        if let Some(operations) = known.operations.upgrade() {
+            drop(known);
+            // The result is in the log.
+            let _ = operations.reload();
+        } else {
+            known.reload_due = true;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

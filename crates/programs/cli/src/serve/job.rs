@@ -134,7 +134,6 @@ impl Job {
         }
         self.change_user()?;
         self.background.ready(&self.printed(&addresses, &uri), self.verbose)?;
-        self.operations.set(&operations);
         let control = self.control.take().map(|control| control.start(&operations));
         let (sockets, printing) = match &monitor {
             Some(monitor) => self.start_monitor(&operations, monitor),
@@ -144,6 +143,7 @@ impl Job {
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
         self.notify.ready(&format!("serving {} at {uri}", self.table.wanted().shown()));
+        self.operations.set(&operations);
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
         Ok(RunningServer {
             server,

@@ -240,9 +240,7 @@ fn serve(
     let removed = cleanup.clone();
     let mut attention = caught.on_stop(first, move || removed.clean());
     if !args.hangup_stops {
-        // The result is in the log.
-        let hangup = move || operations.with(|operations| drop(operations.reload()));
-        attention = attention.on_hangup(Box::new(hangup));
+        attention = attention.on_hangup(Box::new(move || operations.reload()));
     }
     attention.wait();
     let (outcome, open) =
