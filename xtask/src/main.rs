@@ -26,6 +26,7 @@ mod site;
 mod source;
 mod suite;
 mod test;
+mod test_programs;
 
 use std::process::ExitCode;
 

@@ -1,5 +1,7 @@
 //! `cargo xtask simulate`: server, client and engine in virtual time, with faults by a seed.
 
+use std::process::{Child, Command};
+
 use crate::{Outcome, run};
 
 pub const HELP: &str = "\
@@ -43,7 +45,33 @@ const TESTS: &[&str] = &[
     "--test=waiting",
 ];
 
-/// CI's share of the runs.
-pub fn test() -> Outcome {
-    run::show(run::loud_cargo("test").args(TESTS))
+/// The test programs while they are built.
+pub struct Building {
+    command: Command,
+    child: Child,
+}
+
+/// Starts to build the test programs, with what other processes leave of the processors.
+pub fn build_tests() -> Result<Building, String> {
+    let cargo = run::cargo("test");
+    let mut command = Command::new("nice");
+    command.args(["-n", "19"]).arg(cargo.get_program()).args(cargo.get_args());
+    command.args(["--no-run"]).args(TESTS).current_dir(run::workspace());
+    for (name, value) in cargo.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    run::announce(&command);
+    let child = run::start(&mut command)?;
+    Ok(Building { command, child })
+}
+
+impl Building {
+    /// Runs CI's share of the runs, once the programs are built.
+    pub fn test(mut self) -> Outcome {
+        run::wait(&self.command, &mut self.child)?;
+        run::show(run::loud_cargo("test").args(TESTS))
+    }
 }

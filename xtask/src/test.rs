@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::peers::Peers;
-use crate::{Outcome, python_tools, run, simulate, source};
+use crate::{Outcome, python_tools, run, simulate, source, test_programs};
 
 pub const HELP: &str = "\
 cargo xtask test [-- ARGS…]
@@ -18,8 +19,9 @@ that were skipped are listed, and at the end those that failed.
 
 Without the peers (not a Debian machine, no network) the tests that need them are skipped, each with
 a reason; where CI=true or BLOCKHAUL_REQUIRE_PEERS=1 they fail instead. BLOCKHAUL_REQUIRE=1 lets every test
-fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Each test
-program runs three tests per processor at a time; RUST_TEST_THREADS changes that.
+fail that would be skipped for what the machine lacks. BLOCKHAUL_LONG=1 runs the long tests, too. Three tests
+per processor run at a time; RUST_TEST_THREADS changes that. Without ARGS, two test programs run at a time; what
+they print is also in target/test-output.
 
 Tests use mypy and the Python library qemu.qmp. Where one is missing, both are installed from PyPI into
 target/python-tools; where that fails, these tests are skipped.
@@ -49,34 +51,63 @@ pub fn main(args: &[String]) -> Outcome {
     if let Err(why) = python_tools::ensure() {
         println!("going on without packages of PyPI: {why}");
     }
-    let mut chosen: Vec<&str> = passed_on.iter().map(String::as_str).collect();
-    let mut own = chosen.iter().take_while(|arg| **arg != "--");
-    // A choice of packages and the whole workspace exclude each other.
-    let whole = !own.any(|arg| arg.starts_with("-p") || arg.starts_with("--package"));
-    if whole {
-        chosen.insert(0, "--workspace");
-        run::show(run::cargo("build").args(["--workspace", "--all-targets"]))?;
-    }
-    if run::ci() {
-        // What is still to be compiled is compiled here, where cargo is quiet about it.
-        run::show(run::cargo("test").arg("--no-run").args(&chosen))?;
-    }
     let list = run::target().join("tests-skipped");
     // Of an earlier run; otherwise it is not there.
     let _ = fs::remove_file(&list);
-    let mut tests = run::loud_cargo("test");
-    tests.arg("--no-fail-fast").args(&chosen).env(LIST, &list);
-    if std::env::var_os(THREADS).is_none() {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        tests.env(THREADS, (TESTS_PER_PROCESSOR * processors).to_string());
-    }
     let mut results = Results::default();
-    let tested = results.run(&mut tests);
-    print_skipped(&fs::read_to_string(&list).unwrap_or_default());
-    println!("\n{} tests passed, {} failed", results.passed, results.failed.len());
+    let outcome = if passed_on.is_empty() {
+        whole(&mut results, &list)
+    } else {
+        some(passed_on, &mut results, &list)
+    };
+    outcome.map_err(|why| results.failures(why))
+}
+
+/// Builds and tests the whole workspace.
+fn whole(results: &mut Results, list: &Path) -> Outcome {
+    run::show(run::cargo("build").args(["--workspace", "--all-targets"]))?;
+    let programs = test_programs::build()?;
     // Another build of the crate `io`: apart from the programs that the other tests run.
-    let simulated = if whole && passed_on.is_empty() { simulate::test() } else { Ok(()) };
-    tested.map_err(|why| results.failures(why)).and(simulated)
+    let simulator = simulate::build_tests()?;
+    let env = [
+        (LIST, list.to_string_lossy().into_owned()),
+        (THREADS, test_threads().div_ceil(test_programs::AT_A_TIME).to_string()),
+    ];
+    let mut failed = test_programs::run(programs, &env, |line| results.count(line))?;
+    let mut documentation = run::loud_cargo("test");
+    documentation.args(["--doc", "--workspace", "--no-fail-fast"]);
+    if let Err(why) = results.run(&mut documentation) {
+        failed.push(why);
+    }
+    results.report(list);
+    let simulated = simulator.test();
+    if failed.is_empty() { simulated } else { Err(format!("failed: {}", failed.join(", "))) }
+}
+
+/// Runs `cargo test` with `args`.
+fn some(args: &[String], results: &mut Results, list: &Path) -> Outcome {
+    let mut chosen: Vec<&str> = args.iter().map(String::as_str).collect();
+    let mut own = chosen.iter().take_while(|arg| **arg != "--");
+    // A choice of packages and the whole workspace exclude each other.
+    if !own.any(|arg| arg.starts_with("-p") || arg.starts_with("--package")) {
+        chosen.insert(0, "--workspace");
+        run::show(run::cargo("build").args(["--workspace", "--all-targets"]))?;
+    }
+    let mut tests = run::loud_cargo("test");
+    tests.arg("--no-fail-fast").args(&chosen).env(LIST, list);
+    tests.env(THREADS, test_threads().to_string());
+    let tested = results.run(&mut tests);
+    results.report(list);
+    tested
+}
+
+/// Number of tests that run at a time.
+fn test_threads() -> usize {
+    let chosen = std::env::var(THREADS).ok().and_then(|text| text.parse().ok());
+    chosen.unwrap_or_else(|| {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        TESTS_PER_PROCESSOR * processors
+    })
 }
 
 /// What the test programs have printed about their tests.
@@ -112,6 +143,12 @@ impl Results {
             "FAILED" => self.failed.push(name.to_owned()),
             _ => {}
         }
+    }
+
+    /// Prints how many tests have passed, and which were skipped.
+    fn report(&self, list: &Path) {
+        print_skipped(&fs::read_to_string(list).unwrap_or_default());
+        println!("\n{} tests passed, {} failed", self.passed, self.failed.len());
     }
 
     /// What failed, with the names of the tests.
