@@ -77,6 +77,11 @@ pub fn build(programs: &[&str], release: bool) -> Command {
 /// Prints the command and runs it with our input and output.
 pub fn show(command: &mut Command) -> Outcome {
     announce(command);
+    wait_for(command)
+}
+
+/// Runs the command without printing it.
+pub fn wait_for(command: &mut Command) -> Outcome {
     let mut child = start(command)?;
     wait(command, &mut child)
 }

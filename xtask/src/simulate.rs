@@ -1,6 +1,10 @@
 //! `cargo xtask simulate`: server, client and engine in virtual time, with faults by a seed.
 
-use std::process::{Child, Command};
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::JoinHandle;
 
 use crate::{Outcome, run};
 
@@ -45,33 +49,51 @@ const TESTS: &[&str] = &[
     "--test=waiting",
 ];
 
-/// The test programs while they are built.
-pub struct Building {
-    command: Command,
-    child: Child,
+/// CI's share of the runs, while it runs.
+pub struct Running {
+    thread: JoinHandle<Outcome>,
+    output: PathBuf,
 }
 
-/// Starts to build the test programs, with what other processes leave of the processors.
-pub fn build_tests() -> Result<Building, String> {
-    let cargo = run::cargo("test");
-    let mut command = Command::new("nice");
-    command.args(["-n", "19"]).arg(cargo.get_program()).args(cargo.get_args());
-    command.args(["--no-run"]).args(TESTS).current_dir(run::workspace());
-    for (name, value) in cargo.get_envs() {
+/// Builds and runs the test programs with what other processes leave of the processors. Their time is virtual:
+/// it does not matter how long they wait. `directory` gets what they print.
+pub fn start_tests(directory: &Path) -> Result<Running, String> {
+    let output = directory.join("simulator");
+    let cannot = |error| format!("{}: {error}", output.display());
+    std::fs::create_dir_all(directory).map_err(cannot)?;
+    let written = File::create(&output).map_err(cannot)?;
+    let errors = written.try_clone().map_err(cannot)?;
+    let thread = std::thread::spawn(move || {
+        // What a quiet cargo runs would not name its tests.
+        run::wait_for(&mut nice(run::cargo("test").arg("--no-run").args(TESTS)))?;
+        let mut tests = nice(run::loud_cargo("test").args(TESTS));
+        run::wait_for(tests.stdout(written).stderr(errors))
+    });
+    Ok(Running { thread, output })
+}
+
+/// The same command at the lowest priority.
+fn nice(command: &Command) -> Command {
+    let mut niced = Command::new("nice");
+    niced.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
+    niced.current_dir(run::workspace());
+    for (name, value) in command.get_envs() {
         match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
+            Some(value) => niced.env(name, value),
+            None => niced.env_remove(name),
         };
     }
-    run::announce(&command);
-    let child = run::start(&mut command)?;
-    Ok(Building { command, child })
+    niced
 }
 
-impl Building {
-    /// Runs CI's share of the runs, once the programs are built.
-    pub fn test(mut self) -> Outcome {
-        run::wait(&self.command, &mut self.child)?;
-        run::show(run::loud_cargo("test").args(TESTS))
+impl Running {
+    /// Waits until they have ended, and prints what they have printed.
+    pub fn wait(self) -> Outcome {
+        println!("+ cargo test {}", TESTS.join(" "));
+        let outcome = self.thread.join().unwrap_or_else(|_| Err("a thread has failed".into()));
+        let output = std::fs::read(&self.output).unwrap_or_default();
+        // A closed standard output does not end the tests.
+        let _ = std::io::stdout().write_all(&output);
+        outcome
     }
 }

@@ -68,19 +68,23 @@ fn whole(results: &mut Results, list: &Path) -> Outcome {
     run::show(run::cargo("build").args(["--workspace", "--all-targets"]))?;
     let programs = test_programs::build()?;
     // Another build of the crate `io`: apart from the programs that the other tests run.
-    let simulator = simulate::build_tests()?;
+    let outputs = run::target().join("test-output");
+    let simulator = simulate::start_tests(&outputs)?;
     let env = [
         (LIST, list.to_string_lossy().into_owned()),
         (THREADS, test_threads().div_ceil(test_programs::AT_A_TIME).to_string()),
     ];
-    let mut failed = test_programs::run(programs, &env, |line| results.count(line))?;
+    let mut failed =
+        test_programs::run(programs, &outputs, &env, &mut std::io::stdout(), |line| {
+            results.count(line)
+        })?;
     let mut documentation = run::loud_cargo("test");
     documentation.args(["--doc", "--workspace", "--no-fail-fast"]);
     if let Err(why) = results.run(&mut documentation) {
         failed.push(why);
     }
     results.report(list);
-    let simulated = simulator.test();
+    let simulated = simulator.wait();
     if failed.is_empty() { simulated } else { Err(format!("failed: {}", failed.join(", "))) }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -58,15 +58,17 @@ fn program(message: &str) -> Option<TestProgram> {
     Some(TestProgram { source, executable, package })
 }
 
-/// Runs programs, a few at a time, with the environment `env`. Prints the output of each in one piece, as it comes,
-/// in the order in which they start, and hands every line to `seen`. Returns the names of those that failed.
+/// Runs programs, a few at a time, with the environment `env`. Writes to `out` what each prints of each in one piece, as it comes,
+/// in the order in which they start, and hands every line to `seen`. The directory `outputs` gets it, too. Returns
+/// the names of those that failed.
 pub fn run(
     programs: Vec<TestProgram>,
+    outputs: &Path,
     env: &[(&str, String)],
+    out: &mut impl Write,
     mut seen: impl FnMut(&str),
 ) -> Result<Vec<String>, String> {
-    let outputs = run::target().join("test-output");
-    fs::create_dir_all(&outputs).map_err(|error| format!("{}: {error}", outputs.display()))?;
+    fs::create_dir_all(outputs).map_err(|error| format!("{}: {error}", outputs.display()))?;
     let mut waiting = VecDeque::from(programs);
     let mut running = VecDeque::new();
     let mut failed = Vec::new();
@@ -75,16 +77,16 @@ pub fn run(
             < AT_A_TIME
             && let Some(program) = waiting.pop_front()
         {
-            running.push_back(Running::start(program, &outputs, env)?);
+            running.push_back(Running::start(program, outputs, env)?);
         }
         for program in &mut running {
             program.look()?;
         }
         let Some(first) = running.front_mut() else { return Ok(failed) };
-        first.print(&mut seen)?;
+        first.print(out, &mut seen)?;
         if let Some(status) = first.ended {
             if !status.success() {
-                println!("{} failed: {status}", first.name);
+                let _ = writeln!(out, "{} failed: {status}", first.name);
                 failed.push(first.name.clone());
             }
             running.pop_front();
@@ -138,9 +140,9 @@ impl Running {
     }
 
     /// Prints what has come since the last time: whole lines, or everything if it has ended.
-    fn print(&mut self, seen: &mut impl FnMut(&str)) -> Result<(), String> {
+    fn print(&mut self, out: &mut impl Write, seen: &mut impl FnMut(&str)) -> Result<(), String> {
         if !std::mem::replace(&mut self.is_announced, true) {
-            println!("     Running {}", self.name);
+            let _ = writeln!(out, "     Running {}", self.name);
         }
         let before = self.rest.len();
         self.output
@@ -155,7 +157,7 @@ impl Running {
         };
         let lines: Vec<u8> = self.rest.drain(..whole).collect();
         // A closed standard output does not end the tests.
-        let _ = std::io::stdout().write_all(&lines);
+        let _ = out.write_all(&lines);
         String::from_utf8_lossy(&lines).lines().for_each(seen);
         Ok(())
     }
@@ -166,7 +168,7 @@ mod tests {
     use super::*;
 
     fn script(text: &str, directory: &Path) -> TestProgram {
-        let executable = directory.join(text.split(' ').next().unwrap());
+        let executable = directory.join(text.split(' ').next().unwrap()).with_extension("sh");
         fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&executable, mode).unwrap();
@@ -183,10 +185,14 @@ mod tests {
         ];
         let mut lines = Vec::new();
         let env = [("WORD", "ok".to_owned())];
-        let failed = run(programs, &env, |line| lines.push(line.to_owned())).unwrap();
+        let mut out = Vec::new();
+        let seen = |line: &str| lines.push(line.to_owned());
+        let failed = run(programs, &directory.path().join("out"), &env, &mut out, seen).unwrap();
         let expected =
             ["test a::1 ... ok", "test a::2 ... ok", "test b ... FAILED", "test c ... ok"];
         assert_eq!(lines, expected);
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("a::2 ... ok\n     Running x.rs (") && out.contains("exit status: 3"));
         assert!(failed.len() == 1 && failed[0].starts_with("x.rs ("), "{failed:?}");
     }
 
