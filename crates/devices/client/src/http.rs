@@ -9,8 +9,8 @@ use blockhaul_wire::http::{self, Answer, EXCERPT_MAX, HEAD_MAX};
 use blockhaul_wire::printable;
 
 use crate::connect::{Address, Awaited, dial};
+use crate::http_head::{BODY_MAX, head, more};
 use crate::link::Link;
-use crate::upgrade::{BODY_MAX, INTERIM_MAX, more};
 
 /// Bytes that must arrive within the timeout.
 const PIECE: usize = 256 << 10;
@@ -281,32 +281,6 @@ impl HttpConnection {
             }
         };
         Ok(count)
-    }
-}
-
-/// The head of the next answer that is not an interim one.
-async fn head(link: &mut Link, answers: u64) -> Result<Answer> {
-    let mut interim = 0;
-    loop {
-        let wrong = |error: http::Error| Error::new(Kind::Invalid, error.to_string());
-        let Some((answer, used)) = http::answer(link.window.bytes()).map_err(wrong)? else {
-            if !more(link).await? {
-                // On a used connection that is how servers end idle ones.
-                let before = if answers > 0 { " again" } else { "" };
-                let text = format!(
-                    "the server closed the connection before it answered the HTTP request{before}"
-                );
-                return Err(Error::new(Kind::Disconnected, text));
-            }
-            continue;
-        };
-        link.window.consume(used);
-        link.unanswered = false;
-        interim += 1;
-        match answer.status {
-            100 | 102 | 103 if interim < INTERIM_MAX => {}
-            _ => return Ok(answer),
-        }
     }
 }
 

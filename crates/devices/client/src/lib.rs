@@ -21,6 +21,7 @@ mod connect;
 mod device;
 mod guard;
 pub mod http;
+mod http_head;
 mod line;
 mod link;
 pub mod options;

@@ -1,18 +1,12 @@
 //! The HTTP exchange in front of NBD: asks a server to go on with NBD, and says why it does not.
 
-use std::time::Duration;
-
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_wire::http::{self, Answer, EXCERPT_MAX, HEAD_MAX, Request};
+use blockhaul_wire::http::{Answer, EXCERPT_MAX, Request};
 use blockhaul_wire::printable;
 
 use crate::connect::{Awaited, Options};
-use crate::link::{Link, unheard};
-
-/// Maximum number of answers before the last one (status 1xx).
-pub(crate) const INTERIM_MAX: u32 = 8;
-/// Maximum time to wait for the text of a refusal.
-pub(crate) const BODY_MAX: Duration = Duration::from_secs(1);
+use crate::http_head::{BODY_MAX, head, more};
+use crate::link::Link;
 
 /// Sends the request, over TLS if the options say so, and reads the answer: NBD comes next.
 pub(crate) async fn upgrade(
@@ -29,37 +23,8 @@ pub(crate) async fn upgrade(
     request.emit(&mut out);
     link.say(&mut out).await?;
     awaited.set("answer to the HTTP request");
-    let mut interim = 0;
-    loop {
-        let wrong = |error: http::Error| Error::new(Kind::Invalid, error.to_string());
-        let Some((answer, used)) = http::answer(link.window.bytes()).map_err(wrong)? else {
-            if !more(link).await? {
-                let text = "the server closed the connection before it answered the HTTP request";
-                return Err(Error::new(Kind::Disconnected, text));
-            }
-            continue;
-        };
-        link.window.consume(used);
-        link.unanswered = false;
-        interim += 1;
-        match answer.status {
-            _ if answer.upgraded => return Ok(()),
-            100 | 102 | 103 if interim < INTERIM_MAX => {}
-            _ => return Err(refusal(link, &answer).await),
-        }
-    }
-}
-
-/// Receives more bytes; false at the end of the stream.
-pub(crate) async fn more(link: &mut Link) -> Result<bool> {
-    if link.window.bytes().len() * 2 > link.window.capacity() {
-        link.window.grow(HEAD_MAX + EXCERPT_MAX);
-    }
-    let filled = link.window.fill(&link.stream).await;
-    if filled.is_ok() {
-        link.unanswered = false;
-    }
-    filled.map_err(unheard)
+    let answer = head(link, 0).await?;
+    if answer.upgraded { Ok(()) } else { Err(refusal(link, &answer).await) }
 }
 
 /// An answer that is no upgrade, with the beginning of its text.

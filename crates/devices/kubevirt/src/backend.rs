@@ -1,6 +1,7 @@
 //! The kind of storage `kubevirt:URL`.
 
 use std::io::Read as _;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -185,6 +186,15 @@ impl Place {
                 Some(Arc::new(Connector::new(&demands).map_err(insecure)?.for_http()))
             }
         };
+        if token.is_some()
+            && tls.is_none()
+            && let Address::Tcp(host, _) = &address
+            && !is_here(host)
+        {
+            log::warn!(
+                "the token for {host} is sent without TLS: others on the network can read it"
+            );
+        }
         let fields = match token {
             None => String::new(),
             Some(file) => format!("x-kubevirt-export-token: {}\r\n", secret(&file)?),
@@ -193,6 +203,12 @@ impl Place {
         let server = HttpServer { address, host: uri.request.host, tls, connect_timeout, timeout };
         Ok(Export::new(server, path, fields, connections))
     }
+}
+
+/// Whether a host is this machine, by its name.
+fn is_here(host: &str) -> bool {
+    let address: Option<IpAddr> = host.parse().ok();
+    address.map_or(host == "localhost", |address| address.is_loopback())
 }
 
 fn insecure(error: blockhaul_tls::Error) -> Error {

@@ -9,51 +9,18 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, Peer, Scratch, text};
 use serde_json::{Value, json};
 
 use crate::backups::Qmp;
+use crate::served_disk::{LIMIT, OURS, succeed};
+use crate::tls_relay::{self, Clients};
 
-const LIMIT: Duration = Duration::from_secs(120);
-const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const BACKUPS: &str = include_str!("../../../../../docs/backups.md");
 const INCREMENTS: &str = include_str!("../../../../../docs/increments.md");
 const VOLUME: &str = "/1.0/storage-pools/POOL/volumes/custom/NAME";
 const SNAPSHOT: &str = "/1.0/instances/vm1/snapshots/monday/nbd";
-
-/// Takes TLS off connections whose client has a certificate, for a server on another Unix socket.
-const TLS: &str = r#"
-import socket, ssl, sys, threading
-listen, plain, pki = sys.argv[1:]
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(pki + "/server-cert.pem", pki + "/server-key.pem")
-context.load_verify_locations(pki + "/ca-cert.pem")
-context.verify_mode = ssl.CERT_REQUIRED
-server = socket.socket(socket.AF_UNIX)
-server.bind(listen)
-server.listen(16)
-
-def pump(take, give, end):
-    try:
-        while data := take(65536):
-            give(data)
-        end()
-    except OSError:
-        pass
-
-def serve(accepted):
-    client = context.wrap_socket(accepted, server_side=True)
-    back = socket.socket(socket.AF_UNIX)
-    back.connect(plain)
-    end = lambda: back.shutdown(socket.SHUT_WR)
-    threading.Thread(target=pump, args=(client.recv, back.sendall, end), daemon=True).start()
-    pump(back.recv, client.sendall, client.close)
-
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"#;
 
 /// The server, with a running machine whose disk is a volume.
 struct Platform {
@@ -323,13 +290,6 @@ fn order(qmp: &mut Qmp, command: &str, arguments: &Value) {
     qmp.done(&line(command, arguments));
 }
 
-#[track_caller]
-fn succeed(args: &[&str]) -> String {
-    let output = tools::output(Command::new(OURS).args(args), LIMIT).unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
-
 /// The commands of a page that ask a server for this.
 fn commands(page: &str, part: &str) -> Vec<String> {
     let lines = page.lines().filter(|line| line.starts_with("blockhaul ") && line.contains(part));
@@ -382,9 +342,8 @@ fn the_page_copies_volumes_of_incus_and_snapshots_of_lxd() {
     let pki = platform.file("pki");
     succeed(&["tls", "init", "--host", "host", &pki]);
     let tls = platform.scratch.socket("t");
-    let mut command = python.tied_command();
-    command.args(["-c", TLS]).arg(&tls).arg(&platform.http).arg(&pki);
-    let _tls = Server::start(command, &tls).unwrap();
+    let http = platform.http.to_str().unwrap();
+    let _tls = tls_relay::start(&python, &tls, http, &pki, Clients::WithCertificates, None);
     let lines = commands(BACKUPS, "/1.0/");
     assert_eq!(lines.len(), 3, "{lines:?}");
     for line in lines {

@@ -1,64 +1,18 @@
 //! Disks of KubeVirt, as the page backs them up, from a server that answers as its export server does.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use blockhaul_testkit::peer::{ExportFault, ExportServer, ExportedDisk};
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, Peer, Scratch, text};
 
-const LIMIT: Duration = Duration::from_secs(120);
-const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
+use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
+use crate::tls_relay::{self, Clients};
+
 const PAGE: &str = include_str!("../../../../../docs/increments.md");
 const SIZE: usize = 8 << 20;
 const TOKEN: &str = "token-of-the-secret";
-
-/// Takes TLS off connections, for a server on another port.
-const TLS: &str = r#"
-import socket, ssl, sys, threading
-listen, port, pki = sys.argv[1:]
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(pki + "/server-cert.pem", pki + "/server-key.pem")
-context.set_alpn_protocols(["h2", "http/1.1"])
-server = socket.socket(socket.AF_UNIX)
-server.bind(listen)
-server.listen(16)
-
-def pump(take, give, end):
-    try:
-        while data := take(65536):
-            give(data)
-        end()
-    except OSError:
-        pass
-
-def serve(accepted):
-    try:
-        client = context.wrap_socket(accepted, server_side=True)
-    except OSError:
-        return accepted.close()
-    if client.selected_alpn_protocol() != "http/1.1":
-        return client.close()
-    back = socket.create_connection(("127.0.0.1", int(port)))
-    end = lambda: back.shutdown(socket.SHUT_WR)
-    threading.Thread(target=pump, args=(client.recv, back.sendall, end), daemon=True).start()
-    pump(back.recv, client.sendall, lambda: client.shutdown(socket.SHUT_RDWR))
-
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"#;
-
-fn blockhaul(args: &[&str]) -> Output {
-    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
-}
-
-#[track_caller]
-fn succeed(args: &[&str]) -> String {
-    let output = blockhaul(args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 /// Two thirds of a disk, and zeroes.
 fn contents(seed: u8) -> Vec<u8> {
@@ -178,6 +132,23 @@ fn full_and_incremental_backups_are_pulled_as_the_page_says() {
 }
 
 #[test]
+fn a_token_without_tls_is_warned_about_unless_it_stays_on_this_machine() {
+    let scratch = Scratch::new().unwrap();
+    let file = |name: &str| scratch.file(name).display().to_string();
+    fs::write(scratch.file("token"), TOKEN).unwrap();
+    let server = ExportServer::start(full(&contents(1)), |_, _| ExportFault::None);
+    // The same machine, by an address that does not say so.
+    let other = server.url().replace("127.0.0.1", "0.0.0.0");
+    for (url, warnings) in [(server.url(), 0), (other, 1)] {
+        let source = format!("kubevirt:{url}?token-file={}", file("token"));
+        let output = blockhaul(&["copy", "--no-progress", &source, &file("target")]);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("is sent without TLS").count(), warnings, "{said}");
+    }
+}
+
+#[test]
 fn a_copy_over_https_outlives_faults_of_the_server() {
     let Some(python) = Peer::require("python3") else { return };
     let scratch = Scratch::new().unwrap();
@@ -199,9 +170,8 @@ fn a_copy_over_https_outlives_faults_of_the_server() {
         }
     });
     let socket = scratch.socket("t");
-    let mut command = python.tied_command();
-    command.args(["-c", TLS]).arg(&socket).arg(server.address().port().to_string()).arg(&pki);
-    let _tls = Server::start(command, &socket).unwrap();
+    let port = server.address().port().to_string();
+    let _tls = tls_relay::start(&python, &socket, &port, &pki, Clients::All, None);
     let spec = |more: &str| {
         format!(
             "kubevirt:https://proxy.example/apis/ns/exports/disk0/data?token-file={}&socket={}{more}",

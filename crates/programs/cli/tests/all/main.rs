@@ -40,6 +40,7 @@ mod service;
 mod slow_sources;
 mod ssh;
 mod targets;
+mod tls_relay;
 #[cfg(feature = "vhost")]
 mod virtual_machines;
 mod watching;

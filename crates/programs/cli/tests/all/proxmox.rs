@@ -6,15 +6,13 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, Peer, Scratch, text};
 use serde_json::{Value, json};
 
 use crate::backups::Qmp;
+use crate::served_disk::{LIMIT, OURS, succeed};
 
-const LIMIT: Duration = Duration::from_secs(120);
-const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const EXAMPLE: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../../examples/proxmox/Blockhaul.pm");
 const DEVICES: [&str; 2] = ["drive-scsi0", "drive-virtio1"];
@@ -44,13 +42,6 @@ while (my $line = <STDIN>) {
     print $json->encode({ value => $value, error => $@, log => [splice @log] }), qq(\n);
 }
 ";
-
-#[track_caller]
-fn succeed(args: &[&str]) -> String {
-    let output = tools::output(Command::new(OURS).args(args), LIMIT).unwrap();
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 /// A node with a machine of two disks, and a task with the provider.
 struct Node {

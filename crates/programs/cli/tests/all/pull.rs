@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
@@ -11,21 +11,9 @@ use blockhaul_testkit::tools::{self, Scratch, Server, text};
 use serde_json::Value;
 
 use crate::backups::{PointInTime, Qmp};
+use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
 
-const LIMIT: Duration = Duration::from_secs(120);
-const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const SIZE: &str = "16M";
-
-fn blockhaul(args: &[&str]) -> Output {
-    tools::output(Command::new(OURS).args(args), LIMIT).unwrap()
-}
-
-#[track_caller]
-fn succeed(args: &[&str]) -> String {
-    let output = blockhaul(args);
-    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
-}
 
 #[track_caller]
 fn refused(args: &[&str], status: i32, words: &[&str]) -> String {

@@ -6,6 +6,7 @@ use blockhaul_testkit::peer::Scripted;
 use blockhaul_testkit::tools::Peer;
 
 use super::*;
+use crate::tls_relay::{self, Clients};
 
 /// A shell's script in a folder; `$0` is the program.
 fn script(scratch: &Scratch, text: &str) -> Output {
@@ -301,49 +302,6 @@ fn nbd_begins_after_https() {
     assert_fails(&["info", "--timeout", "1s", &nbds], 1, &["no greeting"]);
 }
 
-/// A server of HTTPS that passes on to an NBD server what follows the request, which it writes to a
-/// file together with what TLS has agreed on.
-const RELAY: &str = r#"
-import os, socket, ssl, sys, threading
-listen, nbd, pki, log = sys.argv[1:]
-context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-context.load_cert_chain(pki + "/server-cert.pem", pki + "/server-key.pem")
-context.load_verify_locations(pki + "/ca-cert.pem")
-context.verify_mode = ssl.CERT_REQUIRED
-context.set_alpn_protocols(["h2", "http/1.1"])
-names = []
-context.sni_callback = lambda connection, name, context: names.append(name)
-server = socket.socket(socket.AF_UNIX)
-server.bind(listen)
-server.listen(16)
-
-def pump(take, give, end):
-    while data := take(65536):
-        give(data)
-    end()
-
-def serve(plain):
-    try:
-        client = context.wrap_socket(plain, server_side=True)
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += client.recv(1)
-        with open(log, "ab") as file:
-            file.write(head + f"{client.selected_alpn_protocol()} {names[-1]}\n".encode())
-        client.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
-        client.sendall(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: NBD\r\nconnection: upgrade\r\n\r\n")
-        back = socket.socket(socket.AF_UNIX)
-        back.connect(nbd)
-        end = lambda: back.shutdown(socket.SHUT_WR)
-        threading.Thread(target=pump, args=(client.recv, back.sendall, end), daemon=True).start()
-        pump(back.recv, client.sendall, client.close)
-    except OSError:
-        plain.close()
-
-while True:
-    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
-"#;
-
 #[test]
 fn a_foreign_server_of_https_goes_on_with_nbd() {
     let (Some(python), Some(nbdkit)) = (Peer::require("python3"), Peer::require("nbdkit")) else {
@@ -355,9 +313,8 @@ fn a_foreign_server_of_https_goes_on_with_nbd() {
     let nbd = Server::nbdkit(&nbdkit, &scratch.socket("kit"), &["memory", "8M"]).unwrap();
     let listen = scratch.socket("http");
     let log = scratch.file("log");
-    let mut command = python.tied_command();
-    command.args(["-c", RELAY]).arg(&listen).arg(nbd.socket()).arg(&pki).arg(&log);
-    let relay = Server::start(command, &listen).unwrap();
+    let to = nbd.socket().to_str().unwrap();
+    let relay = tls_relay::start(&python, &listen, to, &pki, Clients::WithCertificates, Some(&log));
     let uri = format!(
         "nbd+https://lxd.example/1.0/volumes/disk%201/nbd?project=a&tls-certificates={pki}&socket={}",
         relay.socket().display()
