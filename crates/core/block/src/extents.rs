@@ -37,6 +37,7 @@ impl Extents {
 
     /// Appends a run, joining it to the last one of the same state. Ignores runs of length 0, and
     /// bytes that would make the total overflow.
+    #[inline]
     pub fn push(&mut self, len: u64, state: u64) {
         let len = len.min(u64::MAX - self.total);
         if len == 0 {
