@@ -65,25 +65,28 @@ pub fn start_tests(directory: &Path) -> Result<Running, String> {
     let errors = written.try_clone().map_err(cannot)?;
     let thread = std::thread::spawn(move || {
         // What a quiet cargo runs would not name its tests.
-        run::wait_for(&mut nice(run::cargo("test").arg("--no-run").args(TESTS)))?;
-        let mut tests = nice(run::loud_cargo("test").args(TESTS));
+        run::wait_for(&mut idle(run::cargo("test").arg("--no-run").args(TESTS)))?;
+        let mut tests = idle(run::loud_cargo("test").args(TESTS));
         run::wait_for(tests.stdout(written).stderr(errors))
     });
     Ok(Running { thread, output })
 }
 
-/// The same command at the lowest priority.
-fn nice(command: &Command) -> Command {
-    let mut niced = Command::new("nice");
-    niced.args(["-n", "19"]).arg(command.get_program()).args(command.get_args());
-    niced.current_dir(run::workspace());
+/// Gives its process the policy SCHED_IDLE, or else the lowest priority, and becomes the command.
+const IDLE: &str = "chrt --idle --pid 0 $$ 2>&- || renice -n 19 $$ >&- 2>&-; exec \"$@\"";
+
+/// The same command when nothing else wants a processor.
+fn idle(command: &Command) -> Command {
+    let mut idle = Command::new("sh");
+    idle.args(["-c", IDLE, "sh"]).arg(command.get_program()).args(command.get_args());
+    idle.current_dir(run::workspace());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => niced.env(name, value),
-            None => niced.env_remove(name),
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
         };
     }
-    niced
+    idle
 }
 
 impl Running {

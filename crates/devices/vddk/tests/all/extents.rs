@@ -247,12 +247,20 @@ fn slowest_read_during_a_query(lab: &Lab) -> Duration {
 
 #[test]
 fn reads_go_on_during_a_query_where_the_library_allows_it() {
-    let lab = Lab::new("query=600ms\nexclusive=off\nlatency=20ms");
-    let slowest = slowest_read_during_a_query(&lab);
-    assert!(slowest < Duration::from_millis(300), "{slowest:?}");
-    // Two for the clients, and one for the queries.
-    assert_eq!((lab.calls("Open"), lab.calls("Close"), lab.calls(QUERY)), (3, 3, 3));
-    lab.assert_clean();
+    let mut seen = Vec::new();
+    // A read may wait for a processor; a library that holds up reads does so each time.
+    for _ in 0..4 {
+        let lab = Lab::new("query=600ms\nexclusive=off\nlatency=20ms");
+        let slowest = slowest_read_during_a_query(&lab);
+        // Two for the clients, and one for the queries.
+        assert_eq!((lab.calls("Open"), lab.calls("Close"), lab.calls(QUERY)), (3, 3, 3));
+        lab.assert_clean();
+        if slowest < Duration::from_millis(300) {
+            return;
+        }
+        seen.push(slowest);
+    }
+    panic!("{seen:?}");
 }
 
 #[test]
