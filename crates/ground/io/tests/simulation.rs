@@ -8,7 +8,10 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::simulation::{Faults, Machine, Report, Settings, Stuck, run};
-use blockhaul_io::{Buf, Data, File, Remote, Stream, elapsed, now, offload, sleep, spawn, ticket};
+use blockhaul_io::{
+    Buf, Data, File, RecvWindow, Remote, Reservation, Stream, elapsed, now, offload, sleep, spawn,
+    ticket,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 const HARSH: Faults = Faults {
@@ -189,4 +192,33 @@ fn a_killed_machine_drops_its_tasks_even_if_they_hold_each_other() {
         });
         assert_eq!((ended, report.panics.len()), (Ok(0), 0), "seed {seed}: the peer sees the end");
     }
+}
+
+/// A readable socket may have nothing to give, several times, before the first byte of a payload that
+/// takes several pipes: no pipe is passed over while it is empty.
+#[test]
+fn payloads_are_parked_in_order_although_the_socket_has_nothing_at_first() {
+    const LEN: usize = (1 << 20) + 512;
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i * 7 + i / 251) as u8).collect();
+    let mut parked = 0;
+    for seed in 0..50 {
+        let bytes = bytes.clone();
+        let receive = || async move {
+            let machine = Machine::start(2).unwrap();
+            let (ours, theirs) = pair();
+            let sent = bytes.clone();
+            machine.workers()[0].spawn(move || async move { ours.send_all(&sent).await.unwrap() });
+            let received = machine.workers()[1].spawn(move || async move {
+                let mut window = RecvWindow::new();
+                let room = Reservation::unpooled(LEN).parkable();
+                let data = window.payload_or_parked(&theirs, room).await.unwrap().unwrap();
+                (data.is_parked(), data.bytes() == &bytes[..])
+            });
+            received.await.unwrap()
+        };
+        let (is_parked, same) = run(&settings(seed), receive).0.unwrap();
+        assert!(same, "seed {seed}");
+        parked += u64::from(is_parked);
+    }
+    assert!(parked > 0, "every payload was copied");
 }

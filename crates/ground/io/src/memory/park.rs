@@ -229,6 +229,8 @@ impl Parked {
                     self.put(moved);
                     filled += moved;
                 }
+                // The file has no data yet.
+                Err(Errno::AGAIN) if next.bytes == 0 => break,
                 // Full.
                 Err(Errno::AGAIN) => self.filling += 1,
                 Err(Errno::INTR) => {}
@@ -277,9 +279,11 @@ impl Parked {
         Ok(moved)
     }
 
-    /// Goes on with the next pipe, if there is one.
+    /// Goes on with the next pipe, if there is one and this one has bytes. An empty pipe is not full,
+    /// and bytes behind it would not be found: they are taken from the first pipe.
     pub(crate) fn next_pipe(&mut self) -> bool {
-        let more = self.filling + 1 < self.pipes.len();
+        let empty = self.pipes.get(self.filling).is_none_or(|next| next.bytes == 0);
+        let more = !empty && self.filling + 1 < self.pipes.len();
         self.filling += usize::from(more);
         more
     }
