@@ -1,14 +1,16 @@
 //! `extents-cache`: requests the extents of a slow source once, in bulk, and caches them.
 //!
-//! - `map`: the cached extents. `pace`: whether queries are slow enough to cache them.
+//! - `map`: the cached extents. `pace`: whether queries are slow enough to cache them. `unflushed`: what a
+//!   crash of the server below may undo.
 //!
 //! All handles of the layer share the cache. Changes through any of them keep it valid: when a
-//! change has completed, its range is known to be data (write) or zeroes (zero), or is dropped
-//! (trim, and all other contexts); replies to requests that were in flight at that moment are not
-//! cached for the range.
+//! change has completed, its range is known to be data (write) or zeroes (zero with FUA), or is dropped
+//! (zero, trim, and all other contexts); replies to requests that were in flight at that moment are not
+//! cached for the range. What was zeroed or trimmed is not cached before a flush.
 
 mod map;
 mod pace;
+mod unflushed;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +26,7 @@ use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
 use map::{Map, forget_oldest};
 use pace::{Measure, Pace};
+use unflushed::Unflushed;
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_IN_ANSWER: usize = 64 << 10;
@@ -43,7 +46,8 @@ extents.
 With `slow=TIME` the layer measures the first queries. It passes queries through unchanged if most \
 of them take less time and do not hold up reads.
 
-Writes, zero and trim requests through this layer update the cache. Changes by other means \
+Writes, zero and trim requests through this layer update the cache; extents of ranges that were zeroed \
+or trimmed are cached after the next flush only. Changes by other means \
 (another program, another export without this layer) are not detected: use it only if no other \
 program changes the disk. When the memory is full, the least recently used extents are dropped \
 and queried again.",
@@ -90,8 +94,17 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             let passes = slow.is_some() && !below.intent.write;
             return if passes { Ok(below.device) } else { Err(error) };
         }
-        Ok(Arc::new(CacheDevice { inner: below.device, facts, known }))
+        let handle = known.next_handle();
+        Ok(Arc::new(CacheDevice { inner: below.device, facts, known, handle }))
     })
+}
+
+/// A request that changes a range.
+struct Change {
+    kind: OpKind,
+    start: u64,
+    end: u64,
+    fua: bool,
 }
 
 /// State shared by all handles.
@@ -110,6 +123,10 @@ struct State {
     /// The index of `base:allocation`: for this context the state after a change is known.
     base: Option<usize>,
     asking: Vec<Asking>,
+    /// What is not cached before a flush.
+    unflushed: Unflushed,
+    /// Number of handles that were opened.
+    handles: u64,
     /// Counts requests, as a clock for the last use.
     now: u64,
     /// The longest range that the device describes in one reply, once it has described less than
@@ -167,6 +184,13 @@ impl Known {
         Ok(())
     }
 
+    /// The number of a new handle.
+    fn next_handle(&self) -> u64 {
+        let mut state = self.lock();
+        state.handles += 1;
+        state.handles
+    }
+
     fn plan(&self, at: u64, end: u64, contexts: Contexts, ask: Ask) -> Plan {
         let mut state = self.lock();
         let State { maps, asking, now, size, reach, .. } = &mut *state;
@@ -211,7 +235,7 @@ impl Known {
     /// waiters.
     fn learn(&self, id: u64, contexts: Contexts, answer: &Result<Vec<Extents>>) {
         let mut state = self.lock();
-        let State { maps, asking, now, reach, .. } = &mut *state;
+        let State { maps, asking, now, reach, unflushed, .. } = &mut *state;
         let Some(index) = asking.iter().position(|asking| asking.id == id) else { return };
         let asking = asking.swap_remove(index);
         if let Ok(lists) = answer {
@@ -222,7 +246,7 @@ impl Known {
             for (index, list) in contexts.iter().zip(lists) {
                 let Some(map) = maps.get_mut(index) else { continue };
                 map.learn(asking.at, list, *now);
-                for &(start, end) in &asking.stale {
+                for (start, end) in asking.stale.iter().copied().chain(unflushed.ranges()) {
                     map.forget(start, end);
                 }
             }
@@ -235,14 +259,19 @@ impl Known {
         }
     }
 
-    /// A change has completed or failed.
-    fn changed(&self, kind: OpKind, start: u64, end: u64, done: bool) {
+    /// A change through a handle has completed (`done`) or failed.
+    fn changed(&self, handle: u64, change: &Change, done: bool) {
+        let &Change { kind, start, end, fua } = change;
+        let durable = done && fua;
         let mut state = self.lock();
-        let State { maps, asking, base, .. } = &mut *state;
+        let State { maps, asking, base, unflushed, .. } = &mut *state;
+        if kind != OpKind::Write && !durable {
+            unflushed.add(handle, start, end);
+        }
         for (index, map) in maps.iter_mut().enumerate() {
             match kind {
                 OpKind::Write if *base == Some(index) => map.set(start, end, 0),
-                OpKind::Zero if *base == Some(index) && done => map.set(start, end, ZERO),
+                OpKind::Zero if *base == Some(index) && durable => map.set(start, end, ZERO),
                 _ => map.forget(start, end),
             }
         }
@@ -295,6 +324,7 @@ struct CacheDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     known: Arc<Known>,
+    handle: u64,
 }
 
 impl Device for CacheDevice {
@@ -309,6 +339,7 @@ impl Device for CacheDevice {
             Op::Extents(contexts) if self.known.measure.pace() != Pace::Quick => {
                 self.extents(request, contexts)
             }
+            Op::Flush => self.flush(request),
             Op::Read(_) if self.known.measure.read_begins() => self.measured_read(request),
             _ => self.inner.submit(request),
         }
@@ -341,11 +372,31 @@ impl CacheDevice {
     }
 
     fn change(&self, request: Request) -> Pending {
-        let kind = request.kind();
-        let start = request.at;
-        let end = request.end().unwrap_or(u64::MAX);
+        let change = Change {
+            kind: request.kind(),
+            start: request.at,
+            end: request.end().unwrap_or(u64::MAX),
+            fua: request.flags.contains(Flags::FUA),
+        };
         let known = self.known.clone();
-        let note = move |outcome: &Outcome| known.changed(kind, start, end, outcome.is_ok());
+        let handle = self.handle;
+        self.noted(request, move |outcome| known.changed(handle, &change, outcome.is_ok()))
+    }
+
+    fn flush(&self, request: Request) -> Pending {
+        let known = self.known.clone();
+        let handle = self.handle;
+        let so_far = known.lock().unflushed.so_far();
+        let all = self.facts.can.contains(Can::MULTI_CONN);
+        self.noted(request, move |outcome| {
+            if outcome.is_ok() {
+                known.lock().unflushed.flushed(handle, so_far, all);
+            }
+        })
+    }
+
+    /// Calls `note` with the outcome of a request.
+    fn noted(&self, request: Request, note: impl FnOnce(&Outcome) + 'static) -> Pending {
         match self.inner.submit(request).now() {
             Ok(outcome) => {
                 note(&outcome);
@@ -440,7 +491,7 @@ mod tests {
             panic!("nothing is known");
         };
         assert!(matches!(known.plan(500, 600, base, ask), Plan::Wait(_)));
-        known.changed(OpKind::Write, 100, 200, true);
+        known.changed(1, &Change { kind: OpKind::Write, start: 100, end: 200, fua: false }, true);
         known.learn(id, base, &Ok(vec![Extents::one(1000, ZERO)]));
         assert!(matches!(known.plan(99, 600, base, ask), Plan::Known(_)));
         let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
@@ -448,7 +499,9 @@ mod tests {
         };
         // Many changes invalidate all of a reply.
         for at in 0..100 {
-            known.changed(OpKind::Trim, 190 + at % 5, 195 + at % 5, true);
+            let change =
+                Change { kind: OpKind::Trim, start: 190 + at % 5, end: 195 + at % 5, fua: true };
+            known.changed(1, &change, true);
         }
         known.learn(id, base, &Ok(vec![Extents::one(100, ZERO)]));
         assert!(matches!(known.plan(150, 160, base, ask), Plan::Ask { .. }));

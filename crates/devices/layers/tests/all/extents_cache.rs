@@ -50,7 +50,7 @@ fn changes_keep_it_true() {
         let device = layer("extents-cache").unwrap().wrap(counted).unwrap();
         assert_eq!(runs(&device, 0, 1 << 20).await, [(1 << 20, HOLE | ZERO)]);
         write(&device, 4096, &[1; 100]).await;
-        device.zero(512 << 10, 4096).await.unwrap();
+        device.submit(Request::zero(512 << 10, 4096).with(Flags::FUA)).await.unwrap();
         let found = runs(&device, 0, 1 << 20).await;
         let hole = HOLE | ZERO;
         let head = 4096;
@@ -61,6 +61,31 @@ fn changes_keep_it_true() {
         device.trim(0, 128 << 10).await.unwrap();
         assert_eq!(runs(&device, 0, 128 << 10).await, [(128 << 10, hole)]);
         assert_eq!(counter.counts(OpKind::Extents).requests, 2, "what was trimmed is asked for");
+    });
+}
+
+/// A server that crashes may lose zeroes that were not flushed, and `retry` hides the crash.
+#[test]
+fn what_was_zeroed_is_cached_after_a_flush() {
+    on_workers(|| async {
+        let memory = blockhaul_backends::memory(1 << 20);
+        write(&memory, 0, &[1; 100]).await;
+        let counter = StatsLayer::new();
+        let counted = counter.wrap(memory).unwrap();
+        let device = layer("extents-cache").unwrap().wrap(counted).unwrap();
+        let queries = async || {
+            runs(&device, 512 << 10, 4096).await;
+            counter.counts(OpKind::Extents).requests
+        };
+        assert_eq!((queries().await, queries().await), (1, 1));
+        device.zero(512 << 10, 4096).await.unwrap();
+        assert_eq!((queries().await, queries().await), (2, 3), "asked for each time");
+        // The rest of the disk is still cached.
+        runs(&device, 520 << 10, 4096).await;
+        assert_eq!(counter.counts(OpKind::Extents).requests, 3);
+        device.flush().await.unwrap();
+        assert_eq!((queries().await, queries().await), (4, 4));
+        assert_eq!(runs(&device, 512 << 10, 4096).await[0].1 & ZERO, ZERO);
     });
 }
 
