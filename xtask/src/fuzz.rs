@@ -8,7 +8,7 @@ use crate::{Outcome, run};
 pub const HELP: &str = "\
 cargo xtask fuzz [TARGET] [--seconds N] [--seed N] [--stable] [--list]
 
-Fuzzes one parser, or each in turn. Where a nightly toolchain with cargo-fuzz is installed the runs
+Fuzzes one target, or each in turn. Where a nightly toolchain with cargo-fuzz is installed the runs
 are coverage-guided (libFuzzer, workspace fuzz/); elsewhere a seeded runner on the stable toolchain
 mutates the corpus. A failing input is printed or kept by the runner, with how to run it again.
 
@@ -31,18 +31,27 @@ struct Wish {
 /// Default seconds for each target.
 const DEFAULT_SECONDS: u64 = 20;
 
-/// The file with the table of targets.
+/// The table of the targets that both runners have.
 const TABLE: &str = "crates/ground/wire/src/fuzz.rs";
 
-/// Inputs stored in the tree, one directory per target.
-const CORPUS: &str = "crates/ground/wire/tests/corpus";
+/// The table of the other targets. Their seeded forms are tests of their crates.
+const OTHERS: &str = "fuzz/fuzz_targets/others.rs";
+
+/// Where inputs are stored in the tree, one directory per target, and their maximum length in bytes:
+/// files with headers are longer than messages.
+const CORPORA: [(&str, u64); 2] =
+    [("crates/ground/wire/tests/corpus", 4096), ("fuzz/corpus", 16384)];
 
 /// The toolchain that cargo-fuzz needs.
 const NIGHTLY: &str = "nightly";
 
 pub fn main(args: &[String]) -> Outcome {
     let wish = Wish::parse(args)?;
-    let known = targets()?;
+    let mut known = targets(TABLE)?;
+    let guided = !wish.stable && have_cargo_fuzz();
+    if guided || wish.list {
+        known.extend(targets(OTHERS)?);
+    }
     if wish.list {
         known.iter().for_each(|name| println!("{name}"));
         return Ok(());
@@ -50,9 +59,10 @@ pub fn main(args: &[String]) -> Outcome {
     if let Some(name) = &wish.target
         && !known.contains(name)
     {
-        return Err(format!("no fuzz target '{name}'; the targets are {}", known.join(", ")));
+        let more = if guided { "" } else { "; others need cargo-fuzz" };
+        return Err(format!("no fuzz target '{name}'; the targets are {}{more}", known.join(", ")));
     }
-    if wish.stable || !have_cargo_fuzz() {
+    if !guided {
         println!("fuzzing with the seeded runner of the stable toolchain");
         return run_stable(&wish);
     }
@@ -87,13 +97,13 @@ impl Wish {
     }
 }
 
-/// Names of the fuzz targets, from the table that both runners use.
-fn targets() -> Result<Vec<String>, String> {
-    let path = run::workspace().join(TABLE);
+/// Names of the fuzz targets of a table.
+fn targets(table: &str) -> Result<Vec<String>, String> {
+    let path = run::workspace().join(table);
     let text = std::fs::read_to_string(&path)
         .map_err(|error| format!("cannot read the fuzz targets in {}: {error}", path.display()))?;
     let names = names_in(&text);
-    if names.is_empty() { Err(format!("{TABLE} has no table of fuzz targets")) } else { Ok(names) }
+    if names.is_empty() { Err(format!("{table} has no table of fuzz targets")) } else { Ok(names) }
 }
 
 /// Names in the table `TARGETS`, whose lines are `("NAME", FUNCTION),`.
@@ -127,11 +137,11 @@ fn run_guided(target: &str, wish: &Wish) -> Outcome {
     command.args(["run", NIGHTLY, "cargo", "fuzz", "run", "--target-dir"]).arg(&own);
     // The parsers have no code in which a memory sanitizer could find errors.
     command.args(["--sanitizer", "none", "parser"]).arg(&found);
-    let tree = run::workspace().join(CORPUS).join(target);
-    if tree.is_dir() {
-        command.arg(tree);
-    }
-    command.args(["--", "-timeout=10", "-max_len=4096"]);
+    let trees = CORPORA.map(|(corpus, len)| (run::workspace().join(corpus).join(target), len));
+    let Some((tree, len)) = trees.into_iter().find(|(tree, _)| tree.is_dir()) else {
+        return Err(format!("there is no corpus for the fuzz target '{target}'"));
+    };
+    command.arg(tree).args(["--", "-timeout=10"]).arg(format!("-max_len={len}"));
     command.arg(format!("-artifact_prefix={}/", artifacts.display()));
     command.arg(format!("-max_total_time={}", wish.seconds.unwrap_or(DEFAULT_SECONDS)));
     if let Some(seed) = wish.seed {

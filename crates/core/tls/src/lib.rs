@@ -25,6 +25,8 @@ pub use context::{Acceptor, Connector, Credentials, Demands, Records, usual_cert
 pub use error::{Error, TlsErrorKind};
 pub use handshake::{About, Session};
 pub use names::Names;
+#[cfg(fuzzing)]
+pub use records::fuzz;
 
 /// The version of OpenSSL that is in use.
 pub fn library_version() -> &'static str {

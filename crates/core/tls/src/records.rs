@@ -496,5 +496,7 @@ fn no_room() -> io::Error {
 
 #[cfg(test)]
 mod differential;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 #[cfg(test)]
 mod tests;

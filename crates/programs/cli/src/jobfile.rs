@@ -123,9 +123,15 @@ fn read_shaped(shape: &'static Shape, path: &Path, given: &[Given]) -> Result<Jo
     parse_shaped(shape, &path.display().to_string(), &text, given)
 }
 
-#[cfg(test)]
-fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
+#[cfg(any(test, fuzzing))]
+pub fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
     parse_shaped(&COPY, path, text, given)
+}
+
+/// Parses a file of `blockhaul pull`.
+#[cfg(any(test, fuzzing))]
+pub fn parse_pull(path: &str, text: &str) -> Result<JobFile, Failure> {
+    parse_shaped(&PULL, path, text, &[])
 }
 
 fn parse_shaped(

@@ -38,6 +38,8 @@ mod direct;
 mod ends;
 mod exit;
 mod figures;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod generate;
 mod help;
 #[cfg(feature = "formats")]

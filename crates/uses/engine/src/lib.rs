@@ -65,6 +65,8 @@ pub use copy::copy;
 pub use digest::digest;
 pub use disk_map::{CELLS_MAX, MapCell, MapSnapshot};
 pub use engine::{Control, Engine};
+#[cfg(fuzzing)]
+pub use journal::fuzz;
 pub use journal::{JournalOptions, check_journal, discard_journal};
 pub use manifest::Manifest;
 pub use meter::Meters;

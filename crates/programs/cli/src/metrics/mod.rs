@@ -15,6 +15,9 @@ mod page;
 mod text;
 mod textfile;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use http::parse as parse_http;
+
 use std::rc::Rc;
 use std::sync::Arc;
 

@@ -268,6 +268,17 @@ fn ask(line: &[u8]) -> Result<(String, Map<String, Value>), Refusal> {
     Ok((command.to_string(), request))
 }
 
+/// Reads a request, and what its members mean.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(line: &[u8]) {
+    let Ok((command, request)) = ask(line) else { return };
+    let _ = within(&command, &request);
+    let _ = device_of(&command, &request, "device");
+    let _ = snapshot_options(&command, &request);
+    let _ = copy_mode(&command, &request);
+    let _ = settings(&command, &request);
+}
+
 async fn say(peer: &Stream, answer: Result<Value, Refusal>) -> std::io::Result<()> {
     let mut value = match answer {
         Ok(value) => value,

@@ -11,7 +11,7 @@ pub(super) const HEADER: usize = 4096;
 pub(super) const RECORD: usize = 32;
 
 /// Bytes of a checksum (a truncated BLAKE3).
-const CHECK: usize = 16;
+pub(super) const CHECK: usize = 16;
 
 /// Longest text that identifies a side; a longer one is replaced by its digest.
 const TEXT_MAX: usize = 1500;
@@ -229,7 +229,7 @@ impl Fields<'_> {
     }
 }
 
-fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
+pub(super) fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(id).update(&index.to_be_bytes()).update(body);
     let mut check = [0; CHECK];

@@ -8,6 +8,8 @@
 //! a wrong checksum on is a torn batch of a crash and is discarded: its segments are copied again.
 
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod parts;
 
 use std::fs::{File, OpenOptions};

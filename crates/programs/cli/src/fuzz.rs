@@ -1,0 +1,71 @@
+//! Fuzz targets: what the program reads besides devices. Each takes any bytes and must not panic.
+
+use crate::{jobfile, metrics, serve};
+
+/// Job files of `copy` and of `pull`.
+pub fn job_file(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    // Errors name the place.
+    if let Err(failure) = jobfile::parse("f.toml", text, &[]) {
+        assert!(!failure.to_string().is_empty());
+    }
+    let _ = jobfile::parse_pull("f.toml", text);
+}
+
+/// Requests for metrics and for the page.
+pub fn metrics_request(data: &[u8]) {
+    let Ok(request) = metrics::parse_http(data) else { return };
+    assert!(!request.path.is_empty());
+}
+
+/// Requests on the control socket.
+pub fn control_request(data: &[u8]) {
+    serve::fuzz_control(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use blockhaul_testkit::mutate::mutated;
+    use blockhaul_testkit::rng::{Rng, seed};
+
+    use super::*;
+
+    /// Changes valid inputs. `BLOCKHAUL_SEED` repeats a failure.
+    fn survives(target: fn(&[u8]), inputs: &[&str]) {
+        let seed = seed();
+        println!("BLOCKHAUL_SEED={seed}");
+        let mut rng = Rng::new(seed);
+        for input in inputs {
+            target(input.as_bytes());
+            for _ in 0..200 {
+                target(&mutated(&mut rng, input.as_bytes()));
+            }
+        }
+    }
+
+    #[test]
+    fn job_files_are_read_or_refused() {
+        let two = "name = \"night\"\nverify = true\n\n[[disk]]\nsource = \"nbd://old/a\"\n\
+            target = \"/backup/a.raw\"\nrate = \"10M\"\n\n[disk.b]\nsource = [\"qemu-nbd\", \"b.qcow2\"]\n\
+            target = \"qcow2:b.qcow2\"\njournal = \"b.journal\"\n";
+        let pull = "[[disk]]\nsource = \"nbd://live/a\"\nbitmap = \"b0\"\ntarget = \"a.qcow2\"\n";
+        survives(job_file, &[two, pull]);
+    }
+
+    #[test]
+    fn requests_for_metrics_are_read_or_refused() {
+        let direct = "GET /metrics?name=a HTTP/1.1\r\nHost: [::1]:9100\r\nAccept: */*";
+        let proxied = "HEAD http://localhost:9100/ HTTP/1.0\r\nVia: 1.1 proxy";
+        survives(metrics_request, &[direct, proxied]);
+    }
+
+    #[test]
+    fn requests_on_the_control_socket_are_read_or_refused() {
+        let backup = "{\"command\": \"backup\", \"device\": [\"qemu-nbd\", \"a\"], \"seconds\": 1.5, \"snapshot\": \
+            {\"block\": 65536, \"max\": 1048576, \"directory\": \"/tmp\", \"guest_timeout\": 30, \
+            \"on_failure\": \"fail\"}}";
+        let mirror = "{\"command\": \"mirror\", \"device\": \"nbd://host/a\", \"copy_mode\": \"background\", \
+            \"job_name\": \"m\", \"on_target_error\": \"stop\", \"finalize_by_hand\": true}";
+        survives(control_request, &[backup, mirror]);
+    }
+}
