@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -143,6 +143,8 @@ pub(crate) struct Client {
     guest: Guest,
     /// The connection, and its number.
     stack: RefCell<Option<Rc<Stack>>>,
+    /// The one before it.
+    left: RefCell<Weak<Stack>>,
     generation: Cell<u64>,
 }
 
@@ -177,7 +179,12 @@ pub(crate) async fn work(
 
 impl Client {
     pub(crate) fn new(guest: Guest) -> Rc<Client> {
-        Rc::new(Client { guest, stack: RefCell::default(), generation: Cell::default() })
+        Rc::new(Client {
+            guest,
+            stack: RefCell::default(),
+            left: RefCell::default(),
+            generation: Cell::default(),
+        })
     }
 
     fn oracle(&self) -> MutexGuard<'_, Oracle> {
@@ -189,6 +196,10 @@ impl Client {
         for attempt in 1..10_000 {
             if let Some(stack) = self.stack.borrow().clone() {
                 return Ok((stack, self.generation.get()));
+            }
+            while self.caches_extents() && self.left.borrow().strong_count() > 0 {
+                // What is in flight there may change the disk, which a new cache does not see.
+                sleep(Duration::from_millis(100)).await;
             }
             let generation = self.generation.get();
             let opened =
@@ -225,11 +236,17 @@ impl Client {
             return;
         }
         self.note("leaves its connection");
-        self.stack.replace(None);
+        if let Some(stack) = self.stack.replace(None) {
+            self.left.replace(Rc::downgrade(&stack));
+        }
         if self.has_cache() {
             // What the cache had not written is lost, or is written while it closes.
             self.oracle().lost_cache();
         }
+    }
+
+    fn caches_extents(&self) -> bool {
+        self.guest.layers.iter().any(|layer| layer.starts_with("extents-cache"))
     }
 
     fn has_cache(&self) -> bool {
