@@ -47,8 +47,11 @@ impl Ground<'_> {
 impl Calls {
     /// Ends the counting; `None` if nothing was counted after all.
     pub fn end(mut self) -> Option<u64> {
-        rustix::process::kill_process(Pid::from_child(&self.child), Signal::INT).ok()?;
-        self.child.wait().ok()?;
+        // perf loses a signal that comes just before it waits for one.
+        while matches!(self.child.try_wait(), Ok(None)) {
+            rustix::process::kill_process(Pid::from_child(&self.child), Signal::INT).ok()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
         counted(&fs::read_to_string(&self.log).ok()?)
     }
 }
