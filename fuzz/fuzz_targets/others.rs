@@ -6,7 +6,6 @@ use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 use std::sync::OnceLock;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _};
 use blockhaul_catalog::{Intent, Spec};
 use blockhaul_engine::Manifest;
 use blockhaul_io::{Config, Runtime};
@@ -30,9 +29,6 @@ pub const TARGETS: &[Target] = &[
     ("logical_partition", |data| device(data, "partition?partition=5", 1 << 20)),
     ("luks", |data| device(data, "luks?passphrase=s", 4 << 20)),
 ];
-
-/// Most bytes that are read of a device.
-const READ_MAX: u64 = 1 << 20;
 
 /// A manifest that is read is printed as it was.
 fn manifest(data: &[u8]) {
@@ -71,21 +67,7 @@ fn look(device: &str, layers: &[&str]) {
         let Ok(spec) = Spec::parse(OsStr::new(&device)) else { return };
         let Ok(layers) = layers.iter().map(|layer| registry.layer(layer)).collect() else { return };
         if let Ok(stack) = registry.open(&spec, layers, Intent::READ).await {
-            let _ = read(&**stack.device()).await;
+            let _ = blockhaul_testkit::mutate::look(&**stack.device()).await;
         }
     });
-}
-
-async fn read(device: &dyn Device) -> blockhaul_block::Result<()> {
-    let facts = device.facts();
-    let len = facts.size.min(READ_MAX);
-    for at in [0, facts.size - len] {
-        if len > 0 {
-            device.read(at, usize::try_from(len).unwrap_or(0)).await?;
-        }
-    }
-    if len > 0 && facts.contexts.first().is_some_and(|name| name == BASE_ALLOCATION) {
-        device.extents(0, len, Contexts::first()).await?;
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: the parsers' fuzz targets, coverage-guided if the toolchain supports it and
+//! `cargo xtask fuzz`: the fuzz targets, coverage-guided if the toolchain supports it and
 //! seeded from a corpus everywhere.
 
 use std::process::Command;
@@ -14,7 +14,8 @@ mutates the corpus. A failing input is printed or kept by the runner, with how t
 
   --seconds N   time for each target (default 20)
   --seed N      start of the random numbers; a run with the same seed makes the same inputs
-  --stable      the stable runner even where cargo-fuzz is installed
+  --stable      the stable runner even where cargo-fuzz is installed; it has the protocol's targets,
+                and tests of their crates mutate the inputs of the others
   --list        print the targets and do nothing else
 ";
 

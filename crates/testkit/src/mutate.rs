@@ -1,6 +1,11 @@
 //! Changes valid bytes at random, for tests of what reads them: the seeded form of a fuzzer.
 
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Result};
+
 use crate::rng::Rng;
+
+/// Most bytes that are read at either end of a device.
+const READ_MAX: u64 = 1 << 20;
 
 /// Most changes of one input.
 const CHANGES: u64 = 5;
@@ -41,6 +46,24 @@ pub fn mutated_at_edges(rng: &mut Rng, input: &[u8], edge: usize) -> Vec<u8> {
         let (before, end) = input.split_at(input.len() - edge);
         [before, &mutated(rng, end)].concat()
     }
+}
+
+/// Reads the start, the end and the extents of a device that was opened over changed bytes.
+///
+/// # Errors
+/// Those of the device: the caller expects them.
+pub async fn look(device: &dyn Device) -> Result<()> {
+    let facts = device.facts();
+    let len = facts.size.min(READ_MAX);
+    for at in [0, facts.size - len] {
+        if len > 0 {
+            device.read(at, usize::try_from(len).unwrap_or(0)).await?;
+        }
+    }
+    if len > 0 && facts.contexts.first().is_some_and(|name| name == BASE_ALLOCATION) {
+        device.extents(0, len, Contexts::first()).await?;
+    }
+    Ok(())
 }
 
 fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {

@@ -45,17 +45,23 @@ mod tests {
 
     #[test]
     fn job_files_are_read_or_refused() {
-        let two = "name = \"night\"\nverify = true\n\n[[disk]]\nsource = \"nbd://old/a\"\n\
-            target = \"/backup/a.raw\"\nrate = \"10M\"\n\n[disk.b]\nsource = [\"qemu-nbd\", \"b.qcow2\"]\n\
-            target = \"qcow2:b.qcow2\"\njournal = \"b.journal\"\n";
-        let pull = "[[disk]]\nsource = \"nbd://live/a\"\nbitmap = \"b0\"\ntarget = \"a.qcow2\"\n";
-        survives(job_file, &[two, pull]);
+        let copy = "parallel = 3\nrate = '5M'\n[defaults]\nverify = true\n[[disk]]\nname = 'root'\n\
+            source = 'nbd://old/root'\ntarget = 'root.raw'\nrequest-size = '64k'\n[[disk]]\n\
+            source = ['qemu-nbd', '-r', '[x']\ntarget = 'data.raw'\nsource-layer = ['log']\n";
+        let pull = "[[disk]]\nname = 'vda'\nsource = 'nbd://live/vda'\nstore = 'vm1-vda'\n\
+            bitmap = 'b0'\nverify = true\n";
+        assert!(jobfile::parse("f.toml", copy, &[]).is_ok());
+        assert!(jobfile::parse_pull("f.toml", pull).is_ok());
+        survives(job_file, &[copy, pull]);
     }
 
     #[test]
     fn requests_for_metrics_are_read_or_refused() {
         let direct = "GET /metrics?name=a HTTP/1.1\r\nHost: [::1]:9100\r\nAccept: */*";
         let proxied = "HEAD http://localhost:9100/ HTTP/1.0\r\nVia: 1.1 proxy";
+        for input in [direct, proxied] {
+            assert!(metrics::parse_http(input.as_bytes()).is_ok(), "{input}");
+        }
         survives(metrics_request, &[direct, proxied]);
     }
 

@@ -3,6 +3,8 @@
 
 /// Maximum number of ranges; further ones are joined with what lies between.
 const MAX: usize = 1024;
+/// The handle of a range that several have changed. Handles are numbered from 1.
+const SEVERAL: u64 = 0;
 
 /// A changed range.
 struct Change {
@@ -37,13 +39,15 @@ impl Unflushed {
             return;
         }
         if self.changes.len() >= MAX {
-            let joined = self.changes.iter_mut().find(|change| change.handle == handle);
-            if let Some(joined) = joined {
-                joined.start = joined.start.min(start);
-                joined.end = joined.end.max(end);
-                joined.number = number;
-                return;
+            let own = self.changes.iter().position(|change| change.handle == handle);
+            let joined = &mut self.changes[own.unwrap_or(0)];
+            joined.start = joined.start.min(start);
+            joined.end = joined.end.max(end);
+            joined.number = number;
+            if own.is_none() {
+                joined.handle = SEVERAL;
             }
+            return;
         }
         self.changes.push(Change { start, end, handle, number });
     }
@@ -100,14 +104,25 @@ mod tests {
 
     #[test]
     fn many_ranges_become_one_that_has_them_all() {
-        let mut unflushed = Unflushed::default();
-        for number in 0..3 * MAX as u64 {
-            unflushed.add(number % 3, number * 20, number * 20 + 10);
-        }
-        assert!(unflushed.changes.len() <= MAX);
-        for number in 0..3 * MAX as u64 {
-            let at = number * 20;
-            assert!(ranges(&unflushed).iter().any(|range| range.0 <= at && at + 10 <= range.1));
+        // Of few handles, and of a handle each.
+        for handles in [3, u64::MAX] {
+            let mut unflushed = Unflushed::default();
+            for number in 0..3 * MAX as u64 {
+                unflushed.add(number % handles + 1, number * 20, number * 20 + 10);
+            }
+            assert!(unflushed.changes.len() <= MAX);
+            for number in 0..3 * MAX as u64 {
+                let at = number * 20;
+                assert!(ranges(&unflushed).iter().any(|range| range.0 <= at && at + 10 <= range.1));
+            }
+            // A range of several handles is covered by a flush that covers all of them.
+            let so_far = unflushed.so_far();
+            for handle in 1..=3 * MAX as u64 {
+                unflushed.flushed(handle, so_far, false);
+            }
+            assert_eq!(ranges(&unflushed).len(), usize::from(handles > 3));
+            unflushed.flushed(1, so_far, true);
+            assert_eq!(ranges(&unflushed), []);
         }
     }
 }

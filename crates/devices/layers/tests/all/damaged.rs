@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use crate::common::on_workers;
 use crate::peers::{content, open, run};
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt};
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::mutate::mutated_at_edges;
+use blockhaul_testkit::mutate::{look, mutated_at_edges};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::Peer;
 
@@ -19,8 +18,6 @@ const COPIES: u64 = 150;
 const EDGE: usize = 2048;
 /// Time to open a copy and to read it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes that are read of a copy.
-const READ_MAX: u64 = 1 << 20;
 
 /// Opens changed copies of a file with a layer, and reads what they have.
 fn survives(name: &str, layer: &'static str, bytes: &[u8]) {
@@ -54,21 +51,6 @@ async fn use_copy(path: &Path, layer: &str) -> bool {
     // Errors are expected.
     let _ = look(&**stack.device()).await;
     true
-}
-
-/// Reads the start and the end, and the extents.
-async fn look(device: &dyn Device) -> blockhaul_block::Result<()> {
-    let facts = device.facts();
-    let len = facts.size.min(READ_MAX);
-    for at in [0, facts.size - len] {
-        if len > 0 {
-            device.read(at, usize::try_from(len).unwrap_or(0)).await?;
-        }
-    }
-    if len > 0 && facts.contexts.first().is_some_and(|name| name == BASE_ALLOCATION) {
-        device.extents(0, len, Contexts::first()).await?;
-    }
-    Ok(())
 }
 
 fn packed(program: &str, words: &[&str], name: &str) -> Option<Vec<u8>> {
