@@ -17,6 +17,17 @@ fn signal(server: &Server, name: &str) {
     done(Command::new("kill").args(["-s", name, &server.pid().to_string()]));
 }
 
+/// Stops a server, and waits until all of its threads have stopped: until then they answer requests.
+fn stop(server: &Server) {
+    signal(server, "STOP");
+    let threads = format!("/proc/{}/task", server.pid());
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        status.lines().any(|line| line.starts_with("State:\tT"))
+    };
+    until("it has stopped", || std::fs::read_dir(&threads).unwrap().all(is_stopped));
+}
+
 #[test]
 fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
     if !can_mount() {
@@ -90,7 +101,7 @@ fn requests_fail_within_the_timeout_when_a_server_hangs() {
     let file = OpenOptions::new().read(true).write(true).open(disk.file()).unwrap();
     file.write_all_at(&[1; 4096], 0).unwrap();
     file.sync_all().unwrap();
-    signal(&server, "STOP");
+    stop(&server);
     let begun = Instant::now();
     let failed = file.read_exact_at(&mut [0; 4096], 0).unwrap_err();
     let read = begun.elapsed();
