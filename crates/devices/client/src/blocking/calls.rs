@@ -182,19 +182,27 @@ impl Blocking {
 impl Reading<'_> {
     /// Sends requests, as many as may be in flight; `flying` are already.
     fn ask(&mut self, flying: usize, go_on: GoOn<'_>) -> Result<(), Stop> {
-        while self.asked < self.len && flying + self.started.len() < PARTS {
-            let at = self.at.saturating_add(self.asked);
-            let left = self.len - self.asked;
+        let mut requests = Vec::new();
+        let mut lengths = Vec::new();
+        let mut asked = self.asked;
+        while asked < self.len && flying + self.started.len() + lengths.len() < PARTS {
+            let at = self.at.saturating_add(asked);
+            let left = self.len - asked;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.part);
             let flags = CommandFlags::NONE;
             let length = len as u64;
             let header = Header { flags, command: Command::Read, cookie: 0, offset: at, length };
             let expected = Expected::new(at, length, Want::Done);
-            let part = Part { expected, read: Some(Read::default()) };
-            let cookie = self.blocking.start(&self.owner, header, &[], part, &mut *go_on)?;
-            self.started.push_back((cookie, len));
-            self.asked += length;
+            requests.push((header, Part { expected, read: Some(Read::default()) }));
+            lengths.push(len);
+            asked += length;
         }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let cookies = self.blocking.start_all(&self.owner, requests, go_on)?;
+        self.started.extend(cookies.into_iter().zip(lengths));
+        self.asked = asked;
         Ok(())
     }
 

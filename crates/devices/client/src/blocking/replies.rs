@@ -142,6 +142,7 @@ impl Blocking {
         let cookie = header.cookie();
         let (mut part, abandoned) = self.take(cookie)?;
         let mut stopped = false;
+        let is_mine = mine.iter().any(|mine| mine.cookie == cookie);
         let taken = match mine.iter_mut().find(|mine| mine.cookie == cookie) {
             Some(mine) => {
                 self.contents(receiver, header, (&mut part, Place::Mine(mine.into)), go_on)
@@ -160,7 +161,7 @@ impl Blocking {
             Header::Simple { .. } => true,
             Header::Chunk(chunk) => chunk.is_done(),
         };
-        self.put_back(cookie, part, ended);
+        self.put_back(cookie, part, ended, is_mine);
         taken?;
         if stopped { Err(Stop::Interrupted) } else { Ok(ended.then_some(cookie)) }
     }
@@ -304,13 +305,13 @@ impl Blocking {
         taken.ok_or_else(|| violation("a reply to a request that is not in flight"))
     }
 
-    fn put_back(&self, cookie: u64, part: Part, ended: bool) {
+    fn put_back(&self, cookie: u64, part: Part, ended: bool, is_mine: bool) {
         let mut state = self.lock();
         let Some(found) = state.in_flight.get_mut(slot(cookie)) else { return };
         (found.part, found.done) = (Some(part), ended);
         if ended && found.abandoned {
             state.in_flight.remove(slot(cookie));
-        } else if ended {
+        } else if ended && !is_mine {
             found.owner.notify_one();
         }
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags};
+use blockhaul_wire::{Command, CommandFlags, HeaderBytes};
 
 use super::connection::{Blocking, Part, Slot};
 use super::receiver::Patience;
@@ -22,33 +22,80 @@ impl Blocking {
     pub(super) fn start(
         &self,
         owner: &Arc<Condvar>,
-        mut header: Header,
+        header: Header,
         payload: &[u8],
         part: Part,
         go_on: GoOn<'_>,
     ) -> Result<u64, Stop> {
+        let (encoded, cookie) = self.encode(owner, header, part)?;
+        self.send_started(&[cookie], &encoded, payload, go_on)?;
+        Ok(cookie)
+    }
+
+    /// Sends requests without payload at once; returns their cookies.
+    pub(super) fn start_all(
+        &self,
+        owner: &Arc<Condvar>,
+        requests: impl IntoIterator<Item = (Header, Part)>,
+        go_on: GoOn<'_>,
+    ) -> Result<Vec<u64>, Stop> {
+        let mut message = Vec::new();
+        let mut cookies = Vec::new();
+        for (header, part) in requests {
+            match self.encode(owner, header, part) {
+                Ok((encoded, cookie)) => {
+                    message.extend_from_slice(&encoded);
+                    cookies.push(cookie);
+                }
+                Err(stop) => {
+                    self.withdraw(&cookies);
+                    return Err(stop);
+                }
+            }
+        }
+        self.send_started(&cookies, &message, &[], go_on)?;
+        Ok(cookies)
+    }
+
+    /// Registers a request; returns its message without the payload, and its cookie.
+    fn encode(
+        &self,
+        owner: &Arc<Condvar>,
+        mut header: Header,
+        part: Part,
+    ) -> Result<(HeaderBytes, u64), Stop> {
         header.cookie = self.register(owner, part)?;
         let cookie = header.cookie;
-        let encoded = match header.encode(self.export.headers) {
-            Ok(encoded) => encoded,
+        match header.encode(self.export.headers) {
+            Ok(encoded) => Ok((encoded, cookie)),
             Err(error) => {
-                self.withdraw(cookie);
-                return Err(refused(&error).into());
+                self.withdraw(&[cookie]);
+                Err(refused(&error).into())
             }
-        };
-        match self.send(&encoded, payload, go_on) {
+        }
+    }
+
+    /// Sends the message of requests that are registered.
+    fn send_started(
+        &self,
+        cookies: &[u64],
+        message: &[u8],
+        payload: &[u8],
+        go_on: GoOn<'_>,
+    ) -> Result<(), Stop> {
+        match self.send(message, payload, go_on) {
             Ok(()) => {
-                self.traffic.sent(encoded.len() + payload.len());
-                Ok(cookie)
+                self.traffic.sent(message.len() + payload.len());
+                Ok(())
             }
             Err((stop, begun)) => {
                 if let Stop::Failed(error) = &stop {
                     self.break_off(error);
                 }
                 if begun {
-                    self.abandon(std::iter::once(cookie));
+                    self.abandon(cookies.iter().copied());
                 } else {
-                    self.withdraw(cookie);
+                    self.withdraw(cookies);
                 }
                 Err(stop)
             }
@@ -75,10 +122,13 @@ impl Blocking {
         Ok(cookie)
     }
 
-    /// Forgets a request that was not sent.
-    fn withdraw(&self, cookie: u64) {
-        let slot = (cookie & u64::from(u32::MAX)) as usize;
-        let _ = self.lock().in_flight.try_remove(slot);
+    /// Forgets requests that were not sent.
+    fn withdraw(&self, cookies: &[u64]) {
+        let mut state = self.lock();
+        for cookie in cookies {
+            let slot = (cookie & u64::from(u32::MAX)) as usize;
+            let _ = state.in_flight.try_remove(slot);
+        }
     }
 
     /// Sends a message, after what an earlier sender has left. After a failure: whether a part of it was
