@@ -25,7 +25,8 @@ pub struct Oracle {
     sectors: Vec<Sector>,
     /// The last value that was written.
     last: u64,
-    /// Counts losses: a reply to a request from before one may itself be from before it.
+    /// Counts losses, and servers that have ended: a reply to a request from before one may itself be from
+    /// before it.
     losses: u64,
     /// A change has failed.
     has_failed: bool,
@@ -219,9 +220,11 @@ impl Oracle {
     }
 
     /// No server is left that could carry out old requests. A dropped cache can still send new ones
-    /// to the next server, if it reconnects.
+    /// to the next server, if it reconnects. Replies of the server before may still arrive, to reads from
+    /// before the last of those requests.
     pub fn forget_late(&mut self) {
         let until = self.cache_writes_until;
+        self.losses += 1;
         self.sectors.iter_mut().for_each(|sector| sector.doubtful = until);
     }
 

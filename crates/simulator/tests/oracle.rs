@@ -29,6 +29,21 @@ fn a_dropped_cache_may_write_after_the_server_has_come_back() {
 }
 
 #[test]
+fn a_reply_of_a_server_that_has_ended_may_be_from_before_a_late_write() {
+    let mut oracle = Oracle::new(8, 1);
+    let value = oracle.fresh();
+    oracle.begin(8..9, value);
+    oracle.failed(8..9, true);
+    let before = oracle.losses();
+    // The server reads, writes, and ends.
+    oracle.forget_late();
+    assert!(oracle.check(8..9, &bytes_of(8..9, 1), before).is_ok());
+    let now = oracle.losses();
+    assert!(oracle.check(8..9, &bytes_of(8..9, value), now).is_ok(), "the write came later");
+    assert!(oracle.check(8..9, &bytes_of(8..9, 1), now).is_err(), "the next server has read it");
+}
+
+#[test]
 fn what_was_flushed_must_be_there_and_what_was_not_may() {
     let mut oracle = Oracle::new(8, 2);
     let value = oracle.fresh();
