@@ -253,6 +253,11 @@ impl Client {
         self.guest.layers.iter().any(|layer| layer.starts_with("cache"))
     }
 
+    /// Whether a layer of the client connects again by itself.
+    fn hides_reconnections(&self) -> bool {
+        self.guest.layers.iter().any(|layer| layer.starts_with("retry"))
+    }
+
     /// Whether the client still uses this connection.
     fn is_current(&self, stack: &Stack) -> bool {
         self.stack.borrow().as_ref().is_some_and(|current| std::ptr::eq(&**current, stack))
@@ -414,7 +419,13 @@ impl Hand {
                 oracle.failed(sectors, true);
             }
             Ok(_) if kind == 0 => oracle.trimmed(sectors),
-            Ok(_) => oracle.done(sectors, value, durable, losses),
+            Ok(_) => {
+                oracle.done(sectors.clone(), value, durable, losses);
+                if self.client.hides_reconnections() && !self.client.is_current(stack) {
+                    // The current connection does not know of it when it is made again.
+                    oracle.not_acked(sectors);
+                }
+            }
             Err(error) => {
                 let late = matches!(error.kind(), Kind::Disconnected | Kind::TimedOut | Kind::Io);
                 oracle.failed(sectors, late);

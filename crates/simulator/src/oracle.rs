@@ -103,6 +103,14 @@ impl Oracle {
         self.at(range).iter().all(|sector| sector.doubtful.is_none_or(|until| until <= now))
     }
 
+    /// The sectors that a request of a lost connection may still change.
+    pub fn unsettled(&self) -> Vec<usize> {
+        let now = now();
+        let sectors = self.sectors.iter().enumerate();
+        let late = sectors.filter(|(_, sector)| sector.doubtful.is_some_and(|until| until > now));
+        late.map(|(index, _)| self.first + index).collect()
+    }
+
     /// Number of losses so far: take it when a request begins.
     pub fn losses(&self) -> u64 {
         self.losses
@@ -145,6 +153,11 @@ impl Oracle {
                 sector.after_cut = vec![value];
             }
         }
+    }
+
+    /// A flush of the client's current connection need not cover what it has written to these sectors.
+    pub fn not_acked(&mut self, range: Range<usize>) {
+        self.at(range).iter_mut().for_each(|sector| sector.acked = None);
     }
 
     /// A trim was acknowledged.

@@ -8,11 +8,23 @@ use crate::oracle::SECTOR;
 #[derive(Default)]
 pub(super) struct Bitmaps(Vec<Kept>);
 
+/// The disk at a moment.
+#[derive(Clone)]
+pub(super) struct Moment {
+    /// Its contents.
+    pub(super) base: Vec<u8>,
+    /// Sectors that requests of a lost connection may change later, on a disk behind another server.
+    pub(super) unsettled: Vec<usize>,
+}
+
 /// One bitmap.
 struct Kept {
     name: String,
     /// The disk at the moment since which the bitmap shows differences.
     base: Vec<u8>,
+    /// Sectors that requests of a lost connection could change after that moment, unseen by the bitmap: they
+    /// are carried out by another server.
+    unsettled: Vec<usize>,
     /// It outlives the server.
     persistent: bool,
     /// The server did not end in order since the bitmap was seen: it may be inconsistent.
@@ -23,9 +35,10 @@ struct Kept {
 
 impl Bitmaps {
     /// A bitmap has begun when the disk had these contents. `doubtful`: its server has ended since.
-    pub(super) fn add(&mut self, name: &str, base: Vec<u8>, persistent: bool, doubtful: bool) {
+    pub(super) fn add(&mut self, name: &str, base: Moment, persistent: bool, doubtful: bool) {
         let name = name.to_string();
-        self.0.push(Kept { name, base, persistent, doubtful, taken: false });
+        let Moment { base, unsettled } = base;
+        self.0.push(Kept { name, base, unsettled, persistent, doubtful, taken: false });
     }
 
     /// A job takes what is dirty.
@@ -34,10 +47,12 @@ impl Bitmaps {
     }
 
     /// That job has ended; if it is complete, the bitmap shows differences from these contents.
-    pub(super) fn give_back(&mut self, name: &str, base: Option<Vec<u8>>) {
+    pub(super) fn give_back(&mut self, name: &str, base: Option<Moment>) {
         for kept in self.0.iter_mut().filter(|kept| kept.name == name) {
             kept.taken = false;
-            kept.base = base.clone().unwrap_or_else(|| std::mem::take(&mut kept.base));
+            if let Some(Moment { base, unsettled }) = base.clone() {
+                (kept.base, kept.unsettled) = (base, unsettled);
+            }
         }
     }
 
@@ -89,7 +104,8 @@ impl Kept {
 
     fn covers(&self, dirty: &[(u64, u64)], now: &[u8]) -> Result<(), String> {
         let sectors = now.chunks(SECTOR).zip(self.base.chunks(SECTOR)).enumerate();
-        for (sector, _) in sectors.filter(|(_, (now, base))| now != base) {
+        let changed = sectors.filter(|(_, (now, base))| now != base);
+        for (sector, _) in changed.filter(|(sector, _)| !self.unsettled.contains(sector)) {
             let at = (sector * SECTOR) as u64;
             if !dirty.iter().any(|(from, len)| (*from..from + len).contains(&at)) {
                 let name = &self.name;

@@ -13,7 +13,7 @@ use blockhaul_testkit::fault::{Rule, Then};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use super::bitmaps::Bitmaps;
+use super::bitmaps::{Bitmaps, Moment};
 use crate::Setting;
 use crate::clients::{Client, Guest, Tempo, lock, open, work};
 use crate::desk::{Desk, OWN, Office};
@@ -283,6 +283,13 @@ impl World {
             before.lose_process().await;
         }
         self.new_target(None).await
+    }
+
+    /// These contents, which the disk had at a moment since the last restart.
+    pub(super) fn disk_at(&self, base: Vec<u8>) -> Moment {
+        let is_elsewhere = self.home.is_some() || self.has_moved();
+        let all = self.oracles().flat_map(|oracle| oracle.unsettled());
+        Moment { base, unsettled: if is_elsewhere { all.collect() } else { Vec::new() } }
     }
 
     /// Something bad, if it is time for that.
