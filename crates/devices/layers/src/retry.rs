@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Device, Error, Facts, Flags, Hints, Kind, OpKind, Outcome, Pending, Request, Result,
+    Can, Device, Error, Facts, Flags, Hints, Kind, OpKind, Outcome, Pending, Request, Result,
 };
 use blockhaul_catalog::{Another, Args, Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::Completer;
@@ -32,8 +32,8 @@ not list. A device that cannot be opened again (memory) only gets the repeated r
 device that has another size or fewer abilities after it was opened again is not used.
 
 A server that has crashed may have lost writes without a flush. With `unflushed=fail`, all \
-flushes fail after a new connection if there were such writes; with `trust` the layer assumes \
-that the server is the same, as after a lost network connection. With `retry-readonly=on`, \
+flushes fail after a new connection if there were such writes over any of the connections; with \
+`trust` the layer assumes that the server is the same, as after a lost network connection. With `retry-readonly=on`, \
 every request that would change the device is refused once it had to be opened again.
 
 A flush or a FUA request is repeated only after a lost connection, unlike in nbdkit's filter \
@@ -91,9 +91,26 @@ struct Plan {
     kinds: Vec<Kind>,
 }
 
+/// What the handles to a disk share.
+#[derive(Default)]
+struct Disk {
+    flushes: Flushes,
+    /// If a flush of one handle covers what the others have changed.
+    changes: Arc<Mutex<Changes>>,
+}
+
+/// Changes that were acknowledged.
+#[derive(Default)]
+struct Changes {
+    /// Their number.
+    acknowledged: u64,
+    /// The first of them, which were acknowledged before a flush began that has succeeded.
+    flushed: u64,
+}
+
 struct RetryLayer {
     plan: Arc<Plan>,
-    disks: PerDisk<Flushes>,
+    disks: PerDisk<Disk>,
 }
 
 impl Layer for RetryLayer {
@@ -108,18 +125,20 @@ impl Layer for RetryLayer {
 
 impl RetryLayer {
     fn device(&self, below: Below) -> Result<Arc<dyn Device>> {
-        let flushes = self.disks.get(&below, || Ok(Flushes::default()))?;
+        let disk = self.disks.get(&below, || Ok(Disk::default()))?;
         let Below { device, reopen, .. } = below;
         let below = device.facts();
         // No parked payloads: a write that may be repeated needs its data after the first attempt.
         // Flushes of a reopened device do not report earlier failures.
         let kept = Hints::ZEROED | Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
-        let now = Now { device, generation: 0, opening: None, changes: 0, flushed: 0 };
         let plan = self.plan.clone();
+        let is_shared = facts.can.contains(Can::MULTI_CONN);
+        let changes = if is_shared { disk.changes.clone() } else { Arc::default() };
+        let opened = changes.lock().unwrap_or_else(PoisonError::into_inner).acknowledged;
+        let now = Mutex::new(Now { device, generation: 0, opened, opening: None });
         let facts = Arc::new(facts);
-        let now = Mutex::new(now);
-        Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, flushes, now }))))
+        Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, disk, changes, now }))))
     }
 }
 
@@ -129,7 +148,9 @@ struct Shared {
     plan: Arc<Plan>,
     facts: Arc<Facts>,
     reopen: Option<Arc<dyn Another>>,
-    flushes: Arc<Flushes>,
+    disk: Arc<Disk>,
+    /// Those that a flush of this handle covers.
+    changes: Arc<Mutex<Changes>>,
     now: Mutex<Now>,
 }
 
@@ -151,12 +172,11 @@ struct Now {
     device: Arc<dyn Device>,
     /// How often it was reopened.
     generation: u64,
+    /// Number of changes that were acknowledged before it was opened: the server may have started after them,
+    /// so that no flush says anything about these.
+    opened: u64,
     /// It is being reopened; these tasks wait.
     opening: Option<Vec<Completer<()>>>,
-    /// Number of changes that were acknowledged.
-    changes: u64,
-    /// The first of them that were acknowledged before a flush began that has succeeded.
-    flushed: u64,
 }
 
 /// An attempt at a request.
@@ -202,10 +222,15 @@ impl Shared {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locked after [`Shared::lock`].
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// An attempt at a request over the current device.
     fn start(&self, asked: Asked) -> Result<Attempt> {
         if asked.makes_durable() {
-            self.flushes.check()?;
+            self.disk.flushes.check()?;
         }
         let now = self.lock();
         if self.plan.readonly && now.generation > 0 && asked.kind.changes() {
@@ -213,7 +238,9 @@ impl Shared {
             return Err(Error::new(Kind::ReadOnly, text));
         }
         let generation = now.generation;
-        let changes = now.changes;
+        // Handles share them: they are locked for nothing else.
+        let counts = self.plan.fail_unflushed;
+        let changes = if counts { self.changes().acknowledged } else { 0 };
         Ok(Attempt { device: now.device.clone(), generation, changes })
     }
 
@@ -222,26 +249,29 @@ impl Shared {
         let Asked { kind, flags } = asked;
         if self.plan.fail_unflushed && (kind.changes() || kind == OpKind::Flush) {
             let fua = flags.contains(Flags::FUA);
-            let mut now = self.lock();
+            let now = self.lock();
+            let mut changes = self.changes();
             if now.generation != attempt.generation {
                 // Changed through a device that was replaced meanwhile.
                 if kind.changes() && !fua {
-                    self.flushes.fail(&Error::new(Kind::Io, REOPENED));
+                    self.disk.flushes.fail(&Error::new(Kind::Io, REOPENED));
                 }
             } else if kind == OpKind::Flush {
-                now.flushed = now.flushed.max(attempt.changes);
+                if now.opened <= changes.flushed {
+                    changes.flushed = changes.flushed.max(attempt.changes);
+                }
             } else if !fua {
-                now.changes += 1;
+                changes.acknowledged += 1;
             }
         }
-        if asked.makes_durable() { self.flushes.check() } else { Ok(()) }
+        if asked.makes_durable() { self.disk.flushes.check() } else { Ok(()) }
     }
 
     /// Whether a request that failed with this error may be repeated.
     fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
         if asked.makes_durable() {
             if loses_data(asked.kind, error) {
-                self.flushes.fail(error);
+                self.disk.flushes.fail(error);
                 return false;
             }
             // Over the same device a repeated flush proves nothing.
@@ -313,10 +343,13 @@ impl Shared {
         let mut now = self.lock();
         let waiting = now.opening.take().unwrap_or_default();
         let result = opened.map(|device| {
-            if self.plan.fail_unflushed && now.changes > now.flushed {
-                now.flushed = now.changes;
-                self.flushes.fail(&Error::new(Kind::Io, REOPENED));
+            let mut changes = self.changes();
+            if self.plan.fail_unflushed && changes.acknowledged > changes.flushed {
+                changes.flushed = changes.acknowledged;
+                self.disk.flushes.fail(&Error::new(Kind::Io, REOPENED));
             }
+            now.opened = changes.acknowledged;
+            drop(changes);
             now.generation += 1;
             std::mem::replace(&mut now.device, device)
         });

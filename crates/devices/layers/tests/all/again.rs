@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::{layer, on_workers, read, refused, write};
-use blockhaul_block::{Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending, Request};
+use blockhaul_block::{
+    Can, Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending, Request,
+};
 use blockhaul_catalog::{Another, Below, Layer, Opening};
 use blockhaul_io::Data;
 use blockhaul_layers::StatsLayer;
@@ -173,6 +175,38 @@ fn retry_can_refuse_what_may_be_lost() {
         read(&device, 0, 1).await;
         let error = device.write(0, Data::copy_of(b"x")).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ReadOnly);
+    });
+}
+
+#[test]
+fn a_connection_that_is_made_again_may_have_lost_what_another_has_written() {
+    on_workers(|| async {
+        let layer = layer("retry?retry-delay=1ms&unflushed=fail").unwrap();
+        let memory = blockhaul_backends::memory(1 << 20);
+        assert!(memory.facts().can.contains(Can::MULTI_CONN));
+        let open = async |requests| {
+            let kind = Kind::Disconnected;
+            let memory = memory.clone();
+            let dialer = Dialer { memory, requests, kind, dialed: AtomicU64::new(0) };
+            let first = dialer.another().await.unwrap();
+            let below = Below { reopen: Some(Arc::new(dialer)), ..Below::alone(first) };
+            layer.clone().open(below).await.unwrap()
+        };
+        let (one, other) = (open(2).await, open(1).await);
+        write(&one, 0, b"x").await;
+        // A connection that was there before the write flushes it.
+        other.flush().await.unwrap();
+        for device in [&one, &other, &one] {
+            read(device, 0, 1).await;
+            device.flush().await.unwrap();
+        }
+        write(&one, 0, b"x").await;
+        // Nobody knows whether this is the server that has the write.
+        open(1).await.flush().await.unwrap();
+        read(&other, 0, 1).await;
+        for device in [&one, &other] {
+            assert_eq!(device.flush().await.unwrap_err().kind(), Kind::Io);
+        }
     });
 }
 
