@@ -22,8 +22,9 @@ const FAILURES_MAX: usize = 8;
 
 /// A worker that moved this many bytes in a turn does not spin before it sleeps: moving them costs
 /// more than the wakeup. Nor does one that waits for a writable socket, or for a file, which takes
-/// longer than a spin.
-const BULK: usize = 64 << 10;
+/// longer than a spin. Requests of 64 KiB, one at a time, gain from spinning: 17,400 writes a second where it was
+/// 10,400, and 25,500 reads where it was 12,600 (nbdkit: 13,900 and 13,400).
+const BULK: usize = 128 << 10;
 
 /// Settings of the runtime.
 #[derive(Debug, Clone, Default)]
