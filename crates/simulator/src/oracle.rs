@@ -52,6 +52,13 @@ struct Sector {
     doubtful: Option<Instant>,
 }
 
+impl Sector {
+    /// Whether no request of a lost connection can change it any more.
+    fn is_settled(&self, now: Instant) -> bool {
+        self.doubtful.is_none_or(|until| until <= now)
+    }
+}
+
 /// What a flush makes durable, as its sender sees it: sectors, with version and value.
 pub struct Flushing(Vec<(usize, u64, u64)>);
 
@@ -100,14 +107,14 @@ impl Oracle {
     /// Whether the sectors can be written: nothing old can change them any more.
     pub fn is_settled(&mut self, range: Range<usize>) -> bool {
         let now = now();
-        self.at(range).iter().all(|sector| sector.doubtful.is_none_or(|until| until <= now))
+        self.at(range).iter().all(|sector| sector.is_settled(now))
     }
 
     /// The sectors that a request of a lost connection may still change.
     pub fn unsettled(&self) -> Vec<usize> {
         let now = now();
         let sectors = self.sectors.iter().enumerate();
-        let late = sectors.filter(|(_, sector)| sector.doubtful.is_some_and(|until| until > now));
+        let late = sectors.filter(|(_, sector)| !sector.is_settled(now));
         late.map(|(index, _)| self.first + index).collect()
     }
 
@@ -266,7 +273,7 @@ impl Oracle {
                     sector.possible
                 ));
             }
-            if same && sector.doubtful.is_none_or(|until| until <= now) {
+            if same && sector.is_settled(now) {
                 sector.possible = vec![value];
             }
         }

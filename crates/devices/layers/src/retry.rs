@@ -33,8 +33,9 @@ device that has another size or fewer abilities after it was opened again is not
 
 A server that has crashed may have lost writes without a flush. With `unflushed=fail`, all \
 flushes fail after a new connection if there were such writes over any of the connections; with \
-`trust` the layer assumes that the server is the same, as after a lost network connection. With `retry-readonly=on`, \
-every request that would change the device is refused once it had to be opened again.
+`trust` the layer assumes that the server is the same, as after a lost network connection. With \
+`retry-readonly=on`, every request that would change the device is refused once it had to be \
+opened again.
 
 A flush or a FUA request is repeated only after a lost connection, unlike in nbdkit's filter \
 of this name. A failure of the storage is passed on: the kernel reports a failed writeback \

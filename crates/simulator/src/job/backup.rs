@@ -32,8 +32,8 @@ impl World {
         let before = self.starts;
         let (completed, moment) = self.backup(begin).await?;
         if let (Some(name), Some(moment)) = (start, moment) {
-            let moment = self.disk_at(moment);
-            self.bitmaps.add(&name, moment, true, self.starts != before);
+            let base = self.base(moment);
+            self.bitmaps.add(&name, base, true, self.starts != before);
             self.chain = completed.then_some(name);
             self.check_bitmaps()?;
         }
@@ -47,8 +47,8 @@ impl World {
         self.bitmaps.take(&bitmap);
         let (completed, moment) = self.backup(begin).await?;
         // Otherwise what was dirty is so again; the target has a part of it.
-        let moment = moment.filter(|_| completed).map(|moment| self.disk_at(moment));
-        self.bitmaps.give_back(&bitmap, moment);
+        let base = moment.filter(|_| completed).map(|moment| self.base(moment));
+        self.bitmaps.give_back(&bitmap, base);
         Ok(completed)
     }
 

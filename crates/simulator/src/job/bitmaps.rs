@@ -8,23 +8,19 @@ use crate::oracle::SECTOR;
 #[derive(Default)]
 pub(super) struct Bitmaps(Vec<Kept>);
 
-/// The disk at a moment.
+/// The disk at the moment since which a bitmap shows differences.
 #[derive(Clone)]
-pub(super) struct Moment {
-    /// Its contents.
-    pub(super) base: Vec<u8>,
-    /// Sectors that requests of a lost connection may change later, on a disk behind another server.
+pub(super) struct Base {
+    pub(super) contents: Vec<u8>,
+    /// Sectors that requests of a lost connection could change after that moment, unseen by the bitmap: they
+    /// are carried out by another server.
     pub(super) unsettled: Vec<usize>,
 }
 
 /// One bitmap.
 struct Kept {
     name: String,
-    /// The disk at the moment since which the bitmap shows differences.
-    base: Vec<u8>,
-    /// Sectors that requests of a lost connection could change after that moment, unseen by the bitmap: they
-    /// are carried out by another server.
-    unsettled: Vec<usize>,
+    base: Base,
     /// It outlives the server.
     persistent: bool,
     /// The server did not end in order since the bitmap was seen: it may be inconsistent.
@@ -35,10 +31,9 @@ struct Kept {
 
 impl Bitmaps {
     /// A bitmap has begun when the disk had these contents. `doubtful`: its server has ended since.
-    pub(super) fn add(&mut self, name: &str, base: Moment, persistent: bool, doubtful: bool) {
+    pub(super) fn add(&mut self, name: &str, base: Base, persistent: bool, doubtful: bool) {
         let name = name.to_string();
-        let Moment { base, unsettled } = base;
-        self.0.push(Kept { name, base, unsettled, persistent, doubtful, taken: false });
+        self.0.push(Kept { name, base, persistent, doubtful, taken: false });
     }
 
     /// A job takes what is dirty.
@@ -47,11 +42,11 @@ impl Bitmaps {
     }
 
     /// That job has ended; if it is complete, the bitmap shows differences from these contents.
-    pub(super) fn give_back(&mut self, name: &str, base: Option<Moment>) {
+    pub(super) fn give_back(&mut self, name: &str, base: Option<Base>) {
         for kept in self.0.iter_mut().filter(|kept| kept.name == name) {
             kept.taken = false;
-            if let Some(Moment { base, unsettled }) = base.clone() {
-                (kept.base, kept.unsettled) = (base, unsettled);
+            if let Some(base) = &base {
+                kept.base = base.clone();
             }
         }
     }
@@ -103,9 +98,9 @@ impl Kept {
     }
 
     fn covers(&self, dirty: &[(u64, u64)], now: &[u8]) -> Result<(), String> {
-        let sectors = now.chunks(SECTOR).zip(self.base.chunks(SECTOR)).enumerate();
+        let sectors = now.chunks(SECTOR).zip(self.base.contents.chunks(SECTOR)).enumerate();
         let changed = sectors.filter(|(_, (now, base))| now != base);
-        for (sector, _) in changed.filter(|(sector, _)| !self.unsettled.contains(sector)) {
+        for (sector, _) in changed.filter(|(sector, _)| !self.base.unsettled.contains(sector)) {
             let at = (sector * SECTOR) as u64;
             if !dirty.iter().any(|(from, len)| (*from..from + len).contains(&at)) {
                 let name = &self.name;

@@ -65,7 +65,7 @@ impl World {
         self.bitmaps.take(&bitmap);
         let base = self.mirror(First::Dirty(bitmap.clone())).await?;
         let completed = base.is_some();
-        let base = base.map(|base| self.disk_at(base));
+        let base = base.map(|base| self.base(base));
         self.bitmaps.give_back(&bitmap, base);
         Ok(completed)
     }

@@ -74,7 +74,7 @@ impl World {
         if self.begun(added).await?.is_some() && self.starts == before {
             note(&format!("bitmap {name} begins"));
             // Later: what was written meanwhile is dirty as well.
-            let base = self.disk_at(self.disk()?.live());
+            let base = self.base(self.disk()?.live());
             self.bitmaps.add(&name, base, kept, false);
         }
         Ok(())

@@ -13,7 +13,7 @@ use blockhaul_testkit::fault::{Rule, Then};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use super::bitmaps::{Bitmaps, Moment};
+use super::bitmaps::{Base, Bitmaps};
 use crate::Setting;
 use crate::clients::{Client, Guest, Tempo, lock, open, work};
 use crate::desk::{Desk, OWN, Office};
@@ -285,11 +285,11 @@ impl World {
         self.new_target(None).await
     }
 
-    /// These contents, which the disk had at a moment since the last restart.
-    pub(super) fn disk_at(&self, base: Vec<u8>) -> Moment {
+    /// The base of a bitmap: these contents, which the disk had at a moment since the last restart.
+    pub(super) fn base(&self, contents: Vec<u8>) -> Base {
         let is_elsewhere = self.home.is_some() || self.has_moved();
         let all = self.oracles().flat_map(|oracle| oracle.unsettled());
-        Moment { base, unsettled: if is_elsewhere { all.collect() } else { Vec::new() } }
+        Base { contents, unsettled: if is_elsewhere { all.collect() } else { Vec::new() } }
     }
 
     /// Something bad, if it is time for that.

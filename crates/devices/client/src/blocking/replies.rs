@@ -386,6 +386,6 @@ fn hole(payload: &[u8], part: &mut Part, place: Place<'_>) -> Result<(), Stop> {
 }
 
 /// The slot of a cookie's request in the table.
-fn slot(cookie: u64) -> usize {
+pub(super) fn slot(cookie: u64) -> usize {
     (cookie & u64::from(u32::MAX)) as usize
 }

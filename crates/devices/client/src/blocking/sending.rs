@@ -10,7 +10,7 @@ use blockhaul_wire::{Command, CommandFlags, HeaderBytes};
 
 use super::connection::{Blocking, Part, Slot};
 use super::receiver::Patience;
-use super::replies::Turn;
+use super::replies::{Turn, slot};
 use super::stop::{GoOn, LOOK, Stop};
 use crate::link::refused;
 
@@ -126,8 +126,7 @@ impl Blocking {
     fn withdraw(&self, cookies: &[u64]) {
         let mut state = self.lock();
         for cookie in cookies {
-            let slot = (cookie & u64::from(u32::MAX)) as usize;
-            let _ = state.in_flight.try_remove(slot);
+            let _ = state.in_flight.try_remove(slot(*cookie));
         }
     }
 
