@@ -9,7 +9,7 @@ use blockhaul_catalog::{Registry, Spec};
 use blockhaul_engine::{Progress, Summary};
 use blockhaul_io::{Pool, Runtime};
 
-use crate::args::{self, Command};
+use crate::args::{self, CopyArgs};
 use crate::copy::job::CopyJob;
 use crate::devices;
 pub use crate::exit::Failure;
@@ -52,12 +52,9 @@ impl Copy {
     /// streams, of several disks, and those that set up a whole process.
     pub fn new(source: Spec, target: Spec, options: Vec<OsString>) -> Result<Copy, Failure> {
         let ends = ["source", "target"].map(OsString::from);
-        let words = ["blockhaul", "copy"].map(OsString::from).into_iter().chain(options);
-        let parsed = args::parse(words.chain(ends).collect());
-        let cli = parsed.map_err(|error| Failure::usage(first_line(&error.to_string())))?;
-        let Command::Copy(args) = cli.command else {
-            return Err(Failure::usage("these are not options of a copy"));
-        };
+        let words = options.into_iter().chain(ends).collect();
+        let parsed = args::parse_command::<CopyArgs>("copy", words);
+        let (args, _) = parsed.map_err(|error| Failure::usage(first_line(&error.to_string())))?;
         if [&source, &target].contains(&&Spec::Pipe) {
             return Err(Failure::usage("- is a standard stream: use a device on both sides"));
         }

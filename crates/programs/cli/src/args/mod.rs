@@ -377,8 +377,13 @@ pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
     else {
         return Ok(Vec::new());
     };
+    Ok(given_among(copy, matches))
+}
+
+/// The options of this command that were given.
+fn given_among(command: &clap::Command, matches: &clap::ArgMatches) -> Vec<Given> {
     let mut found = Vec::new();
-    for option in copy.get_arguments() {
+    for option in command.get_arguments() {
         let id = option.get_id().as_str();
         let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
         let Some(name) = option.get_long().filter(|_| typed) else { continue };
@@ -389,7 +394,21 @@ pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
         };
         found.push(Given { name: name.to_string(), values });
     }
-    Ok(found)
+    found
+}
+
+/// Parses what follows a command that opens devices, such as `copy`, without the definition of all commands;
+/// with the options that were given.
+pub fn parse_command<A: Args>(
+    command: &'static str,
+    words: Vec<OsString>,
+) -> Result<(A, Vec<Given>), clap::Error> {
+    let base = clap::Command::new(command).bin_name(format!("blockhaul {command}"));
+    let mut definition = A::augment_args(base.no_binary_name(true).infer_long_args(true));
+    let parsed = definition.try_get_matches_from_mut(words.clone());
+    let matches = parsed.map_err(|error| with_own_tip(error, &words).format(&mut definition))?;
+    let args = A::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))?;
+    Ok((args, given_among(&definition, &matches)))
 }
 
 /// Shows what clap has to say: help and version on standard output, errors on standard error. Returns

@@ -21,7 +21,7 @@ use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::Running;
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
-use crate::args::{self, Command};
+use crate::args;
 use crate::copy::job::{CopyJob, JobControl, Report, overlap};
 use crate::exit::{FAILED, Failure, LOST};
 use crate::long;
@@ -670,7 +670,7 @@ fn copy_options(
     options: &[String],
     bitmap: Option<&str>,
 ) -> Result<args::CopyArgs, Failure> {
-    let mut words: Vec<OsString> = ["blockhaul", "copy", "--no-progress"].map(Into::into).into();
+    let mut words: Vec<OsString> = vec!["--no-progress".into()];
     words.extend(options.iter().map(Into::into));
     words.extend(["source", "target"].map(Into::into));
     let wrong = |error: clap::Error| {
@@ -679,18 +679,13 @@ fn copy_options(
         let text = text.collect::<Vec<_>>().join(" ");
         Failure::usage(format!("{command}: {}", text.trim_start_matches("error: ")))
     };
-    for given in args::given(words.clone()).map_err(wrong)? {
-        if !ALLOWED.contains(&given.name.as_str()) {
-            return Err(Failure::usage(format!("{command}: --{} cannot be used here", given.name)));
-        }
+    let parsed = args::parse_command::<args::CopyArgs>("copy", words);
+    let (mut args, given) = parsed.map_err(wrong)?;
+    if let Some(option) = given.iter().find(|given| !ALLOWED.contains(&given.name.as_str())) {
+        return Err(Failure::usage(format!("{command}: --{} cannot be used here", option.name)));
     }
-    if let Some(name) = bitmap {
-        words.insert(2, format!("--bitmap={BITMAP_CONTEXT}{name}").into());
-    }
-    match args::parse(words).map_err(wrong)?.command {
-        Command::Copy(args) => Ok(*args),
-        _ => Err(Failure::usage(format!("{command}: these are not options of copy"))),
-    }
+    args.bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
+    Ok(args)
 }
 
 impl Job {

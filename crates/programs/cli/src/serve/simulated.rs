@@ -16,7 +16,7 @@ pub use super::mirror::{CopyMode, Ending, First};
 pub use super::running::Running;
 pub use super::snapshots::{AtOnce, Begin, Begun, NewBitmap};
 use super::wanted::WantedExports;
-use crate::args::{self, Command};
+use crate::args;
 use crate::exit::Failure;
 use crate::{brackets, devices};
 
@@ -32,12 +32,9 @@ pub async fn open(
     options: Vec<OsString>,
     more: Vec<Arc<dyn Backend>>,
 ) -> Result<(Arc<Table>, Arc<dyn Exports>), Failure> {
-    let words = ["blockhaul", "serve"].map(OsString::from).into_iter().chain(options);
-    let (words, groups) = brackets::take(words.collect()).map_err(Failure::usage)?;
-    let parsed = args::parse(words).map_err(|error| Failure::usage(error.to_string()))?;
-    let Command::Serve(args) = parsed.command else {
-        return Err(Failure::usage("these are not options of serve"));
-    };
+    let (words, groups) = brackets::take(options).map_err(Failure::usage)?;
+    let parsed = args::parse_command::<args::Serve>("serve", words);
+    let (args, _) = parsed.map_err(|error| Failure::usage(error.to_string()))?;
     let mut registry = devices::registry(SILENCE);
     registry.backends.extend(more);
     let table = Arc::new(Table::new(WantedExports::new(&args, &groups, registry)?)?);
