@@ -31,7 +31,17 @@ const CONNECT_AGAIN: std::time::Duration = std::time::Duration::from_millis(2);
 const BACKLOG: i32 = 128;
 
 /// A connected stream socket. Belongs to the worker that uses it.
-pub struct Stream(Arc<OwnedFd>);
+pub struct Stream(Arc<OwnedFd>, Closing);
+
+/// Behind a descriptor that is closed: its peer may become ready.
+struct Closing;
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        #[cfg(feature = "simulation")]
+        crate::simulation::touch();
+    }
+}
 
 impl Stream {
     /// Takes ownership of a connected socket.
@@ -44,7 +54,7 @@ impl Stream {
         // refuse.
         // nbd: handshake.nodelay
         let _ = sockopt::set_tcp_nodelay(&fd, true);
-        Ok(Stream(Arc::new(fd)))
+        Ok(Stream(Arc::new(fd), Closing))
     }
 
     /// Whether bytes have arrived and were not received yet.
@@ -81,6 +91,8 @@ impl Stream {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
         loop {
+            #[cfg(feature = "simulation")]
+            crate::simulation::touch();
             match rustix::net::connect(&fd, address) {
                 Ok(()) | Err(rustix::io::Errno::ISCONN) => break,
                 Err(
@@ -195,18 +207,24 @@ impl Stream {
 
     /// Shuts down both directions: wakes all tasks that wait on this socket.
     pub fn shutdown(&self) {
+        #[cfg(feature = "simulation")]
+        crate::simulation::touch();
         // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 
     /// Shuts down the sending direction after what was sent.
     pub fn shutdown_send(&self) {
+        #[cfg(feature = "simulation")]
+        crate::simulation::touch();
         // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
     }
 
     /// Shuts down the receiving direction: what has arrived can still be read.
     pub fn shutdown_receive(&self) {
+        #[cfg(feature = "simulation")]
+        crate::simulation::touch();
         // Fails only if the connection has already ended.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
     }
@@ -331,7 +349,7 @@ fn is_dead(path: &Path) -> io::Result<bool> {
 }
 
 /// A listening socket.
-pub struct Listener(OwnedFd);
+pub struct Listener(OwnedFd, Closing);
 
 impl From<Listener> for OwnedFd {
     fn from(listener: Listener) -> OwnedFd {
@@ -343,7 +361,7 @@ impl Listener {
     /// Takes ownership of a listening socket (socket activation).
     pub fn new(fd: OwnedFd) -> io::Result<Listener> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Listener(fd))
+        Ok(Listener(fd, Closing))
     }
 
     /// Listens on a Unix socket at `path`, which must not exist yet.
@@ -352,7 +370,7 @@ impl Listener {
         let fd = Self::socket(AddressFamily::UNIX)?;
         rustix::net::bind(&fd, &address)?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd))
+        Ok(Listener(fd, Closing))
     }
 
     /// The same, replacing a socket without a listener, as a killed server leaves behind. Blocks
@@ -389,7 +407,7 @@ impl Listener {
         }
         rustix::net::bind(&fd, &address)?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd))
+        Ok(Listener(fd, Closing))
     }
 
     /// Listens for connections between virtual machines and their host (vsock(7)): on the context
@@ -398,7 +416,7 @@ impl Listener {
         let fd = Self::socket(AddressFamily::VSOCK)?;
         rustix::net::bind(&fd, &vsock::Address { cid: cid.unwrap_or(vsock::ANY), port })?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd))
+        Ok(Listener(fd, Closing))
     }
 
     fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
@@ -414,6 +432,8 @@ impl Listener {
     /// Waits for a connection. The descriptor may be passed to another worker.
     pub async fn accept(&self) -> io::Result<OwnedFd> {
         loop {
+            #[cfg(feature = "simulation")]
+            crate::simulation::touch();
             match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(fd) => return Ok(fd),
                 Err(rustix::io::Errno::AGAIN) => ready(&self.0, Interest::Readable).await?,

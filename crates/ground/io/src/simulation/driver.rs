@@ -16,6 +16,7 @@ impl Driver for Simulated {
             let number = world.number();
             let armed = Armed { member: self.0, slot, fd, interest, scheduled: false };
             workers.armed.insert(number, armed);
+            world.touched = true;
             workers.by_slot.insert((self.0, slot), number);
         });
     }

@@ -32,4 +32,4 @@ pub use self::scheduler::{Machine, Stuck, run};
 pub use self::settings::{Faults, Settings};
 pub(crate) use self::sockets::{receiving, sending, splicing};
 pub use self::world::{choose, note, random, set_faults};
-pub(crate) use self::world::{note_panic, now, take_job};
+pub(crate) use self::world::{note_panic, now, take_job, touch};

@@ -28,6 +28,11 @@ const STEP: Duration = Duration::from_micros(1);
 const TASKS_MAX: u64 = 16;
 /// Rounds of work after which sockets are looked at even if there is more to do.
 const LOOK_EVERY: u64 = 4;
+/// Times that the clock moves without a look at the sockets, if nothing is known to have touched one: not
+/// everything that makes one ready is noticed, such as a descriptor that is closed before it becomes a stream.
+const UNSEEN_MAX: u64 = 64;
+/// Longest time that it moves then.
+const JUMP_MAX: Duration = Duration::from_millis(100);
 /// Rounds in which the tasks of a killed machine may wake each other.
 const DEATH_ROUNDS: usize = 1000;
 
@@ -190,14 +195,24 @@ fn round(settings: &Settings) -> Result<(), Stuck> {
     if now >= settings.time {
         return Err(Stuck::Time);
     }
-    if steps.is_multiple_of(LOOK_EVERY) {
+    let touched = || world::with(|world| world.touched).unwrap_or(false);
+    if steps.is_multiple_of(LOOK_EVERY) && touched() {
         look();
     }
     if work() {
         return Ok(());
     }
-    look();
-    if advance() { Ok(()) } else { Err(Stuck::Idle) }
+    let unseen = world::with(|world| {
+        world.unseen += 1;
+        world.unseen
+    });
+    let is_far = || next().is_none_or(|next| next > now + JUMP_MAX);
+    if touched() || unseen > Some(UNSEEN_MAX) || is_far() {
+        look();
+    }
+    let Some(next) = next() else { return Err(Stuck::Idle) };
+    world::with(|world| world.now = world.now.max(next));
+    Ok(())
 }
 
 /// What can be done now.
@@ -317,6 +332,7 @@ fn take_file(number: u64) -> Option<File> {
 /// Looks which sockets are ready, and decides when their tasks will know.
 fn look() {
     workers::with(|workers, world| {
+        (world.touched, world.unseen) = (false, 0);
         let waits: Vec<u64> =
             workers.armed.iter().filter(|(_, armed)| !armed.scheduled).map(|(n, _)| *n).collect();
         if waits.is_empty() {
@@ -351,8 +367,8 @@ fn look() {
     });
 }
 
-/// Moves the clock to what comes next; false if nothing does.
-fn advance() -> bool {
+/// The time of what comes next, if anything does.
+fn next() -> Option<Duration> {
     workers::with(|workers, world| {
         let both = world.members.iter().zip(&workers.all);
         let alive = both.filter(|(member, _)| member.alive).map(|(_, simulated)| simulated);
@@ -360,16 +376,15 @@ fn advance() -> bool {
             let earliest = simulated.worker.timers.borrow().earliest()?;
             Some(world.offset(earliest))
         });
-        let Some(next) = timers.chain(world.next_event()).min() else { return false };
-        world.now = world.now.max(next);
-        true
+        timers.chain(world.next_event()).min()
     })
-    .unwrap_or(false)
+    .flatten()
 }
 
 /// Ends a machine: what it has asked of the kernel happens or not; its tasks are dropped.
 fn kill(machine: usize) {
     let ended = world::with(|world| {
+        world.touched = true;
         world.trace("kill", machine as u64, 0);
         let members: Vec<usize> = (0..world.members.len())
             .filter(|member| {

@@ -18,6 +18,7 @@ const SHORT_MAX: u64 = 8192;
 fn allowed(socket: BorrowedFd<'_>, total: usize) -> io::Result<usize> {
     let decided = world::with(|world| {
         let current = world.current.unwrap_or(usize::MAX);
+        world.touched = true;
         world.trace("move", current as u64, total as u64);
         if world.choose("cut", world.faults.cut) {
             return Err(Errno::CONNRESET);

@@ -57,6 +57,10 @@ pub(super) struct World {
     next: u64,
     /// Jobs of pools with one thread end in order: not before this.
     serial: Duration,
+    /// Something was done since the last look that may have made a socket ready.
+    pub(super) touched: bool,
+    /// Times that the clock has moved since the last look.
+    pub(super) unseen: u64,
     /// Machines to kill before the next step.
     pub(super) kills: Vec<(usize, Completer<()>)>,
     log: VecDeque<String>,
@@ -81,6 +85,8 @@ impl World {
             queue: BTreeMap::new(),
             next: 0,
             serial: Duration::ZERO,
+            touched: false,
+            unseen: 0,
             kills: Vec::new(),
             log: VecDeque::new(),
             log_max: settings.log,
@@ -238,6 +244,11 @@ pub(crate) fn take_job(
 /// Records that a task has panicked.
 pub(crate) fn note_panic(text: &str) {
     with(|world| world.report.panics.push(text.to_string()));
+}
+
+/// A socket may have become ready.
+pub(crate) fn touch() {
+    with(|world| world.touched = true);
 }
 
 /// Whether a fault of the caller's happens, as it does in `count` of 100,000 cases. It gets a number
