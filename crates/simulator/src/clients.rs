@@ -11,19 +11,15 @@ use blockhaul_block::{Contexts, Device, DeviceExt, Error, Flags, Kind, Reply, Re
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_client::Options;
 use blockhaul_io::simulation::note;
-use blockhaul_io::{Data, sleep, timeout};
+use blockhaul_io::{Data, Notify, sleep, timeout};
 use blockhaul_testkit::rng::Rng;
 
 use crate::oracle::{Oracle, SECTOR, ZEROES, bytes_of};
 
 /// Virtual time in which a request ends, with all retries of all layers.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
-/// Longest request in sectors.
-const LEN_MAX: u64 = 64;
 /// Longest time between two requests of a slow client.
 const SLOW: Duration = Duration::from_secs(20);
-/// Interval at which a quiet client looks whether it may go on.
-const QUIET: Duration = Duration::from_millis(20);
 
 pub(crate) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
     oracle.lock().unwrap_or_else(PoisonError::into_inner)
@@ -63,7 +59,20 @@ pub(crate) struct Guest {
     /// Layers over the connection, the first innermost.
     pub(crate) layers: Vec<String>,
     pub(crate) options: Options,
+    /// Longest request in sectors.
+    pub(crate) longest: u64,
     pub(crate) tempo: Arc<Tempo>,
+}
+
+/// Longest request of the clients of a run, in sectors: short ones cost less.
+pub(crate) fn longest(rng: &mut Rng) -> u64 {
+    *rng.pick(&[4, 16, 64])
+}
+
+/// Number of requests that each client makes, on each part of its sectors: few in most runs, which are quick.
+pub(crate) fn requests(rng: &mut Rng) -> u64 {
+    let most = *rng.pick(&[6, 15, 60]);
+    rng.between(2, most)
 }
 
 /// When clients work; the default: always.
@@ -79,6 +88,8 @@ pub(crate) struct Tempo {
     pace: Duration,
     /// Requests at that pace; then clients are slow.
     quick: AtomicU64,
+    /// Some of this has changed.
+    changed: Notify,
 }
 
 impl Tempo {
@@ -96,11 +107,23 @@ impl Tempo {
     /// No client begins a request from now on, or they go on.
     pub(crate) fn quieten(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::Relaxed);
+        self.changed.notify();
     }
 
-    /// Whether a client waits for a reply.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Relaxed) > 0
+    /// Waits until no client waits for a reply.
+    pub(crate) async fn idle(&self) {
+        self.until(|| self.busy.load(Ordering::Relaxed) == 0).await;
+    }
+
+    async fn until(&self, holds: impl Fn() -> bool) {
+        loop {
+            let changed = self.changed.listen();
+            if holds() {
+                return;
+            }
+            // The notifier lives as long as this does.
+            let _ = changed.await;
+        }
     }
 
     /// Clients end after their next reply.
@@ -118,23 +141,22 @@ impl Tempo {
             let most = u64::try_from(pace.as_micros()).unwrap_or(u64::MAX);
             sleep(Duration::from_micros(rng.below(most))).await;
         }
-        while self.quiet.load(Ordering::Relaxed) {
-            sleep(QUIET).await;
-        }
+        self.until(|| !self.quiet.load(Ordering::Relaxed)).await;
         let over = self.over.load(Ordering::Relaxed);
         (!over).then(|| {
             self.busy.fetch_add(1, Ordering::Relaxed);
-            Busy(&self.busy)
+            Busy(self)
         })
     }
 }
 
 /// A request that has not returned.
-struct Busy<'a>(&'a AtomicUsize);
+struct Busy<'a>(&'a Tempo);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.0.changed.notify();
     }
 }
 
@@ -320,7 +342,7 @@ impl Hand {
 
     fn sectors(&mut self) -> Range<usize> {
         let start = self.range.start as u64 + self.rng.below(self.range.len() as u64);
-        let most = (self.range.end as u64 - start).min(LEN_MAX);
+        let most = (self.range.end as u64 - start).min(self.client.guest.longest);
         let end = start + self.rng.between(1, most);
         start as usize..end as usize
     }

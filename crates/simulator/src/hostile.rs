@@ -14,6 +14,7 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
 use crate::Setting;
+use crate::clients::{longest, requests};
 use crate::meddler::{self, Meddling, Victim};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, bytes_of, image};
@@ -23,10 +24,6 @@ use crate::site::Site;
 const SECTORS: usize = 256;
 /// Virtual time in which a request ends.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
-/// Longest request in sectors.
-const LEN_MAX: u64 = 64;
-/// Connections that a client with a hostile peer makes.
-const CONNECTIONS: u64 = 10;
 
 struct Hostile {
     site: Site,
@@ -34,6 +31,10 @@ struct Hostile {
     tls: bool,
     options: Options,
     requests: u64,
+    /// Connections that the client with a hostile peer makes.
+    connections: u64,
+    /// Longest request in sectors.
+    longest: u64,
     rng: Rng,
 }
 
@@ -61,7 +62,7 @@ impl Hostile {
             socket: dir.join("between"),
             server: site.socket().to_path_buf(),
             victim: *rng.pick(&[Victim::Server, Victim::Client]),
-            rate: *rng.pick(&[1000, 5000, 20_000]),
+            rate: *rng.pick(&[1000, 5000, 20_000, 50_000]),
         };
         let options = Options {
             timeout: Duration::from_secs(5),
@@ -70,8 +71,10 @@ impl Hostile {
             structured: rng.chance(80),
             ..Options::default()
         };
-        let requests = rng.between(5, 60);
-        Ok(Hostile { site, meddling, tls, options, requests, rng })
+        let requests = requests(&mut rng);
+        let connections = *rng.pick(&[1, 3, 10]);
+        let longest = longest(&mut rng);
+        Ok(Hostile { site, meddling, tls, options, requests, connections, longest, rng })
     }
 
     async fn work(&mut self) -> Result<(), String> {
@@ -85,6 +88,7 @@ impl Hostile {
             uri: self.site.uri(),
             options: self.options.clone(),
             sectors: 0..SECTORS / 2,
+            longest: self.longest,
             rng: Rng::new(self.rng.number()),
             checks: is_safe,
             writes: is_safe,
@@ -93,14 +97,15 @@ impl Hostile {
             uri: self.site.uri_over(&self.meddling.socket),
             options: self.options.clone(),
             sectors: SECTORS / 2..SECTORS,
+            longest: self.longest,
             rng: Rng::new(self.rng.number()),
             checks: self.tls,
             writes: true,
         };
-        let requests = self.requests;
+        let (requests, connections) = (self.requests, self.connections);
         let worker = &machine.workers()[0];
         let honest = worker.spawn(move || direct.undisturbed(requests));
-        let harmed = worker.spawn(move || through.harmed(requests));
+        let harmed = worker.spawn(move || through.harmed(connections, requests));
         honest.await.map_err(|_| "a client was dropped")??;
         harmed.await.map_err(|_| "a client was dropped")??;
         // A killed machine has always been killed.
@@ -114,6 +119,7 @@ struct Client {
     options: Options,
     /// Those that it reads and writes.
     sectors: Range<usize>,
+    longest: u64,
     rng: Rng,
     /// Only known values can be there.
     checks: bool,
@@ -133,9 +139,9 @@ impl Client {
     }
 
     /// Works over connections that may fail at any time.
-    async fn harmed(mut self, requests: u64) -> Result<(), String> {
+    async fn harmed(mut self, connections: u64, requests: u64) -> Result<(), String> {
         let mut oracle = Oracle::new(self.sectors.start, self.sectors.len());
-        for _ in 0..CONNECTIONS {
+        for _ in 0..connections {
             let stack = match within(self.open()).await? {
                 Ok(stack) => stack,
                 Err(error) => {
@@ -213,7 +219,7 @@ impl Client {
 
     fn some(&mut self) -> Range<usize> {
         let start = self.sectors.start as u64 + self.rng.below(self.sectors.len() as u64);
-        let most = (self.sectors.end as u64 - start).min(LEN_MAX);
+        let most = (self.sectors.end as u64 - start).min(self.longest);
         let end = start + self.rng.between(1, most);
         start as usize..end as usize
     }

@@ -25,7 +25,7 @@ broken. docs/simulation.md explains it.
   --keep LIST       Only these faults of the seed happen, by number, separated by commas
   --quiet-network   Sends and receives are whole and at once
   --no-shrink       Print the first failure as it is
-  --log N           Last events to print of a failure [default: 60]
+  --log N           Last events to print of a failure [default: 60]; of a single run also if it succeeds
 ";
 
 struct Wanted {
@@ -36,7 +36,7 @@ struct Wanted {
     keep: Option<Vec<u64>>,
     quiet: bool,
     shrinks: bool,
-    log: usize,
+    log: Option<usize>,
     scenarios: Vec<&'static Scenario>,
 }
 
@@ -72,7 +72,7 @@ fn parse(args: &[String]) -> Result<Wanted, String> {
         keep: None,
         quiet: false,
         shrinks: true,
-        log: LOG,
+        log: None,
         scenarios: Vec::new(),
     };
     let mut args = args.iter();
@@ -83,7 +83,7 @@ fn parse(args: &[String]) -> Result<Wanted, String> {
             "--runs" => wanted.runs = Some(number(value()?)?),
             "--hours" => wanted.time = Some(hours(value()?)?),
             "--threads" => wanted.threads = number::<usize>(value()?)?.max(1),
-            "--log" => wanted.log = number(value()?)?,
+            "--log" => wanted.log = Some(number(value()?)?),
             "--quiet-network" => wanted.quiet = true,
             "--no-shrink" => wanted.shrinks = false,
             "--keep" => {
@@ -116,7 +116,8 @@ fn single(wanted: &Wanted, seed: u64) -> ExitCode {
     let mut failed = false;
     for scenario in &wanted.scenarios {
         let mut run = Run::of(scenario, seed);
-        (run.keep, run.quiet, run.log) = (wanted.keep.clone(), wanted.quiet, wanted.log);
+        (run.keep, run.quiet) = (wanted.keep.clone(), wanted.quiet);
+        run.log = wanted.log.unwrap_or(LOG);
         let ended = simulate(&run);
         println!(
             "{run}: {}; {} steps, {:.3} s of virtual time, trace {:016x}",
@@ -125,8 +126,8 @@ fn single(wanted: &Wanted, seed: u64) -> ExitCode {
             ended.report.time.as_secs_f64(),
             ended.report.trace
         );
-        if ended.failure.is_some() {
-            failed = true;
+        failed |= ended.failure.is_some();
+        if ended.failure.is_some() || wanted.log.is_some() {
             print(&ended);
         }
     }
@@ -196,7 +197,7 @@ fn many(wanted: &Wanted) -> ExitCode {
 
 /// Prints a failure, with as few faults as are enough for it.
 fn report(wanted: &Wanted, run: &Run) {
-    let run = Run { log: wanted.log, ..run.clone() };
+    let run = Run { log: wanted.log.unwrap_or(LOG), ..run.clone() };
     let ended = simulate(&run);
     println!(
         "{run}: {}",

@@ -15,13 +15,10 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
 use crate::Setting;
-use crate::clients::{Client, Guest, lock, open, states, work};
+use crate::clients::{Client, Guest, lock, longest, open, requests, states, work};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, image};
 use crate::site::{Site, pause};
-
-/// Sectors of the disk.
-const SECTORS: usize = 512;
 
 /// Which layers there are, and what follows for the run.
 struct Layout {
@@ -81,6 +78,10 @@ struct Serving {
     faults: Faults,
     options: Options,
     clients: Vec<Arc<Mutex<Oracle>>>,
+    /// Of the disk.
+    sectors: usize,
+    /// Longest request in sectors.
+    longest: u64,
     calamities: u64,
     requests: u64,
     /// Number of times the disk was started: another disk may be allocated otherwise.
@@ -100,7 +101,9 @@ impl Serving {
     fn new(setting: Setting) -> Result<Serving, String> {
         let Setting { mut rng, dir, faults } = setting;
         let layout = Layout::new(&mut rng);
-        let mut facts = Model::all_facts((SECTORS * SECTOR) as u64);
+        let sectors = *rng.pick(&[64, 128, 512]);
+        let longest = longest(&mut rng);
+        let mut facts = Model::all_facts((sectors * SECTOR) as u64);
         facts.zeroed = false;
         facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
         let path = dir.join("server");
@@ -116,12 +119,12 @@ impl Serving {
             server: layout.server.iter().map(temporary).collect(),
             ..layout
         };
-        let site = Site::new(path, rng.between(1, 2) as usize, facts, image(SECTORS));
+        let site = Site::new(path, rng.between(1, 2) as usize, facts, image(sectors));
         let site = site.with_layers(layout.server.clone());
         let site = if layout.tls { site.with_tls()? } else { site };
         // Caches of several clients would not know of each other.
         let count = if layout.client.is_empty() { rng.between(1, 3) as usize } else { 1 };
-        let share = SECTORS / count;
+        let share = sectors / count;
         let oracle = |index| Arc::new(Mutex::new(Oracle::new(index * share, share)));
         let clients = (0..count).map(oracle).collect();
         let options = Options {
@@ -130,9 +133,21 @@ impl Serving {
             ..Options::default()
         };
         let calamities = rng.below(6);
-        let requests = rng.between(5, 60);
+        let requests = requests(&mut rng);
         let starts = 0;
-        Ok(Serving { site, layout, faults, options, clients, calamities, requests, starts, rng })
+        Ok(Serving {
+            site,
+            layout,
+            faults,
+            options,
+            clients,
+            sectors,
+            longest,
+            calamities,
+            requests,
+            starts,
+            rng,
+        })
     }
 
     async fn start(&mut self) -> Result<(), String> {
@@ -159,8 +174,8 @@ impl Serving {
             let options = self.options.clone();
             let requests = self.requests;
             let rng = Rng::new(self.rng.number());
-            let tempo = Arc::default();
-            let guest = Guest { number, oracle, uri, layers, options, tempo };
+            let (longest, tempo) = (self.longest, Arc::default());
+            let guest = Guest { number, oracle, uri, layers, options, longest, tempo };
             working
                 .push(machine.workers()[0].spawn(move || work(Client::new(guest), requests, rng)));
         }
@@ -336,8 +351,8 @@ impl Serving {
         }
         let failed = |error: Error| format!("the disk has no extents: {error}");
         let stack = open(&self.site.uri(), &[], self.options.clone()).await.map_err(failed)?;
-        let ours = states(&**stack.device(), 0..SECTORS).await.map_err(failed)?;
-        self.compare_extents(0..SECTORS, &ours).await
+        let ours = states(&**stack.device(), 0..self.sectors).await.map_err(failed)?;
+        self.compare_extents(0..self.sectors, &ours).await
     }
 }
 

@@ -1,5 +1,5 @@
-//! Short runs of every scenario, as many as take a minute on two processors, from the same seeds each
-//! time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
+//! Short runs of every scenario, 10,000 in all, which take about a minute on two processors, from the same
+//! seeds each time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +8,9 @@ use blockhaul_simulator::{Ended, Run, SCENARIOS, Scenario, simulate};
 use blockhaul_testkit::rng::seed;
 
 /// Runs of a scenario in the ordinary test.
-const RUNS: u64 = 1000;
+const RUNS: u64 = 3100;
 /// Runs of jobs, which are longer.
-const JOBS: u64 = 200;
+const JOBS: u64 = 700;
 /// The first seed of the ordinary test.
 const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.

@@ -48,9 +48,7 @@ impl World {
     /// A mirror whose target is the disk already.
     pub(super) async fn mirror_of_nothing(&mut self) -> Result<bool, String> {
         self.tempo.quieten(true);
-        while self.tempo.is_busy() {
-            sleep(Duration::from_millis(1)).await;
-        }
+        self.tempo.idle().await;
         sleep(SETTLED).await;
         let contents = self.disk()?.live();
         self.new_shared_target(Some(contents)).await?;

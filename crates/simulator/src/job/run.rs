@@ -11,8 +11,8 @@ use crate::Setting;
 /// Attempts at a job that nothing prevents any more: clients may not be able to wait for it.
 const ATTEMPTS: u32 = 20;
 
-/// Requests of clients in quick succession, for each job.
-const QUICK: u64 = 150;
+/// Requests of clients in quick succession, for each job: one of these.
+const QUICK: &[u64] = &[20, 60, 150];
 
 pub(crate) async fn run(setting: Setting) -> Result<(), String> {
     let mut world = World::new(setting)?;
@@ -20,7 +20,7 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
     world.start().await?;
     world.start_target().await?;
     let working = world.begin_work()?;
-    for _ in 0..world.rng.between(1, 3) {
+    for _ in 0..*world.rng.pick(&[1, 1, 2, 3]) {
         world.job().await?;
         world.check_bitmaps()?;
         world.tempo.quieten(false);
@@ -41,7 +41,7 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
 impl World {
     /// Some job; whether it has succeeded.
     async fn job(&mut self) -> Result<bool, String> {
-        self.tempo.hurry(QUICK);
+        self.tempo.hurry(*self.rng.pick(QUICK));
         if self.rng.chance(30) {
             self.add_bitmap().await?;
         }

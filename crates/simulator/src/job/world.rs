@@ -15,7 +15,7 @@ use blockhaul_testkit::rng::Rng;
 
 use super::bitmaps::{Base, Bitmaps};
 use crate::Setting;
-use crate::clients::{Client, Guest, Tempo, lock, open, work};
+use crate::clients::{Client, Guest, Tempo, lock, longest, open, work};
 use crate::desk::{Desk, OWN, Office};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, image};
@@ -50,6 +50,7 @@ pub(super) struct World {
     pub(super) begun: u64,
     pub(super) tempo: Arc<Tempo>,
     oracles: Vec<Arc<Mutex<Oracle>>>,
+    longest: u64,
     options: Options,
     faults: Faults,
     /// Nothing goes wrong any more.
@@ -84,7 +85,9 @@ pub(super) struct Working {
 impl World {
     pub(super) fn new(setting: Setting) -> Result<World, String> {
         let Setting { mut rng, dir, faults } = setting;
-        let sectors = *rng.pick(&[512, 1000, 2049]);
+        // Mostly small ones: they are quick, and what happens concerns more of them.
+        let sectors = *rng.pick(&[128, 128, 129, 300, 512, 2049]);
+        let longest = longest(&mut rng);
         let bitmaps = dir.join("bitmaps");
         std::fs::create_dir(&bitmaps).map_err(|error| error.to_string())?;
         let workers = rng.between(1, 2) as usize;
@@ -115,6 +118,7 @@ impl World {
             begun: 0,
             tempo: Tempo::of(pace),
             oracles,
+            longest,
             options,
             faults,
             is_calm: false,
@@ -184,6 +188,7 @@ impl World {
                 uri: self.live.uri(),
                 layers: Vec::new(),
                 options: self.options.clone(),
+                longest: self.longest,
                 tempo: self.tempo.clone(),
             };
             let rng = Rng::new(self.rng.number());
