@@ -51,7 +51,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let track = args.switch("track-dirty");
     let disks = PerDisk::<Handles>::default();
     opened(move |below| {
-        let handles = disks.of_name(&below, Handles::default);
+        let handles = disks.of_name(&below, || Ok(Handles::default()))?;
         let inner = below.device;
         let native = inner.facts().can.contains(Can::MULTI_CONN);
         match mode.as_str() {

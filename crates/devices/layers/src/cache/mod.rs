@@ -17,7 +17,7 @@ mod store;
 mod write;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request,
@@ -28,7 +28,7 @@ use blockhaul_io::Remote;
 
 use crate::declared::{opened_keeping, param, param_or, usage};
 use crate::lost_data;
-use crate::per_disk::PerDisk;
+use crate::per_disk::{KeptPerDisk, PerDisk};
 use crate::scratch::Scratch;
 use options::{Mode, Options};
 use store::Store;
@@ -39,7 +39,8 @@ pub static CACHE: LayerKind = LayerKind {
     summary: "keeps blocks of a slow device in a temporary file",
     manual: "Data that is written, hinted at or (with `cache-on-read`) read is stored in a sparse temporary \
 file without a name, in blocks of `cache-min-block-size`, and read from there. All connections \
-share it. A write to part of a block that is not in the cache reads the block first. Requests \
+to an export share it. Do not use the layer over a device that gives each connection a disk of its own, \
+such as nbdkit's tmpdisk. A write to part of a block that is not in the cache reads the block first. Requests \
 for a block that is being read wait for it.
 
 `cache=writeback` replies to a write when it is in the cache. A flush writes changed blocks to \
@@ -109,9 +110,15 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let options = Options::new(args)?;
     let disks = PerDisk::default();
+    // What is not to be written back has to outlive the connections.
+    let kept = KeptPerDisk::new(Store::is_behind);
     opened_keeping(options.mode == Mode::Unsafe, move |below| {
         let facts = below.device.facts();
-        let store = disks.get(&below, || Store::new(&options, &facts))?;
+        let make = || Store::new(&options, &facts);
+        let store = match options.mode {
+            Mode::Unsafe => kept.get(&below, make)?,
+            Mode::Writeback | Mode::Writethrough => disks.of_name(&below, make)?,
+        };
         // Once a flush below has failed, data written back may be lost: no later flush succeeds.
         let inner = store.flushes.guard(below.device);
         if facts.size != store.size {
@@ -125,7 +132,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let scratch = Scratch::for_device(&inner);
         let worker = Remote::to(blockhaul_io::worker());
         store.handles.fetch_add(1, Ordering::SeqCst);
-        let handle = Handle { inner, store, scratch, base, worker };
+        let failed = AtomicBool::new(false);
+        let handle = Handle { inner, store, scratch, base, worker, failed };
         Ok(Arc::new(CacheDevice { facts, handle: Arc::new(handle) }))
     })
 }
@@ -164,6 +172,8 @@ struct Handle {
     base: Option<Contexts>,
     /// The worker on which the handle was made, and on which it ends.
     worker: Remote,
+    /// It closes, and could not write back what the device below lacks.
+    failed: AtomicBool,
 }
 
 impl Device for CacheDevice {
@@ -221,7 +231,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let last = self.store.handles.fetch_sub(1, Ordering::SeqCst) == 1;
         let store = self.store.clone();
-        if !last || store.mode != Mode::Writeback || !store.is_behind() {
+        let failed = self.failed.load(Ordering::Relaxed);
+        if !last || failed || store.mode != Mode::Writeback || !store.is_behind() {
             return;
         }
         store.handles.fetch_add(1, Ordering::SeqCst);
@@ -233,17 +244,17 @@ impl Drop for Handle {
         let closing = Closing(Some(lost));
         let spawned = self.worker.spawn_last(move || async move {
             let mut closing = closing;
-            let handle = Arc::new(Handle { inner, store, scratch, base, worker });
-            match handle.flush().await {
-                Ok(_) => {}
-                Err(error) => {
-                    lost_data::lose_data();
-                    log::error!("cache: written data is lost: {error}");
-                }
+            let failed = AtomicBool::new(false);
+            let handle = Arc::new(Handle { inner, store, scratch, base, worker, failed });
+            if let Err(error) = handle.flush().await {
+                lost_data::lose_data();
+                log::error!("cache: written data is lost: {error}");
+                // It is not tried again.
+                handle.failed.store(true, Ordering::Relaxed);
             }
             closing.0 = None;
-            // Write-back has been attempted.
-            handle.store.forget_all();
+            // Another handle may have written meanwhile: if this is the last one, it closes again.
+            drop(handle);
         });
         if !spawned {
             log::debug!("cache: closed after the last worker");

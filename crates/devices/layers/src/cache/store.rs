@@ -164,11 +164,6 @@ impl Store {
         self.blocks().is_behind()
     }
 
-    /// Drops everything, at the end: the file goes with the store.
-    pub(super) fn forget_all(&self) {
-        self.blocks().set(0, self.size.div_ceil(self.block), State::Absent);
-    }
-
     /// Makes the blocks, held alone, absent, and frees their space.
     pub(super) async fn drop_blocks(&self, first: u64, last: u64) {
         {

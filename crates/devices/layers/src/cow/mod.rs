@@ -15,7 +15,7 @@ use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::{Allocate, Buf, Data, File, Reservation};
 
 use crate::declared::{opened, param, param_or, usage};
-use crate::per_disk::PerDisk;
+use crate::per_disk::KeptPerDisk;
 use crate::runs::Runs;
 use crate::scratch::Scratch;
 use crate::temporary;
@@ -32,8 +32,9 @@ pub static COW: LayerKind = LayerKind {
     name: "cow",
     summary: "keeps changes in an overlay; the device below does not change",
     manual: "Written data goes to a temporary file without a name, in blocks of `cow-block-size`, and is \
-lost when the device is closed. All connections see the same changes. The device below may be \
-read-only. Zero and trim requests for whole blocks take no space and make holes; extents of \
+lost when the program ends. All connections to an export see the same changes, also later ones. A \
+server keeps the changes of up to 1000 exports. Do not use the layer over a device that gives each \
+connection a disk of its own, such as nbdkit's tmpdisk. The device below may be read-only. Zero and trim requests for whole blocks take no space and make holes; extents of \
 unchanged ranges are those of the device below. The file is created in `dir`, or in the \
 directory that TMPDIR names, or in /var/tmp; when its file system is full, writes fail \
 (ENOSPC).
@@ -68,7 +69,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         return Err(usage("cow: cow-block-size must be a power of two from 4k to 16M"));
     }
     let dir = args.text("dir").map(String::from);
-    let disks = PerDisk::default();
+    let disks = KeptPerDisk::new(Overlay::has_changes);
     opened(move |below| {
         let inner = below.device.clone();
         let overlay = disks.get(&below, || {
@@ -126,6 +127,10 @@ struct Overlay {
 }
 
 impl Overlay {
+    fn has_changes(&self) -> bool {
+        self.state(0, self.size) != Some(State::Below)
+    }
+
     fn states(&self) -> MutexGuard<'_, Runs<State>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{layer, on_workers, read, refused, runs, stacked, write};
+use crate::common::{
+    disk_of_clients, layer, on_workers, opened, read, refused, runs, stacked, write,
+};
 use blockhaul_block::{Can, Device, DeviceExt, Flags, HOLE, Kind, OpKind, Reply, Request, ZERO};
 use blockhaul_catalog::{Another, Layer, Opened, Opening};
 use blockhaul_io::{Config, Data, Runtime};
@@ -220,6 +222,48 @@ fn a_zeroing_that_is_refused_has_changed_nothing() {
             let outcome = cache.submit(Request::zero(at, len).with(flags)).await;
             assert_eq!(outcome.unwrap_err().kind(), Kind::Unsupported);
             assert!(read(&cache, 0, SIZE as usize).await == before, "{len} bytes at {at}");
+        }
+    });
+}
+
+#[test]
+fn what_is_never_written_back_outlives_the_connections_to_an_export() {
+    on_workers(|| async {
+        for multi_conn in [true, false] {
+            let disk = disk_of_clients(SIZE, multi_conn);
+            let cache = layer("cache?cache=unsafe").unwrap();
+            write(&opened(&cache, &disk, "a").await, 5, b"kept").await;
+            assert_eq!(read(&opened(&cache, &disk, "a").await, 5, 4).await, b"kept");
+            assert_eq!(read(&opened(&cache, &disk, "b").await, 5, 4).await, [0; 4]);
+        }
+    });
+}
+
+#[test]
+fn a_client_that_connects_while_the_last_one_leaves_loses_nothing() {
+    on_workers(|| async {
+        let disk = disk_of_clients(SIZE, false);
+        let faults = FaultDevice::over(disk.clone(), 1);
+        faults.add(Rule::new(Then::Delay(Duration::from_millis(300))).kind(OpKind::Flush).times(1));
+        let below: Arc<dyn Device> = faults.clone();
+        let cache = layer("cache").unwrap();
+        let first = opened(&cache, &below, "a").await;
+        write(&first, BLOCK, b"first").await;
+        drop(first);
+        // It has been written back, and is being flushed.
+        while read(&disk, BLOCK, 5).await != b"first" || faults.in_flight() == 0 {
+            blockhaul_io::sleep(Duration::from_millis(1)).await;
+        }
+        let second = opened(&cache, &below, "a").await;
+        write(&second, 0, b"second").await;
+        while faults.in_flight() > 0 {
+            blockhaul_io::sleep(Duration::from_millis(1)).await;
+        }
+        blockhaul_io::sleep(Duration::from_millis(10)).await;
+        assert_eq!(read(&second, 0, 6).await, b"second");
+        drop(second);
+        while read(&disk, 0, 6).await != b"second" {
+            blockhaul_io::sleep(Duration::from_millis(1)).await;
         }
     });
 }

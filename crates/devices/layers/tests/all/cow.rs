@@ -1,6 +1,8 @@
 //! `cow` never changes the device below, and reports holes.
 
-use crate::common::{layer, on_workers, read, refused, runs, stacked, write};
+use crate::common::{
+    disk_of_clients, layer, on_workers, opened, read, refused, runs, stacked, write,
+};
 use blockhaul_block::{Can, DeviceExt, HOLE, ZERO};
 
 const BLOCK: u64 = 64 << 10;
@@ -52,4 +54,21 @@ fn handles_share_the_overlay_and_layers_do_not() {
     for wrong in ["cow?cow-block-size=5k", "cow?cow-block-size=512", "cow?dir=/nonexistent"] {
         assert!(refused(wrong).to_string().starts_with("cow: "), "{wrong}");
     }
+}
+
+#[test]
+fn changes_outlive_the_connections_to_an_export() {
+    on_workers(|| async {
+        for multi_conn in [true, false] {
+            let disk = disk_of_clients(1 << 20, multi_conn);
+            let cow = layer("cow").unwrap();
+            let device = opened(&cow, &disk, "a").await;
+            write(&device, 5, b"kept").await;
+            device.flush().await.unwrap();
+            drop(device);
+            assert_eq!(read(&opened(&cow, &disk, "a").await, 5, 4).await, b"kept");
+            assert_eq!(read(&opened(&cow, &disk, "b").await, 5, 4).await, [0; 4]);
+            assert_eq!(read(&disk, 5, 4).await, [0; 4]);
+        }
+    });
 }

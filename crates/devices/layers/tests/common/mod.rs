@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, DeviceExt, Error, Result};
-use blockhaul_catalog::{Backend, Layer, LayerKind, Registry};
+use blockhaul_block::{Can, Contexts, Device, DeviceExt, Error, Result};
+use blockhaul_catalog::{Backend, Below, Layer, LayerKind, Registry};
 use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
 /// Runs a check on a worker.
 pub fn on_workers<F>(check: impl FnOnce() -> F + Send + 'static)
@@ -34,6 +35,19 @@ pub fn backends() -> Vec<Arc<dyn Backend>> {
 /// The layer of this description.
 pub fn layer(text: &str) -> Result<Arc<dyn Layer>> {
     Registry { layers: kinds(), ..Registry::default() }.layer(text)
+}
+
+/// A disk that is opened for each client; without `multi_conn` it promises nothing about its connections.
+pub fn disk_of_clients(size: u64, multi_conn: bool) -> Arc<dyn Device> {
+    let mut facts = Model::all_facts(size);
+    facts.can.set(Can::MULTI_CONN, multi_conn);
+    ModelDevice::new(Model::with_facts(facts), Completion::Immediate)
+}
+
+/// The layer over such a disk, as a client gets it that opens the export of this name.
+pub async fn opened(layer: &Arc<dyn Layer>, disk: &Arc<dyn Device>, name: &str) -> Arc<dyn Device> {
+    let below = Below { export: Some(name.to_string()), ..Below::alone(disk.clone()) };
+    layer.clone().open(below).await.unwrap()
 }
 
 /// A device under layers, the last one outermost, each over the emulated device below, behind the
