@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Pending, Reply, Request,
+    Result, ZERO,
+};
 use blockhaul_catalog::{Backend, Opened, Opening, Target};
 
 use blockhaul_backends::support::operand;
@@ -41,6 +44,7 @@ fn open(target: &Target) -> Result<Opened> {
     };
     let facts = Facts {
         can: Can::WRITE | Can::FLUSH | Can::CACHE | Can::MULTI_CONN,
+        contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
     Ok(Opened::from(Arc::new(FullDevice(Arc::new(facts))) as Arc<dyn Device>))
@@ -60,7 +64,10 @@ impl Device for FullDevice {
                 Error::new(Kind::NoSpace, "the device is always full").into()
             }
             Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
-            Op::Extents(_) => Error::new(Kind::Invalid, "the device has no extents").into(),
+            Op::Extents(contexts) => {
+                let hole = || Extents::one(request.len, HOLE | ZERO);
+                Pending::ready(Ok(Reply::Extents(contexts.iter().map(|_| hole()).collect())))
+            }
         }
     }
 }
