@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -100,6 +100,11 @@ impl fmt::Display for Address {
             Address::Open(_) => f.write_str("a connected socket"),
         }
     }
+}
+
+/// Whether a host, by its name or address, is this machine: nobody else reads what is sent to it.
+pub fn is_this_machine(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Options of a connection.

@@ -35,7 +35,8 @@ mod upgrade;
 pub use backends::all;
 pub use command::ServerProcess;
 pub use connect::{
-    Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping, open,
+    Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping,
+    is_this_machine, open,
 };
 pub use guard::set_program;
 pub use line::Line;

@@ -1,14 +1,13 @@
 //! The kind of storage `kubevirt:URL`.
 
 use std::io::Read as _;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
-use blockhaul_client::Address;
 use blockhaul_client::http::HttpServer;
+use blockhaul_client::{Address, is_this_machine};
 use blockhaul_tls::{Connector, Credentials, Demands, TlsErrorKind};
 use blockhaul_wire::uri::{HttpUri, Transport};
 
@@ -189,7 +188,7 @@ impl Place {
         if token.is_some()
             && tls.is_none()
             && let Address::Tcp(host, _) = &address
-            && !is_here(host)
+            && !is_this_machine(host)
         {
             log::warn!(
                 "the token for {host} is sent without TLS: others on the network can read it"
@@ -203,12 +202,6 @@ impl Place {
         let server = HttpServer { address, host: uri.request.host, tls, connect_timeout, timeout };
         Ok(Export::new(server, path, fields, connections))
     }
-}
-
-/// Whether a host is this machine, by its name.
-fn is_here(host: &str) -> bool {
-    let address: Option<IpAddr> = host.parse().ok();
-    address.map_or(host == "localhost", |address| address.is_loopback())
 }
 
 fn insecure(error: blockhaul_tls::Error) -> Error {

@@ -324,10 +324,32 @@ pub fn statuses() -> String {
 
 /// Parses the words of a command line, groups replaced.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    if let Some(command) = parse_frequent(&words) {
+        return Ok(Cli { command });
+    }
     let mut definition = definition();
     let parsed = definition.try_get_matches_from_mut(words.clone());
     let matches = parsed.map_err(|error| with_own_tip(error, &words).format(&mut definition))?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
+}
+
+/// A command that scripts start often, without the definition of all others, which is a sixth of the time
+/// that a process takes to start. `None`: another command, or words that need the whole definition for an
+/// answer, such as those with an error or `--help`.
+fn parse_frequent(words: &[OsString]) -> Option<Command> {
+    fn only<A: Args>(name: &'static str, words: &[OsString]) -> Option<A> {
+        parse_command(name, words.to_vec()).ok().map(|(args, _)| args)
+    }
+    let (_, [name, words @ ..]) = words.split_first()? else { return None };
+    match name.to_str()? {
+        "copy" => only("copy", words).map(Command::Copy),
+        "info" => only("info", words).map(Command::Info),
+        "map" => only("map", words).map(Command::Map),
+        "serve" => only("serve", words).map(Command::Serve),
+        "compare" => only("compare", words).map(Command::Compare),
+        "checksum" => only("checksum", words).map(Command::Checksum),
+        _ => None,
+    }
 }
 
 /// The error, without clap's advice to write an unknown option behind `--`, which is wrong for all

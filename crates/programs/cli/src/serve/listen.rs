@@ -8,6 +8,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use blockhaul_client::is_this_machine;
 use blockhaul_io::Listener;
 use blockhaul_os::Identity;
 
@@ -372,11 +373,8 @@ impl Addresses {
     /// Who may connect, and with what, for the line that a server prints when it is ready.
     pub fn audience(&self, tls: &Secured) -> String {
         let secured = tls.audience();
-        let is_local = |host: &str| {
-            host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        };
         match &self.tcp {
-            Some((host, _)) if is_local(host) && !self.every_host => {
+            Some((host, _)) if is_this_machine(host) && !self.every_host => {
                 format!("to this machine, {secured}")
             }
             Some(_) if tls.is_required() => format!("to every host that reaches it, {secured}"),
