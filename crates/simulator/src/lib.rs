@@ -7,6 +7,7 @@
 //! - `site`: a server on a machine that can lose power. `clients`: what uses a server. `oracle`: what
 //!   a client may read.
 //! - `meddler`: changes what client and server send.
+//! - `per_client`: a disk that each client opens for itself.
 //! - `job`: jobs of a disk in use. `desk`: what a server needs for them. `witness`: sees flushes.
 //! - `noise`: how bad the network is.
 
@@ -20,6 +21,7 @@ mod job;
 mod meddler;
 mod noise;
 pub mod oracle;
+mod per_client;
 mod run;
 mod serve;
 mod shrink;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use blockhaul_block::{BlockSizes, DeviceExt, Error, HOLE, Kind, OpKind, ZERO};
+use blockhaul_block::{BlockSizes, Can, DeviceExt, Error, HOLE, Kind, OpKind, ZERO};
 use blockhaul_client::Options;
 use blockhaul_io::simulation::{Faults, Machine, choose, note, set_faults};
 use blockhaul_io::sleep;
@@ -34,6 +34,8 @@ struct Layout {
     exact: bool,
     /// Over TLS.
     tls: bool,
+    /// Each client opens the disk for itself.
+    per_client: bool,
 }
 
 impl Layout {
@@ -57,8 +59,6 @@ impl Layout {
             2 => vec!["cow?cow-block-size=4k".to_string()],
             _ => Vec::new(),
         };
-        let has =
-            |layers: &[String], name: &str| layers.iter().any(|layer| layer.starts_with(name));
         Layout {
             trusts: has(&client, "retry") && trusts,
             volatile: has(&server, "cow"),
@@ -66,10 +66,16 @@ impl Layout {
             exact: !has(&client, "cache") && !has(&server, "cache") && !has(&server, "cow"),
             // Rarely: a connection takes as long as a whole run without TLS.
             tls: rng.chance(4),
+            per_client: rng.chance(25),
             client,
             server,
         }
     }
+}
+
+/// Whether a layer of this kind is among these.
+fn has(layers: &[String], name: &str) -> bool {
+    layers.iter().any(|layer| layer.starts_with(name))
 }
 
 struct Serving {
@@ -106,6 +112,11 @@ impl Serving {
         let mut facts = Model::all_facts((sectors * SECTOR) as u64);
         facts.zeroed = false;
         facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
+        if layout.per_client {
+            // A cache of extents has to see the requests of all connections.
+            let is_shared = has(&layout.server, "extents-cache") || rng.chance(50);
+            facts.can.set(Can::MULTI_CONN, is_shared);
+        }
         let path = dir.join("server");
         let temporary = |layer: &String| {
             if layer.starts_with('c') {
@@ -122,6 +133,7 @@ impl Serving {
         let site = Site::new(path, rng.between(1, 2) as usize, facts, image(sectors));
         let site = site.with_layers(layout.server.clone());
         let site = if layout.tls { site.with_tls()? } else { site };
+        let site = if layout.per_client { site.with_device_per_client() } else { site };
         // Caches of several clients would not know of each other.
         let count = if layout.client.is_empty() { rng.between(1, 3) as usize } else { 1 };
         let share = sectors / count;

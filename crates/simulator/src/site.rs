@@ -15,6 +15,7 @@ use blockhaul_testkit::model::{Completion, Model};
 use blockhaul_tls::{Acceptor, Credentials};
 
 use crate::desk::{Desk, Office};
+use crate::per_client;
 use crate::witness::{Look, Witness};
 
 /// Memory of a server's requests.
@@ -41,6 +42,8 @@ pub(crate) struct Site {
     keys: Option<PathBuf>,
     /// It has jobs and bitmaps.
     office: Option<Office>,
+    /// Each client opens the disk for itself.
+    per_client: bool,
     /// Sees its flushes.
     look: Look,
     up: Option<Up>,
@@ -69,6 +72,8 @@ struct Served {
 enum Kept {
     /// By itself.
     Plain(Arc<Shared>, Stack),
+    /// For each client.
+    PerClient,
     /// In a table of exports, which have jobs.
     Desk(Desk),
 }
@@ -80,6 +85,7 @@ struct Beginning {
     layers: Vec<String>,
     keys: Option<PathBuf>,
     office: Option<Office>,
+    per_client: bool,
 }
 
 impl Site {
@@ -96,6 +102,7 @@ impl Site {
             idle: None,
             keys: None,
             office: None,
+            per_client: false,
             look,
             up: None,
         }
@@ -104,6 +111,11 @@ impl Site {
     /// The same with these layers over its disk.
     pub(crate) fn with_layers(self, layers: Vec<String>) -> Site {
         Site { layers, ..self }
+    }
+
+    /// The same with a disk that each client opens for itself.
+    pub(crate) fn with_device_per_client(self) -> Site {
+        Site { per_client: true, ..self }
     }
 
     /// The same with TLS, which clients must use.
@@ -166,6 +178,7 @@ impl Site {
             layers: self.layers.clone(),
             keys: self.keys.clone(),
             office: self.office.clone(),
+            per_client: self.per_client,
         };
         let started = machine.workers()[0].spawn(move || serve(beginning));
         let served = started.await.map_err(|_| "a server did not start")??;
@@ -190,7 +203,7 @@ impl Site {
         }
         let stopped = up.machine.workers()[0].spawn(move || async move {
             match kind {
-                Kept::Plain(..) => server.stop(STOP).await,
+                Kept::Plain(..) | Kept::PerClient => server.stop(STOP).await,
                 Kept::Desk(desk) => desk.stop(&server, STOP).await,
             }
         });
@@ -266,7 +279,7 @@ impl Site {
     pub(crate) fn desk(&self) -> Option<(Remote, Desk)> {
         let up = self.up.as_ref()?;
         match &up.served.kind {
-            Kept::Plain(..) => None,
+            Kept::Plain(..) | Kept::PerClient => None,
             Kept::Desk(desk) => Some((up.machine.workers()[0].clone(), desk.clone())),
         }
     }
@@ -290,8 +303,9 @@ impl Site {
 }
 
 async fn serve(beginning: Beginning) -> Result<Served, String> {
-    let Beginning { path, device, layers, keys, office } = beginning;
+    let Beginning { path, device, layers, keys, office, per_client } = beginning;
     let (kind, exports) = match office {
+        None if per_client => (Kept::PerClient, per_client::exports(device, &layers).await?),
         None => {
             let stack = layered(Stack::over(device), &layers).await?;
             let shared = Shared::new("", "", stack.device().clone());

@@ -43,7 +43,7 @@ fn open(target: &Target) -> Result<Opened> {
         None => operand::size(target)?,
     };
     let facts = Facts {
-        can: Can::WRITE | Can::FLUSH | Can::CACHE | Can::MULTI_CONN,
+        can: Can::WRITE | Can::FLUSH | Can::CACHE | Can::EXTENTS | Can::MULTI_CONN,
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
