@@ -231,7 +231,7 @@ fn a_group_is_resumed_at_one_moment() {
 fn a_resumed_job_copies_only_what_is_missing() {
     let mut kept = Kept::serve();
     let target = kept.disk.file("mirror.raw");
-    kept.disk.ctl_succeeds(&["mirror", "a", &target, "--rate", "4M"]);
+    kept.disk.ctl_succeeds(&["mirror", "a", &target, "--rate", "1M"]);
     kept.wait_for_progress();
     kept = kept.again(false);
     let left = kept.disk.job(1)["dirty"].as_u64().unwrap();
