@@ -99,6 +99,19 @@ impl Line {
         !self.has("truncate")
     }
 
+    /// Whether nbdkit may end with a failed assertion when it is asked for extents: its `truncate`, for those
+    /// behind what is below.
+    pub fn may_crash(&self) -> bool {
+        self.has("truncate")
+    }
+
+    /// Bytes at the beginning of a read that nbdkit makes up: its `sparse-random` has other ones in the rest of
+    /// a block than in the whole.
+    pub fn made_up(&self, offset: u64) -> usize {
+        let into = offset % 4096;
+        if self.says("sparse-random") && into > 0 { 4096 - into as usize } else { 0 }
+    }
+
     /// Whether extents are nbdkit's own where its `cache` is wrong about them: it tells what is below, though
     /// there is more in the cache.
     pub fn stale_extents(&self) -> bool {
@@ -186,6 +199,11 @@ impl Line {
                 let open = format!("{start}-");
                 say("protect", &[&range, &open, "0-99"], rng);
                 say("protect", &[&format!("{one}-{one}"), "~0-1000"], rng);
+                // Joined with one that begins within it, nbdkit ends the second range where the first ends.
+                let rest = "protect=~0-1000".to_string();
+                if self.parameters.contains(&rest) {
+                    self.parameters.retain(|said| !said.starts_with("protect=") || *said == rest);
+                }
             }
             "rate" => say("rate", &["8G"], rng),
             "retry" => say("retry-delay", &["1"], rng),

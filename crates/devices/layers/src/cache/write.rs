@@ -178,10 +178,12 @@ impl Handle {
         let store = &self.store;
         let end = at + len;
         let below = flags.contains(Flags::NO_HOLE) || store.mode == Mode::Writethrough;
+        // Nothing is written below: the zeroes are data of the cache.
+        let stays = flags.contains(Flags::NO_HOLE) && store.mode == Mode::Unsafe;
         let (first, last) = store.whole(at, end);
         if flags.contains(Flags::FAST) {
             let can = self.inner.facts().can.contains(Can::FAST_ZERO);
-            if first == last || (below && !can) {
+            if first == last || stays || (below && !can) {
                 return Err(Error::new(
                     Kind::Unsupported,
                     "zeroing is not faster than writing here",
@@ -196,9 +198,10 @@ impl Handle {
             store.drop_blocks(first, last).await;
             return zeroed;
         }
-        let (start, stop) = if first < last { store.bytes(first, last) } else { (end, end) };
+        let (start, stop) =
+            if first < last && !stays { store.bytes(first, last) } else { (end, end) };
         // First of all: a refused request (FAST) must not have changed anything.
-        if first < last {
+        if start < stop {
             let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
             if below {
                 let flags = flags & (Flags::NO_HOLE | Flags::FAST);
