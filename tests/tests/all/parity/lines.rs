@@ -199,10 +199,13 @@ impl Line {
                 let open = format!("{start}-");
                 say("protect", &[&range, &open, "0-99"], rng);
                 say("protect", &[&format!("{one}-{one}"), "~0-1000"], rng);
-                // Joined with one that begins within it, nbdkit ends the second range where the first ends.
-                let rest = "protect=~0-1000".to_string();
-                if self.parameters.contains(&rest) {
-                    self.parameters.retain(|said| !said.starts_with("protect=") || *said == rest);
+                // Of ranges that overlap, nbdkit protects what is behind the end of the second no more.
+                let overlap = start <= one || one < 100;
+                let last = self.parameters.last().cloned();
+                let rest = last.as_deref() == Some("protect=~0-1000");
+                if overlap || rest {
+                    let is_last = |said: &String| Some(said) == last.as_ref();
+                    self.parameters.retain(|said| !said.starts_with("protect=") || is_last(said));
                 }
             }
             "rate" => say("rate", &["8G"], rng),

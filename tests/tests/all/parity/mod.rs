@@ -70,8 +70,9 @@ fn compare(seed: u64) -> Result<(), String> {
     };
     let told =
         |why| format!("{what}: {why}\nsaid here: {}\nsaid there: {}", ours.said(), theirs.said());
+    let mut asked = Vec::new();
     for _ in 0..2 {
-        if !talk::compare(&ours, &theirs, &line, rng, REQUESTS).map_err(told)? {
+        if !talk::compare(&ours, &theirs, &line, rng, REQUESTS, &mut asked).map_err(told)? {
             return Ok(());
         }
     }

@@ -100,14 +100,15 @@ pub fn refuses(server: &Server) -> bool {
     greet(server, Replies::Structured).is_err()
 }
 
-/// One connection to each, the same requests on both; what is different. False: what is stored need not be
-/// the same any more.
+/// One connection to each, the same requests on both, which are added to `asked`; what is different. False:
+/// what is stored need not be the same any more.
 pub fn compare(
     ours: &Server,
     theirs: &Server,
     line: &Line,
     rng: &mut Rng,
     requests: usize,
+    asked: &mut Vec<Header>,
 ) -> Result<bool, String> {
     let replies = *rng.pick(&[Replies::Structured, Replies::Structured, Replies::Simple]);
     let ours_greeted = greet(ours, replies);
@@ -130,7 +131,6 @@ pub fn compare(
     let loose = line.extents_differ();
     let both = here & there & !line.withheld();
     let least = our_facts.least();
-    let mut asked = Vec::new();
     for _ in 0..requests {
         let (header, payload) =
             random(&mut ours, size, replies, both, (least, line.one_extent()), rng);
@@ -161,7 +161,7 @@ pub fn compare(
                 return Err(format!("{header:?}: {} here, {} there", of(&here), of(&there)));
             }
         };
-        differ(&header, &here, &there, faults(&header, size, both), &asked, loose, line)
+        differ(&header, &here, &there, faults(&header, size, both), asked, loose, line)
             .map_err(|why| format!("{header:?}: {why}"))?;
         // How much of what has failed was written is not said.
         let within = header.offset.saturating_add(header.length) <= size;
@@ -195,7 +195,7 @@ pub fn compare(
         let header = ours.request(Command::Read, at, len);
         let here = ours.ask(&header, &[])?;
         let there = theirs.ask(&header, &[])?;
-        differ(&header, &here, &there, 0, &asked, loose, line)
+        differ(&header, &here, &there, 0, asked, loose, line)
             .map_err(|why| format!("in the end: {why}"))?;
         at += len;
     }
