@@ -58,12 +58,13 @@ impl<T> PerDisk<T> {
     }
 }
 
-/// The key of a disk by its name.
+/// The key of a disk by its name, and by its files: another file may have taken the name.
 fn key_of_name(below: &Below) -> String {
-    below.export.as_ref().map_or_else(String::new, |name| format!("/{name}"))
+    let Some(name) = &below.export else { return String::new() };
+    format!("/{name}/{:?}", below.device.facts().files)
 }
 
-/// One value for each disk, by its name, that outlives its handles: what clients have stored is there when
+/// One value for each disk, by its name and files, that outlives its handles: what clients have stored is there when
 /// they connect again.
 pub(crate) struct KeptPerDisk<T> {
     values: Mutex<HashMap<String, Arc<T>>>,
@@ -99,15 +100,28 @@ impl<T> KeptPerDisk<T> {
 
 #[cfg(test)]
 mod tests {
+    use blockhaul_block::Facts;
     use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
     use super::*;
 
-    /// A handle that a client has opened by this name.
-    fn below(name: &str) -> Below {
+    /// A handle that a client has opened by this name, of the file with this number.
+    fn below_of(name: &str, file: u64) -> Below {
         let export = Some(name.to_string());
-        let device = ModelDevice::new(Model::new(512), Completion::Immediate);
+        let facts = Facts { files: vec![(1, file)], ..Model::all_facts(512) };
+        let device = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
         Below { export, ..Below::alone(device) }
+    }
+
+    fn below(name: &str) -> Below {
+        below_of(name, 7)
+    }
+
+    #[test]
+    fn another_file_of_the_name_is_another_disk() {
+        let kept = KeptPerDisk::new(|_: &u64| true);
+        let get = |file| kept.get(&below_of("a", file), || Ok(file)).map(|value| *value);
+        assert_eq!([7, 8, 7].map(|file| get(file).unwrap()), [7, 8, 7]);
     }
 
     #[test]
