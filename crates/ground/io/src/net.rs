@@ -13,8 +13,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrAny,
-    SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
+    SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 
 use crate::context::with_worker;
@@ -207,26 +207,24 @@ impl Stream {
 
     /// Shuts down both directions: wakes all tasks that wait on this socket.
     pub fn shutdown(&self) {
-        #[cfg(feature = "simulation")]
-        crate::simulation::touch();
-        // Fails only if the connection has already ended.
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+        self.end(Shutdown::Both);
     }
 
     /// Shuts down the sending direction after what was sent.
     pub fn shutdown_send(&self) {
-        #[cfg(feature = "simulation")]
-        crate::simulation::touch();
-        // Fails only if the connection has already ended.
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
+        self.end(Shutdown::Write);
     }
 
     /// Shuts down the receiving direction: what has arrived can still be read.
     pub fn shutdown_receive(&self) {
+        self.end(Shutdown::Read);
+    }
+
+    fn end(&self, directions: Shutdown) {
         #[cfg(feature = "simulation")]
         crate::simulation::touch();
         // Fails only if the connection has already ended.
-        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Read);
+        let _ = rustix::net::shutdown(&self.0, directions);
     }
 
     /// The peer's address.

@@ -39,8 +39,8 @@ pub static CACHE: LayerKind = LayerKind {
     summary: "keeps blocks of a slow device in a temporary file",
     manual: "Data that is written, hinted at or (with `cache-on-read`) read is stored in a sparse temporary \
 file without a name, in blocks of `cache-min-block-size`, and read from there. All connections \
-to an export share it. Do not use the layer over a device that gives each connection a disk of its own, \
-such as nbdkit's tmpdisk. A write to part of a block that is not in the cache reads the block first. Requests \
+to an export share it. Do not use the layer over a plugin that gives each connection a disk of \
+its own. A write to part of a block that is not in the cache reads the block first. Requests \
 for a block that is being read wait for it.
 
 `cache=writeback` replies to a write when it is in the cache. A flush writes changed blocks to \

@@ -33,8 +33,9 @@ pub static COW: LayerKind = LayerKind {
     summary: "keeps changes in an overlay; the device below does not change",
     manual: "Written data goes to a temporary file without a name, in blocks of `cow-block-size`, and is \
 lost when the program ends. All connections to an export see the same changes, also later ones. A \
-server keeps the changes of up to 1000 exports. Do not use the layer over a device that gives each \
-connection a disk of its own, such as nbdkit's tmpdisk. The device below may be read-only. Zero and trim requests for whole blocks take no space and make holes; extents of \
+server keeps the changes of up to 1000 exports. Do not use the layer over a plugin that gives each \
+connection a disk of its own. The device below may be read-only. Zero and trim requests for \
+whole blocks take no space and make holes; extents of \
 unchanged ranges are those of the device below. The file is created in `dir`, or in the \
 directory that TMPDIR names, or in /var/tmp; when its file system is full, writes fail \
 (ENOSPC).
