@@ -154,10 +154,10 @@ impl Oracle {
             sector.busy = false;
             sector.acked = Some(value);
             if durable || same {
-                sector.possible = vec![value];
+                only(&mut sector.possible, value);
             }
             if durable {
-                sector.after_cut = vec![value];
+                only(&mut sector.after_cut, value);
             }
         }
     }
@@ -214,8 +214,8 @@ impl Oracle {
                     "a flush is acknowledged, but sector {number} was lost before"
                 ));
             }
-            sector.possible = vec![*value];
-            sector.after_cut = vec![*value];
+            only(&mut sector.possible, *value);
+            only(&mut sector.after_cut, *value);
         }
         Ok(())
     }
@@ -274,7 +274,7 @@ impl Oracle {
                 ));
             }
             if same && sector.is_settled(now) {
-                sector.possible = vec![value];
+                only(&mut sector.possible, value);
             }
         }
         Ok(())
@@ -289,6 +289,12 @@ impl Oracle {
             Some(index) => Err(format!("sector {} is reported as zeroes", start + index)),
         }
     }
+}
+
+/// Removes all other values. Keeps the memory: this happens for each sector of a request.
+fn only(values: &mut Vec<u64>, value: u64) {
+    values.clear();
+    values.push(value);
 }
 
 fn add(values: &mut Vec<u64>, value: u64) {
