@@ -8,15 +8,19 @@ use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
 use crate::{Data, Parked, Reservation, Stream};
 
-/// Bytes per receive while messages are small: many messages per system call.
-const STAGE: usize = 64 << 10;
+/// Bytes per receive while messages are small: many messages per system call. Enough for several requests
+/// with payloads, so that the peer, whose socket has space again, sends the next ones while these are carried out.
+/// Writes of 16 KiB, 32 in flight: 136,000 a second, with 64 KiB 109,000, received one by one 89,000.
+const STAGE: usize = 128 << 10;
 /// The same until this many bytes arrive at once: idle peers cost little memory.
 const STAGE_FIRST: usize = 4 << 10;
 /// Bytes per receive while large payloads arrive: payload bytes in the stage are copied once more,
 /// so few, but enough for the headers between payloads.
 const STAGE_LARGE: usize = 4 << 10;
-/// Minimum length of a large payload.
+/// Minimum length of a large payload, if payloads are copied from the stage.
 const LARGE: usize = 16 << 10;
+/// The same if they may be slices of it.
+const LARGE_LENT: usize = (32 << 10) + 1;
 
 /// Payload bytes received before other tasks of the worker run: a peer that sends as fast as this
 /// receives never runs out, and would delay their processing and all sending.
@@ -195,7 +199,8 @@ impl RecvWindow {
 
     /// Another such payload may follow.
     fn expect_payloads_of(&mut self, len: usize) {
-        self.ahead = if len >= LARGE { STAGE_LARGE } else { STAGE };
+        let large = if self.lends { LARGE_LENT } else { LARGE };
+        self.ahead = if len >= large { STAGE_LARGE } else { STAGE };
     }
 
     /// Lets other tasks run when a share was received.

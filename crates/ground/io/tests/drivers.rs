@@ -206,15 +206,15 @@ fn the_window_of_who_sends_little_stays_small() {
                 window.consume(100);
             }
             let small = window.capacity();
-            far.write_all(&[2; 64 << 10]).unwrap();
+            far.write_all(&[2; 128 << 10]).unwrap();
             let mut whole = true;
-            while window.bytes().len() < 64 << 10 {
+            while window.bytes().len() < 128 << 10 {
                 whole &= window.fill(&stream).await.unwrap();
             }
             whole &= window.bytes().iter().all(|&byte| byte == 2);
             ((small, window.capacity()), whole)
         });
-        assert_eq!(sizes, (4 << 10, 64 << 10));
+        assert_eq!(sizes, (4 << 10, 128 << 10));
         assert!(whole);
     });
 }
