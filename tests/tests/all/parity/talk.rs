@@ -168,6 +168,11 @@ pub fn compare(
         if header.command == Command::Write && [5, 28].contains(&here.error) && within {
             return Ok(false);
         }
+        // After a failed flush, or a failed request with FUA, which may have flushed, flushes fail here.
+        let flushes = header.command == Command::Flush || header.flags.contains(CommandFlags::FUA);
+        if flushes && [1, 5, 28].contains(&here.error) && within {
+            return Ok(false);
+        }
     }
     // Zeroes are where zeroes are reported.
     if our_facts.contexts > 0 && size > 0 && !line.stale_extents() {
