@@ -72,8 +72,13 @@ fn compare(seed: u64) -> Result<(), String> {
         |why| format!("{what}: {why}\nsaid here: {}\nsaid there: {}", ours.said(), theirs.said());
     let mut asked = Vec::new();
     for _ in 0..2 {
-        if !talk::compare(&ours, &theirs, &line, rng, REQUESTS, &mut asked).map_err(told)? {
-            return Ok(());
+        match talk::compare(&ours, &theirs, &line, rng, REQUESTS, &mut asked) {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            // Its `truncate` does, asked for extents behind what is below; its `multi-conn`, at the end of a
+            // connection that has not been ready.
+            Err(_) if theirs.said().contains("Assertion `") => return Ok(()),
+            Err(why) => return Err(told(why)),
         }
     }
     let ends = |server: Server| server.stop().map(|status| status.code());

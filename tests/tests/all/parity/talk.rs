@@ -141,9 +141,6 @@ pub fn compare(
         let (here, there) = match (here, there) {
             // Both have hung up.
             (Err(_), Err(_)) => return Ok(true),
-            (Ok(_), Err(_)) if line.may_crash() && header.command == Command::BlockStatus => {
-                return Ok(false);
-            }
             // Zeroing need not be fast, and what is stored is different from now on.
             (Ok(here), Ok(there))
                 if header.flags.contains(CommandFlags::FAST_ZERO)
@@ -185,6 +182,10 @@ pub fn compare(
             while at < end {
                 // Longer requests may be refused.
                 let len = (end - at).min(64 << 10);
+                // The last bytes of a size that is not in whole blocks cannot be read.
+                if len % least != 0 {
+                    break;
+                }
                 let bytes = ours.read(at, len as usize)?;
                 theirs.request(Command::Flush, 0, 0);
                 if state & 2 != 0 && bytes.iter().any(|byte| *byte != 0) {
