@@ -8,9 +8,9 @@ use crate::context::moved;
 use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
 use crate::{Data, Parked, Reservation, Stream};
 
-/// Bytes per receive while messages are small: many messages per system call. Enough for several requests
-/// with payloads, so that the peer, whose socket has space again, sends the next ones while these are carried out.
-/// Writes of 16 KiB, 32 in flight: 136,000 a second, with 64 KiB 109,000, received one by one 89,000.
+/// Bytes per receive while messages are small: many messages per system call. This is enough for several
+/// writes, so that the peer's socket has space and the peer sends more while these are carried out.
+/// Writes of 16 KiB, 32 in flight: 136,000 a second; with 64 KiB 109,000; received one by one 89,000.
 const STAGE: usize = 128 << 10;
 /// The same until this many bytes arrive at once: idle peers cost little memory.
 const STAGE_FIRST: usize = 4 << 10;
@@ -19,7 +19,7 @@ const STAGE_FIRST: usize = 4 << 10;
 const STAGE_LARGE: usize = 4 << 10;
 /// Minimum length of a large payload, if payloads are copied from the stage.
 const LARGE: usize = 16 << 10;
-/// The same if they may be slices of it.
+/// Minimum length of a large payload, if payloads are slices of the stage and not copied.
 const LARGE_LENT: usize = (32 << 10) + 1;
 
 /// Payload bytes received before other tasks of the worker run: a peer that sends as fast as this

@@ -75,8 +75,8 @@ fn compare(seed: u64) -> Result<(), String> {
         match talk::compare(&ours, &theirs, &line, rng, REQUESTS, &mut asked) {
             Ok(true) => {}
             Ok(false) => return Ok(()),
-            // Its `truncate` does, asked for extents behind what is below; its `multi-conn`, at the end of a
-            // connection that has not been ready.
+            // nbdkit ends with a failed assertion: `truncate` if it is asked for extents behind the end of the
+            // disk below, `multi-conn` if a connection ends before it is ready.
             Err(_) if theirs.said().contains("Assertion `") => return Ok(()),
             Err(why) => return Err(told(why)),
         }
