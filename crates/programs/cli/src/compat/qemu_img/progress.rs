@@ -17,7 +17,8 @@ use crate::out;
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
 pub(super) const FINE: f64 = 1.0;
 pub(super) const COARSE: f64 = 2.0;
-/// Bytes between two lines, at least: requests of a copy are smaller than those of the original.
+/// Lines show whole multiples of this number of bytes: the size of a copy's requests depends on how fast they
+/// are, and is smaller than that of the original.
 const APART: u64 = 1 << 20;
 
 /// Prints how far a command is, if `-p` asks for it.
@@ -35,8 +36,6 @@ struct Lines {
 struct State {
     /// The percentage of the last line.
     last: f64,
-    /// Bytes that were done then.
-    bytes: u64,
     data: u64,
     zeroes: u64,
 }
@@ -95,7 +94,6 @@ impl Lines {
         let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
         if percent > state.last + self.step || percent >= 100.0 && state.last < 100.0 {
             state.last = percent;
-            state.bytes = done;
             print(percent);
         }
     }
@@ -113,9 +111,8 @@ impl Lines {
             }
             None => (all, copy.upgrade().map_or(0, |copy| copy.snapshot().total)),
         };
-        if done >= state.bytes.saturating_add(APART) || done >= total {
-            self.tell(&mut state, done, total);
-        }
+        let shown = if done < total { done - done % APART } else { done };
+        self.tell(&mut state, shown, total);
     }
 }
 
@@ -184,5 +181,17 @@ mod tests {
         assert_eq!(percent((512 << 10, 0)), 25.0);
         assert_eq!(percent((0, 1 << 20)), 50.0, "zeroes in data");
         assert_eq!(percent((2 << 20, 0)), 100.0);
+    }
+
+    #[test]
+    fn requests_of_any_size_give_the_same_lines() {
+        let lines = Lines { step: FINE, state: Mutex::default() };
+        let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
+        let percent = |more| {
+            lines.count(&Weak::new(), source, (more, 0));
+            lines.state.lock().unwrap().last
+        };
+        let sizes = [512 << 10, 1 << 20, 1 << 20, 1 << 20, 512 << 10];
+        assert_eq!(sizes.map(percent), [0.0, 25.0, 50.0, 75.0, 100.0]);
     }
 }
