@@ -2,7 +2,7 @@
 //! slow, silent and wrong.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Contexts, Error, Flags, Kind, OpKind, Reply, Request};
 use blockhaul_client::Options;
@@ -125,18 +125,18 @@ fn a_server_that_is_silent_is_left() {
 
 #[test]
 fn a_thread_stops_to_wait_and_the_connection_goes_on() {
-    for replies in FORMS {
-        let how = How::Slow { first: Duration::from_millis(400), piece: Duration::ZERO };
+    // A thread that waited for the reply would wait in vain for the first, and the second comes before that of
+    // the next request, when nobody wants it.
+    let late = How::Slow { first: Duration::from_millis(400), piece: Duration::ZERO };
+    let hows = [How::Silence, late];
+    for (replies, how) in FORMS.into_iter().flat_map(|form| hows.clone().map(|how| (form, how))) {
         let spoil = Spoil::nth(Command::Read, 1, how);
         let server = Scripted::offer(offer().replies(replies).spoil(spoil));
         let blocking = connect(&server.uri(), options());
-        let begun = Instant::now();
         let mut into = [0; 4096];
         let reading = blocking.start_read(0, 4096, &mut || true).unwrap();
         let stopped = reading.finish(&mut into, &mut || false);
         assert!(matches!(stopped, Err(Stop::Interrupted)), "{stopped:?}");
-        assert!(begun.elapsed() < Duration::from_millis(400));
-        // Its reply comes first, and nobody wants it.
         assert_eq!(get(&blocking, 8192, 512).unwrap(), content(8192, 512), "{replies:?}");
     }
 }

@@ -7,9 +7,16 @@ use blockhaul_block::{Can, Contexts, Flags, Kind, Request};
 use crate::{Plugin, read, run, write};
 
 const PARALLEL: &str = "
+import threading
+together, waiting, done = threading.Barrier(8), threading.Event(), threading.Event()
 def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL
 def pread(h, buf, offset, flags):
-    if offset: time.sleep(0.5)
+    if offset == 4096: together.wait(60)
+    if offset == 8192:
+        waiting.set()
+        assert done.wait(60)
+    if offset == 12288: assert waiting.wait(60)
+    if offset == 16384: done.set()
     buf[:] = bytes(len(buf))
 ";
 
@@ -18,22 +25,20 @@ fn callbacks_that_wait_run_in_parallel_and_hold_up_nobody() {
     run(|| async {
         let plugin = Plugin::start(PARALLEL, "?@threads=8").await.unwrap();
         let device = plugin.device().await.unwrap();
-        let begun = Instant::now();
         let one = |at| {
             let device = device.clone();
             blockhaul_io::spawn(async move { read(&device, at, 4096).await })
         };
-        let slow: Vec<_> = (0..8).map(|_| one(4096)).collect();
-        for task in slow {
+        // Each waits for all others.
+        let eight: Vec<_> = (0..8).map(|_| one(4096)).collect();
+        for task in eight {
             task.await.unwrap();
         }
-        // One after another takes 4 s.
-        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-        let slow = one(4096);
-        blockhaul_io::sleep(Duration::from_millis(50)).await;
-        let begun = Instant::now();
-        read(&device, 0, 4096).await.unwrap();
-        assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+        let slow = one(8192);
+        // It is under way, and waits for the last of these.
+        for at in [12288, 0, 16384] {
+            read(&device, at, 4096).await.unwrap();
+        }
         slow.await.unwrap();
     });
 }
