@@ -207,15 +207,18 @@ impl Lane {
 
     /// Answers after a look at the size, which may take long: the lane goes on meanwhile.
     fn answer_later(self: &Rc<Self>, unique: u64, about: About) {
+        self.session.in_flight.add(unique, &self.channel);
         let lane = self.clone();
         let running = Running::begin(self);
         drop(blockhaul_io::start(async move {
             let About { node, kind } = about;
             lane.session.look(node).await;
-            match kind {
-                AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
-                AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
-                AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
+            if lane.session.in_flight.take(unique).is_some() {
+                match kind {
+                    AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
+                    AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
+                    AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
+                }
             }
             drop(running);
         }));
@@ -238,11 +241,7 @@ impl Lane {
             ),
             // Nodes are known as long as the mount.
             Operation::Forget => {}
-            Operation::Interrupt(number) => {
-                if let Some(channel) = session.in_flight.take(number) {
-                    channel.fail(number, Errno::INTR);
-                }
-            }
+            Operation::Interrupt(number) => session.in_flight.interrupt(number),
             Operation::Lookup(name) => self.body(unique, self.look_up(node, name)),
             Operation::GetAttr => self.body(unique, self.attr(node)),
             Operation::SetAttr(ref set) => self.body(unique, self.set_attr(node, set)),
