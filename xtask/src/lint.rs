@@ -39,6 +39,10 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/ground/io/src/driver", "drivers measure what sleeping and spinning cost"),
     ("crates/ground/io/src/simulation/world.rs", "the simulated clock begins at some instant"),
     ("crates/ground/io/src/net.rs", "waits for another process before a server starts"),
+    (
+        "crates/devices/backends/src/file/lock.rs",
+        "waits for another process before a file is opened",
+    ),
     ("crates/ground/os/src/lock.rs", "waits for another process before a worker starts"),
     ("crates/core/tls/src/make.rs", "dates of certificates"),
     (

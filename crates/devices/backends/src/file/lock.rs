@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FileType, Stat};
@@ -20,6 +21,11 @@ const WRITES: u64 = 101;
 const LETS_NONE_WRITE: u64 = 201;
 /// Locked by programs that allow no resize.
 const LETS_NONE_RESIZE: u64 = 203;
+
+/// How often, and at which interval, a file that is locked is tried again: for a second. A program that was
+/// killed has its locks until the kernel has ended the last of its requests, which may be after its end.
+const TRIES: u32 = if cfg!(test) { 1 } else { 40 };
+const TRY_AGAIN: Duration = Duration::from_millis(25);
 
 /// Device and inode; for a block device its number.
 type Key = (u64, u64);
@@ -47,12 +53,24 @@ pub(super) struct Lock(Key);
 
 impl Lock {
     /// Locks a file that is open for reading and writing; `empties` if it is truncated before it is
-    /// written. An error if another program writes to it. None if locks are not available. Blocks.
+    /// written. An error if another program writes to it for longer than a second. None if locks are not
+    /// available. Blocks.
     pub(super) fn take(
         file: &blockhaul_io::File,
         stat: &Stat,
         empties: bool,
     ) -> Result<Option<Lock>> {
+        for _ in 0..TRIES {
+            match Self::try_take(file, stat, empties) {
+                Err(error) if error.kind() == Kind::Refused => std::thread::sleep(TRY_AGAIN),
+                done => return done,
+            }
+        }
+        Self::try_take(file, stat, empties)
+    }
+
+    /// The same, without waiting for others.
+    fn try_take(file: &blockhaul_io::File, stat: &Stat, empties: bool) -> Result<Option<Lock>> {
         if DISABLED.load(Ordering::Relaxed) {
             return Ok(None);
         }

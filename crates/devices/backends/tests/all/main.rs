@@ -3,6 +3,7 @@
 
 mod conformance;
 mod descriptions;
+mod locks;
 mod nested;
 
 use std::sync::Arc;
