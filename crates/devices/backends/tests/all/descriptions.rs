@@ -6,7 +6,8 @@ use blockhaul_block::{Can, DeviceExt, Kind};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_io::{Config, Runtime};
 
-fn open(spec: &'static str, intent: Intent) -> blockhaul_block::Result<Stack> {
+pub fn open(spec: impl AsRef<OsStr>, intent: Intent) -> blockhaul_block::Result<Stack> {
+    let spec = Spec::parse(spec.as_ref())?;
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
     runtime.block_on(move || async move {
         let registry = Registry {
@@ -14,7 +15,7 @@ fn open(spec: &'static str, intent: Intent) -> blockhaul_block::Result<Stack> {
             path: blockhaul_backends::PATH_SCHEME,
             ..Registry::default()
         };
-        registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), intent).await
+        registry.open(&spec, Vec::new(), intent).await
     })
 }
 

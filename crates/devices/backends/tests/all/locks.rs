@@ -1,31 +1,19 @@
 //! Files that other programs have locked.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use blockhaul_block::Kind;
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::Intent;
+
+use crate::descriptions::open;
 
 /// Locked by programs that allow no other writer.
 const LETS_NONE_WRITE: u64 = 201;
 
-fn open(path: &Path) -> blockhaul_block::Result<Stack> {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    let spec = Spec::parse(path.as_os_str()).unwrap();
-    runtime.block_on(move || async move {
-        let registry = Registry {
-            backends: crate::backends(),
-            path: blockhaul_backends::PATH_SCHEME,
-            ..Registry::default()
-        };
-        registry.open(&spec, Vec::new(), Intent::WRITE).await
-    })
-}
-
 /// A file that is locked, and the description that has locked it.
-fn locked() -> (tempfile::TempDir, std::path::PathBuf, File) {
+fn locked() -> (tempfile::TempDir, PathBuf, File) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     std::fs::write(&path, [7; 4096]).unwrap();
@@ -41,14 +29,14 @@ fn the_lock_of_a_program_that_has_just_ended_is_waited_for() {
         std::thread::sleep(Duration::from_millis(50));
         drop(other);
     });
-    open(&path).unwrap();
+    open(&path, Intent::WRITE).unwrap();
     ending.join().unwrap();
 }
 
 #[test]
 fn a_program_that_does_not_end_is_not_waited_for_long() {
     let (_folder, path, other) = locked();
-    let refused = open(&path).map(drop).unwrap_err();
+    let refused = open(&path, Intent::WRITE).map(drop).unwrap_err();
     assert_eq!(refused.kind(), Kind::Refused, "{refused}");
     drop(other);
 }

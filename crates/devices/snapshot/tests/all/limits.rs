@@ -10,7 +10,7 @@ use blockhaul_snapshot::{BLOCK_MAX, OnFailure, Options, Snapshot, Trim};
 
 use crate::support::{BLOCK, begun, on_worker, read, write};
 
-/// A disk whose reads wait until it is told that they may go on.
+/// A disk whose reads wait until the flag is set.
 struct SlowToRead(Arc<dyn Device>, Arc<AtomicBool>);
 
 impl Device for SlowToRead {
