@@ -367,11 +367,11 @@ impl Hand {
     async fn read(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
         let at = (sectors.start * SECTOR) as u64;
         let len = sectors.len() * SECTOR;
-        let losses = self.client.oracle().losses();
+        let begun = self.client.oracle().begun();
         match stack.device().read(at, len).await {
             Ok(data) => {
                 self.client.note(&format!("read {sectors:?}"));
-                self.client.oracle().check(sectors, data.bytes(), losses)?;
+                self.client.oracle().check(sectors, data.bytes(), begun)?;
                 Ok(None)
             }
             Err(error) => Ok(Some(error)),
@@ -379,12 +379,13 @@ impl Hand {
     }
 
     async fn extents(&self, stack: &Stack, sectors: Range<usize>) -> Result<Option<Error>, String> {
+        let begun = self.client.oracle().begun();
         match states(&**stack.device(), sectors.clone()).await {
             Ok(states) => {
                 let mut oracle = self.client.oracle();
                 for (sector, state) in sectors.zip(states) {
                     if state & ZERO != 0 {
-                        oracle.check_zero(sector..sector + 1)?;
+                        oracle.check_zero(sector..sector + 1, begun)?;
                     }
                 }
                 Ok(None)
@@ -424,7 +425,7 @@ impl Hand {
         };
         let durable = self.rng.chance(20);
         let request = if durable { request.with(Flags::FUA) } else { request };
-        let losses = self.client.oracle().losses();
+        let begun = self.client.oracle().begun();
         match kind {
             0 => self.client.oracle().begin_trim(sectors.clone()),
             _ => self.client.oracle().begin(sectors.clone(), value),
@@ -442,7 +443,7 @@ impl Hand {
             }
             Ok(_) if kind == 0 => oracle.trimmed(sectors),
             Ok(_) => {
-                oracle.done(sectors.clone(), value, durable, losses);
+                oracle.done(sectors.clone(), value, durable, begun);
                 if self.client.hides_reconnections() && !self.client.is_current(stack) {
                     // The current connection does not know of it when it is made again.
                     oracle.not_acked(sectors);

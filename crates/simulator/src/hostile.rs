@@ -188,8 +188,8 @@ impl Client {
             2..6 if self.writes => self.write(&**device, sectors, oracle).await,
             _ => match device.read(at, len).await {
                 Ok(data) if self.checks => {
-                    let losses = oracle.losses();
-                    oracle.check(sectors, data.bytes(), losses).map(Ok)?
+                    let begun = oracle.begun();
+                    oracle.check(sectors, data.bytes(), begun).map(Ok)?
                 }
                 other => other.map(drop),
             },
@@ -206,12 +206,12 @@ impl Client {
             return Ok(());
         }
         let value = oracle.fresh();
-        let losses = oracle.losses();
+        let begun = oracle.begun();
         let data = Data::copy_of(&bytes_of(sectors.clone(), value));
         oracle.begin(sectors.clone(), value);
         let written = device.submit(Request::write((sectors.start * SECTOR) as u64, data)).await;
         match written {
-            Ok(_) => oracle.done(sectors, value, false, losses),
+            Ok(_) => oracle.done(sectors, value, false, begun),
             Err(_) => oracle.failed(sectors, true),
         }
         written.map(drop)

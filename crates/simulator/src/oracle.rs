@@ -28,6 +28,8 @@ pub struct Oracle {
     /// Counts losses, and servers that have ended: a reply to a request from before one may itself be from
     /// before it.
     losses: u64,
+    /// Counts flushes that were acknowledged.
+    flushes: u64,
     /// A change has failed.
     has_failed: bool,
     /// A cache that the client has dropped may write until then, over whichever connection.
@@ -38,6 +40,9 @@ pub struct Oracle {
 struct Sector {
     /// Values that a read may return.
     possible: Vec<u64>,
+    /// Values that were possible until a flush was acknowledged, and its number: a read that began
+    /// before may return them.
+    until_flush: Vec<(u64, u64)>,
     /// Values that it may have after a power cut.
     after_cut: Vec<u64>,
     /// Values that it had at any time: a trim may bring back any of them, whether it fails or not.
@@ -57,6 +62,20 @@ impl Sector {
     fn is_settled(&self, now: Instant) -> bool {
         self.doubtful.is_none_or(|until| until <= now)
     }
+
+    /// Whether a request that began then may see this value.
+    fn is_possible(&self, value: u64, begun: Begun) -> bool {
+        let mut earlier = self.until_flush.iter();
+        self.possible.contains(&value)
+            || earlier.any(|(other, flush)| *other == value && begun.flushes < *flush)
+    }
+}
+
+/// When a request began: what had happened before it.
+#[derive(Clone, Copy)]
+pub struct Begun {
+    losses: u64,
+    flushes: u64,
 }
 
 /// What a flush makes durable, as its sender sees it: sectors, with version and value.
@@ -69,6 +88,7 @@ impl Oracle {
             let value = initial(first + index);
             Sector {
                 possible: vec![value],
+                until_flush: Vec::new(),
                 after_cut: vec![value],
                 ever: vec![value],
                 acked: None,
@@ -84,6 +104,7 @@ impl Oracle {
             sectors: (0..count).map(sector).collect(),
             last,
             losses: 0,
+            flushes: 0,
             has_failed: false,
             cache_writes_until: None,
         }
@@ -118,9 +139,9 @@ impl Oracle {
         late.map(|(index, _)| self.first + index).collect()
     }
 
-    /// Number of losses so far: take it when a request begins.
-    pub fn losses(&self) -> u64 {
-        self.losses
+    /// A request begins now.
+    pub fn begun(&self) -> Begun {
+        Begun { losses: self.losses, flushes: self.flushes }
     }
 
     /// A change begins.
@@ -147,9 +168,9 @@ impl Oracle {
         }
     }
 
-    /// It was acknowledged. `durable`: with FUA. `losses`: those before it began.
-    pub fn done(&mut self, range: Range<usize>, value: u64, durable: bool, losses: u64) {
-        let same = losses == self.losses;
+    /// It was acknowledged. `durable`: with FUA. `begun`: when it began.
+    pub fn done(&mut self, range: Range<usize>, value: u64, durable: bool, begun: Begun) {
+        let same = begun.losses == self.losses;
         for sector in self.at(range) {
             sector.busy = false;
             sector.acked = Some(value);
@@ -203,6 +224,7 @@ impl Oracle {
 
     /// It was acknowledged.
     pub fn flushed(&mut self, flushing: &Flushing) -> Result<(), String> {
+        self.flushes += 1;
         for (index, version, value) in &flushing.0 {
             let sector = &mut self.sectors[*index];
             if sector.version != *version {
@@ -214,6 +236,8 @@ impl Oracle {
                     "a flush is acknowledged, but sector {number} was lost before"
                 ));
             }
+            let others = sector.possible.iter().filter(|other| *other != value);
+            sector.until_flush.extend(others.map(|other| (*other, self.flushes)));
             only(&mut sector.possible, *value);
             only(&mut sector.after_cut, *value);
         }
@@ -255,11 +279,10 @@ impl Oracle {
         }
     }
 
-    /// Checks bytes that were read. The range is not being changed. `losses`: those before the read
-    /// began.
-    pub fn check(&mut self, range: Range<usize>, bytes: &[u8], losses: u64) -> Result<(), String> {
+    /// Checks bytes that were read. The range is not being changed. `begun`: when the read began.
+    pub fn check(&mut self, range: Range<usize>, bytes: &[u8], begun: Begun) -> Result<(), String> {
         let now = now();
-        let same = losses == self.losses;
+        let same = begun.losses == self.losses;
         let start = range.start;
         for (index, (sector, bytes)) in
             self.at(range).iter_mut().zip(bytes.chunks_exact(SECTOR)).enumerate()
@@ -267,13 +290,13 @@ impl Oracle {
             let number = start + index;
             let value = value_of(number, bytes)
                 .ok_or_else(|| format!("sector {number} has contents that nobody wrote"))?;
-            if !sector.possible.contains(&value) {
+            if !sector.is_possible(value, begun) {
                 return Err(format!(
                     "sector {number} has value {value:#x}; possible are {:x?}",
                     sector.possible
                 ));
             }
-            if same && sector.is_settled(now) {
+            if same && sector.is_settled(now) && sector.possible.contains(&value) {
                 only(&mut sector.possible, value);
             }
         }
@@ -281,9 +304,10 @@ impl Oracle {
     }
 
     /// Checks that a range that is reported as zeroes can have them. It is not being changed.
-    pub fn check_zero(&mut self, range: Range<usize>) -> Result<(), String> {
+    /// `begun`: when the request began.
+    pub fn check_zero(&mut self, range: Range<usize>, begun: Begun) -> Result<(), String> {
         let start = range.start;
-        let wrong = self.at(range).iter().position(|sector| !sector.possible.contains(&ZEROES));
+        let wrong = self.at(range).iter().position(|sector| !sector.is_possible(ZEROES, begun));
         match wrong {
             None => Ok(()),
             Some(index) => Err(format!("sector {} is reported as zeroes", start + index)),

@@ -310,8 +310,8 @@ impl Serving {
             let len = all.len() * SECTOR;
             let data = device.device().read(at, len).await.map_err(failed)?;
             let mut oracle = lock(oracle);
-            let losses = oracle.losses();
-            oracle.check(all, data.bytes(), losses)?;
+            let begun = oracle.begun();
+            oracle.check(all, data.bytes(), begun)?;
         }
         if flush {
             device

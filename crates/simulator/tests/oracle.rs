@@ -34,11 +34,11 @@ fn a_reply_of_a_server_that_has_ended_may_be_from_before_a_late_write() {
     let value = oracle.fresh();
     oracle.begin(8..9, value);
     oracle.failed(8..9, true);
-    let before = oracle.losses();
+    let before = oracle.begun();
     // The server reads, writes, and ends.
     oracle.forget_late();
     assert!(oracle.check(8..9, &bytes_of(8..9, 1), before).is_ok());
-    let now = oracle.losses();
+    let now = oracle.begun();
     assert!(oracle.check(8..9, &bytes_of(8..9, value), now).is_ok(), "the write came later");
     assert!(oracle.check(8..9, &bytes_of(8..9, 1), now).is_err(), "the next server has read it");
 }
@@ -47,18 +47,40 @@ fn a_reply_of_a_server_that_has_ended_may_be_from_before_a_late_write() {
 fn what_was_flushed_must_be_there_and_what_was_not_may() {
     let mut oracle = Oracle::new(8, 2);
     let value = oracle.fresh();
+    let first = oracle.begun();
     oracle.begin(8..9, value);
-    oracle.done(8..9, value, false, 0);
+    oracle.done(8..9, value, false, first);
     let old = bytes_of(8..9, 1);
-    assert!(oracle.check(8..9, &old, 0).is_err(), "it was acknowledged");
+    assert!(oracle.check(8..9, &old, first).is_err(), "it was acknowledged");
     let flushing = oracle.flush();
     oracle.power_cut();
-    assert!(oracle.check(8..9, &old, 1).is_ok(), "it was not flushed");
+    let second = oracle.begun();
+    assert!(oracle.check(8..9, &old, second).is_ok(), "it was not flushed");
     assert!(oracle.flushed(&flushing).is_err(), "it is lost");
     let value = oracle.fresh();
     oracle.begin(9..10, value);
-    oracle.done(9..10, value, true, 1);
+    oracle.done(9..10, value, true, second);
     oracle.power_cut();
-    assert!(oracle.check(9..10, &bytes_of(9..10, 1), 2).is_err(), "it was durable");
-    assert!(oracle.check_zero(9..10).is_err());
+    let third = oracle.begun();
+    assert!(oracle.check(9..10, &bytes_of(9..10, 1), third).is_err(), "it was durable");
+    assert!(oracle.check_zero(9..10, third).is_err());
+}
+
+#[test]
+fn a_read_from_before_a_flush_may_return_what_the_flush_has_replaced() {
+    let mut oracle = Oracle::new(8, 1);
+    let (old, begun) = (bytes_of(8..9, 1), oracle.begun());
+    let value = oracle.fresh();
+    oracle.begin(8..9, value);
+    oracle.done(8..9, value, false, begun);
+    // The client drops the cache that has the write. Its flush still ends.
+    let flushing = oracle.flush();
+    oracle.lost_cache();
+    let before = oracle.begun();
+    assert!(oracle.flushed(&flushing).is_ok());
+    let after = oracle.begun();
+    assert!(oracle.check(8..9, &old, before).is_ok(), "it was answered before the flush");
+    assert!(oracle.check(8..9, &old, after).is_err(), "the flush has written it");
+    assert!(oracle.check(8..9, &bytes_of(8..9, value), before).is_ok());
+    assert!(oracle.check_zero(8..9, before).is_err(), "it never had zeroes");
 }

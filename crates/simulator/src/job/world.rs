@@ -475,8 +475,8 @@ impl World {
             let at = (all.start * SECTOR) as u64;
             let data = stack.device().read(at, all.len() * SECTOR).await.map_err(failed)?;
             let mut oracle = lock(oracle);
-            let losses = oracle.losses();
-            oracle.check(all, data.bytes(), losses)?;
+            let begun = oracle.begun();
+            oracle.check(all, data.bytes(), begun)?;
         }
         if flush {
             let flushed = stack.device().flush().await;
