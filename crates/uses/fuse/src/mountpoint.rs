@@ -187,9 +187,17 @@ impl Mounted {
 
     /// Unmounts it, with `lazily` even if it is in use; false if it is.
     fn is_unmounted(&self, lazily: bool) -> Result<bool, Error> {
-        if !self.direct {
-            return helper::unmount(&self.path, lazily);
-        }
+        let unmounted = if self.direct {
+            self.unmount_directly(lazily)
+        } else {
+            helper::unmount(&self.path, lazily)
+        };
+        // Somebody may have unmounted it, and removed its place.
+        unmounted
+            .or_else(|error| if table::find(&self.path).is_none() { Ok(true) } else { Err(error) })
+    }
+
+    fn unmount_directly(&self, lazily: bool) -> Result<bool, Error> {
         let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         match unmount(&self.path, flags | UnmountFlags::NOFOLLOW) {
             // EINVAL: somebody has unmounted it.

@@ -2,7 +2,7 @@
 //! it should, whatever its bytes are.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,6 +20,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const SIZE: u64 = 1 << 20;
 const DISK: u64 = 2;
+/// Of a session: half of it is for reads.
+const MEMORY: u64 = 64 << 20;
 
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
@@ -80,7 +82,7 @@ impl Kernel {
                 time: Duration::ZERO,
             },
             cache: Cache::Open,
-            memory: 64 << 20,
+            memory: MEMORY,
         });
         let ended = runtime.remote().spawn(move || session.serve(other));
         Kernel { socket, ended, runtime, device, faults, unique: 0 }
@@ -270,6 +272,33 @@ fn a_read_can_be_interrupted_and_a_write_cannot() {
     assert_eq!((unique, error), (write, 0), "and no second reply to the read");
     assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, 0);
     assert_eq!(kernel.end().held, 0);
+}
+
+#[test]
+fn reads_can_be_interrupted_while_others_have_all_memory() {
+    let mut kernel = Kernel::start(1, Engine::Auto);
+    kernel.faults.add(Rule::new(Then::Hang));
+    let reads = MEMORY / SIZE;
+    let all: Vec<u64> =
+        (0..reads).map(|_| kernel.send(READ, DISK, &read(0, SIZE as u32), 0)).collect();
+    let write = kernel.send(WRITE, DISK, &write(0, b"some"), 0);
+    until("half of the memory is for reads", || kernel.faults.hanging() as u64 == reads / 2 + 1);
+    let mut rest: BTreeSet<u64> = all.iter().copied().collect();
+    for asked in all {
+        kernel.send(INTERRUPT, 0, &asked.to_ne_bytes(), 0);
+        let (unique, error, _) = kernel.reply();
+        assert!(rest.remove(&unique), "a second reply to {unique}");
+        assert_eq!(error, -4, "EINTR");
+    }
+    kernel.faults.heal();
+    kernel.faults.release();
+    let (unique, error, _) = kernel.reply();
+    assert_eq!((unique, error), (write, 0), "and no second reply to any read");
+    assert_eq!(kernel.ask(READ, DISK, &read(0, 4)), (0, b"some".to_vec()));
+    let device = kernel.device.clone();
+    assert_eq!(kernel.end().held, 0);
+    let reads_seen = device.seen().iter().filter(|op| op.kind == OpKind::Read).count() as u64;
+    assert_eq!(reads_seen, reads / 2 + 1, "what was interrupted before is not read");
 }
 
 #[test]

@@ -221,10 +221,8 @@ impl Job {
         // Not with a file system: `hide` has unmounted it.
         if !serving.is_finished() {
             let place = mounted.clone();
-            let target = self.place.target().path().to_path_buf();
             // Never on a worker, which would have to reply to the kernel's question.
-            let unmount = move || if target.exists() { place.unmount() } else { Ok(()) };
-            let unmounted = offload(unmount).await.map_err(lost)?;
+            let unmounted = offload(move || place.unmount()).await.map_err(lost)?;
             unmounted.map_err(|why| unmountable(&why))?;
         }
         let watch = blockhaul_io::spawn(tell_if_used(self.place.path().to_path_buf()));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
-use blockhaul_io::{Data, Parked};
+use blockhaul_io::{Data, Parked, Reservation};
 
 use super::TRANSFER_MAX;
 use super::disk::{Call, Handles};
@@ -15,7 +15,7 @@ use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
 use crate::seek;
 
 /// From this length on, data of a write goes to the device in the memory that it was received in,
-/// which a new one then replaces; shorter data is copied.
+/// which a new one then replaces; shorter data is copied, if there is memory.
 const LARGE: usize = 64 << 10;
 
 /// What the kernel waits for.
@@ -41,14 +41,35 @@ impl Lane {
         if len == 0 {
             return self.channel.reply(call.unique, &[]);
         }
-        match self.session.pool.reserve(len).await {
-            Ok(room) => {
-                // The reply is sent unchanged, as a whole: the device may leave it in the kernel.
-                let room = if Parked::fits_one_pipe(len) { room.parkable() } else { room };
-                self.submit(call, Expected::Bytes(len), Request::read(at, room));
-            }
-            Err(_) => self.channel.fail(call.unique, Errno::NOMEM),
+        match self.session.pool.try_reserve(len) {
+            Some(room) => self.read_into(call, at, room),
+            None => self.read_later(call, at, len),
         }
+    }
+
+    fn read_into(self: &Rc<Self>, call: Call, at: u64, room: Reservation) {
+        let len = room.len();
+        // The reply is sent unchanged, as a whole: the device may leave it in the kernel.
+        let room = if Parked::fits_one_pipe(len) { room.parkable() } else { room };
+        self.submit(call, Expected::Bytes(len), Request::read(at, room));
+    }
+
+    /// Reads when there is memory. The lane goes on meanwhile: if the device does not answer, the requests
+    /// that have the memory must still be interrupted.
+    fn read_later(self: &Rc<Self>, call: Call, at: u64, len: usize) {
+        self.session.in_flight.add(call.unique, &self.channel);
+        let lane = self.clone();
+        let running = Running::begin(self);
+        drop(blockhaul_io::start(async move {
+            let room = lane.session.pool.reserve(len).await;
+            if let Some(channel) = lane.session.in_flight.take(call.unique) {
+                match room {
+                    Ok(room) => lane.read_into(call, at, room),
+                    Err(_) => channel.fail(call.unique, Errno::NOMEM),
+                }
+            }
+            drop(running);
+        }));
     }
 
     /// Writes what is in `inbox`, up to the end of the disk.
@@ -68,7 +89,7 @@ impl Lane {
         if len == 0 {
             return self.channel.fail(call.unique, Errno::NOSPC);
         }
-        let Some(data) = self.payload(len as usize, inbox).await else {
+        let Some(data) = self.payload(len as usize, inbox) else {
             return self.channel.fail(call.unique, Errno::NOMEM);
         };
         self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
@@ -79,14 +100,15 @@ impl Lane {
     }
 
     /// The data of a write.
-    async fn payload(&self, len: usize, inbox: &mut Inbox) -> Option<Data> {
-        if len >= LARGE {
-            let mut buf = inbox.take()?;
-            buf.truncate(len);
+    fn payload(&self, len: usize, inbox: &mut Inbox) -> Option<Data> {
+        let copy = if len < LARGE { self.session.pool.try_reserve(len) } else { None };
+        if let Some(room) = copy {
+            let mut buf = room.into_buf();
+            buf.copy_from_slice(inbox.data().get(..len)?);
             return Some(Data::from(buf));
         }
-        let mut buf = self.session.pool.reserve(len).await.ok()?.into_buf();
-        buf.copy_from_slice(inbox.data().get(..len)?);
+        let mut buf = inbox.take()?;
+        buf.truncate(len);
         Some(Data::from(buf))
     }
 
