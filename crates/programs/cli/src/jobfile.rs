@@ -140,7 +140,7 @@ fn parse_shaped(
     text: &str,
     given: &[Given],
 ) -> Result<JobFile, Failure> {
-    let reader = Reader { shape, path, text, definition: args::definition() };
+    let reader = Reader { shape, path, text, copy: args::definition_of::<args::CopyArgs>("copy") };
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -180,7 +180,7 @@ fn parse_shaped(
         !said && (!limited || !rates.contains(&name))
     });
     let spoken: Vec<_> = spoken.into_iter().cloned().collect();
-    let mut words = command(&spoken);
+    let mut words = words_of(&spoken);
     words.extend(common.iter().flat_map(|option| spelled(&option.given)));
     if !spoken.iter().any(|given| given.name == "job") {
         words.push(format!("--job={path}").into());
@@ -199,11 +199,9 @@ fn parse_shaped(
     Ok(JobFile { common, disks: made })
 }
 
-/// `blockhaul copy` with these options.
-fn command(options: &[Given]) -> Vec<OsString> {
-    let mut words = vec!["blockhaul".into(), "copy".into()];
-    words.extend(options.iter().flat_map(spelled));
-    words
+/// These options as words of a command line.
+fn words_of(options: &[Given]) -> Vec<OsString> {
+    options.iter().flat_map(spelled).collect()
 }
 
 /// An option as words of a command line.
@@ -241,7 +239,7 @@ struct Reader<'a> {
     shape: &'static Shape,
     path: &'a str,
     text: &'a str,
-    definition: clap::Command,
+    copy: clap::Command,
 }
 
 impl Reader<'_> {
@@ -295,16 +293,14 @@ impl Reader<'_> {
     ) -> Result<Keyed, Failure> {
         let name = key.get_ref().as_ref();
         let at = key.span().start;
-        let copy = self.definition.find_subcommand("copy");
-        let option = copy
-            .and_then(|copy| copy.get_arguments().find(|option| option.get_long() == Some(name)));
+        let option = self.copy.get_arguments().find(|option| option.get_long() == Some(name));
         let refused = SPOKEN.contains(&name) || self.shape.refused.contains(&name);
         let Some(option) = option.filter(|_| !refused) else {
             let text = match (SPOKEN.contains(&name), refused) {
                 (true, _) => format!("key {name}: only allowed on the command line"),
                 (_, true) => format!("key {name}: not for blockhaul {}", self.shape.command),
                 _ => {
-                    let options = copy.into_iter().flat_map(|copy| copy.get_arguments());
+                    let options = self.copy.get_arguments();
                     let near =
                         blockhaul_catalog::nearest(name, options.filter_map(|one| one.get_long()));
                     let near =
@@ -379,7 +375,7 @@ impl Reader<'_> {
         options.retain(|option| {
             !option.off && !given.iter().any(|given| given.name == option.given.name)
         });
-        let mut words = command(&given.iter().map(|given| (*given).clone()).collect::<Vec<_>>());
+        let mut words = words_of(&given.iter().map(|given| (*given).clone()).collect::<Vec<_>>());
         words.extend(options.iter().flat_map(|option| spelled(&option.given)));
         words.push("--".into());
         for role in self.shape.sides {
@@ -410,7 +406,7 @@ impl Reader<'_> {
         if self.shape.sides.len() == 1 {
             // Both are set later; the parser wants them.
             words.push("null:".into());
-            words.insert(2, "--journal=later".into());
+            words.insert(0, "--journal=later".into());
         }
         let (args, groups) = self.understand(words, &options, at, &format!("disk {name}: "))?;
         Ok(Disk { name, place: self.place(at), args, groups, keys })
@@ -426,9 +422,8 @@ impl Reader<'_> {
     ) -> Result<(args::CopyArgs, Groups), Failure> {
         let (words, groups) =
             brackets::take(words).map_err(|why| self.wrong(at, format!("{whose}{why}")))?;
-        let error = match args::parse(words) {
-            Ok(args::Cli { command: args::Command::Copy(copy) }) => return Ok((*copy, groups)),
-            Ok(_) => return Err(self.wrong(at, format!("{whose}not a copy"))),
+        let error = match args::parse_command::<args::CopyArgs>("copy", words) {
+            Ok((copy, _)) => return Ok((copy, groups)),
             Err(error) => error,
         };
         let about = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);

@@ -419,14 +419,19 @@ fn given_among(command: &clap::Command, matches: &clap::ArgMatches) -> Vec<Given
     found
 }
 
+/// The definition of what follows a command, without that of all commands.
+pub fn definition_of<A: Args>(command: &'static str) -> clap::Command {
+    let base = clap::Command::new(command).bin_name(format!("blockhaul {command}"));
+    A::augment_args(base.no_binary_name(true).infer_long_args(true))
+}
+
 /// Parses what follows a command that opens devices, such as `copy`, without the definition of all commands;
 /// with the options that were given.
 pub fn parse_command<A: Args>(
     command: &'static str,
     words: Vec<OsString>,
 ) -> Result<(A, Vec<Given>), clap::Error> {
-    let base = clap::Command::new(command).bin_name(format!("blockhaul {command}"));
-    let mut definition = A::augment_args(base.no_binary_name(true).infer_long_args(true));
+    let mut definition = definition_of::<A>(command);
     let parsed = definition.try_get_matches_from_mut(words.clone());
     let matches = parsed.map_err(|error| with_own_tip(error, &words).format(&mut definition))?;
     let args = A::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))?;
