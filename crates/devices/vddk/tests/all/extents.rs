@@ -51,7 +51,7 @@ fn each_part_is_asked_once_for_all_handles() {
 
 #[test]
 fn the_first_answer_needs_one_call_and_opening_none() {
-    let lab = Lab::new("query=1s");
+    let lab = Lab::new("query=3s");
     lab.pattern("p.vmdk", "size=256G stride=1M data=50");
     let spec = lab.spec("p.vmdk", "");
     let asked = run(move || async move {
@@ -62,7 +62,7 @@ fn the_first_answer_needs_one_call_and_opening_none() {
         assert_eq!(lists[0].len(), 2048);
         begun.elapsed()
     });
-    assert!(asked < Duration::from_millis(1900), "{asked:?}");
+    assert!(asked < Duration::from_millis(5900), "two calls take 6 s: {asked:?}");
     // One more may have been asked ahead.
     assert!(lab.calls(QUERY) <= 2);
     lab.assert_clean();
