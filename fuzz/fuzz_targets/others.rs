@@ -2,13 +2,13 @@
 //! records, and devices in formats of others.
 
 use std::ffi::OsStr;
-use std::io::Write as _;
-use std::os::fd::AsRawFd as _;
 use std::sync::OnceLock;
 
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_block::{Request, Result};
+use blockhaul_catalog::{Below, Intent, Registry, Spec};
 use blockhaul_engine::Manifest;
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_testkit::mutate::look;
 
 /// A target's name and function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -41,34 +41,37 @@ fn manifest(data: &[u8]) {
 /// nbdkit's language for data. Words that start programs or read files are left out.
 fn data(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    if !text.contains(['<', '\0']) {
-        look(&format!("data:data={}", text.replace('%', "%25").replace('&', "%26")), &[]);
-    }
-}
-
-/// A file with these contents, at least `len` bytes long, under a layer.
-fn device(data: &[u8], layer: &str, len: u64) {
-    let Ok(mut file) = tempfile::tempfile_in("/dev/shm") else { return };
-    if file.write_all(data).is_err() || (data.len() as u64) < len && file.set_len(len).is_err() {
+    if text.contains(['<', '\0']) {
         return;
     }
-    look(&format!("file:/proc/self/fd/{}", file.as_raw_fd()), &[layer]);
+    let device = format!("data:data={}", text.replace('%', "%25").replace('&', "%26"));
+    on_a_worker(async move |registry| {
+        let spec = Spec::parse(OsStr::new(&device))?;
+        let stack = registry.open(&spec, Vec::new(), Intent::READ).await?;
+        look(&**stack.device()).await
+    });
+}
+
+/// Memory with these contents, of at least `len` bytes, under a layer.
+fn device(data: &[u8], layer: &'static str, len: u64) {
+    let data = Data::copy_of(data);
+    on_a_worker(async move |registry| {
+        let device = blockhaul_backends::memory(len.max(data.len() as u64));
+        device.submit(Request::write(0, data)).await?;
+        let below = Below { device, intent: Intent::READ, reopen: None, export: None };
+        let device = registry.layer(layer)?.open(below).await?;
+        look(&*device).await
+    });
 }
 
 /// Opens a device, and reads its start, its end and its extents. Errors are expected.
-fn look(device: &str, layers: &[&str]) {
+fn on_a_worker(opens: impl AsyncFnOnce(&Registry) -> Result<()> + Send + 'static) {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    static REGISTRY: OnceLock<Registry> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
         Runtime::start(&Config { workers: 1, ..Config::default() }).expect("a worker can start")
     });
-    let device = device.to_string();
-    let layers: Vec<String> = layers.iter().map(|layer| layer.to_string()).collect();
     runtime.block_on(move || async move {
-        let registry = blockhaul::library::serving_registry();
-        let Ok(spec) = Spec::parse(OsStr::new(&device)) else { return };
-        let Ok(layers) = layers.iter().map(|layer| registry.layer(layer)).collect() else { return };
-        if let Ok(stack) = registry.open(&spec, layers, Intent::READ).await {
-            let _ = blockhaul_testkit::mutate::look(&**stack.device()).await;
-        }
+        let _ = opens(REGISTRY.get_or_init(blockhaul::library::serving_registry)).await;
     });
 }
