@@ -81,7 +81,7 @@ impl World {
     /// A mirror: the disk of its last moment, if it has completed.
     async fn mirror(&mut self, first: First) -> Result<Option<Vec<u8>>, String> {
         let (worker, desk) = self.desk()?;
-        let before = self.before(false);
+        let before = self.before(self.target_has_failed());
         let disk = self.disk()?;
         let moves = self.moves();
         let moments = Moments::default();

@@ -238,9 +238,15 @@ impl World {
 
     /// Whether no flush of the disk can have failed.
     fn can_flush(&self) -> bool {
-        let has_failed = self.site().faults().is_some_and(|faults| !faults.failures().is_empty());
+        let has_failed = has_failed(self.site());
         let is_here = self.home.is_none() && !self.has_moved();
         !self.has_bad_disk && !has_failed && (is_here || !self.has_bad_network())
+    }
+
+    /// Whether flushes of the target may fail because one has failed before: they do until the target is
+    /// opened again.
+    pub(super) fn target_has_failed(&self) -> bool {
+        has_failed(&self.target)
     }
 
     /// Whether connections can be lost.
@@ -485,6 +491,11 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// Whether a request to the disk has failed since its server has started.
+fn has_failed(site: &Site) -> bool {
+    site.faults().is_some_and(|faults| !faults.failures().is_empty())
 }
 
 fn facts(sectors: usize, multi_conn: bool) -> Facts {
