@@ -8,9 +8,9 @@
 A machine with much to do stops any thread at any place for a while. Tests that take for granted that
 another thread or program has gone on pass on a quiet machine and fail there, some day. This makes it
 happen: held threads get the scheduler's idle class, beside loops that use up both processors, for 0.02
-seconds to --hold. With --pause, all processes stop at once, as when a virtual machine is paused, and time
-goes on; this needs root, and a freezer (control groups, version 2). Exit status 1 if a run failed; the seed, which is printed, holds back as much again,
-though not in the same places.
+seconds to --hold. With --pause, all processes stop at once while time goes on, as in a virtual machine
+that is paused; this needs root and control groups of version 2. Exit status 1 if a run failed; the seed,
+which is printed, holds back as much again, though not in the same places.
 """
 
 import argparse

@@ -64,7 +64,7 @@ fn device(data: &[u8], layer: &'static str, len: u64) {
     });
 }
 
-/// Opens a device, and reads its start, its end and its extents. Errors are expected.
+/// Opens a device on a worker, and reads it. Errors are expected.
 fn on_a_worker(opens: impl AsyncFnOnce(&Registry) -> Result<()> + Send + 'static) {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     static REGISTRY: OnceLock<Registry> = OnceLock::new();

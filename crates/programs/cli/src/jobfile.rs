@@ -180,7 +180,7 @@ fn parse_shaped(
         !said && (!limited || !rates.contains(&name))
     });
     let spoken: Vec<_> = spoken.into_iter().cloned().collect();
-    let mut words = words_of(&spoken);
+    let mut words: Vec<OsString> = spoken.iter().flat_map(spelled).collect();
     words.extend(common.iter().flat_map(|option| spelled(&option.given)));
     if !spoken.iter().any(|given| given.name == "job") {
         words.push(format!("--job={path}").into());
@@ -197,11 +197,6 @@ fn parse_shaped(
         made.push(disk);
     }
     Ok(JobFile { common, disks: made })
-}
-
-/// These options as words of a command line.
-fn words_of(options: &[Given]) -> Vec<OsString> {
-    options.iter().flat_map(spelled).collect()
 }
 
 /// An option as words of a command line.
@@ -375,7 +370,7 @@ impl Reader<'_> {
         options.retain(|option| {
             !option.off && !given.iter().any(|given| given.name == option.given.name)
         });
-        let mut words = words_of(&given.iter().map(|given| (*given).clone()).collect::<Vec<_>>());
+        let mut words: Vec<OsString> = given.iter().flat_map(|given| spelled(given)).collect();
         words.extend(options.iter().flat_map(|option| spelled(&option.given)));
         words.push("--".into());
         for role in self.shape.sides {
