@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::run;
+use crate::{run, simulate};
 
 /// Number of programs that run at a time. The last tests of a program are often few and slow: meanwhile another
 /// program has the processors.
 pub const AT_A_TIME: usize = 2;
+/// Gives its process the policy SCHED_IDLE, or else the lowest priority, and becomes the program.
+const IDLE: &str = "chrt --idle --pid 0 $$ 2>&- || renice -n 19 $$ >&- 2>&-; exec \"$@\"";
 /// Interval between two looks at the programs that run.
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -24,12 +26,40 @@ pub struct TestProgram {
     executable: PathBuf,
     /// The directory of its package.
     package: PathBuf,
+    /// Uses processors only while no other process needs them.
+    is_idle: bool,
+}
+
+impl TestProgram {
+    /// Whether it belongs to the package in `directory`, relative to the workspace.
+    pub fn is_in(&self, directory: &str) -> bool {
+        self.package == run::workspace().join(directory)
+    }
+
+    /// Lets it use processors only while no other process needs them.
+    pub fn idle(self) -> TestProgram {
+        TestProgram { is_idle: true, ..self }
+    }
+
+    /// The command that runs it.
+    fn command(&self) -> Command {
+        let mut command = if self.is_idle {
+            let mut shell = Command::new("sh");
+            shell.args(["-c", IDLE, "sh"]).arg(&self.executable);
+            shell
+        } else {
+            Command::new(&self.executable)
+        };
+        command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package);
+        command
+    }
 }
 
 /// Builds the tests of the whole workspace; the largest program is first.
 pub fn build() -> Result<Vec<TestProgram>, String> {
     let mut cargo = run::cargo("test");
-    cargo.args(["--no-run", "--workspace", "--message-format=json-render-diagnostics"]);
+    cargo.args(["--no-run", "--workspace", simulate::FEATURE]);
+    cargo.arg("--message-format=json-render-diagnostics");
     run::announce(&cargo);
     let output = cargo.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| format!("cannot start cargo: {error}"))?;
@@ -55,11 +85,11 @@ fn program(message: &str) -> Option<TestProgram> {
     let package = Path::new(message["manifest_path"].as_str()?).parent()?.to_path_buf();
     let source = Path::new(message["target"]["src_path"].as_str()?);
     let source = source.strip_prefix(&package).unwrap_or(source).to_path_buf();
-    Some(TestProgram { source, executable, package })
+    Some(TestProgram { source, executable, package, is_idle: false })
 }
 
-/// Runs programs, a few at a time, with the environment `env`. Writes to `out` what each prints of each in one piece, as it comes,
-/// in the order in which they start, and hands every line to `seen`. The directory `outputs` gets it, too. Returns
+/// Runs programs, a few at a time, with the environment `env`. Writes to `out` what each prints in one piece, as
+/// it comes, in the order in which they start, and hands every line to `seen`. The directory `outputs` gets it, too. Returns
 /// the names of those that failed.
 pub fn run(
     programs: Vec<TestProgram>,
@@ -113,19 +143,18 @@ impl Running {
         outputs: &Path,
         env: &[(&str, String)],
     ) -> Result<Running, String> {
-        let TestProgram { source, executable, package } = program;
+        let TestProgram { source, executable, .. } = &program;
         let file = outputs.join(executable.file_name().unwrap_or_default());
         let cannot = |error| format!("cannot run {}: {error}", executable.display());
         let create = || File::options().create(true).append(true).open(&file);
         let _ = fs::remove_file(&file);
         let written = create().map_err(cannot)?;
         let output = File::open(&file).map_err(cannot)?;
-        let mut command = Command::new(&executable);
-        command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
+        let mut command = program.command();
         command.envs(env.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stderr(written.try_clone().map_err(cannot)?).stdout(written);
         let child = command.spawn().map_err(cannot)?;
-        let shown = executable.strip_prefix(run::workspace()).unwrap_or(&executable);
+        let shown = executable.strip_prefix(run::workspace()).unwrap_or(executable);
         let name = format!("{} ({})", source.display(), shown.display());
         Ok(Running { name, child, ended: None, output, rest: Vec::new(), is_announced: false })
     }
@@ -172,7 +201,7 @@ mod tests {
         fs::write(&executable, format!("#!/bin/sh\n{text}\n")).unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&executable, mode).unwrap();
-        TestProgram { source: "x.rs".into(), executable, package: directory.into() }
+        TestProgram { source: "x.rs".into(), executable, package: directory.into(), is_idle: false }
     }
 
     #[test]
