@@ -261,6 +261,7 @@ fn a_read_can_be_interrupted_and_a_write_cannot() {
     kernel.faults.add(Rule::new(Then::Hang));
     let read = kernel.send(READ, DISK, &read(0, 512), 0);
     let write = kernel.send(WRITE, DISK, &write(0, b"some"), 0);
+    until("the device has both", || kernel.faults.hanging() == 2);
     for asked in [write, read] {
         kernel.send(INTERRUPT, 0, &asked.to_ne_bytes(), 0);
     }
