@@ -81,7 +81,7 @@ pub fn show(command: &mut Command) -> Outcome {
 }
 
 /// Runs the command without printing it.
-pub fn wait_for(command: &mut Command) -> Outcome {
+fn wait_for(command: &mut Command) -> Outcome {
     let mut child = start(command)?;
     wait(command, &mut child)
 }

@@ -89,8 +89,8 @@ fn program(message: &str) -> Option<TestProgram> {
 }
 
 /// Runs programs, a few at a time, with the environment `env`. Writes to `out` what each prints in one piece, as
-/// it comes, in the order in which they start, and hands every line to `seen`. The directory `outputs` gets it, too. Returns
-/// the names of those that failed.
+/// it comes, in the order in which they start, and hands every line to `seen`. The directory `outputs` gets it,
+/// too. Returns the names of those that failed.
 pub fn run(
     programs: Vec<TestProgram>,
     outputs: &Path,
