@@ -395,7 +395,7 @@ def main():
     args = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if not browser or not shutil.which("chromedriver"):
-        print("skipped: chromium or chromedriver is not installed")
+        print("chromium or chromedriver is not installed")
         return 77
     ours = os.path.abspath(args.blockhaul)
     driver = Driver(browser)

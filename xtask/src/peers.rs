@@ -43,15 +43,15 @@ const PACKAGES: &str = "\
     nbdkit nbdkit-plugin-python nbdkit-plugin-perl nbdkit-plugin-tcl nbdkit-plugin-lua \
     nbdkit-plugin-libvirt nbdkit-plugin-dev gcc libc6-dev \
     libcurl4-gnutls-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd nbd-server \
-    qemu-utils qemu-system-common fio e2fsprogs gnutls-bin jq file bsdextrautils socat fdisk \
-    strace bash \
+    qemu-utils qemu-system-common fio e2fsprogs dosfstools mtools gnutls-bin jq file bsdextrautils \
+    socat fdisk strace bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
     python3-minimal sed tar util-linux xfsprogs xz-utils";
 
 /// Programs that get a wrapper in target/peers/bin.
 const PROGRAMS: &str = "\
     nbdkit nbdcopy nbdinfo nbddump nbdfuse nbdsh nbd-server qemu-img qemu-io qemu-nbd \
-    qemu-storage-daemon fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs certtool file \
+    qemu-storage-daemon fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs fsck.vfat mdir certtool file \
     hexdump jq psktool python3 sfdisk socat strace";
 
 /// Programs whose versions are printed.

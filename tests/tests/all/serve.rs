@@ -11,7 +11,9 @@ use blockhaul_testkit::image;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, is_running, until, until_ok, wait_within};
+use blockhaul_testkit::tools::{
+    self, Peer, Scratch, Server, is_running, until, until_ok, wait_within,
+};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, peer, program, serve, succeed,
     text,
@@ -379,7 +381,7 @@ fn it_listens_on_both_kinds_of_loopback() {
         [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")]
     {
         if address == "::1" && std::net::TcpListener::bind("[::1]:0").is_err() {
-            println!("no IPv6 here");
+            tools::skip("no address ::1: IPv6 is not checked");
             continue;
         }
         let mut command =

@@ -48,7 +48,7 @@ pub use self::options::{Content, Options};
 pub use self::subject::Subject;
 use self::verdict::Checked;
 pub use self::verdict::Verdict;
-use crate::rng;
+use crate::{rng, tools};
 
 type Check = fn(Case) -> std::pin::Pin<Box<dyn Future<Output = Checked>>>;
 
@@ -175,7 +175,7 @@ where
     let make = Arc::new(make);
     for &engine in &options.engines {
         if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
-            eprintln!("{name}: the kernel refuses io_uring here: checked without it");
+            tools::skip("the kernel refuses io_uring: checked without it");
             continue;
         }
         let mut checker =

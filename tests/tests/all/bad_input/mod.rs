@@ -20,7 +20,7 @@ use blockhaul_testkit::model::Model;
 use blockhaul_testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{Scratch, Server, until, wait_within};
+use blockhaul_testkit::tools::{self, Scratch, Server, until, wait_within};
 use blockhaul_tests::{LIMIT, assert_same, bounded, done, garbage, lossy, serve, succeed, text};
 use blockhaul_wire::Replies;
 

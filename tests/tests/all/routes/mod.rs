@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::image;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, Peer, Scratch};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -89,14 +89,14 @@ impl Mounted {
         let folder = scratch.file("mounted");
         std::fs::create_dir(&folder).unwrap();
         std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
-        let mut mkfs = tools::among_peers("mkfs.xfs").ok()?;
+        let mut mkfs = Peer::require("mkfs.xfs")?.command();
         mkfs.args(["-q", text(&image)]);
         let mut mount = Command::new("mount");
         mount.args(["-o", "loop", text(&image), text(&folder)]);
         for mut command in [mkfs, mount] {
-            let output = tools::output(&mut command, LIMIT).ok()?;
+            let output = tools::output(&mut command, LIMIT).unwrap();
             if !output.status.success() {
-                eprintln!("no XFS can be mounted here: {}", lossy(&output.stderr));
+                tools::skip(format!("no XFS can be mounted: {}", lossy(&output.stderr)));
                 return None;
             }
         }
@@ -110,9 +110,9 @@ impl Mounted {
         std::fs::create_dir(&folder).unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "none", text(&folder)]);
-        let output = tools::output(&mut mount, LIMIT).ok()?;
+        let output = tools::output(&mut mount, LIMIT).unwrap();
         if !output.status.success() {
-            eprintln!("nothing can be mounted here: {}", lossy(&output.stderr));
+            tools::skip(format!("no tmpfs can be mounted: {}", lossy(&output.stderr)));
             return None;
         }
         Some(Mounted { scratch })

@@ -234,29 +234,20 @@ fn a_floppy_holds_what_is_in_a_folder() {
     }
 }
 
-/// Checks a FAT disk with those tools of dosfstools and mtools that are installed; returns the
-/// names in it.
+/// Checks a FAT disk with dosfstools, and returns the names in it, from mtools.
 fn check(scratch: &Scratch, disk: &[u8]) -> String {
     let file = partition(scratch, disk, disk.len());
     // The part that was not read is empty.
     let part = std::fs::File::options().write(true).open(&file).unwrap();
     let sectors = number(disk, 0x1be + 12, 4) as u64;
     part.set_len(part.metadata().unwrap().len().max(sectors * 512)).unwrap();
-    let found = |name| match Peer::find(name) {
-        Ok(peer) => Some(peer.command()),
-        Err(reason) => {
-            eprintln!("not checked with {name}: {reason}");
-            None
-        }
-    };
-    if let Some(mut fsck) = found("fsck.vfat") {
-        let told = output(fsck.arg("-n").arg("-v").arg(&file), LIMIT).unwrap();
+    if let Some(fsck) = Peer::require("fsck.vfat") {
+        let told = output(fsck.command().arg("-n").arg("-v").arg(&file), LIMIT).unwrap();
         assert!(told.status.success(), "{told:?}");
         assert!(!String::from_utf8_lossy(&told.stderr).contains("arning"), "{told:?}");
     }
-    let Some(mut mdir) = found("mdir") else {
-        return String::new();
-    };
+    let Some(mdir) = Peer::require("mdir") else { return String::new() };
+    let mut mdir = mdir.command();
     let told = mdir.env("LC_ALL", "C.UTF-8").arg("-i").arg(&file).args(["-b", "-/", "::/"]);
     let told = output(told, LIMIT).unwrap();
     assert!(told.status.success() || disk.len() < 2 << 20, "{told:?}");

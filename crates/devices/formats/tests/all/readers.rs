@@ -6,6 +6,7 @@ use blockhaul_block::{Contexts, DeviceExt as _, HOLE, ZERO};
 use blockhaul_catalog::Intent;
 use blockhaul_testkit::conform::{self, Content, Options, Subject};
 use blockhaul_testkit::rng::{self, Rng};
+use blockhaul_testkit::tools;
 use serde_json::Value;
 
 use crate::common::{Qemu, content, error, extents, open, read_all, with, write};
@@ -218,11 +219,13 @@ fn a_second_reader_agrees() {
     let script = "import importlib.util,sys;sys.exit(0 if importlib.util.find_spec('dissect.hypervisor') else 1)";
     let python = std::env::var("BLOCKHAUL_DISSECT_PYTHON").unwrap_or_else(|_| "python3".into());
     let found =
-        Command::new(&python).args(["-c", script]).status().is_ok_and(|status| status.success());
-    let Some(qemu) = Qemu::find().filter(|_| found) else {
-        eprintln!("skipped: dissect.hypervisor is not installed");
-        return;
-    };
+        Command::new(&python).args(["-c", script]).output().is_ok_and(|run| run.status.success());
+    if !found {
+        return tools::skip(
+            "dissect.hypervisor is not installed (pip); BLOCKHAUL_DISSECT_PYTHON names its python3",
+        );
+    }
+    let Some(qemu) = Qemu::find() else { return };
     make_noise(&qemu, &mut Rng::new(3));
     // Its reader of VDI images ends at the first block that is not allocated.
     for format in FORMATS.iter().filter(|format| format.scheme != "vdi") {

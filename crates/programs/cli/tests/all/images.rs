@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -71,8 +71,7 @@ fn an_empty_source_does_not_empty_a_file() {
 #[test]
 fn a_disk_is_not_written_to_a_terminal() {
     if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("there is no script(1)");
-        return;
+        return tools::skip_or_fail(&Reason::new("script(1) is not installed"));
     }
     let scratch = Scratch::new().unwrap();
     let log = scratch.file("log");

@@ -446,8 +446,7 @@ fn a_file_that_is_no_pid_file_is_not_overwritten() {
 #[test]
 fn a_socket_belongs_to_the_user_of_the_server() {
     if !rustix::process::geteuid().is_root() {
-        println!("only root changes the user");
-        return;
+        return tools::skip("only root changes the user");
     }
     let scratch = Scratch::new().unwrap();
     let socket = scratch.socket("s");
