@@ -207,21 +207,39 @@ impl Lane {
 
     /// Answers after a look at the size, which may take long: the lane goes on meanwhile.
     fn answer_later(self: &Rc<Self>, unique: u64, about: About) {
+        let About { node, kind } = about;
+        self.answer_in_task(
+            unique,
+            async move |lane| lane.session.look(node).await,
+            move |lane, ()| match kind {
+                AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
+                AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
+                AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
+            },
+        );
+    }
+
+    /// Waits for `ready` in a task of its own, then answers the request `unique` with `answer`. The kernel may
+    /// interrupt it meanwhile: it is answered with EINTR at once, and `answer` is not called.
+    pub(super) fn answer_in_task<T: 'static>(
+        self: &Rc<Self>,
+        unique: u64,
+        ready: impl AsyncFnOnce(&Rc<Lane>) -> T + 'static,
+        answer: impl FnOnce(&Rc<Lane>, T) + 'static,
+    ) {
         self.session.in_flight.add(unique, &self.channel);
-        let lane = self.clone();
-        let running = Running::begin(self);
-        drop(blockhaul_io::start(async move {
-            let About { node, kind } = about;
-            lane.session.look(node).await;
-            if lane.session.in_flight.take(unique).is_some() {
-                match kind {
-                    AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
-                    AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
-                    AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
-                }
+        self.in_task(async move |lane| {
+            let result = ready(lane).await;
+            if lane.session.in_flight.take(unique) {
+                answer(lane, result);
             }
-            drop(running);
-        }));
+        });
+    }
+
+    /// Starts a task that counts as a request of the device until it ends.
+    pub(super) fn in_task(self: &Rc<Self>, work: impl AsyncFnOnce(&Rc<Lane>) + 'static) {
+        let running = Running::begin(self);
+        drop(blockhaul_io::start(async move { work(&running.0).await }));
     }
 
     /// Answers a request that needs no request to the device.
@@ -347,10 +365,10 @@ impl Lane {
 }
 
 /// A request that the device has; not any more when this is dropped.
-pub(super) struct Running(Rc<Lane>);
+struct Running(Rc<Lane>);
 
 impl Running {
-    pub(super) fn begin(lane: &Rc<Lane>) -> Running {
+    fn begin(lane: &Rc<Lane>) -> Running {
         lane.running.update(|count| count + 1);
         Running(lane.clone())
     }

@@ -9,7 +9,7 @@ use blockhaul_io::{Data, Parked, Reservation};
 
 use super::TRANSFER_MAX;
 use super::disk::{Call, Handles};
-use super::lane::{Lane, Running};
+use super::lane::Lane;
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
 use crate::seek;
@@ -57,19 +57,14 @@ impl Lane {
     /// Reads when there is memory. The lane goes on meanwhile: if the device does not answer, the requests
     /// that have the memory must still be interrupted.
     fn read_later(self: &Rc<Self>, call: Call, at: u64, len: usize) {
-        self.session.in_flight.add(call.unique, &self.channel);
-        let lane = self.clone();
-        let running = Running::begin(self);
-        drop(blockhaul_io::start(async move {
-            let room = lane.session.pool.reserve(len).await;
-            if let Some(channel) = lane.session.in_flight.take(call.unique) {
-                match room {
-                    Ok(room) => lane.read_into(call, at, room),
-                    Err(_) => channel.fail(call.unique, Errno::NOMEM),
-                }
-            }
-            drop(running);
-        }));
+        self.answer_in_task(
+            call.unique,
+            async move |lane| lane.session.pool.reserve(len).await,
+            move |lane, room| match room {
+                Ok(room) => lane.read_into(call, at, room),
+                Err(_) => lane.channel.fail(call.unique, Errno::NOMEM),
+            },
+        );
     }
 
     /// Writes what is in `inbox`, up to the end of the disk.
@@ -149,27 +144,24 @@ impl Lane {
     /// Searches for data or a hole, in a task of its own.
     pub(super) fn seek(self: &Rc<Self>, call: Call, at: u64, whence: Option<Whence>) {
         let Some(whence) = whence else { return self.channel.fail(call.unique, Errno::INVAL) };
-        self.session.in_flight.add(call.unique, &self.channel);
-        let lane = self.clone();
-        let running = Running::begin(self);
-        drop(blockhaul_io::start(async move {
-            lane.session.size_for(call.disk, at.saturating_add(1)).await;
-            let handles = lane.session.disks[call.disk].handles();
-            let device = handles.of(lane.number);
-            let found = if at < device.facts().size {
-                seek::seek(&**device, at, whence).await
-            } else {
-                Ok(None)
-            };
-            if let Some(channel) = lane.session.in_flight.take(call.unique) {
-                match found {
-                    Ok(Some(found)) => channel.reply(call.unique, &protocol::position(found)),
-                    Ok(None) => channel.fail(call.unique, Errno::NXIO),
-                    Err(error) => channel.fail(call.unique, lane.session.errno(&error)),
+        self.answer_in_task(
+            call.unique,
+            async move |lane| {
+                lane.session.size_for(call.disk, at.saturating_add(1)).await;
+                let handles = lane.session.disks[call.disk].handles();
+                let device = handles.of(lane.number);
+                if at < device.facts().size {
+                    seek::seek(&**device, at, whence).await
+                } else {
+                    Ok(None)
                 }
-            }
-            drop(running);
-        }));
+            },
+            move |lane, found| match found {
+                Ok(Some(found)) => lane.channel.reply(call.unique, &protocol::position(found)),
+                Ok(None) => lane.channel.fail(call.unique, Errno::NXIO),
+                Err(error) => lane.channel.fail(call.unique, lane.session.errno(&error)),
+            },
+        );
     }
 
     /// Submits a request to the device, and answers when it completes.
@@ -196,21 +188,18 @@ impl Lane {
         kind: OpKind,
         (pending, handles): (Pending, Arc<Handles>),
     ) {
-        // A write that was answered early could overwrite what its caller writes next.
-        let early = !kind.changes();
-        if early {
-            self.session.in_flight.add(call.unique, &self.channel);
-        }
-        let lane = self.clone();
-        let running = Running::begin(self);
-        drop(blockhaul_io::start(async move {
+        let completed = async move |_: &Rc<Lane>| {
             let outcome = pending.await;
             drop(handles);
-            if !early || lane.session.in_flight.take(call.unique).is_some() {
-                lane.complete(call, expected, outcome);
-            }
-            drop(running);
-        }));
+            outcome
+        };
+        let complete = move |lane: &Rc<Lane>, outcome| lane.complete(call, expected, outcome);
+        // A write that was answered early could overwrite what its caller writes next.
+        if kind.changes() {
+            self.in_task(async move |lane| complete(lane, completed(lane).await));
+        } else {
+            self.answer_in_task(call.unique, completed, complete);
+        }
     }
 
     fn complete(&self, call: Call, expected: Expected, outcome: Outcome) {
