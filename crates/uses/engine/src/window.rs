@@ -54,6 +54,8 @@ pub(crate) struct Window {
     /// Rounds in which the window does not shrink.
     held: u32,
     probe: Option<Probe>,
+    /// The last change of the request size, and the window before it.
+    resized: Option<(f64, usize)>,
 }
 
 impl Window {
@@ -73,6 +75,7 @@ impl Window {
             measured: (Duration::ZERO, 0, 0),
             held: 0,
             probe: None,
+            resized: None,
         }
     }
 
@@ -99,12 +102,21 @@ impl Window {
     }
 
     /// Requests are `larger` times as large from now on (smaller if below one): forgets their
-    /// times, and keeps as many bytes in flight.
+    /// times, and keeps as many bytes in flight, or returns to the window before if that undoes the
+    /// last change.
     pub(crate) fn resize(&mut self, larger: f64) {
         if self.fixed {
             return;
         }
-        let limit = (self.limit as f64 / larger).round() as usize;
+        let limit = match self.resized.take() {
+            // The step is undone.
+            Some((before, limit)) if before * larger == 1.0 => limit,
+            _ => {
+                self.resized = Some((larger, self.limit));
+                self.opening = true;
+                (self.limit as f64 / larger).round() as usize
+            }
+        };
         self.limit = limit.clamp(MIN.min(self.max), self.max);
         (self.shortest, self.shortest_before) = (f64::INFINITY, f64::INFINITY);
         (self.sum, self.count, self.held) = (0.0, 0, 0);
@@ -263,6 +275,20 @@ mod tests {
         assert_eq!(window.limit(), 64);
         window.resize(1000.0);
         assert_eq!(window.limit(), MIN);
+    }
+
+    #[test]
+    fn a_size_that_is_taken_back_restores_the_window() {
+        let mut window = Window::new(64, false);
+        window.limit = 5;
+        window.resize(4.0);
+        assert_eq!(window.limit(), MIN);
+        window.limit = 12;
+        window.resize(0.25);
+        assert_eq!(window.limit(), 5);
+        // The next one is a new step.
+        window.resize(0.5);
+        assert_eq!(window.limit(), 10);
     }
 
     #[test]
