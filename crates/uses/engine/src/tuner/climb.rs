@@ -41,6 +41,10 @@ const LEAP_LONG: f64 = 2e8;
 const LEAP_LEFT: f64 = 0.3;
 /// Minimum gain of a leap: larger requests need less processor time, too.
 const LEAP_GAIN: f64 = 1.05;
+/// Below this rate in bytes per second, each request probably costs more than its bytes: a leap is kept
+/// unless the copy is slower by more than the measurements vary.
+const SLOW: f64 = 1.2e9;
+const SLOW_GAIN: f64 = 0.9;
 /// A step after which less than this share of the rate is left is undone before a full measurement.
 const COLLAPSED: f64 = 0.5;
 
@@ -217,7 +221,11 @@ impl Climb {
             }
             Phase::Trying { again } => {
                 let Some(rate) = self.measured(now) else { return };
-                let gain = if self.begun { GAIN } else { LEAP_GAIN };
+                let gain = match self.begun {
+                    true => GAIN,
+                    false if self.base < SLOW => SLOW_GAIN,
+                    false => LEAP_GAIN,
+                };
                 match (rate >= self.base * gain, again) {
                     (false, _) => self.refuse(now),
                     (true, false) => self.measure(Phase::Trying { again: true }, now),
@@ -452,19 +460,28 @@ mod tests {
     #[test]
     fn larger_requests_are_tried_at_once_where_something_else_than_memory_is_waited_for() {
         let large = Setting { size: LEAP * BEGIN.size, ..BEGIN };
-        let rate = |setting: Setting, of_large: f64| {
+        let cases = [
+            (SLOW, 1.2, large),
+            (SLOW, 1.0, BEGIN),
+            (SLOW, 0.7, BEGIN),
+            (SLOW, 0.001, BEGIN),
+            // Fewer requests, if they are probably what is waited for.
+            (0.9 * SLOW, 1.0, large),
+            (0.9 * SLOW, 0.8, BEGIN),
+        ];
+        for (of_small, of_large, expected) in cases {
             // As with the parking of bytes, sizes between are no better.
-            if setting.size < large.size { 1.2e9 } else { 1.2e9 * of_large }
-        };
-        for (of_large, expected) in [(1.2, large), (1.0, BEGIN), (0.7, BEGIN), (0.001, BEGIN)] {
+            let rate = |setting: Setting| {
+                if setting.size < large.size { of_small } else { of_small * of_large }
+            };
             let mut search = Climb::new(BEGIN, BOUNDS);
             let time = Duration::from_millis(2);
-            let (setting, visited) = settle(&mut search, 0.99, time, |s| rate(s, of_large));
+            let (setting, visited) = settle(&mut search, 0.99, time, rate);
             assert_eq!(setting, expected, "{of_large}: {visited:?}");
             assert!(visited.len() <= 3, "{visited:?}");
             // A harmful step is undone soon.
             let back = visited.last().unwrap().0;
-            assert!(of_large > 1.0 || back < 0.4, "{of_large}: {visited:?}");
+            assert!(expected == large || back < 0.4, "{of_large}: {visited:?}");
         }
         // Slow only in its first moments: the rate is asked for twice a millisecond.
         let asked = std::cell::Cell::new(0);
@@ -523,7 +540,7 @@ mod tests {
     #[test]
     fn where_nothing_helps_almost_no_time_is_spent_on_trying() {
         let mut search = Climb::new(BEGIN, BOUNDS);
-        let (setting, visited) = settle(&mut search, 100.0, Duration::from_millis(1), |_| 1e9);
+        let (setting, visited) = settle(&mut search, 100.0, Duration::from_millis(1), |_| SLOW);
         assert_eq!(setting, BEGIN);
         let away: f64 = visited
             .windows(2)
