@@ -31,8 +31,8 @@ const LEFT_MIN: f64 = 10.0;
 const GAIN: f64 = 1.10;
 /// Local copies below this rate in bytes per second are not limited by memory: requests this many
 /// times as large are tried at once. (2 MiB instead of 512 KiB are a quarter faster behind HTTP, and a
-/// tenth between two qemu-nbd; from nbdkit's file plugin they are slower, and servers of this program
-/// are faster anyway. 4 MiB are slower than 2 MiB everywhere.)
+/// tenth between two qemu-nbd. They are slower from qemu-nbd to a file, and from nbdkit's file plugin
+/// over four connections; servers of this program are faster anyway. 4 MiB are no faster than 2 MiB.)
 const FAST: f64 = 2e9;
 const LEAP: u64 = 4;
 /// If requests take long, a leap is tried before the search from this rate on.
@@ -243,9 +243,9 @@ impl Climb {
     /// The end of a rest.
     fn wake(&mut self, now: &Sample) {
         if !self.begun {
-            let long = now.take_long();
+            let (warm, long) = (now.at >= WARM_UP, now.take_long());
             let usual = Setting { lanes: self.bounds.usual, ..self.present };
-            let more = long && usual.lanes > self.present.lanes && self.bounds.allow(usual);
+            let more = warm && long && usual.lanes > self.present.lanes && self.bounds.allow(usual);
             // The first moments are slower than the rest: the measurement decides.
             let rate = now.moved as f64 / now.at.as_secs_f64();
             if more {
@@ -253,7 +253,7 @@ impl Climb {
             } else if now.at < REST && self.may_leap(rate, long, now) {
                 self.leapt = true;
                 return self.measure(Phase::Base, now);
-            } else if now.at < WARM_UP || !long && now.at < REST {
+            } else if !warm || !long && now.at < REST {
                 return self.await_begin(now);
             }
             self.begun = true;
@@ -531,6 +531,9 @@ mod tests {
     fn requests_that_take_long_bring_the_usual_connections_at_once() {
         let few = Setting { lanes: 2, ..BEGIN };
         for (time, expected) in [(50, BEGIN), (1, few)] {
+            let mut search = Climb::new(few, BOUNDS);
+            settle(&mut search, 0.045, Duration::from_millis(time), |_| 1e9);
+            assert_eq!(search.present.lanes, few.lanes, "{time} ms, too early to tell");
             let mut search = Climb::new(few, BOUNDS);
             settle(&mut search, 0.06, Duration::from_millis(time), |_| 1e9);
             assert_eq!(search.present.lanes, expected.lanes, "{time} ms");
