@@ -89,6 +89,8 @@ pub(crate) async fn run(
         leaving: Cell::new(false),
         untimed: Default::default(),
         writes_at_once: Cell::new(false),
+        reads_at_once: Cell::new(false),
+        reads_ahead: Cell::new(false),
         log_limit: LogLimit::default(),
     });
     let _unwinding = Unwinding(session.clone());
@@ -166,6 +168,10 @@ struct Session {
     untimed: [Cell<u8>; OpKind::ALL.len()],
     /// The device carries out large writes within `submit`.
     writes_at_once: Cell<bool>,
+    /// The device has completed the last read within `submit`.
+    reads_at_once: Cell<bool>,
+    /// The client has read nothing for a while: the next reads do not wait for it.
+    reads_ahead: Cell<bool>,
     log_limit: LogLimit,
 }
 
@@ -223,6 +229,9 @@ impl Session {
             if turn >= TURN {
                 turn = 0;
                 blockhaul_io::yield_now().await;
+            }
+            if header.command == Command::Read {
+                self.wait_for_reader().await;
             }
             let _place = self.wait_for_turn().await;
             self.request(header, &mut inbox).await?;
@@ -492,6 +501,7 @@ impl Session {
                     self.blocked.set(true);
                     let waited = self.writable().await;
                     self.blocked.set(false);
+                    self.reads_ahead.set(false);
                     if let Err(error) = waited {
                         self.break_off(&error);
                     }

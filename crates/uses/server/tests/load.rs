@@ -19,6 +19,7 @@ use blockhaul_testkit::model::Completion;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::until;
+use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, Replies, magic};
 use common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with};
 
@@ -75,6 +76,51 @@ fn a_client_that_reads_nothing_pins_its_share_only() {
         greedy.iter_mut().for_each(Conversation::end);
         fixture.wait_for_open(0);
         until("all memory is back", || fixture.pool.reserved() == 0);
+    }
+}
+
+/// Sends 64 reads of 256 KiB at once. Returns the requests, after a write of one byte.
+fn many_reads(client: &mut Conversation) -> Vec<Header> {
+    let mut requests: Vec<_> =
+        (0..64).map(|nth| client.request(Command::Read, nth % 32 << 18, 256 << 10)).collect();
+    for read in &requests {
+        client.send_request(read, &[]).unwrap();
+    }
+    let write = client.request(Command::Write, 5, 1);
+    client.send_request(&write, b"x").unwrap();
+    requests.push(write);
+    requests
+}
+
+#[test]
+fn reads_that_complete_at_once_are_not_far_ahead_of_the_client() {
+    // What the socket takes, and one or two that are queued: 9 where the socket takes 2 MiB.
+    const AHEAD: usize = 32;
+    // On a busy machine the server may take this client for one that reads nothing.
+    until("the server waits for the client", || {
+        let device = device(SIZE, Completion::Immediate);
+        let fixture = serve(device.clone(), Limits::default());
+        let mut client = fixture.client(Replies::Extended);
+        let requests = many_reads(&mut client);
+        until("it is served", || !device.seen().is_empty());
+        fixture.settle();
+        let ahead = device.seen().len();
+        for request in &requests {
+            assert_eq!(client.receive_answer(request).unwrap().error, 0);
+        }
+        ahead <= AHEAD
+    });
+}
+
+#[test]
+fn requests_behind_reads_are_carried_out_though_the_client_reads_nothing() {
+    let device = device(SIZE, Completion::Immediate);
+    let fixture = serve(device.clone(), Limits::default());
+    let mut client = fixture.client(Replies::Structured);
+    let requests = many_reads(&mut client);
+    until("the write is carried out", || device.model().bytes()[5] == b'x');
+    for request in &requests {
+        assert_eq!(client.receive_answer(request).unwrap().error, 0);
     }
 }
 
@@ -346,7 +392,7 @@ impl blockhaul_block::Device for Blocking {
 }
 
 /// A client with a request in flight at a device, and then with one that blocks the worker.
-fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [blockhaul_wire::request::Header; 2]) {
+fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [Header; 2]) {
     let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
     stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
     let (gate, opened, blocked) = Default::default();

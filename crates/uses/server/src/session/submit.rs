@@ -32,6 +32,9 @@ impl Session {
                 None => self.device.submit(request).now(),
             }
         };
+        if kind == OpKind::Read {
+            self.reads_at_once.set(submitted.is_ok());
+        }
         match submitted {
             Ok(outcome) => {
                 self.writes_at_once.set(self.writes_at_once.get() || large);

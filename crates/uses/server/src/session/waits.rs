@@ -4,6 +4,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Reservation};
@@ -18,10 +19,33 @@ use crate::reply;
 /// Maximum bytes queued outside the pool's buffers before another request is read: heads and texts
 /// of replies that a client does not read.
 const LOOSE_MAX: u64 = 1 << 20;
+/// Bytes of queued replies at which the next read waits, if reads complete at once. An earlier read
+/// would not be answered earlier, but its payload would leave the cache before it is sent, and
+/// there are not enough pipes for the payloads of many reads.
+const READ_AHEAD: usize = 256 << 10;
+/// Time after which it waits no longer: a client that reads nothing may have sent other requests
+/// behind it.
+const READ_AHEAD_WAIT: Duration = Duration::from_millis(100);
 /// Memory that a connection may always use, as long as there is any.
 const FAIR_LEAST: u64 = 1 << 20;
 
 impl Session {
+    /// Waits until the client has read most of the queued replies, if reads complete at once: then
+    /// it is the client that is slower.
+    pub(super) async fn wait_for_reader(&self) {
+        while self.reads_at_once.get() && !self.reads_ahead.get() {
+            let mark = self.progress.mark();
+            if self.out.borrow().queued() < READ_AHEAD {
+                return;
+            }
+            if !self.send_some() {
+                let progress = self.progress.wait_after(mark);
+                let waited = blockhaul_io::timeout(READ_AHEAD_WAIT, progress).await;
+                self.reads_ahead.set(waited.is_err());
+            }
+        }
+    }
+
     /// Waits until another request may be started. If others had to wait as well, the caller keeps
     /// the returned place until it has started the request.
     pub(super) async fn wait_for_turn(&self) -> Option<Place> {
