@@ -82,7 +82,7 @@ fn a_client_that_reads_nothing_pins_its_share_only() {
 /// Sends 64 reads of 256 KiB at once. Returns the requests, after a write of one byte.
 fn many_reads(client: &mut Conversation) -> Vec<Header> {
     let mut requests: Vec<_> =
-        (0..64).map(|nth| client.request(Command::Read, nth % 32 << 18, 256 << 10)).collect();
+        (0..64).map(|nth| client.request(Command::Read, (nth % 32) << 18, 256 << 10)).collect();
     for read in &requests {
         client.send_request(read, &[]).unwrap();
     }
