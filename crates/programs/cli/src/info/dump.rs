@@ -31,7 +31,7 @@ pub async fn show(
         return Err(Failure::new(FAILED, text));
     }
     let end = offset.saturating_add(length).min(facts.size);
-    let mut lines = Lines { size: facts.size, color, last: [0; LINE], starred: false };
+    let mut lines = Lines { size: facts.size, color, last: None, starred: false };
     let context = facts.context(BASE_ALLOCATION);
     let mut at = offset;
     while at < end && !output.is_gone() {
@@ -63,11 +63,11 @@ async fn zeroes_at(device: &Arc<dyn Device>, context: Option<Contexts>, at: u64,
 
 /// Makes lines, and leaves out those that repeat.
 struct Lines {
-    /// Size of the device: its last line is always shown.
+    /// Size of the device: its last line is always shown, even if only a part of it is asked for.
     size: u64,
     color: bool,
-    /// The bytes of the last line; zeroes before the first one.
-    last: [u8; LINE],
+    /// The bytes of the last line.
+    last: Option<[u8; LINE]>,
     /// A mark for left out lines was the last thing printed.
     starred: bool,
 }
@@ -75,16 +75,16 @@ struct Lines {
 impl Lines {
     /// A line of at most 16 bytes.
     fn line(&mut self, at: u64, bytes: &[u8], output: &mut Output) -> Result<(), Failure> {
-        let is_last = at + bytes.len() as u64 >= self.size;
+        let is_last = self.size.saturating_sub(at) <= LINE as u64;
         // Short lines compare as if zeroes followed.
         let mut padded = [0; LINE];
         padded[..bytes.len()].copy_from_slice(bytes);
-        let repeats = at > 0 && self.last == padded && !is_last;
+        let repeats = self.last == Some(padded) && !is_last;
         if repeats {
             return self.star(output);
         }
         self.starred = false;
-        self.last = padded;
+        self.last = Some(padded);
         output.text(&if self.color { colored(at, bytes) } else { plain(at, bytes) })
     }
 

@@ -8,6 +8,8 @@ use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
+/// Lines in the place of those that repeat, without colors and with them.
+const MARKS: [&str; 2] = ["*\n", "\u{2606}\n"];
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// The results of both programs.
@@ -20,7 +22,19 @@ fn both(theirs: &Peer, words: &[&str]) -> [Output; 2] {
 fn compare(theirs: &Peer, words: &[&str]) {
     let [theirs, ours] = both(theirs, words);
     assert_eq!(theirs.status.code(), ours.status.code(), "{words:?}: {}", text(&ours.stderr));
-    assert_eq!(text(&theirs.stdout), text(&ours.stdout), "{words:?}");
+    let [theirs, ours] = [text(&theirs.stdout), text(&ours.stdout)];
+    let left_out = MARKS.iter().find_map(|mark| theirs.strip_prefix(mark));
+    assert_eq!(left_out.unwrap_or(&theirs), rest(&ours, left_out.is_some()), "{words:?}");
+}
+
+/// What libnbd's prints if it leaves out the first line. It does so if the line is equal to memory
+/// that it has not initialized, and the offset is not 0: it depends on the machine for zeroes.
+fn rest(ours: &str, left_out: bool) -> &str {
+    if !left_out {
+        return ours;
+    }
+    let (_, rest) = ours.split_once('\n').unwrap();
+    MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).unwrap_or(rest)
 }
 
 /// Bytes of all kinds, with repeated lines, zeroes and long holes.
@@ -54,10 +68,12 @@ fn the_output_is_the_originals() {
         let len = rng.below(2000);
         let from = from.to_string();
         let len = len.to_string();
+        let almost = size.saturating_sub(3).to_string();
         let cases: &[&[&str]] = &[
             &[&uri],
             &["--color", &uri],
             &["-n", "100", &uri],
+            &["-n", &almost, &uri],
             &["--limit=1M", &uri],
             &["--length=-1", "--no-colour", &uri],
             &["-o", &from, &uri],
