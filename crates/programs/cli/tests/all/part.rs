@@ -342,7 +342,8 @@ fn a_target_that_is_said_to_be_zero_is_looked_at() {
     copies(&["--verify", source, &uri]);
 }
 
-/// Peak resident memory of a copy in KiB, by the kernel's own mark.
+/// Peak memory of a copy in KiB, without the pages of its program's file: of a program that is not
+/// optimized they are twice as many, 23 MiB.
 fn peak(args: &[&str]) -> u64 {
     // On a busy machine a short one may end before it is looked at.
     (0..100).find_map(|_| peak_seen(args)).expect("it is seen once")
@@ -352,23 +353,29 @@ fn peak_seen(args: &[&str]) -> Option<u64> {
     let mut command = Command::new(OURS);
     command.arg("copy").args(args).stderr(std::process::Stdio::null());
     let mut child = command.spawn().unwrap();
-    // The mark only grows; once the program has ended it is gone.
     let status = format!("/proc/{}/status", child.id());
     let mut peak = None;
     tools::until("it has ended", || {
         let text = std::fs::read_to_string(&status).unwrap_or_default();
-        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let seen = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
-        peak = seen.or(peak);
-        seen.is_none()
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        // The kernel's own mark of the most only grows. Once the program has ended it is gone.
+        let Some(most) = value("VmHWM:") else { return true };
+        // The name changes after the memory: before that, this is the memory of the tests.
+        if text.starts_with("Name:\tblockhaul\n") {
+            peak = peak.max(Some(most.saturating_sub(value("RssFile:").unwrap())));
+        }
+        false
     });
     let ended = child.wait().unwrap();
     assert!(ended.success(), "{args:?}: {ended}");
     peak
 }
 
-/// Most that a copy may take, in KiB.
-const MOST: u64 = 64 << 10;
+/// Most that a copy may take, in KiB: 36 MiB for what is in flight, and its own.
+const MOST: u64 = 48 << 10;
 
 #[test]
 fn a_copy_needs_little_memory_whatever_it_copies() {
