@@ -52,8 +52,12 @@ pub fn sparse(path: &Path, size: u64, seed: u64) -> io::Result<Vec<Range<u64>>> 
 /// The first bytes of nbdkit's pattern plugin and of our device `pattern:`: each eight bytes are
 /// their offset, big endian.
 pub fn pattern(len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).flat_map(|word| (word as u64 * 8).to_be_bytes());
-    words.take(len).collect()
+    let mut bytes = vec![0; len];
+    for (number, word) in bytes.chunks_mut(8).enumerate() {
+        let offset = (number as u64 * 8).to_be_bytes();
+        word.copy_from_slice(&offset[..word.len()]);
+    }
+    bytes
 }
 
 /// Makes an ext4 of `size` bytes that holds up to `content_max` bytes of the files under `folder`

@@ -64,6 +64,7 @@ impl Device for FileDevice {
                     } else {
                         inner.zero(at, len, flags).await
                     };
+                    inner.known_data.hole(at..at.saturating_add(len));
                     changed.map_err(Error::before_flush)?;
                     if durable {
                         inner.sync().await?;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::limits::Nearness;
 use super::storage::Inner;
 
-/// Maximum number of hole/data pairs searched on the worker: about a microsecond each.
+/// Maximum number of hole/data pairs searched on the worker: about a microsecond each, unless a run is long.
 const STEPS_INLINE: usize = 64;
 /// Maximum number of pairs in one reply; the caller requests the rest again.
 const STEPS_MAX: usize = 4096;
@@ -33,7 +33,8 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
         return Pending::ready(reply(Extents::one(len, 0)));
     }
     let mut found = Extents::new();
-    if inner.storage.nearness != Nearness::Unknown {
+    let is_near = inner.storage.nearness != Nearness::Unknown && !inner.known_data.is_slow();
+    if is_near || inner.known_data.end(at).is_some_and(|known| known >= end) {
         match inner.scan(at, end, if one { 1 } else { STEPS_INLINE }) {
             Ok(extents) if one || extents.total() == len => {
                 return Pending::ready(reply(extents));
@@ -42,7 +43,7 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
             Err(error) => return error.into(),
         }
     }
-    // Many runs, or a file system that may block.
+    // Many runs, a long one, or a file system that may block.
     let inner = inner.clone();
     let steps = if one { 1 } else { STEPS_MAX };
     let scan = blockhaul_io::offload(move || {
@@ -80,6 +81,12 @@ impl Inner {
             if next >= end {
                 break;
             }
+            if let Some(known) = self.known_data.end(next) {
+                let known = known.min(end);
+                extents.push(known - next, 0);
+                next = known;
+                continue;
+            }
             let data = match seek(file, SeekFrom::Data(next)) {
                 Ok(data) => data.clamp(next, end),
                 Err(Errno::NXIO) => {
@@ -97,11 +104,14 @@ impl Inner {
             extents.push(data - next, HOLE | ZERO);
             next = data;
             if data < end {
+                let search = self.known_data.search();
                 let hole = match seek(file, SeekFrom::Hole(data)) {
                     // The file was truncated here since the last call; the next step detects it.
                     Err(Errno::NXIO) => data,
-                    hole => hole?.clamp(data, end),
+                    hole => hole?,
                 };
+                self.known_data.found(&search, data..hole);
+                let hole = hole.clamp(data, end);
                 extents.push(hole - data, 0);
                 next = hole;
             }

@@ -1,12 +1,12 @@
 //! `file:PATH` and bare paths: regular files and block devices.
 //!
 //! [`open`] inspects the path and its abilities. [`device`] takes requests, which [`mod@read`],
-//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] carry out on the open [`storage`].
-//! [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`] queries the kernel for
-//! alignments and file systems, and [`lock`] keeps two programs from writing to one file;
-//! [`in_use`] finds what uses a block device. [`identity`](mod@identity) identifies the storage of
-//! a path or a device. [`handed`] has descriptors passed in, and [`dir`] the files of a directory
-//! as exports.
+//! [`mod@write`], [`zero`] (with its [`ways`]) and [`extents`] (with its [`known_data`]) carry out
+//! on the open [`storage`]. [`inode`] lets writers take turns, and [`syncs`] flushes. [`limits`]
+//! queries the kernel for alignments and file systems, and [`lock`] keeps two programs from writing
+//! to one file; [`in_use`] finds what uses a block device. [`identity`](mod@identity) identifies the
+//! storage of a path or a device. [`handed`] has descriptors passed in, and [`dir`] the files of a
+//! directory as exports.
 
 mod device;
 mod dir;
@@ -15,6 +15,7 @@ mod handed;
 mod identity;
 mod in_use;
 mod inode;
+mod known_data;
 mod limits;
 mod lock;
 mod open;

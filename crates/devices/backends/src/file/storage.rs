@@ -7,6 +7,7 @@ use blockhaul_block::{Error, Facts, Result};
 use blockhaul_io::{Data, Hold, PayloadRoute, Pool, RangeLock, RangeLocks};
 
 use super::inode::InodeLock;
+use super::known_data::KnownData;
 use super::limits::{Nearness, page};
 use super::lock::Lock;
 use super::syncs::Syncs;
@@ -97,6 +98,8 @@ pub(super) struct Inner {
     pub(super) zero: Ways,
     /// Cleared when the file system does not report holes.
     pub(super) seeks: AtomicBool,
+    /// Data that need not be searched for.
+    pub(super) known_data: KnownData,
     /// Cleared when the file system cannot tell whether a read would wait.
     pub(super) tells_cached: AtomicBool,
     /// For payloads whose memory is not aligned for direct I/O; waiting tasks hold none of it.
@@ -116,6 +119,7 @@ impl Inner {
             size: facts.size,
             zero: Ways::new(storage.is_disk),
             seeks: AtomicBool::new(!storage.is_disk),
+            known_data: KnownData::default(),
             tells_cached: AtomicBool::new(true),
             scratch: Pool::new(u64::from(facts.block.maximum)),
             changing: both.then(Arc::default),

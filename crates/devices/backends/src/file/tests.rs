@@ -173,6 +173,36 @@ fn extents_are_found_however_many_there_are() {
 }
 
 #[test]
+fn known_data_is_not_searched_for_until_it_is_trimmed_or_zeroed() {
+    everywhere(|folder| async move {
+        let unit = 64 << 10;
+        let size = 128 << 20;
+        let device = device(&folder.join("disk"), "", Intent::target(size)).unwrap();
+        assert_eq!(all_extents(&device, 0, size).await, Extents::one(size, HOLE_AND_ZERO));
+        device.write(2 * unit, Data::copy_of(&[1; 4096])).await.unwrap();
+        // As if all were data, which took a long time to find.
+        let known = &device.inner().known_data;
+        known.found_after(std::time::Duration::from_secs(60), 0..100 << 20);
+        let mut expected = Extents::new();
+        expected.push(100 << 20, 0);
+        expected.push(28 << 20, HOLE_AND_ZERO);
+        assert_eq!(all_extents(&device, 0, size).await, expected);
+        let part = device.extents(unit, unit, Contexts::first()).await.unwrap();
+        assert_eq!(part, [Extents::one(unit, 0)]);
+        device.trim(unit, unit).await.unwrap();
+        // What is below is searched for again.
+        let part = device.extents(0, 3 * unit, Contexts::first()).await.unwrap();
+        let mut expected = Extents::new();
+        expected.push(2 * unit, HOLE_AND_ZERO);
+        expected.push(unit, 0);
+        assert_eq!(part, [expected]);
+        let zeroed = device.submit(Request::zero(0, 100 << 20)).await;
+        assert!(matches!(zeroed, Ok(Reply::Done)), "{zeroed:?}");
+        assert_eq!(all_extents(&device, 0, size).await, Extents::one(size, HOLE_AND_ZERO));
+    });
+}
+
+#[test]
 fn a_file_that_shrinks_is_an_error_and_never_zeroes() {
     everywhere(|folder| async move {
         for query in ["", "direct=on"] {

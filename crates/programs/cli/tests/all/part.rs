@@ -290,9 +290,10 @@ fn ranges_that_share_segments_are_all_there_after_a_kill() {
     std::fs::write(&list, lines).unwrap();
     std::fs::write(&disk, vec![0xa5; size]).unwrap();
     let mut expected = vec![0xa5; size];
+    let bytes = pattern(size);
     for &(at, len) in &ranges {
         let place = at as usize..(at + len) as usize;
-        expected[place.clone()].copy_from_slice(&pattern(size)[place]);
+        expected[place.clone()].copy_from_slice(&bytes[place]);
     }
     let source = format!("pattern:{size}");
     let args = ["--ranges", text(&list), "--journal", text(&journal)];
