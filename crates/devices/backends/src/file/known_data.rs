@@ -112,9 +112,10 @@ mod tests {
     fn a_long_run_is_kept_for_as_long_as_it_took_to_find() {
         let slow = known(MIB..100 * MIB);
         assert!(slow.is_slow());
-        assert_eq!([0, MIB, 99 * MIB, 100 * MIB].map(|at| slow.end(at).is_some()), [
-            false, true, true, false
-        ]);
+        assert_eq!(
+            [0, MIB, 99 * MIB, 100 * MIB].map(|at| slow.end(at).is_some()),
+            [false, true, true, false]
+        );
         assert_eq!(slow.end(50 * MIB), Some(100 * MIB));
         let left = slow.lock().until.unwrap() - blockhaul_io::now();
         let hundred = Duration::from_secs(6000);
