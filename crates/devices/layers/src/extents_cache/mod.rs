@@ -44,8 +44,7 @@ reads, whatever its length: VMware's library, disks behind slow networks, files 
 extents.
 
 With `slow=TIME` the layer measures the first queries. It passes queries through unchanged if most \
-of them take less time and do not hold up reads. Of a query with a long reply, 5 microseconds for each \
-extent do not count.
+of them take less time and do not hold up reads.
 
 Writes, zero and trim requests through this layer update the cache; extents of ranges that were zeroed \
 or trimmed are cached after the next flush only. Changes by other means \
@@ -463,15 +462,14 @@ impl Cached {
         let on_its_way = OnItsWay { known: known.clone(), id, contexts: *contexts };
         let measured = known.measure.begin();
         let answer = inner.submit(Request::extents(at, until - at, *contexts)).await;
+        if let Some((pace, median)) = measured.and_then(|query| known.measure.end(&query)) {
+            known.decided(&inner.facts().name, pace, median);
+        }
         let lists = match answer {
             Ok(Reply::Extents(lists)) if lists.len() == contexts.count() => Ok(lists),
             Ok(_) => Err(Error::misfit()),
             Err(error) => Err(error),
         };
-        let runs = lists.as_ref().map_or(0, |lists| lists.iter().map(Extents::len).sum());
-        if let Some((pace, median)) = measured.and_then(|query| known.measure.end(&query, runs)) {
-            known.decided(&inner.facts().name, pace, median);
-        }
         known.learn(id, *contexts, &lists);
         drop(on_its_way);
         lists

@@ -10,10 +10,6 @@ const MEASURED: usize = 8;
 const ENOUGH: usize = 2;
 /// Shortest query that holds up reads: below this, reads may be slow themselves.
 const HELD_UP: Duration = Duration::from_millis(10);
-/// Time for one run of a reply, which does not count: a long list takes time, however quick the source is, and
-/// caching it saves none of that. Lists of tens of thousands of runs come at a tenth of this, and at half of it
-/// on a busy machine.
-const RUN: Duration = Duration::from_micros(5);
 
 /// What is known of the time that queries take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,9 +101,8 @@ impl Measure {
         Some(Query { measure: self.clone(), since: blockhaul_io::now() })
     }
 
-    /// A query has ended with a reply of so many runs. Returns the pace with the median of the times, once they
-    /// are known.
-    pub(super) fn end(&self, query: &Query, runs: usize) -> Option<(Pace, Duration)> {
+    /// A query has ended. Returns the pace with the median of the times, once they are known.
+    pub(super) fn end(&self, query: &Query) -> Option<(Pace, Duration)> {
         let limit = self.limit?;
         let mut state = self.lock();
         if self.pace() != Pace::Unknown {
@@ -117,9 +112,7 @@ impl Measure {
         // Reads from the second half may just not have had enough time.
         let early = |since: Instant| blockhaul_io::elapsed(since) >= taken / 2;
         let waits = state.read_since.is_some_and(early) && !state.read_ended;
-        let runs = u32::try_from(runs).unwrap_or(u32::MAX);
-        let counted = taken.saturating_sub(RUN.saturating_mul(runs));
-        let is_slow = counted > limit || (counted >= HELD_UP && waits);
+        let is_slow = taken > limit || (taken >= HELD_UP && waits);
         state.seen.push((taken, is_slow));
         let slow = state.seen.iter().filter(|seen| seen.1).count();
         let pace = match state.seen.len() {
@@ -142,19 +135,14 @@ impl Measure {
 mod tests {
     use super::*;
 
-    /// The decision after queries that took so many milliseconds, with short replies.
+    /// The decision after queries that took so many milliseconds.
     fn after(times: &[u64]) -> Option<Pace> {
-        after_replies(times, 1)
-    }
-
-    /// The decision after queries that took so many milliseconds, with replies of so many runs.
-    fn after_replies(times: &[u64], runs: usize) -> Option<Pace> {
         let measure = Arc::new(Measure::new(Some(Duration::from_millis(20))));
         let mut decided = None;
         for &time in times {
             let mut query = measure.begin().unwrap();
             query.since = blockhaul_io::now() - Duration::from_millis(time);
-            decided = measure.end(&query, runs).map(|(pace, _)| pace);
+            decided = measure.end(&query).map(|(pace, _)| pace);
         }
         assert_eq!(decided.unwrap_or(Pace::Unknown), measure.pace());
         decided
@@ -171,13 +159,6 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_take_time_and_are_not_slow() {
-        assert_eq!(after_replies(&[150; 8], 64 << 10), Some(Pace::Quick));
-        assert_eq!(after_replies(&[500; 2], 64 << 10), Some(Pace::Slow));
-        assert_eq!(after_replies(&[150; 2], 1000), Some(Pace::Slow));
-    }
-
-    #[test]
     fn queries_that_hold_up_reads_are_slow() {
         let decide = |reads_end: bool| {
             let measure = Arc::new(Measure::new(Some(Duration::from_secs(9))));
@@ -190,7 +171,7 @@ mod tests {
                 if reads_end {
                     measure.read_ended();
                 }
-                decided = measure.end(&query, 1).map(|(pace, _)| pace);
+                decided = measure.end(&query).map(|(pace, _)| pace);
             }
             decided
         };
