@@ -276,8 +276,9 @@ pub async fn sparing_of_queries(source: Stack) -> Result<Stack> {
     source.with_layer(registry.layer(SPARING)?).await
 }
 
-/// Queries above this are slow: a copy waits for them rather than for data.
-const SPARING: &str = "extents-cache?slow=20ms";
+/// Queries above this are slow: a copy waits for them rather than for data. The memory is for a million extents;
+/// a copy needs each once, in order.
+const SPARING: &str = "extents-cache?slow=20ms&memory=16M";
 
 /// The device behind a layer that refuses to change it.
 pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
