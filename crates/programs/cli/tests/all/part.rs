@@ -386,6 +386,17 @@ fn a_copy_needs_little_memory_whatever_it_copies() {
         &["zero:40G?runs=4k", "null:"],
         &["[", "blockhaul", "serve", "zero:40G?runs=4k", "]", "null:"],
         &["pattern:512M?data=4k&hole=4k", "null:"],
+        // A slow source, whose extents are cached.
+        &[
+            "--source-layer",
+            "delay?extents=25ms",
+            "[",
+            OURS,
+            "serve",
+            "zero:16G?runs=4k",
+            "]",
+            "null:",
+        ],
     ] {
         let peak = peak(args);
         assert!(peak < MOST, "{args:?}: {peak} KiB");
