@@ -1,8 +1,8 @@
 //! The last long run of data that was found in a file.
 //!
-//! SEEK_HOLE looks for the end of a run, however far away it is: on tmpfs, and in reserved space of other file
-//! systems, it visits each page on its way. A client that queries a file piece by piece would have the rest of
-//! the file visited for each piece. So the end is kept for 100 times as long as it took to find.
+//! SEEK_HOLE searches for the end of a run, however far away it is: on tmpfs, and in reserved space of other
+//! file systems, it visits each page. For a client that queries a file in pieces, the rest of the file would be
+//! visited for each piece. So the end is kept for 100 times as long as the search took.
 //!
 //! Only data is kept: it is always correct to call a hole data. Our own holes are cut out of the run at once; a
 //! hole that another program has punched may be called data until the time is over.
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 /// Shortest run in bytes that is kept. A shorter one is found again in a few milliseconds at most.
 const LEAST: u64 = 64 << 20;
-/// For how long a run is kept, in times that it took to find: searching takes 1 % of the time.
+/// How long a run is kept, as a multiple of the time of the search: searching takes 1 % of the time.
 const TIMES: u32 = 100;
 /// Shortest search that is not made on a worker again, where others wait for it.
 const SLOW: Duration = Duration::from_millis(1);
 
-/// See the module's text.
+/// The last long run of data, for all requests of a device.
 #[derive(Default)]
 pub(super) struct KnownData(Mutex<Known>);
 
@@ -72,7 +72,7 @@ impl KnownData {
         }
     }
 
-    /// Ends a search that has taken so long.
+    /// Ends a search that has taken `time`.
     #[cfg(test)]
     pub(super) fn found_after(&self, time: Duration, run: Range<u64>) {
         let begun = blockhaul_io::now().checked_sub(time).unwrap();
