@@ -273,9 +273,7 @@ pub fn compile_with(
 #[track_caller]
 pub fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("it has memory") << 10
+    blockhaul_testkit::tools::status_kib(&status, "VmRSS").expect("it has memory") << 10
 }
 
 /// A path as an argument. Those of scratch directories are UTF-8.

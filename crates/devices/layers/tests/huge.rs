@@ -9,6 +9,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, DeviceExt, HOLE, OpKind, Request, ZERO};
 use blockhaul_catalog::{Layer, Registry};
 use blockhaul_layers::StatsLayer;
+use blockhaul_testkit::tools::status_kib;
 use common::{layer, on_workers, runs, write};
 
 const TERABYTE: u64 = 1 << 40;
@@ -19,8 +20,7 @@ const MEMORY: u64 = 40 << 10;
 /// The peak memory of this process, in KiB.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
+    status_kib(&status, "VmHWM").unwrap()
 }
 
 /// The device below the layer, of this size, with counters.

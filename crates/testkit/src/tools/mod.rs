@@ -32,7 +32,7 @@ mod wait;
 
 pub use self::peer::{Peer, Version, among_peers};
 pub use self::python::python_with;
-pub use self::run::{is_running, output, text, wait_within};
+pub use self::run::{is_running, output, status_kib, text, wait_within};
 pub use self::scratch::Scratch;
 pub use self::server::Server;
 pub use self::skip::{LIST, Reason, long, runs_long, skip, skip_or_fail};

@@ -39,6 +39,13 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A field of `/proc/PID/status` that is in KiB, such as `VmHWM`; `None` if it is not there: a process that has
+/// ended has no memory.
+pub fn status_kib(status: &str, field: &str) -> Option<u64> {
+    let values = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    values.split_whitespace().next()?.parse().ok()
+}
+
 /// Waits for a process; `None` if it has not ended within the limit.
 pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begun = Instant::now();

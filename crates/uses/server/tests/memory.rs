@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockhaul_server::Limits;
 use blockhaul_testkit::model::Completion;
-use blockhaul_testkit::tools::until;
+use blockhaul_testkit::tools::{status_kib, until};
 use blockhaul_wire::{Command, Replies};
 use common::{content, device, serve};
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -19,8 +19,7 @@ const CROWD: usize = 500;
 /// Memory of this process now, in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+    status_kib(&status, "VmRSS").unwrap() << 10
 }
 
 fn descriptors() -> usize {

@@ -358,15 +358,12 @@ fn peak_seen(args: &[&str]) -> Option<u64> {
     let mut peak = None;
     tools::until("it has ended", || {
         let text = std::fs::read_to_string(&status).unwrap_or_default();
-        let value = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            line.trim().trim_end_matches(" kB").parse::<u64>().ok()
-        };
         // The kernel's own mark of the most only grows. Once the program has ended it is gone.
-        let Some(most) = value("VmHWM:") else { return true };
+        let Some(most) = tools::status_kib(&text, "VmHWM") else { return true };
         // The name changes after the memory: before that, this is the memory of the tests.
         if text.starts_with("Name:\tblockhaul\n") {
-            peak = peak.max(Some(most.saturating_sub(value("RssFile:").unwrap())));
+            let of_file = tools::status_kib(&text, "RssFile").unwrap();
+            peak = peak.max(Some(most.saturating_sub(of_file)));
         }
         false
     });
