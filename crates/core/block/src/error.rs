@@ -37,6 +37,8 @@ pub enum Kind {
     NotFound,
     /// Access was refused.
     Refused,
+    /// Another device or program uses the storage: close it there first, or choose another.
+    InUse,
     /// The user's input is invalid.
     Usage,
 }
@@ -59,7 +61,7 @@ impl Kind {
     pub fn number(self) -> u32 {
         match self {
             Kind::Disconnected | Kind::TimedOut | Kind::NotFound => 5,
-            Kind::Refused => 1,
+            Kind::Refused | Kind::InUse => 1,
             Kind::Usage => 22,
             kind => NUMBERS.iter().find(|row| row.1 == kind).map_or(5, |row| row.0),
         }

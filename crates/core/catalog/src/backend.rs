@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds};
 use crate::opening::{Intent, Opened, Opening, Preparation};
 use crate::{Args, Exports, Param, Registry, Spec};
 use blockhaul_block::{Error, Kind, Result};
@@ -32,6 +33,19 @@ impl Target {
     /// The text after the scheme, as a path.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(&self.rest)
+    }
+
+    /// Claims the storage of this target for its intent, until the claim is dropped. `name` is for
+    /// warnings. `shares_writes`: raw bytes may be written beside other writers that allow it.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] if another device of this process uses the storage in a way that does not
+    /// fit. A device that was just closed may still have its claim for moments.
+    pub fn claim(&self, ids: StorageIds, name: &str, shares_writes: bool) -> Result<Claim> {
+        let Registry { claims, owner, .. } = self.context.registry();
+        let usage = ClaimUse::from_intent(&self.intent);
+        let request = ClaimRequest { usage, owner: owner.clone(), shares_writes };
+        claims.claim(ids, request, name)
     }
 
     /// The text after the scheme.

@@ -8,11 +8,13 @@
 //! - [`OpenContext`]: how a device opens those that it consists of.
 //! - [`Stack`]: an open device with its layers, which opens further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
+//! - [`Claims`]: the storages that are open, so that each has one owner.
 //! - [`Shutdown`]: how any of them stops the server.
 
 mod adjust;
 mod backend;
 pub mod brackets;
+mod claims;
 mod exports;
 mod gate;
 mod layer;
@@ -29,6 +31,7 @@ mod switch;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, NamePolicy, OpenContext, Target};
+pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds};
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };

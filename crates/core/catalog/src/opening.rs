@@ -25,9 +25,14 @@ pub struct Intent {
     ///
     /// [`Facts::grows_from`]: blockhaul_block::Facts::grows_from
     pub extends: bool,
+    /// It holds a disk image in a format, or is below one: no other device may write to it
+    /// ([`crate::Claims`]).
+    pub image: bool,
     /// Whether to bypass the page cache, for devices that have one.
     pub direct: Direct,
-    /// Refuse a block device that is in use, for example by a mounted file system (O_EXCL).
+    /// It is the target of a copy: refuse storage that another device of this process uses
+    /// ([`crate::Claims`]), and a block device that is in use, for example by a mounted file system
+    /// (O_EXCL).
     pub exclusive: bool,
 }
 
@@ -51,9 +56,12 @@ impl Intent {
         overwrites: false,
         grows: false,
         extends: false,
+        image: false,
         direct: Direct::Off,
         exclusive: false,
     };
+    /// Read-only, as a disk image or a part of one.
+    pub const READ_IMAGE: Intent = Intent { image: true, ..Intent::READ };
     /// Read-write.
     pub const WRITE: Intent = Intent { write: true, ..Intent::READ };
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Target};
+use crate::claims::{ClaimOwner, Claims};
 use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
@@ -16,7 +17,7 @@ use crate::{
 use blockhaul_block::{Error, Kind, Result};
 
 /// All kinds of storage and layers of a program.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Registry {
     /// Kinds of storage.
     pub backends: Vec<Arc<dyn Backend>>,
@@ -32,9 +33,42 @@ pub struct Registry {
     pub shutdown: Shutdown,
     /// Whether devices named in files may be opened.
     pub names: NamePolicy,
+    /// The storages that are open.
+    pub claims: Arc<Claims>,
+    /// The owner of the devices that this registry opens.
+    pub owner: ClaimOwner,
+}
+
+impl Default for Registry {
+    /// Nothing can be opened. Storages are claimed in the table of the process.
+    fn default() -> Registry {
+        Registry {
+            backends: Vec::new(),
+            layers: Vec::new(),
+            gates: Vec::new(),
+            path: "",
+            command: "",
+            shutdown: Shutdown::default(),
+            names: NamePolicy::default(),
+            claims: Claims::for_process(),
+            owner: ClaimOwner::default(),
+        }
+    }
 }
 
 impl Registry {
+    /// The same registry for the devices of another owner, which messages call `label`.
+    #[must_use]
+    pub fn owned_by(&self, label: impl Into<Arc<str>>) -> Registry {
+        Registry { owner: ClaimOwner::new(label), ..self.clone() }
+    }
+
+    /// The same registry for the command that this process runs ([`ClaimOwner::command`]).
+    #[must_use]
+    pub fn for_command(self) -> Registry {
+        Registry { owner: ClaimOwner::command(), ..self }
+    }
+
     /// The kind of storage of a scheme.
     ///
     /// # Errors

@@ -6,18 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Another, Backend, Opened, Opening, Target};
+use blockhaul_catalog::{Another, Backend, Claim, Opened, Opening, StorageId, StorageIds, Target};
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
 use crate::connect::{Address, HttpAddress, Options, connect_keeping};
 use crate::link::insecure;
 use crate::ssh::SshAddress;
-use crate::{Connected, ServerProcess};
+use crate::{Companions, Connected, ServerProcess};
 
 /// Interval and number of checks whether a server has ended: its sockets close some time before its
 /// status is known.
 const ENDING_STEP: Duration = Duration::from_millis(10);
 const ENDING_STEPS: u32 = 20;
+
+/// How often, and at which interval, an export that is in use is tried again: for a second.
+const CLAIM_TRIES: u32 = 40;
+const CLAIM_AGAIN: Duration = Duration::from_millis(25);
 
 /// The backends of this crate, connecting with these options.
 pub fn all(options: Options) -> Vec<Arc<dyn Backend>> {
@@ -76,7 +80,8 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
         Box::pin(async move {
             let uri = format!("{}:{}", target.scheme, target.text()?);
             let Parsed { address, export, tls } = parse(&uri)?;
-            let place = Place { name: uri, address, export, options, tls, process: None };
+            let claim = claim_on(&target, &address, &export, &uri).await?;
+            let place = Place { name: uri, address, export, options, tls, process: None, claim };
             place.open().await
         })
     }
@@ -135,10 +140,42 @@ impl Backend for NbdCommand {
                 options,
                 tls: None,
                 process: Some(process),
+                // The server was started for this device alone.
+                claim: None,
             };
             place.open().await
         })
     }
+}
+
+/// Claims an export of a server in this process. Raw bytes may be written by any number of devices:
+/// the server keeps them in order, and other programs write as well.
+async fn claim_on(
+    target: &Target,
+    address: &Address,
+    export: &str,
+    uri: &str,
+) -> Result<Option<Arc<Claim>>> {
+    let address = match address {
+        Address::Unix(path) => match std::path::absolute(path) {
+            Ok(path) => path.display().to_string(),
+            // Connecting reports that.
+            Err(_) => return Ok(None),
+        },
+        Address::Open(_) => return Ok(None),
+        address => format!("{address:?}"),
+    };
+    let id = StorageId::Export(format!("{address} {export}"));
+    let ids = StorageIds { same: vec![id], below: Vec::new() };
+    let claimed = || target.claim(ids.clone(), uri, true).map(|claim| Some(Arc::new(claim)));
+    // A device that was closed has its claim until its last request has ended.
+    for _ in 0..CLAIM_TRIES {
+        match claimed() {
+            Err(error) if error.kind() == Kind::InUse => blockhaul_io::sleep(CLAIM_AGAIN).await,
+            done => return done,
+        }
+    }
+    claimed().map_err(|error| error.on(&uri.into()))
 }
 
 /// The result of parsing a URI.
@@ -240,6 +277,7 @@ struct Place {
     tls: Option<Arc<blockhaul_tls::Connector>>,
     /// The server, if it was started for this export.
     process: Option<Arc<ServerProcess>>,
+    claim: Option<Arc<Claim>>,
 }
 
 impl Place {
@@ -249,10 +287,11 @@ impl Place {
     }
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
-        let process = self.process.clone();
+        let companions = Companions { process: self.process.clone(), claim: self.claim.clone() };
         let name = &self.name;
         let options = Options { tls: self.tls.clone(), ..(*self.options).clone() };
-        let connected = connect_keeping(process, name, &self.address, &self.export, &options).await;
+        let connected =
+            connect_keeping(companions, name, &self.address, &self.export, &options).await;
         let error = match connected {
             Ok(Connected { device, .. }) => return Ok(device),
             Err(error) => error,

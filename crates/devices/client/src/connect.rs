@@ -15,12 +15,12 @@ use blockhaul_wire::handshake::client::{Handshake, Negotiated};
 use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 
 use crate::blocking::Blocking;
-use crate::device::Export;
+use crate::device;
+use crate::device::{Companions, Export};
 use crate::link::{Link, refused, unheard};
 use crate::ssh::SshAddress;
 use crate::traffic::Traffic;
 use crate::upgrade::upgrade;
-use crate::{ServerProcess, device};
 
 /// Time for one address of a host that has others: an unreachable one (broken IPv6) must not use up
 /// all the time. Long enough for one retransmission.
@@ -174,7 +174,7 @@ impl Opened {
     /// # Errors
     /// If the export is longer than any device.
     pub fn device(self) -> Result<Arc<dyn Device>> {
-        device::open(&self.name, self.link, &self.negotiated, self.patience, None)
+        device::open(&self.name, self.link, &self.negotiated, self.patience, Companions::default())
     }
 
     /// The connection for threads that wait. Not with TLS, whose records belong to workers, and not with
@@ -216,19 +216,19 @@ pub async fn connect(
     export: &str,
     options: &Options,
 ) -> Result<Connected> {
-    connect_keeping(None, name, address, export, options).await
+    connect_keeping(Companions::default(), name, address, export, options).await
 }
 
-/// The same; the device keeps the process of its server alive.
+/// The same; the device keeps its companions.
 pub async fn connect_keeping(
-    process: Option<Arc<ServerProcess>>,
+    companions: Companions,
     name: &str,
     address: &Address,
     export: &str,
     options: &Options,
 ) -> Result<Connected> {
     let Opened { link, negotiated, patience, .. } = open(name, address, export, options).await?;
-    let device = device::open(name, link, &negotiated, patience, process);
+    let device = device::open(name, link, &negotiated, patience, companions);
     let device = device.map_err(|error| at(name, address, error))?;
     Ok(Connected { device, negotiated })
 }

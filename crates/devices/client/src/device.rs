@@ -8,6 +8,7 @@ use blockhaul_block::{
     BlockSizes, Can, Contexts, Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Reply,
     Request, Result,
 };
+use blockhaul_catalog::Claim;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::request::{Filter, Header};
 use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers, Replies};
@@ -44,8 +45,16 @@ pub(crate) struct Export {
 /// disconnect request.
 struct Connection {
     session: Arc<Session>,
-    /// The server, if it was started for this connection: it must outlive its connections.
-    _process: Option<Arc<ServerProcess>>,
+    _companions: Companions,
+}
+
+/// What outlives the connections to an export.
+#[derive(Clone, Default)]
+pub struct Companions {
+    /// The server, if it was started for these connections.
+    pub process: Option<Arc<ServerProcess>>,
+    /// The claim on the export.
+    pub claim: Option<Arc<Claim>>,
 }
 
 impl Drop for Connection {
@@ -60,11 +69,11 @@ pub(crate) fn open(
     link: Link,
     negotiated: &Negotiated,
     (timeout, min_rate): (Duration, u64),
-    process: Option<Arc<ServerProcess>>,
+    companions: Companions,
 ) -> Result<Arc<dyn Device>> {
     let export = Arc::new(Export::of(name, negotiated));
     let patience = Patience { name: name.to_string(), timeout, min_rate };
-    let device = start(link, export.clone(), patience, process);
+    let device = start(link, export.clone(), patience, companions);
     // If it is too large, the connection ends with a disconnect request.
     export.check()?;
     Ok(device)
@@ -73,17 +82,17 @@ pub(crate) fn open(
 /// Makes a device from a connection whose export is known; its tasks run on this worker.
 pub(crate) fn over(link: Link, export: Arc<Export>, timeout: Duration) -> Arc<dyn Device> {
     let patience = Patience { name: export.facts.name.to_string(), timeout, min_rate: 0 };
-    start(link, export, patience, None)
+    start(link, export, patience, Companions::default())
 }
 
 fn start(
     link: Link,
     export: Arc<Export>,
     patience: Patience,
-    process: Option<Arc<ServerProcess>>,
+    companions: Companions,
 ) -> Arc<dyn Device> {
     let session = session::start(link, export.headers, export.replies, patience);
-    let connection = Arc::new(Connection { session, _process: process });
+    let connection = Arc::new(Connection { session, _companions: companions });
     Arc::new(NbdDevice { connection, export })
 }
 

@@ -38,6 +38,7 @@ pub use connect::{
     Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping,
     is_this_machine, open,
 };
+pub use device::Companions;
 pub use guard::set_program;
 pub use line::Line;
 pub use ssh::SshAddress;

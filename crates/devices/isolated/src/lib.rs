@@ -18,7 +18,7 @@ use blockhaul_catalog::{
     Visit,
 };
 
-use blockhaul_client::{Connected, connect_keeping};
+use blockhaul_client::{Companions, Connected, connect_keeping};
 use keeper::{Apart, Keeper};
 pub use report::{Reported, Reporter};
 
@@ -169,9 +169,9 @@ impl Backend for Isolated {
 /// An export of a process as a device. For a server's clients, block sizes are advertised but not
 /// enforced, as without isolation.
 async fn device(apart: Arc<Apart>, member: &Member, served: bool) -> Result<Arc<dyn Device>> {
-    let process = Some(apart.process.clone());
+    let companions = Companions { process: Some(apart.process.clone()), claim: None };
     let Member { name, export } = member;
-    match connect_keeping(process, name, &apart.address(), export, &apart.how()).await {
+    match connect_keeping(companions, name, &apart.address(), export, &apart.how()).await {
         Ok(Connected { device: inner, negotiated }) => {
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {

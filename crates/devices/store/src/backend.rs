@@ -67,7 +67,7 @@ async fn open(target: &Target) -> Result<Opened> {
     let lost = |error| Error::new(Kind::Io, "cannot read the store").because(error);
     let (found, overlay, paths, lock) = read.map_err(lost)??;
     let registry = target.context.registry();
-    let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let mut levels: Vec<Arc<dyn Device>> = Vec::with_capacity(paths.len());
     for path in paths {
         let stack = registry.open(&Spec::Path(path), Vec::new(), intent).await?;

@@ -229,7 +229,7 @@ impl Store {
             return Ok(Some(file));
         }
         let text = format!("point {:?} has just been changed: try again", point.name);
-        Err(Error::new(Kind::Refused, text))
+        Err(Error::new(Kind::InUse, text))
     }
 }
 

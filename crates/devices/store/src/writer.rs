@@ -35,7 +35,7 @@ impl Writer {
     /// Locks the store in `dir`, which is created if it does not exist. Blocks.
     ///
     /// # Errors
-    /// [`Kind::Refused`] if another program changes it; and those of [`Store::open_or_new`].
+    /// [`Kind::InUse`] if another program changes it; and those of [`Store::open_or_new`].
     pub fn lock(dir: &Path) -> Result<Writer> {
         Store::open_or_new(dir)?;
         match std::fs::create_dir(dir) {
@@ -56,7 +56,7 @@ impl Writer {
                 let dir = dir.display();
                 let text =
                     format!("{dir} is in use by another pull, merge or prune: wait until it ends");
-                return Err(Error::new(Kind::Refused, text));
+                return Err(Error::new(Kind::InUse, text));
             }
             return Err(failed("cannot lock", dir, error.into()));
         }
@@ -164,7 +164,7 @@ impl Writer {
     /// one. Blocks.
     ///
     /// # Errors
-    /// [`Kind::Refused`] if it is being read; or the manifest cannot be replaced.
+    /// [`Kind::InUse`] if it is being read; or the manifest cannot be replaced.
     pub fn drop_oldest(&mut self) -> Result<bool> {
         let [oldest, next, ..] = self.store.points() else { return Ok(false) };
         if next.full().is_none() {
@@ -181,7 +181,7 @@ impl Writer {
     /// or goes on with that. `None`: there is nothing to fold. Blocks.
     ///
     /// # Errors
-    /// [`Kind::Refused`] if the oldest point is being read; or a file is missing or damaged.
+    /// [`Kind::InUse`] if the oldest point is being read; or a file is missing or damaged.
     pub fn begin_fold(&mut self) -> Result<Option<Fold>> {
         let points = self.store.points();
         if points.first().is_none_or(|oldest| oldest.folding().is_none()) {
@@ -244,7 +244,7 @@ impl Writer {
                     "point {:?} is being read: wait until no program has it open",
                     point.name
                 );
-                Err(Error::new(Kind::Refused, text))
+                Err(Error::new(Kind::InUse, text))
             }
             Ok(false) => Ok(()),
             Err(error) => {

@@ -13,6 +13,14 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
+/// Whether this thread runs a simulation, in which several machines share one process.
+pub fn is_simulated() -> bool {
+    #[cfg(feature = "simulation")]
+    return crate::simulation::now().is_some();
+    #[cfg(not(feature = "simulation"))]
+    false
+}
+
 /// Time since then; zero for a time in the future.
 #[inline]
 pub fn elapsed(since: Instant) -> Duration {

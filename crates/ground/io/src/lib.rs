@@ -59,7 +59,7 @@ mod worker;
 mod zeroes;
 
 pub use blocking::{BlockingPool, offload};
-pub use clock::{elapsed, now};
+pub use clock::{elapsed, is_simulated, now};
 pub use context::{engine_name, worker, worker_count};
 pub use driver::{Engine, Interest, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};

@@ -212,6 +212,8 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Refused if nbd && text.contains("certificate is not accepted") => {
             "; set its authority with tls-certificates=DIR, or its host name with tls-hostname=NAME"
         }
+        // The error says who uses it.
+        Kind::InUse => "",
         Kind::Refused if nbd => "; check what the server requires",
         Kind::Refused => "; use another user, or change the permissions",
         Kind::ReadOnly if opening => "; open it read-only, or change its permissions",

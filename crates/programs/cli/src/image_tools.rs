@@ -37,7 +37,7 @@ where
     F: Future<Output = T> + 'static,
 {
     logger::start(false);
-    let registry = devices::registry_asking(TIMEOUT, 0, contexts);
+    let registry = devices::registry_asking(TIMEOUT, 0, contexts).for_command();
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
         Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;

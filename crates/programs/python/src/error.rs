@@ -39,6 +39,7 @@ fn number(kind: Kind) -> i32 {
         Kind::Io => IO,
         Kind::NoMemory => 12,
         Kind::Refused => 13,
+        Kind::InUse => 16,
         Kind::Invalid | Kind::Usage => INVAL,
         Kind::NoSpace => 28,
         Kind::TooLarge => 75,

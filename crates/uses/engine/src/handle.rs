@@ -208,6 +208,7 @@ fn remedy(kind: Kind) -> Remedy {
         | Kind::Unsupported
         | Kind::NotFound
         | Kind::Refused
+        | Kind::InUse
         | Kind::Usage => Remedy::None,
     }
 }

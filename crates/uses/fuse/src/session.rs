@@ -232,6 +232,7 @@ fn errno(error: &Error) -> Errno {
         Kind::NoSpace => Errno::NOSPC,
         Kind::Unsupported => Errno::OPNOTSUPP,
         Kind::Refused => Errno::ACCES,
+        Kind::InUse => Errno::BUSY,
         Kind::Io | Kind::ShuttingDown | Kind::Disconnected | Kind::TimedOut | Kind::NotFound => {
             Errno::IO
         }

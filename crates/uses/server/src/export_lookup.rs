@@ -127,7 +127,7 @@ impl<'a> ExportLookup<'a> {
                 log_limit.unopened(&self.connection, name, &error);
                 drop(log_limit);
                 let kind = match error.kind() {
-                    Kind::ReadOnly | Kind::Refused => OptionError::Policy,
+                    Kind::ReadOnly | Kind::Refused | Kind::InUse => OptionError::Policy,
                     _ => OptionError::Unknown,
                 };
                 Err(Refusal::new(kind, error.text()))

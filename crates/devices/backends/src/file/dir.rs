@@ -169,7 +169,7 @@ impl Folder {
         let file = match open::open_in(&self.fd, name, links, &self.target) {
             Err(error)
                 if self.target.intent.write
-                    && matches!(error.kind(), Kind::ReadOnly | Kind::Refused) =>
+                    && matches!(error.kind(), Kind::ReadOnly | Kind::Refused | Kind::InUse) =>
             {
                 log::debug!("{name} is served read-only: {error}");
                 let mut target = self.target.clone();

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use blockhaul_block::FileId;
+use blockhaul_catalog::{StorageId, StorageIds};
 use rustix::fs::{FileType, Stat, fstat, major, makedev, minor};
 
 /// Maximum number of files and devices of one side whose lower devices are followed.
@@ -29,6 +30,13 @@ pub fn identity_of(fd: impl AsFd) -> Option<FileId> {
         FileType::RegularFile | FileType::BlockDevice => Some(of(&stat)),
         _ => None,
     }
+}
+
+/// All identities of the storage of a file or block device, for a claim. Blocks.
+pub(super) fn storage_ids(stat: &Stat) -> StorageIds {
+    let Place { same, below } = Place::of(&[of(stat)]);
+    let ids = |files: Vec<FileId>| files.into_iter().map(StorageId::File).collect();
+    StorageIds { same: ids(same), below: ids(below) }
 }
 
 pub(super) fn of(stat: &Stat) -> FileId {

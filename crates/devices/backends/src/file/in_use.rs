@@ -29,7 +29,7 @@ pub(super) fn error(device: u64) -> Error {
             users.join(", ")
         ),
     };
-    Error::new(Kind::Refused, text)
+    Error::new(Kind::InUse, text)
 }
 
 /// Where it is mounted, in this mount namespace.

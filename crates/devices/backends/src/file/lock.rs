@@ -1,4 +1,5 @@
 //! Ensures that only one program at a time writes to a file: byte locks of open file descriptions.
+//! Within a program, claims do that ([`blockhaul_catalog::Claims`]).
 //!
 //! The bytes are those of QEMU's image locking (its block/file-posix.c): for each permission, its
 //! users lock a byte from 100 up, and those that deny it to others lock a byte from 200 up. Writers
@@ -22,8 +23,9 @@ const LETS_NONE_WRITE: u64 = 201;
 /// Locked by programs that allow no resize.
 const LETS_NONE_RESIZE: u64 = 203;
 
-/// How often, and at which interval, a file that is locked is tried again: for a second. A program that was
+/// How often, and at which interval, a file that is in use is tried again: for a second. A program that was
 /// killed has its locks until the kernel has ended the last of its requests, which may be after its end.
+/// A device of this program that was closed has its claim until its last request has ended.
 const TRIES: u32 = if cfg!(test) { 1 } else { 40 };
 const TRY_AGAIN: Duration = Duration::from_millis(25);
 
@@ -51,29 +53,30 @@ struct Held {
 #[derive(Debug)]
 pub(super) struct Lock(Key);
 
+/// Whether locks are disabled for all files.
+pub(super) fn locks_are_disabled() -> bool {
+    DISABLED.load(Ordering::Relaxed)
+}
+
+/// Calls `take` until it does not fail with [`Kind::InUse`], for a second. Blocks.
+pub(super) fn try_for_a_second<T>(mut take: impl FnMut() -> Result<T>) -> Result<T> {
+    for _ in 0..TRIES {
+        match take() {
+            Err(error) if error.kind() == Kind::InUse => std::thread::sleep(TRY_AGAIN),
+            done => return done,
+        }
+    }
+    take()
+}
+
 impl Lock {
     /// Locks a file that is open for reading and writing; `empties` if it is truncated before it is
-    /// written. An error if another program writes to it for longer than a second. None if locks are not
-    /// available. Blocks.
+    /// written. An error if another program writes to it. None if locks are not available.
     pub(super) fn take(
         file: &blockhaul_io::File,
         stat: &Stat,
         empties: bool,
     ) -> Result<Option<Lock>> {
-        for _ in 0..TRIES {
-            match Self::try_take(file, stat, empties) {
-                Err(error) if error.kind() == Kind::Refused => std::thread::sleep(TRY_AGAIN),
-                done => return done,
-            }
-        }
-        Self::try_take(file, stat, empties)
-    }
-
-    /// The same, without waiting for others.
-    fn try_take(file: &blockhaul_io::File, stat: &Stat, empties: bool) -> Result<Option<Lock>> {
-        if DISABLED.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
         let key = match FileType::from_raw_mode(stat.st_mode) {
             FileType::BlockDevice => (stat.st_rdev, 0),
             _ => (stat.st_dev, stat.st_ino),
@@ -135,5 +138,5 @@ fn held() -> MutexGuard<'static, Option<HashMap<Key, Held>>> {
 fn in_use() -> Error {
     let text = "another program has locked it against writing: choose another file, end that program \
                 first, or use file:PATH?lock=off if both may write to it";
-    Error::new(Kind::Refused, text)
+    Error::new(Kind::InUse, text)
 }

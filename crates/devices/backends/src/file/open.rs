@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Direct, Target};
+use blockhaul_catalog::{Claim, Direct, Target};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, fcntl_getfl, fcntl_setfl,
     fstat, ftruncate, openat, openat2, seek, statat,
@@ -16,7 +16,7 @@ use super::device::FileDevice;
 use super::handed::Handed;
 use super::in_use;
 use super::limits::{self, Nearness, page};
-use super::lock::Lock;
+use super::lock::{Lock, locks_are_disabled, try_for_a_second};
 use super::storage::{Past, Storage};
 use crate::support::operand;
 
@@ -188,6 +188,7 @@ impl Open<'_> {
             // It may have been replaced since the check.
             only_regular(&stat)?;
         }
+        let claim = self.claim(name, &stat)?;
         let lock = self.lock(&file, &stat)?;
         // Direct partial writes need the rest of the block, which does not exist while the file
         // grows.
@@ -235,18 +236,41 @@ impl Open<'_> {
             ..Facts::new(name, size)
         };
         let length = AtomicU64::new(held);
-        let storage =
-            Storage { file, length, buffered, past, align, is_disk, grows, nearness, _lock: lock };
+        let in_use = (claim, lock);
+        let storage = Storage {
+            file,
+            length,
+            buffered,
+            past,
+            align,
+            is_disk,
+            grows,
+            nearness,
+            _in_use: in_use,
+        };
         Ok((FileDevice::new(facts, storage), resize))
+    }
+
+    /// Claims the storage in this process.
+    fn claim(&self, name: &str, stat: &Stat) -> Result<Claim> {
+        let ids = super::identity::storage_ids(stat);
+        let shares_writes = !self.locks();
+        try_for_a_second(|| self.target.claim(ids.clone(), name, shares_writes))
     }
 
     /// Locks a file that is written, if it is to be locked.
     fn lock(&self, file: &blockhaul_io::File, stat: &Stat) -> Result<Option<Lock>> {
         let intent = &self.target.intent;
-        if intent.write && self.target.args.switch("lock") {
-            return Lock::take(file, stat, intent.target_size.is_some());
+        if intent.write && self.locks() {
+            let empties = intent.target_size.is_some();
+            return try_for_a_second(|| Lock::take(file, stat, empties));
         }
         Ok(None)
+    }
+
+    /// Whether a file that is written is to be locked.
+    fn locks(&self) -> bool {
+        self.target.args.switch("lock") && !locks_are_disabled()
     }
 
     /// What is there, before it is opened: opening a pipe waits for its other end.

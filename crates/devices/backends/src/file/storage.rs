@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockhaul_block::{Error, Facts, Result};
 use blockhaul_io::{Data, Hold, PayloadRoute, Pool, RangeLock, RangeLocks};
 
+use blockhaul_catalog::Claim;
+
 use super::inode::InodeLock;
 use super::known_data::KnownData;
 use super::limits::{Nearness, page};
@@ -34,8 +36,8 @@ pub(super) struct Storage {
     pub(super) length: AtomicU64,
     /// How quickly the file system answers.
     pub(super) nearness: Nearness,
-    /// Prevents other programs from writing to it.
-    pub(super) _lock: Option<Lock>,
+    /// Keep other devices of this program, and other programs, from using it in ways that do not fit.
+    pub(super) _in_use: (Claim, Option<Lock>),
 }
 
 /// A second descriptor, for direct I/O.

@@ -83,7 +83,7 @@ where
             "open it read-only (serve --readonly), or copy it to a qcow2 image or a raw disk first";
         return Err(unsupported(format, "images of this format are read-only", way));
     }
-    let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let storage = Storage::new(target.context.open(description, intent).await?);
     let name = storage.device.facts().name.clone();
     let names = context_for_names(target);

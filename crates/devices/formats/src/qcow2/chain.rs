@@ -31,7 +31,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         context: target.context.clone(),
         names,
         top: top_intent(target)?,
-        intent: Intent { direct: target.intent.direct, ..Intent::READ },
+        intent: Intent { direct: target.intent.direct, ..Intent::READ_IMAGE },
         memory: target.args.size("cache").unwrap_or(0),
         bitmaps_below: target.args.switch("backing-bitmaps"),
     };
@@ -56,7 +56,7 @@ pub(super) struct Base {
 
 /// To change an image: nobody else may have it open.
 pub(super) const CHANGE: Intent =
-    Intent { write: true, extends: true, exclusive: true, ..Intent::READ };
+    Intent { write: true, extends: true, exclusive: true, ..Intent::READ_IMAGE };
 
 /// Opens the file of an image for `intent`, and what is below the image if `below`. Files that
 /// images name are opened as the policy of `context` says.
@@ -73,7 +73,7 @@ pub(super) async fn open_base(
         context: context.clone(),
         names: context.clone(),
         top: intent,
-        intent: Intent::READ,
+        intent: Intent::READ_IMAGE,
         memory: BELOW_MEMORY,
         bitmaps_below: false,
     };
@@ -89,7 +89,7 @@ pub(super) async fn open_base(
         return Ok(Base { file, head, below: None });
     };
     let seen = vec![facts.files.clone()];
-    let levels = opener.levels_from(next, Own::default(), Intent::READ, seen).await?;
+    let levels = opener.levels_from(next, Own::default(), Intent::READ_IMAGE, seen).await?;
     let is_image = levels.first().is_some_and(|level| level.image.is_some());
     let below = Some(Backing::new(Chain { levels }.first()?, is_image));
     Ok(Base { file, head, below })
@@ -132,7 +132,7 @@ fn top_intent(target: &Target) -> Result<Intent> {
         ));
     }
     // An image is written in pieces of any alignment.
-    Ok(Intent { write, extends: write, direct, exclusive, ..Intent::READ })
+    Ok(Intent { write, extends: write, direct, exclusive, ..Intent::READ_IMAGE })
 }
 
 /// What the user says about the top image of a chain.

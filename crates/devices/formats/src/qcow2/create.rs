@@ -80,7 +80,7 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
     let below = match target.args.text("backing") {
         None => None,
         Some(backing) => {
-            let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+            let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
             Some(Storage::new(target.context.open(backing, intent).await?))
         }
     };

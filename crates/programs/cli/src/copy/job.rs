@@ -240,6 +240,11 @@ pub(crate) fn overlap(jobs: &[Option<&CopyJob>]) -> Option<(usize, &'static str,
 }
 
 impl CopyJob {
+    /// The same copy; messages about storage that is in use call it `label`.
+    pub(crate) fn called(self, label: String) -> CopyJob {
+        CopyJob { registry: self.registry.owned_by(label), ..self }
+    }
+
     /// Parses the arguments, with all checks possible without opening anything.
     pub(crate) fn new(args: &args::CopyArgs, groups: &Groups) -> Result<CopyJob, Failure> {
         let (Some(source), Some(target)) = (&args.source, &args.target) else {
@@ -256,7 +261,8 @@ impl CopyJob {
     ) -> Result<CopyJob, Failure> {
         let source = crate::image_format::chosen(source, &args.image)?;
         let registry =
-            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_slice());
+            devices::registry_asking(args.timeout, args.min_rate, args.bitmap.as_slice())
+                .for_command();
         for spec in [&source, &target].into_iter().filter(|spec| **spec != Spec::Pipe) {
             registry.target(spec, Intent::READ)?;
         }

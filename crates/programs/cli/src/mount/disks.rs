@@ -160,11 +160,13 @@ impl WantedDisks {
     ) -> Result<(Arc<dyn Device>, Option<Source>), Failure> {
         let name = one.spec.to_string();
         let layers = devices::layers(&self.registry, &one.layers)?;
-        let stack = self.registry.open(&one.spec, layers, one.intent).await;
+        // Each worker has a handle of its own.
+        let registry = self.registry.owned_by(format!("the mounted file {:?}", one.file()));
+        let stack = registry.open(&one.spec, layers, one.intent).await;
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &name, &error);
             match error.kind() {
-                Kind::ReadOnly | Kind::Refused if one.intent.write => {
+                Kind::ReadOnly | Kind::Refused | Kind::InUse if one.intent.write => {
                     failure.and(", or mount it without --writable")
                 }
                 _ => failure,
@@ -175,7 +177,7 @@ impl WantedDisks {
         } else {
             devices::readonly(&self.registry, stack.device())?
         };
-        let source = one.source(&self.registry, &stack);
+        let source = one.source(&registry, &stack);
         open.stacks.push(stack);
         if one.write && !device.facts().can.contains(Can::WRITE) {
             let text = format!("{name} is read-only: mount it without --writable");

@@ -22,7 +22,7 @@ use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::Running;
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args;
-use crate::copy::job::{CopyJob, JobControl, Report, overlap};
+use crate::copy::job::{CopyJob, JobControl, Report};
 use crate::exit::{FAILED, Failure, LOST};
 use crate::long;
 
@@ -323,6 +323,7 @@ impl Jobs {
             first,
             copy_mode,
             errors_wait: errors.watches_target(),
+            is_to_node: matches!(target, To::Open(..)),
             kept: kept.clone(),
             is_resumed,
         };
@@ -568,13 +569,6 @@ async fn copy_group(
         refused = refused.or(result.err().map(|failure| (index, failure)));
         open.push(copy);
     }
-    if refused.is_none()
-        && let Some((index, what, other)) = overlap(&open.iter().map(Some).collect::<Vec<_>>())
-    {
-        let text =
-            format!("{what} of export {:?}: choose another target", disks[other].export.name);
-        refused = Some((index, Failure::usage(text)));
-    }
     if let Some((index, failure)) = refused {
         let mut results: Vec<_> =
             open.iter().map(|_| Err(for_others(disks, index, &failure))).collect();
@@ -658,7 +652,8 @@ fn copy(
 ) -> Result<CopyJob, Failure> {
     let args = copy_options(command, options, bitmap)?;
     let named = Spec::Path(export.storage().into());
-    let mut copy = CopyJob::between(&args, named, target.spec().clone())?;
+    let copy = CopyJob::between(&args, named, target.spec().clone())?;
+    let mut copy = copy.called(format!("the {command} of export {:?}", export.name));
     copy.options.flush = true;
     copy.options.rate = long::rate(&args)?;
     Ok(copy)

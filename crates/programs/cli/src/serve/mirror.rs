@@ -48,6 +48,8 @@ pub struct Mirror {
     first: First,
     /// The outermost layer of the target makes its errors wait: not those of clients' writes.
     errors_wait: bool,
+    /// The target is a node.
+    is_to_node: bool,
     /// What was dirty in the bitmap of [`First::Dirty`].
     taken: Option<Taken>,
     /// It outlives the server, with this map.
@@ -144,6 +146,8 @@ pub struct Beginning {
     pub copy_mode: CopyMode,
     /// The target's outermost layer makes its errors wait.
     pub errors_wait: bool,
+    /// The target is a node, whose disk becomes the one that clients have left.
+    pub is_to_node: bool,
     /// It outlives the server.
     pub kept: Option<Arc<Kept>>,
     /// A job of an earlier server goes on.
@@ -166,7 +170,9 @@ impl Mirror {
         export: &Arc<Running>,
         beginning: Beginning,
     ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
-        let Beginning { target, progress, within, first, copy_mode, errors_wait, .. } = beginning;
+        let Beginning {
+            target, progress, within, first, copy_mode, errors_wait, is_to_node, ..
+        } = beginning;
         let is_resumed = beginning.is_resumed;
         let kept = beginning.kept.and_then(|kept| kept.map().map(|map| (kept, map)));
         let _change = table.change().await;
@@ -214,6 +220,7 @@ impl Mirror {
             changes,
             first,
             errors_wait,
+            is_to_node,
             taken,
             kept,
             rest,
@@ -433,7 +440,8 @@ impl Mirror {
                 let mut stack = self.export.stack.lock().expect("no panic under this lock");
                 let mut storage = self.export.storage.lock().expect("no panic under this lock");
                 let before = std::mem::replace(&mut *storage, self.target.clone());
-                state.left = stack.replace(next).map(|stack| (stack, before));
+                let left = stack.replace(next).map(|stack| (stack, before));
+                state.left = left.filter(|_| self.is_to_node);
             }
             return Ok(true);
         };

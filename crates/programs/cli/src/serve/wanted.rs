@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::Device;
+use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
     Adjustable, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec, Stack,
     guarded, percent_decode,
@@ -179,8 +179,17 @@ impl WantedExports {
         self.exports.len() > 1
     }
 
-    /// Opens an export, with its layers and gates.
-    pub(super) async fn open_one(&self, one: &One) -> Result<(Named, Running), Failure> {
+    /// Opens an export, or what messages call `kind` otherwise, with its layers and gates.
+    pub(super) async fn open_one(
+        &self,
+        kind: &str,
+        one: &One,
+    ) -> Result<(Named, Running), Failure> {
+        // Its clients share raw bytes, whatever handles they have.
+        let registry = self.registry.owned_by(match one.name.as_str() {
+            "" => "the default export".to_string(),
+            name => format!("{kind} {name:?}"),
+        });
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = if self.trace {
             trace::woven(&configured, device_name(&one.spec))
@@ -206,15 +215,18 @@ impl WantedExports {
             maps: Mutex::default(),
             snapshot_of: None,
         };
-        let exports = match self.storage_exports(one, &layers).await? {
+        let exports = match self.storage_exports(&registry, one, &layers).await? {
             Some(own) => {
                 running.single = false;
                 running.own = Some(Arc::downgrade(&own));
                 own
             }
             None => {
-                let (stack, device) = self.open_device(one, &layers).await?;
-                let (exports, shared) = self.device_exports(one, layers, device);
+                let (stack, device) = self.open_device(&registry, one, &layers).await?;
+                if self.per_client && registry.claims.is_exclusive(&registry.owner) {
+                    return Err(no_image_for_each_client(one));
+                }
+                let (exports, shared) = self.device_exports(registry, one, layers, device);
                 (running.shared, running.stack) = (shared, Mutex::new(Some(stack)));
                 exports
             }
@@ -242,6 +254,7 @@ impl WantedExports {
     /// The exports of the storage itself, if it has any.
     async fn storage_exports(
         &self,
+        registry: &Registry,
         one: &One,
         layers: &[Arc<dyn Layer>],
     ) -> Result<Option<Arc<dyn Exports>>, Failure> {
@@ -250,22 +263,23 @@ impl WantedExports {
             // Some layers accept writes whatever is below.
             over.push(self.registry.layer("readonly")?);
         }
-        let own = self.registry.exports(&one.spec, &over, self.intent_below(one)).await;
+        let own = registry.exports(&one.spec, &over, self.intent_below(one)).await;
         own.map_err(|error| Failure::opening("device", &one.spec.to_string(), &error))
     }
 
     /// Opens storage that is one device.
     async fn open_device(
         &self,
+        registry: &Registry,
         one: &One,
         layers: &[Arc<dyn Layer>],
     ) -> Result<(Stack, Arc<dyn Device>), Failure> {
         let intent = self.intent_below(one);
-        let stack = self.registry.open(&one.spec, layers.to_vec(), intent).await;
+        let stack = registry.open(&one.spec, layers.to_vec(), intent).await;
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &one.spec.to_string(), &error);
             match (error.kind(), intent.write) {
-                (blockhaul_block::Kind::ReadOnly | blockhaul_block::Kind::Refused, true) => {
+                (Kind::ReadOnly | Kind::Refused | Kind::InUse, true) => {
                     Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
                 }
                 _ => failure,
@@ -288,6 +302,7 @@ impl WantedExports {
     /// How clients get a device: all of them share this one, or each gets a new one.
     fn device_exports(
         &self,
+        registry: Registry,
         one: &One,
         layers: Vec<Arc<dyn Layer>>,
         device: Arc<dyn Device>,
@@ -305,7 +320,7 @@ impl WantedExports {
         let description =
             if description.is_empty() { device.facts().description.clone() } else { description };
         let fresh = Fresh {
-            registry: self.registry.clone(),
+            registry,
             spec: one.spec.clone(),
             layers,
             intent: self.intent_below(one),
@@ -319,6 +334,15 @@ impl WantedExports {
 
 pub(super) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
+}
+
+fn no_image_for_each_client(one: &One) -> Failure {
+    let text = format!(
+        "--per-client: {} is a disk image, which one device at a time can write: leave out --per-client, and \
+         all clients share the disk, or serve it with -r",
+        crate::ends::shown(&one.spec.to_string())
+    );
+    Failure::usage(text)
 }
 
 /// The name of a device in trace lines; none: it logs requests itself.

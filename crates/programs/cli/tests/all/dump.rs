@@ -8,8 +8,9 @@ use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Lines in the place of those that repeat, without colors and with them.
-const MARKS: [&str; 2] = ["*\n", "\u{2606}\n"];
+/// Lines in the place of those that repeat: without colors, and with them at the beginning of the output
+/// and after another line.
+const MARKS: [&str; 3] = ["*\n", "\u{2606}\n", "\u{1b}[0m\u{2606}\n"];
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// The results of both programs.

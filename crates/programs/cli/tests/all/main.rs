@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod compat;
 mod copy;
+mod doors;
 mod dump;
 mod escapes;
 mod examples;

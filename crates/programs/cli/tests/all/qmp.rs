@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::served_disk::{Killed, LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
 
 /// A client that keeps events until they are asked for.
-struct Qmp {
+pub struct Qmp {
     stream: UnixStream,
     received: Vec<u8>,
     events: VecDeque<Value>,
@@ -23,7 +23,7 @@ struct Qmp {
 
 impl Qmp {
     /// Connects, and agrees on capabilities.
-    fn connect(path: &Path) -> Qmp {
+    pub fn connect(path: &Path) -> Qmp {
         let mut qmp = Qmp::greet(path);
         assert_eq!(qmp.succeeds("qmp_capabilities", json!({})), json!({}));
         qmp
@@ -75,13 +75,13 @@ impl Qmp {
         }
     }
 
-    fn ask(&mut self, command: &str, arguments: Value) -> Value {
+    pub fn ask(&mut self, command: &str, arguments: Value) -> Value {
         let command = json!({ "execute": command, "arguments": arguments });
         self.raw(format!("{command}\n").as_bytes())
     }
 
     #[track_caller]
-    fn succeeds(&mut self, command: &str, arguments: Value) -> Value {
+    pub fn succeeds(&mut self, command: &str, arguments: Value) -> Value {
         let mut answer = self.ask(command, arguments.clone());
         assert!(answer.get("return").is_some(), "{command} {arguments}: {answer}");
         answer["return"].take()

@@ -60,9 +60,12 @@ fn what_is_served_for_writing_is_written_by_no_other_program() {
         assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
     }
     assert!(server.stop().unwrap().success());
+    // Not even a server with two exports of it.
     let both = format!("b={disk}");
     let output = blockhaul(&["serve", &disk, "--export", &both, "--run", "true"]);
-    assert!(output.status.success(), "one server may: {}", text(&output.stderr));
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("the default export has it open for writing"), "{said}");
 }
 
 #[test]

@@ -35,6 +35,8 @@ impl Errno {
     pub const NOMEM: Errno = Errno(12);
     /// Access is denied.
     pub const ACCES: Errno = Errno(13);
+    /// Something else uses the device.
+    pub const BUSY: Errno = Errno(16);
     /// The file is not a directory.
     pub const NOTDIR: Errno = Errno(20);
     /// The file is a directory.

@@ -183,7 +183,7 @@ pub(crate) fn give_backing(
 
 pub(crate) fn not_changed(image: &Image, error: &Error) -> Failure {
     match error.kind() {
-        Kind::NotFound | Kind::Refused => not_opened(image, error),
+        Kind::NotFound | Kind::Refused | Kind::InUse => not_opened(image, error),
         _ => failure(error.to_string()),
     }
 }

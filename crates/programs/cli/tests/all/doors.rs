@@ -1,0 +1,305 @@
+//! Each pair of doors of one process to one storage: refused, shared, or warned about. The rules are
+//! in `blockhaul_catalog::Claims`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use blockhaul_testkit::tools::{self, Scratch, Server, text};
+
+use crate::qmp::Qmp;
+use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
+
+const SIZE: u64 = 4 << 20;
+const OPEN: Option<i32> = Some(3);
+
+/// Storage in a directory of its own: `x.raw`, and `x.qcow2` with an overlay `over.qcow2`.
+struct Storage(Scratch);
+
+impl Storage {
+    fn new() -> Storage {
+        let scratch = Scratch::on_disk().unwrap();
+        let storage = Storage(scratch);
+        fs::write(storage.path("x.raw"), vec![0x11; usize::try_from(SIZE).unwrap()]).unwrap();
+        succeed(&["copy", "--no-progress", &storage.path("x.raw"), &storage.image("x")]);
+        storage
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.file(name).to_str().unwrap().to_string()
+    }
+
+    fn image(&self, name: &str) -> String {
+        format!("qcow2:{}", self.path(&format!("{name}.qcow2")))
+    }
+
+    /// An image over a raw file.
+    fn overlay(&self, name: &str, base: &str) -> String {
+        let image = self.image(name);
+        let described = format!("{image}?backing={base}");
+        let described = described.replace("qcow2:", "");
+        let target = format!("qcow2:{described}");
+        succeed(&["create", &target, &SIZE.to_string()]);
+        target
+    }
+
+    /// A server with these exports and a control socket.
+    fn serve(&self, args: &[&str]) -> Result<Server, String> {
+        let control = self.path("ctl");
+        let args = [&["--control", control.as_str()], args].concat();
+        Server::blockhaul(OURS.as_ref(), &self.0.socket("nbd"), &args)
+    }
+
+    /// Runs a server until its first command has ended; status and messages.
+    fn outcome(&self, args: &[&str]) -> (Option<i32>, String) {
+        let socket = self.0.socket("once");
+        let socket = socket.to_str().unwrap();
+        let args = [&["serve", "-U", socket], args, &["--run", "true"]].concat();
+        let output = blockhaul(&args);
+        (output.status.code(), text(&output.stderr))
+    }
+
+    fn ctl(&self, args: &[&str]) -> (Option<i32>, String) {
+        let output = blockhaul(&[&["ctl", &self.path("ctl")], args].concat());
+        (output.status.code(), text(&output.stderr))
+    }
+}
+
+#[track_caller]
+fn assert_refused((status, said): (Option<i32>, String), owners: &[&str]) {
+    assert_eq!(status, OPEN, "{said}");
+    assert!(owners.iter().all(|owner| said.contains(owner)), "{owners:?}: {said}");
+}
+
+#[track_caller]
+fn assert_refused_by_ctl((status, said): (Option<i32>, String), owners: &[&str]) {
+    assert_eq!(status, Some(1), "{said}");
+    assert!(owners.iter().all(|owner| said.contains(owner)), "{owners:?}: {said}");
+}
+
+#[track_caller]
+fn assert_allowed((status, said): (Option<i32>, String)) {
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+}
+
+#[track_caller]
+fn assert_warned((status, said): (Option<i32>, String)) {
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("half changed"), "{said}");
+}
+
+fn export(name: &str, device: &str) -> String {
+    format!("{name}={device}")
+}
+
+/// Both orders of two exports, each with its options: status and messages.
+fn exports(
+    storage: &Storage,
+    one: (&str, &[&str]),
+    other: (&str, &[&str]),
+) -> [(Option<i32>, String); 2] {
+    [(one, other), (other, one)].map(|(first, second)| {
+        let first = [&["--export", "a=[", first.0], first.1, &["]"]].concat();
+        let second = [&["--export", "b=[", second.0], second.1, &["]"]].concat();
+        storage.outcome(&[first, second].concat())
+    })
+}
+
+const WRITE: &[&str] = &[];
+const READ: &[&str] = &["-r"];
+
+#[test]
+fn two_exports_do_not_write_one_storage() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    fs::hard_link(&raw, storage.path("link.raw")).unwrap();
+    std::os::unix::fs::symlink(&raw, storage.path("symbolic.raw")).unwrap();
+    let image = storage.image("x");
+    let overlay = storage.overlay("over", &raw);
+    let [link, symbolic] = ["link.raw", "symbolic.raw"].map(|name| storage.path(name));
+    let held = format!("file:{}", storage.path("x.qcow2"));
+    for (one, other) in [
+        (&raw, &raw),
+        (&raw, &link),
+        (&raw, &symbolic),
+        (&raw, &overlay),
+        (&image, &image),
+        (&image, &held),
+    ] {
+        for outcome in exports(&storage, (one, WRITE), (other, WRITE)) {
+            assert_refused(outcome, &["export \"a\"", "export \"b\""]);
+        }
+    }
+}
+
+#[test]
+fn readers_beside_a_writer_are_refused_for_images_and_warned_about_for_raw_files() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let image = storage.image("x");
+    let overlay = storage.overlay("over", &raw);
+    let held = format!("file:{}", storage.path("x.qcow2"));
+    for reader in [READ, &["--layer", "cow"]] {
+        for outcome in exports(&storage, (&raw, WRITE), (&raw, reader)) {
+            assert_warned(outcome);
+        }
+    }
+    for (writer, reader) in
+        [(&image, &image), (&image, &held), (&raw, &overlay), (&overlay, &overlay)]
+    {
+        for outcome in exports(&storage, (writer, WRITE), (reader, READ)) {
+            assert_refused(outcome, &["export \"a\"", "export \"b\""]);
+        }
+    }
+}
+
+#[test]
+fn readers_share_any_storage() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let overlay = storage.overlay("over", &raw);
+    let other = storage.overlay("other", &raw);
+    let image = storage.image("x");
+    for (one, second) in [(&raw, &raw), (&image, &image), (&overlay, &raw), (&raw, &image)] {
+        let [outcome, _] = exports(&storage, (one, READ), (second, READ));
+        assert_allowed(outcome);
+    }
+    // Two images over one backing file, which neither changes.
+    let [outcome, _] = exports(&storage, (&overlay, WRITE), (&other, WRITE));
+    assert_allowed(outcome);
+}
+
+#[test]
+fn a_directory_and_a_path_in_it_meet() {
+    let storage = Storage::new();
+    let folder = format!("dir:{}", storage.0.path().display());
+    let raw = export("a", &storage.path("x.raw"));
+    let server = storage.serve(&["--export", &raw, "--export", &export("d", &folder)]).unwrap();
+    // A file that cannot be written is served for reading.
+    let said = succeed(&["info", "--json", &server.uri("d/x.raw")]);
+    assert!(said.contains("\"is_read_only\": true"), "{said}");
+    assert!(server.said().contains("half changed"), "{}", server.said());
+}
+
+#[test]
+fn writers_that_both_leave_out_locks_share_a_raw_file_but_no_image() {
+    let storage = Storage::new();
+    let unlocked = format!("file:{}?lock=off", storage.path("x.raw"));
+    let [outcome, _] = exports(&storage, (&unlocked, WRITE), (&unlocked, WRITE));
+    assert_allowed(outcome);
+    for outcome in exports(&storage, (&unlocked, WRITE), (&storage.path("x.raw"), WRITE)) {
+        assert_refused(outcome, &["lock=off"]);
+    }
+    let image = format!("qcow2:file:{}%3flock=off", storage.path("x.qcow2"));
+    let [outcome, _] = exports(&storage, (&image, WRITE), (&image, WRITE));
+    assert_refused(outcome, &["disk image"]);
+}
+
+#[test]
+fn an_added_export_obeys_and_a_removed_one_lets_go() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let image = storage.image("x");
+    let named = [export("a", &raw), export("i", &image)];
+    let _server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
+    for device in [&raw, &image] {
+        let outcome = storage.ctl(&["export-add", &export("b", device)]);
+        assert_refused_by_ctl(outcome, &["export \"b\""]);
+    }
+    let reader = storage.ctl(&["export-add", "-r", &export("b", &image)]);
+    assert_refused_by_ctl(reader, &["export \"i\""]);
+    assert_allowed(storage.ctl(&["export-add", "-r", &export("b", &raw)]));
+    assert_allowed(storage.ctl(&["export-remove", "i"]));
+    assert_allowed(storage.ctl(&["export-add", &export("j", &image)]));
+}
+
+#[test]
+fn each_client_has_a_handle_of_a_raw_file_but_none_of_an_image_that_is_written() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let server = storage.serve(&["--per-client", &raw]).unwrap();
+    let uri = server.uri("");
+    let both = format!("copy --no-progress --connections 2 sample:4M {uri}");
+    succeed(&both.split(' ').collect::<Vec<_>>());
+    assert!(server.stop().unwrap().success());
+    let (status, said) = storage.outcome(&["--per-client", &storage.image("x")]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("--per-client") && said.contains("disk image"), "{said}");
+    assert_allowed(storage.outcome(&["-r", "--per-client", &storage.image("x")]));
+}
+
+#[test]
+fn no_job_writes_to_storage_that_is_open() {
+    let storage = Storage::new();
+    let source = storage.path("source.raw");
+    fs::write(&source, vec![0x22; usize::try_from(SIZE).unwrap()]).unwrap();
+    let raw = storage.path("x.raw");
+    let base = storage.path("base.raw");
+    fs::write(&base, vec![0x33; usize::try_from(SIZE).unwrap()]).unwrap();
+    let overlay = storage.overlay("over", &base);
+    let image = storage.image("x");
+    let devices = [("s", &source), ("a", &raw), ("i", &image), ("o", &overlay)];
+    let named = devices.map(|(name, device)| export(name, device));
+    let args: Vec<_> = named.iter().flat_map(|named| ["--export", named.as_str()]).collect();
+    let files = ["x.raw", "x.qcow2", "base.raw", "over.qcow2"].map(|name| storage.path(name));
+    let before = files.each_ref().map(|path| fs::read(path).unwrap());
+    let _server = storage.serve(&args).unwrap();
+    let held = format!("file:{}", storage.path("x.qcow2"));
+    for command in ["backup", "mirror"] {
+        for target in [&raw, &image, &base, &held, &source] {
+            let (status, said) = storage.ctl(&[command, "s", target, "--wait"]);
+            assert!(status == OPEN || status == Some(2), "{command} {target}: {status:?} {said}");
+        }
+    }
+    for (path, before) in files.iter().zip(&before) {
+        assert!(*before == fs::read(path).unwrap(), "{path} is as it was");
+    }
+}
+
+#[test]
+fn two_mounted_names_do_not_write_one_storage() {
+    let storage = Storage::new();
+    let folder = storage.path("folder");
+    fs::create_dir(&folder).unwrap();
+    let mount = |args: &[&str]| {
+        let output = tools::output(
+            Command::new(OURS).args([&["mount"], args, &[&folder, "--run", "true"]].concat()),
+            LIMIT,
+        );
+        let output = output.unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    for device in [storage.path("x.raw"), storage.image("x")] {
+        let named = [export("one", &device), export("two", &device)];
+        let both = ["--export", named[0].as_str(), "--export", named[1].as_str()];
+        assert_refused(mount(&[&["-w"][..], &both].concat()), &["\"one\"", "\"two\""]);
+        assert_allowed(mount(&both));
+    }
+}
+
+#[test]
+fn a_node_and_an_export_or_two_nodes_do_not_write_one_storage() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let image = storage.path("x.qcow2");
+    let socket = storage.0.socket("qmp");
+    let named = export("a", &raw);
+    let qmp = socket.to_str().unwrap();
+    let _server = storage.serve(&["--qmp", qmp, "--export", &named]).unwrap();
+    let mut qmp = Qmp::connect(Path::new(qmp));
+    let file = |name: &str, path: &str| serde_json::json!({ "driver": "file", "node-name": name, "filename": path });
+    let qcow2 = |name: &str, path: &str| {
+        let below = serde_json::json!({ "driver": "file", "filename": path });
+        serde_json::json!({ "driver": "qcow2", "node-name": name, "file": below })
+    };
+    let refused = |answer: serde_json::Value, owners: &[&str]| {
+        let said = answer["error"]["desc"].as_str().unwrap_or_default().to_string();
+        assert!(owners.iter().all(|owner| said.contains(owner)), "{owners:?}: {answer}");
+    };
+    refused(qmp.ask("blockdev-add", file("n", &raw)), &["export \"a\"", "node \"n\""]);
+    qmp.succeeds("blockdev-add", qcow2("q", &image));
+    refused(qmp.ask("blockdev-add", qcow2("r", &image)), &["node \"q\"", "node \"r\""]);
+    refused(qmp.ask("blockdev-add", file("f", &image)), &["node \"q\"", "node \"f\""]);
+    qmp.succeeds("blockdev-del", serde_json::json!({ "node-name": "q" }));
+    qmp.succeeds("blockdev-add", qcow2("r", &image));
+}
