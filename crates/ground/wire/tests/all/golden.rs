@@ -7,7 +7,6 @@
 //! encode to the same bytes again; our state machines run the handshake in both roles.
 
 // Test helpers may panic like tests.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::path::Path;

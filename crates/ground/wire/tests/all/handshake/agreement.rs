@@ -9,7 +9,7 @@ use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
 use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
 use blockhaul_wire::{BlockSizeInfo, Error, ExportFlags, Headers, Infos, Replies};
 
-use crate::{FLAGS, answer};
+use super::{FLAGS, answer};
 
 /// Bytes in transit, cut by a random sequence.
 struct Pipe {

@@ -1,5 +1,4 @@
 //! A simulation repeats itself by its seed, takes no time to wait, and finds tasks that hang.
-#![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
 use std::io::{IoSliceMut, Write as _};

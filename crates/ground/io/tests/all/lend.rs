@@ -1,5 +1,4 @@
 //! Payloads sent by reference: the peer reads what was sent, even if the memory is reused.
-#![allow(clippy::unwrap_used)]
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;

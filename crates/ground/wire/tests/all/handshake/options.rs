@@ -6,7 +6,7 @@ use blockhaul_wire::{
     Error, ExportFlags, Headers, Infos, OptionCode, OptionError, Replies, limits,
 };
 
-use crate::{Talk, export, names, option, refused};
+use super::{Talk, export, names, option, refused};
 
 // nbd: tls.starttls-refused, tls.no-reqd-without-tls, abort.ack, info.export, meta.list-replies
 // nbd: meta.list-all, meta.set-refused, baseline.options

@@ -1,7 +1,6 @@
 //! Every message survives being emitted and parsed, and no prefix of it is accepted as complete.
 
 // Test helpers may panic like tests.
-#![allow(clippy::unwrap_used)]
 
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::{

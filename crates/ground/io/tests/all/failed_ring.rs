@@ -1,5 +1,4 @@
 //! When the kernel refuses a ring in use, operations in flight fail and the worker continues.
-#![allow(clippy::unwrap_used)]
 
 use std::os::unix::net::UnixStream;
 

@@ -7,7 +7,7 @@ use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
 use blockhaul_wire::option::{InfoRequest, OptionHeader, OptionReplyHeader, ReplyCode};
 use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, magic};
 
-use crate::{FLAGS, Talk, answer, option, refused, reply};
+use super::{FLAGS, Talk, answer, option, refused, reply};
 
 /// A client that has greeted a server with these handshake flags, and what it has sent.
 fn greeted(flags: u16) -> (Client, Vec<u8>) {

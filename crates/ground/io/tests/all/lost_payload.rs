@@ -1,6 +1,5 @@
 //! A payload in the kernel whose storage fails returns an error when it is read, and does not
 //! panic.
-#![allow(clippy::unwrap_used)]
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -22,6 +21,11 @@ fn refuse(call: i64) {
 
 #[test]
 fn a_parked_payload_that_is_lost_is_an_error_each_time() {
+    // On a thread of its own: a test that runs alone has the thread of all tests.
+    std::thread::spawn(lose_a_payload).join().unwrap();
+}
+
+fn lose_a_payload() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[7; LEN]).unwrap();
     let file = File::new(file.into());

@@ -1,5 +1,4 @@
 //! One suite for all drivers: a worker behaves the same on each of them.
-#![allow(clippy::unwrap_used)]
 
 use std::io::{IoSliceMut, Seek, Write};
 use std::net::SocketAddr;

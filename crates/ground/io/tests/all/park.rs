@@ -1,5 +1,4 @@
 //! Payloads that stay in the kernel: file to socket to socket to file, and every way to read them.
-#![allow(clippy::unwrap_used)]
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;

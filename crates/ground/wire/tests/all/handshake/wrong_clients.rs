@@ -8,8 +8,8 @@ use blockhaul_wire::option::{
 };
 use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, limits, magic};
 
-use crate::agreement::negotiate;
-use crate::{FLAGS, Talk, answer, export, names, option, refused};
+use super::agreement::negotiate;
+use super::{FLAGS, Talk, answer, export, names, option, refused};
 
 /// The refusals among a server's replies.
 fn replies(mut bytes: &[u8]) -> Vec<(OptionCode, OptionError)> {

@@ -5,7 +5,7 @@ use blockhaul_wire::handshake::server::Config;
 use blockhaul_wire::option::{OptionReplyHeader, ReplyCode};
 use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, limits};
 
-use crate::{Talk, reply};
+use super::{Talk, reply};
 
 /// A client's reaction to a server's bytes, with one option sent after the greeting.
 fn hear(

@@ -1,7 +1,6 @@
 //! The two sides of the handshake against each other, and against peers that violate the rules.
 
 // Test helpers may panic like tests.
-#![allow(clippy::unwrap_used)]
 
 mod agreement;
 mod negotiation;

@@ -7,7 +7,7 @@ use blockhaul_wire::handshake::server::{self, Config, Handshake as Server};
 use blockhaul_wire::option::ReplyCode;
 use blockhaul_wire::{ExportFlags, Headers, OptionCode, OptionError, Replies};
 
-use crate::{FLAGS, answer, names, option, reply};
+use super::{FLAGS, answer, names, option, reply};
 
 #[test]
 fn old_servers_are_spoken_to() {

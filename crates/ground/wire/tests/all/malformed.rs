@@ -1,7 +1,6 @@
 //! Messages that violate the protocol are refused, with a reason.
 
 // Test helpers may panic like tests.
-#![allow(clippy::unwrap_used)]
 
 use blockhaul_wire::option::{
     BlockSizeInfo, Context, Info, InfoRequest, ListEntry, MetaRequest, OptionHeader,
