@@ -1,12 +1,10 @@
 //! Clients that violate the protocol, or use it in unusual ways: each gets the reply that the
 //! document requires, and no other client is affected.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, FORMS, Fixture, content, device, serve};
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_server::Limits;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
@@ -15,7 +13,6 @@ use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::until;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Replies, magic};
-use common::{EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, FORMS, Fixture, content, device, serve};
 
 const SIZE: u64 = 1 << 20;
 

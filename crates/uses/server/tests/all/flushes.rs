@@ -1,10 +1,8 @@
 //! A failed flush is reported to every client of the storage, until the storage is opened again.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::{Arc, Mutex};
 
+use crate::common::{EINVAL, EIO, ENOSPC, Fixture, content, device, serve, serve_exports};
 use blockhaul_block::{Can, Facts, Kind, OpKind};
 use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
 use blockhaul_server::Limits;
@@ -14,7 +12,6 @@ use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::until;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Replies};
-use common::{EINVAL, EIO, ENOSPC, Fixture, content, device, serve, serve_exports};
 
 const SIZE: u64 = 1 << 20;
 

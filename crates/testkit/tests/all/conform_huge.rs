@@ -1,5 +1,4 @@
 //! Devices far larger than memory, and devices that discard writes, pass the suite too.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,6 +1,5 @@
 //! The fault layer follows its rules and fulfils the contract without them; the crash device loses
 //! what may be lost and nothing else.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,5 @@
 //! The conformance suite can fail: devices that each violate one sentence, and the check that
 //! detects it.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

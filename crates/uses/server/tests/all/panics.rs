@@ -1,8 +1,5 @@
 //! A device that panics, in a program that does not abort then: one request or one connection
 //! fails.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +9,7 @@ use blockhaul_server::Limits;
 use blockhaul_testkit::model::Completion;
 use blockhaul_wire::Replies;
 
-use common::{Fixture, content, device, serve};
+use crate::common::{Fixture, content, device, serve};
 
 const SIZE: u64 = 1 << 20;
 /// Requests here panic in the task that carries them out, or once that has waited.

@@ -1,6 +1,5 @@
 //! The scripted peers work with each other and with common programs, and their faults are those
 //! described.
-#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 

@@ -1,8 +1,5 @@
 //! Many clients, greedy clients and the end of the server: memory stays bounded, no client blocks
 //! others, and requests sent in time are carried out.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -11,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with};
 use blockhaul_block::OpKind;
 use blockhaul_io::{Engine, Listener};
 use blockhaul_server::Limits;
@@ -21,7 +19,6 @@ use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::until;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, Replies, magic};
-use common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with};
 
 const SIZE: u64 = 8 << 20;
 

@@ -1,6 +1,5 @@
 //! A device is exchanged while in use: no data is lost, nothing fails, and requests in flight end
 //! on the device where they began.
-#![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,6 +1,5 @@
 //! `blockhaul_block::emulate` adds missing abilities and reports them; `blockhaul_block::fence`
 //! rejects everything that the facts do not allow, in both directions.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 

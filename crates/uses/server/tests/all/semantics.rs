@@ -1,14 +1,12 @@
 //! Flags and kinds of replies: they reach the device, and replies have a form that the client
 //! supports.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports};
 use blockhaul_block::{Device, Extent, Facts, Flags, OpKind, Pending, Reply, Request};
 use blockhaul_catalog::{Barrier, Client, Export, Exports, Listed, Opening, Shared, Visit};
 use blockhaul_server::Limits;
@@ -18,7 +16,6 @@ use blockhaul_testkit::tools::until;
 use blockhaul_wire::option::MetaRequest;
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, ExportFlags, Replies};
-use common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports};
 
 const SIZE: u64 = 1 << 20;
 

@@ -1,5 +1,4 @@
 //! The conformance suite accepts the model, however it completes requests and whatever it lacks.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
