@@ -6,7 +6,7 @@ use blockhaul_block::{Can, Facts, Kind};
 use blockhaul_engine::Options;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
-use crate::{dirty, on_worker, run, source_of, stack};
+use super::{dirty, on_worker, run, source_of, stack};
 
 #[test]
 fn targets_that_cannot_hold_the_source_are_refused() {

@@ -1,22 +1,19 @@
 //! Servers that are slow, silent or wrong in transmission: each gives an error that says what
 //! happened, or works; nothing hangs, nothing panics, and wrong bytes are never accepted.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::sync::Mutex;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
+use crate::common::{
+    CHUNKS, FORMS, SIZE, bytes, content, hasty, offer, on_worker, options, read, use_it, with,
+};
 use blockhaul_block::{Can, Contexts, Device, Error, Kind, Pending, Reply, Request};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_io::{Data, Reservation};
 use blockhaul_testkit::peer::{Conversation, How, Said, Scripted, Spoil};
 use blockhaul_wire::request::Header;
 use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
-use common::{
-    CHUNKS, FORMS, SIZE, bytes, content, hasty, offer, on_worker, options, read, use_it, with,
-};
 
 /// The results of the second read, which is spoiled, and of the third one.
 fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
@@ -620,7 +617,7 @@ fn a_dropped_device_ends_its_connection() {
     let uri = server.uri();
     // The worker continues: the client closes, not the end of the test.
     on_worker(move || async move {
-        drop(common::open(&uri, blockhaul_client::Options::default()).await.unwrap());
+        drop(crate::common::open(&uri, blockhaul_client::Options::default()).await.unwrap());
         while let Err(TryRecvError::Empty) = ended.try_recv() {
             blockhaul_io::sleep(Duration::from_millis(2)).await;
         }

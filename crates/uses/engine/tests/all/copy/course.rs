@@ -9,7 +9,7 @@ use blockhaul_io::Pool;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::rng::Rng;
 
-use crate::{content, dirty, on_worker, run, source_of, stack};
+use super::{content, dirty, on_worker, run, source_of, stack};
 
 #[test]
 fn an_error_names_its_place_and_nothing_is_left_in_flight() {

@@ -1,5 +1,4 @@
 //! Resumed copies: power cuts at random moments, torn journals, and changes that must be detected.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

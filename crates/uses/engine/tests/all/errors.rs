@@ -1,6 +1,5 @@
 //! Every class of error, on every operation, at random places: a copy that succeeds is exact, one
 //! that fails reports the injected error, and no resource leaks.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::time::Duration;

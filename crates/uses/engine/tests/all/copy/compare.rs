@@ -9,7 +9,7 @@ use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
-use crate::{content, on_worker, source_of, stack};
+use super::{content, on_worker, source_of, stack};
 
 #[test]
 fn verification_finds_the_first_difference() {

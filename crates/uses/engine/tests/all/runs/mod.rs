@@ -1,11 +1,8 @@
 //! One engine that runs several plans: over the same connections, paused and resumed, with wanted
 //! ranges, with plans that grow, cancelled; also while connections are lost. `reads`: plans that are
 //! read only.
-#![allow(clippy::unwrap_used)]
 
 mod reads;
-#[path = "../retry/server.rs"]
-mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,7 +16,7 @@ use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
-use server::Server;
+use crate::server::Server;
 
 const MIB: u64 = 1 << 20;
 

@@ -1,7 +1,4 @@
 //! TLS as the protocol document requires it, on real sockets: how sessions begin, fail and end.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{SIZE, content, on_worker, open, options, use_it};
 use blockhaul_block::Kind;
 use blockhaul_io::{Config as IoConfig, Listener, Pool, Runtime};
 use blockhaul_server::{Config, Limits, Offers, Server, Tls};
@@ -17,7 +15,6 @@ use blockhaul_testkit::peer::{Conversation, Scripted};
 use blockhaul_testkit::tools::Scratch;
 use blockhaul_tls::{Acceptor, Credentials};
 use blockhaul_wire::{Command, Headers, magic, request};
-use common::{SIZE, content, on_worker, open, options, use_it};
 use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslStream, SslVerifyMode};
 
 /// A key that both sides have.

@@ -1,6 +1,5 @@
 //! The copy engine against model devices: exact contents under every option, faults, cancels, and
 //! servers that show each connection another disk.
-#![allow(clippy::unwrap_used)]
 
 mod compare;
 mod connections;

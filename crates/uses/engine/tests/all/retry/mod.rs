@@ -1,9 +1,7 @@
 //! Retry and reconnect: connections lost at any moment, servers that lose unflushed data, and which
 //! errors are retried.
-#![allow(clippy::unwrap_used)]
 
 mod pipes;
-mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +15,7 @@ use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
-use server::Server;
+use crate::server::Server;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
     Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);

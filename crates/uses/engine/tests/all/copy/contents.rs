@@ -9,7 +9,7 @@ use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
-use crate::{content, dirty, on_worker, run, runtime, source_of, stack};
+use super::{content, dirty, on_worker, run, runtime, source_of, stack};
 
 #[test]
 fn every_option_gives_the_same_bytes() {

@@ -12,8 +12,8 @@ use blockhaul_io::{Pool, Task};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::ModelDevice;
 
+use super::{MIB, disk, filled, narrow, on_worker, until};
 use crate::server::Server;
-use crate::{MIB, disk, filled, narrow, on_worker, until};
 
 const SIZE: u64 = 16 * MIB;
 

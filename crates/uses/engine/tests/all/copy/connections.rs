@@ -10,7 +10,7 @@ use blockhaul_engine::{Options, Progress, SEGMENT, verify};
 use blockhaul_io::Pool;
 use blockhaul_testkit::fault::FaultDevice;
 
-use crate::{on_worker, run, stack};
+use super::{on_worker, run, stack};
 
 /// A store whose handles are connections without the multi-conn promise: all on one disk, or each
 /// on its own.

@@ -1,5 +1,4 @@
 //! Servers for tests of the client: our own on a Unix socket, and scripted ones.
-#![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part")]
 
 use std::ffi::OsStr;
 use std::sync::Arc;

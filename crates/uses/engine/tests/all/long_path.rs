@@ -1,5 +1,4 @@
 //! Reading over a long path: as many requests are in flight as memory allows.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

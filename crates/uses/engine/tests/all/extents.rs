@@ -1,6 +1,5 @@
 //! Extents: the cost of huge disks depends on their extents, slow replies do not delay a copy, and
 //! what is not selected is not copied.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,5 +1,4 @@
 //! The digest of a copy equals that of the source, whatever the route.
-#![allow(clippy::unwrap_used)]
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

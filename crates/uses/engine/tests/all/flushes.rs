@@ -1,6 +1,5 @@
 //! Failed flushes: storage that loses what it could not write back, reports that once, to the first
 //! flush, and still answers reads from memory.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
