@@ -1,7 +1,5 @@
 //! Whole scenarios with small commands: what is reported is what happened.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,6 +1,5 @@
 //! A session whose requests come from the test instead of the kernel: every request gets the one reply that
 //! it should, whatever its bytes are.
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;

@@ -1,6 +1,5 @@
 //! A real mount of a device that leaves payloads in the kernel: replies go from its pipes to the FUSE
 //! device, and readers get the same bytes as from memory. Needs root and FUSE.
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::fs::OpenOptions;
 use std::io::Write as _;

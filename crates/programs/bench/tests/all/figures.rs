@@ -1,7 +1,5 @@
 //! The figures in the README and in docs/performance.md are those of the newest results.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests may panic")]
-
 use std::path::Path;
 
 #[test]
