@@ -1,6 +1,4 @@
 //! `vddk:` in commands: the simulated library in a process of its own.
-#![cfg(feature = "vddk")]
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,6 +1,5 @@
 //! The wheel of the Python package: made from this build, installed in a clean virtual environment, tested
 //! there. Its tests are Python's own unittest, in `tests/python`.
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
