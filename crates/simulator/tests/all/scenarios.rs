@@ -1,6 +1,5 @@
 //! Short runs of every scenario, 10,000 in all, which take about a minute on two processors, from the same
 //! seeds each time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

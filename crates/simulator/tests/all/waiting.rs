@@ -1,5 +1,4 @@
 //! A session that waits takes no steps: neither for a request in flight, nor for memory.
-#![allow(clippy::unwrap_used)]
 
 use std::time::Duration;
 
