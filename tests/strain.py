@@ -2,7 +2,7 @@
 """Runs a command while threads of it, and of all that it starts, are held back at random.
 
     tests/strain.py --runs 5 -- target/debug/deps/load-0123456789abcdef -q
-    tests/strain.py --seed 7 --hold 2 -- cargo test -p blockhaul-server --test load
+    tests/strain.py --seed 7 --hold 2 -- cargo test -p blockhaul-server --test all load
     tests/strain.py --pause -- target/debug/deps/load-0123456789abcdef -q
 
 A machine with much to do stops any thread at any place for a while. Tests that take for granted that

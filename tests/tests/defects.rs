@@ -3,6 +3,8 @@
 //!
 //! Two more are tested elsewhere: a write that is refused over TLS keeps the session (`tls`), and context
 //! options that are repeated for ever leak nothing (the server's own test of its memory).
+//!
+//! Apart from the other tests: it raises the number of files that its process and its children may open.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};

@@ -34,6 +34,7 @@ mod plugins_every;
 mod plugins_life;
 mod plugins_ssh;
 mod python_host;
+mod python_package;
 mod records;
 mod routes;
 mod scripts;

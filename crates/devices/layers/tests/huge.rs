@@ -1,5 +1,5 @@
 //! The largest devices under layers that record changes: work and memory are per request, not per
-//! block.
+//! block. Apart from the other tests: it measures the memory of its process.
 #![allow(clippy::unwrap_used)]
 
 mod common;

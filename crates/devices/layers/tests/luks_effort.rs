@@ -1,6 +1,6 @@
 //! `luks`: a header determines how long its passphrase takes to check, so that is limited, runs one
-//! at a time, and ends when the client is gone. In a separate process, whose processor time is
-//! measured.
+//! at a time, and ends when the client is gone. Apart from the other tests: it measures the processor
+//! time of its process.
 #![cfg(feature = "luks")]
 #![allow(clippy::unwrap_used)]
 

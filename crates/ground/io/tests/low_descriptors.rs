@@ -1,5 +1,5 @@
-//! Descriptors with small numbers are left to devices and plugins. In a program of its own: the other
-//! tests open files, too.
+//! Descriptors with small numbers are left to devices and plugins. Apart from the other tests, which open
+//! files, too.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::File;

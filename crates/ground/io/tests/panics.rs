@@ -1,4 +1,6 @@
 //! A panic in a task fails only what waits for the task, unless the program chooses to abort.
+//!
+//! Apart from the other tests: it starts processes, which hold the sockets of simulations open for a moment.
 #![allow(clippy::unwrap_used)]
 
 use std::future::poll_fn;

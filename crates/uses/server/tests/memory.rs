@@ -1,5 +1,5 @@
-//! Memory and descriptors that clients use in this process. A single test, because it measures the
-//! whole process.
+//! Memory and descriptors that clients use in this process. Apart from the other tests, and a single
+//! test, because it measures the whole process.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod blocking;
-#[path = "../common/mod.rs"]
 mod common;
 mod conformance;
+mod faults;
 mod handshakes;
 mod stress;
+mod tls;

@@ -42,6 +42,8 @@ mod slow_sources;
 mod ssh;
 mod targets;
 mod tls_relay;
+#[cfg(feature = "vddk")]
+mod vddk;
 #[cfg(feature = "vhost")]
 mod virtual_machines;
 mod watching;

@@ -1,0 +1,478 @@
+//! Resumed copies: power cuts at random moments, torn journals, and changes that must be detected.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
+use blockhaul_engine::{JournalOptions, Options, Progress, SEGMENT, Summary, copy};
+use blockhaul_io::{Config, Engine, Pool, Runtime};
+use blockhaul_testkit::crash::CrashDevice;
+use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_testkit::rng::{Rng, seed};
+use blockhaul_testkit::tools::Scratch;
+
+fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
+    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+}
+
+/// Storage whose power is cut after a number of requests.
+struct Machine {
+    storage: Arc<CrashDevice>,
+    fuse: AtomicU64,
+    seed: u64,
+    left: Mutex<Option<Vec<u8>>>,
+}
+
+struct Handle {
+    machine: Arc<Machine>,
+    device: Arc<CrashDevice>,
+}
+
+struct Door(Arc<Machine>);
+
+struct More(Arc<Machine>);
+
+impl Machine {
+    async fn start(model: Model, fuse: u64, rng: &mut Rng) -> (Stack, Arc<Machine>) {
+        let storage = CrashDevice::new(model, Completion::Shuffled(rng.number()));
+        let fuse = fuse.into();
+        let seed = rng.number();
+        let left = Mutex::new(None);
+        let machine = Arc::new(Machine { storage, fuse, seed, left });
+        let door = Arc::new(Door(machine.clone()));
+        let registry = Registry { backends: vec![door], ..Registry::default() };
+        let spec = Spec::Scheme { scheme: "crash".into(), rest: String::new() };
+        (registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap(), machine)
+    }
+
+    fn handle(self: &Arc<Self>) -> Arc<dyn Device> {
+        Arc::new(Handle { machine: self.clone(), device: self.storage.handle() })
+    }
+}
+
+impl Backend for Door {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["crash"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "for tests"
+    }
+
+    fn open(&self, _: Target) -> Opening<Opened> {
+        let machine = self.0.clone();
+        let device = machine.handle();
+        let more = Arc::new(More(machine));
+        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+    }
+}
+
+impl Another for More {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let handle = self.0.handle();
+        Box::pin(async move { Ok(handle) })
+    }
+}
+
+impl Device for Handle {
+    fn facts(&self) -> Arc<Facts> {
+        self.device.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if self.machine.fuse.fetch_sub(1, Ordering::SeqCst) == 1 {
+            let left = self.machine.storage.power_cut(self.machine.seed);
+            *self.machine.left.lock().unwrap() = Some(left);
+        }
+        self.device.submit(request)
+    }
+}
+
+fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
+    rng.disk(size, 200_000, 70)
+}
+
+fn source_of(bytes: &[u8]) -> Stack {
+    let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
+    Stack::over(ModelDevice::new(model, Completion::Deferred))
+}
+
+fn journal(path: &Path) -> JournalOptions {
+    JournalOptions {
+        keep: false,
+        path: path.to_path_buf(),
+        restart: false,
+        interval: Duration::from_millis(1),
+        source: "source".into(),
+        target: "target".into(),
+    }
+}
+
+fn options(path: &Path) -> Options {
+    Options {
+        journal: Some(journal(path)),
+        segment: 64 << 10,
+        request_size: 16 << 10,
+        // The power is cut after a number of requests: there must be as many.
+        adaptive_size: false,
+        connections: 2,
+        requests: 4,
+        ..Options::default()
+    }
+}
+
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+    let pool = Pool::new(8 << 20);
+    let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
+    assert_eq!(pool.reserved(), 0, "all buffers are back");
+    result
+}
+
+#[test]
+fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
+    let seed = seed();
+    on_worker(move || async move {
+        let mut rng = Rng::new(seed);
+        let scratch = Scratch::new().unwrap();
+        let mut cuts = 0;
+        let mut useful = 0;
+        let mut skipped = 0_u64;
+        // How many cuts leave something to resume from is random: repeat until there were enough.
+        let mut rounds = 0..1000;
+        while cuts < 100 || useful < 30 {
+            let round = rounds.next().expect("a thousand rounds have enough useful cuts");
+            let size = rng.between(1 << 20, 3 << 20) as usize;
+            let bytes = content(&mut rng, size);
+            let source = source_of(&bytes);
+            let path = scratch.file(&format!("journal-{round}"));
+            let promise = rng.chance(50);
+            let retries = rng.between(0, 1) as u32;
+            let mut facts = Model::all_facts(size as u64);
+            facts.can.set(Can::MULTI_CONN, promise);
+            facts.zeroed = false;
+            let mut image = vec![0xa5; size];
+            let told = format!("seed {seed}, round {round}: promise {promise}, retries {retries}");
+            for attempt in 0.. {
+                let fuse = if attempt < 3 { rng.between(10, 200) } else { u64::MAX };
+                let model = Model::with_facts(facts.clone()).with_content(image.clone());
+                let (target, machine) = Machine::start(model, fuse, &mut rng).await;
+                let options = Options {
+                    connections: rng.between(1, 3) as usize,
+                    sparse: *rng.pick(&[0, 4096]),
+                    retries,
+                    retry_delay: Duration::from_millis(1),
+                    ..options(&path)
+                };
+                let result = run(&source, &target, &options).await;
+                let left = machine.left.lock().unwrap().take();
+                match (left, result) {
+                    // A cut at the very end may come too late to be noticed.
+                    (_, Ok(summary)) => {
+                        assert!(machine.storage.durable() == bytes, "durable; {told}");
+                        assert!(!path.exists(), "{told}");
+                        skipped += summary.resumed;
+                        useful += u64::from(summary.resumed > 0);
+                        break;
+                    }
+                    (Some(left), Err(_)) => {
+                        image = left;
+                        cuts += 1;
+                        // The journal's machine may have lost power as well.
+                        if path.exists() && rng.chance(50) {
+                            let len = std::fs::metadata(&path).unwrap().len();
+                            let torn = rng.between(0, 40).min(len - 4096);
+                            let file = std::fs::File::options().write(true).open(&path).unwrap();
+                            file.set_len(len - torn).unwrap();
+                        }
+                    }
+                    (None, Err(error)) => panic!("{error}; {told}"),
+                }
+            }
+        }
+        assert!(skipped > 0, "{cuts} {useful} {skipped}");
+    });
+}
+
+#[test]
+fn a_flush_that_lies_is_found_out_at_the_edge() {
+    on_worker(|| async {
+        let mut rng = Rng::new(3);
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let bytes = vec![7; 2 << 20];
+        let source = source_of(&bytes);
+        let facts = || {
+            let mut facts = Model::all_facts(2 << 20);
+            facts.zeroed = false;
+            facts
+        };
+        let model = || Model::with_facts(facts()).with_content(vec![0; 2 << 20]);
+        // Again if nothing was recorded before the power was cut.
+        let begun = Instant::now();
+        loop {
+            let (target, _) = Machine::start(model(), 90, &mut rng).await;
+            run(&source, &target, &options(&path)).await.unwrap_err();
+            if std::fs::metadata(&path).unwrap().len() > 4096 {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is recorded");
+            std::fs::remove_file(&path).unwrap();
+        }
+        // Nothing of what was recorded is there: another disk, or one that lost its data.
+        let (target, machine) = Machine::start(model(), u64::MAX, &mut rng).await;
+        let summary = run(&source, &target, &options(&path)).await.unwrap();
+        assert!(machine.storage.durable() == bytes);
+        assert!(summary.warnings.iter().any(|text| text.contains("everything that it")));
+    });
+}
+
+#[test]
+fn a_fresh_target_is_found_out_behind_zeroes() {
+    on_worker(|| async {
+        let mut rng = Rng::new(3);
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let mut bytes = vec![0; 4 << 20];
+        rng.fill(&mut bytes[..1 << 20]);
+        let source = source_of(&bytes);
+        let mut facts = Model::all_facts(4 << 20);
+        facts.zeroed = false;
+        // In order, each segment flushed as soon as it is finished: the last ones are zeroes.
+        let once = Options {
+            journal: Some(JournalOptions { interval: Duration::ZERO, ..journal(&path) }),
+            connections: 1,
+            adaptive_size: false,
+            synchronous: true,
+            extents: false,
+            ..options(&path)
+        };
+        let model = || Model::with_facts(facts.clone()).with_content(vec![0; 4 << 20]);
+        let begun = Instant::now();
+        loop {
+            let (target, _) = Machine::start(model(), 200, &mut rng).await;
+            run(&source, &target, &once).await.unwrap_err();
+            let (target, machine) = Machine::start(model(), u64::MAX, &mut rng).await;
+            let summary = run(&source, &target, &once).await.unwrap();
+            assert!(machine.storage.durable() == bytes);
+            // Again if the journal was far behind when the power was cut within the zeroes.
+            if summary.resumed > 1 << 20 {
+                assert!(summary.warnings.iter().any(|text| text.contains("everything that it")));
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} were recorded", summary.resumed);
+        }
+    });
+}
+
+#[test]
+fn a_copy_goes_on_with_other_connections_and_requests() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let size = 2_usize << 20;
+        let bytes = content(&mut Rng::new(9), size);
+        let begun = Options { segment: SEGMENT, spread: true, ..options(&path) };
+        let source = source_of(&bytes);
+        let small = Options { request_size: 4096, ..begun.clone() };
+        // As late as something is recorded before the power is cut.
+        let mut fuses = (50..).step_by(10);
+        let left = loop {
+            let _ = std::fs::remove_file(&path);
+            let model = Model::new(size as u64);
+            let fuse = fuses.next().unwrap();
+            let (target, machine) = Machine::start(model, fuse, &mut Rng::new(5)).await;
+            run(&source, &target, &small).await.unwrap_err();
+            if std::fs::metadata(&path).unwrap().len() > 4096 {
+                break machine.left.lock().unwrap().take().unwrap();
+            }
+        };
+        let disk =
+            ModelDevice::new(Model::new(size as u64).with_content(left), Completion::Immediate);
+        let end = Stack::over(disk.clone());
+        let other = Options { connections: 1, request_size: 1 << 20, ..begun };
+        let summary = run(&source, &end, &other).await.unwrap();
+        assert!(summary.resumed > 0);
+        assert!(disk.bytes() == bytes);
+    });
+}
+
+#[test]
+fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let mut rng = Rng::new(seed());
+        let bytes = content(&mut rng, 2 << 20);
+        let options = Options { discard_source: true, ..options(&path) };
+        // How much is flushed, and so discarded, before the machine fails depends on the order of
+        // requests.
+        let mut requests = 120;
+        let (device, left) = loop {
+            let model = Model::new(2 << 20).with_content(bytes.clone()).with_trim(Trim::Garbage);
+            let device = ModelDevice::new(model, Completion::Deferred);
+            let mut facts = Model::all_facts(2 << 20);
+            facts.zeroed = false;
+            let (target, machine) =
+                Machine::start(Model::with_facts(facts), requests, &mut rng).await;
+            run(&Stack::over(device.clone()), &target, &options).await.unwrap_err();
+            if device.bytes() != bytes {
+                break (device, machine.left.lock().unwrap().take().unwrap());
+            }
+            std::fs::remove_file(&path).unwrap();
+            requests += 10;
+        };
+        let source = Stack::over(device.clone());
+        // Neither another way to go on, nor another beginning.
+        let model = Model::new(2 << 20).with_content(left);
+        let disk = ModelDevice::new(model, Completion::Immediate);
+        let target = Stack::over(disk.clone());
+        let mut other = Options { discard_source: false, ..options.clone() };
+        let error = run(&source, &target, &other).await.unwrap_err().to_string();
+        assert!(
+            error.contains("with --discard-source") && error.contains("target only"),
+            "{error}"
+        );
+        assert!(!error.contains("--restart"), "{error}");
+        if let Some(journal) = &mut other.journal {
+            journal.restart = true;
+        }
+        let error = run(&source, &target, &other).await.unwrap_err().to_string();
+        assert!(error.contains("is on the target only"), "{error}");
+        assert!(blockhaul_engine::check_journal(&path, true).is_err());
+        assert!(disk.seen().iter().all(|seen| !seen.kind.changes()), "the target is untouched");
+        let summary = run(&source, &target, &options).await.unwrap();
+        assert!(summary.resumed > 0 && disk.bytes() == bytes);
+        assert!(!path.exists());
+        // A journal that was begun without is not one with.
+        let mut facts = Model::all_facts(2 << 20);
+        facts.zeroed = false;
+        let fresh = source_of(&bytes);
+        let image = interrupted(&path, &fresh, 2 << 20).await;
+        let disk = ModelDevice::new(Model::new(2 << 20).with_content(image), Completion::Immediate);
+        let error = run(&fresh, &Stack::over(disk), &options).await.unwrap_err().to_string();
+        assert!(
+            error.contains("without --discard-source") && error.contains("--restart"),
+            "{error}"
+        );
+    });
+}
+
+/// A journal that was begun and not finished, and the contents of the target.
+async fn interrupted(path: &Path, source: &Stack, size: u64) -> Vec<u8> {
+    let mut rng = Rng::new(5);
+    let mut facts = Model::all_facts(size);
+    facts.zeroed = false;
+    let (target, machine) = Machine::start(Model::with_facts(facts), 90, &mut rng).await;
+    run(source, &target, &options(path)).await.unwrap_err();
+    let left = machine.left.lock().unwrap().take();
+    left.unwrap()
+}
+
+#[test]
+fn changes_are_refused_and_restart_begins_anew() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let size = 2_u64 << 20;
+        let mut bytes = content(&mut Rng::new(9), size as usize);
+        bytes[..4096].fill(1);
+        let left = interrupted(&path, &source_of(&bytes), size).await;
+        let target = || {
+            let model = Model::new(size).with_content(left.clone());
+            ModelDevice::new(model, Completion::Immediate)
+        };
+        let refused = |source: Vec<u8>, options: Options| async move {
+            let end = Stack::over(target());
+            run(&source_of(&source), &end, &options).await.unwrap_err().to_string()
+        };
+        // The content, at a place that is checked.
+        let mut changed = bytes.clone();
+        changed[100] ^= 1;
+        let text = refused(changed.clone(), options(&path)).await;
+        assert!(text.contains("content of the source has changed"), "{text}");
+        assert!(text.contains("--restart"), "{text}");
+        for (name, word) in [("source", "the source is not"), ("target", "the target is not")] {
+            let mut other = journal(&path);
+            let field = if name == "source" { &mut other.source } else { &mut other.target };
+            field.push_str(" changed");
+            let options = Options { journal: Some(other), ..options(&path) };
+            let text = refused(bytes.clone(), options).await;
+            assert!(text.contains(word), "{text}");
+        }
+        let other = Options { segment: 128 << 10, spread: false, ..options(&path) };
+        let text = refused(bytes.clone(), other).await;
+        assert!(text.contains("segment size"), "{text}");
+
+        // Started over, with the current contents of the source.
+        let anew = JournalOptions { restart: true, ..journal(&path) };
+        let anew = Options { journal: Some(anew), ..options(&path) };
+        let disk = target();
+        let end = Stack::over(disk.clone());
+        let summary = run(&source_of(&changed), &end, &anew).await.unwrap();
+        assert_eq!(summary.resumed, 0);
+        assert!(disk.bytes() == changed && !path.exists());
+    });
+}
+
+#[test]
+fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("letter");
+        std::fs::write(&path, "dear all").unwrap();
+        let source = source_of(&[1; 100_000]);
+        for restart in [false, true] {
+            let journal = JournalOptions { restart, ..journal(&path) };
+            let options = Options { journal: Some(journal), ..options(&path) };
+            let target = source_of(&[0; 100_000]);
+            let error = run(&source, &target, &options).await.unwrap_err().to_string();
+            assert!(error.contains("not a journal"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "dear all");
+        // The neighbouring names are foreign files, too.
+        std::fs::write(scratch.file("fresh.new"), "dear all").unwrap();
+        let fresh = scratch.file("fresh");
+        run(&source, &source_of(&[0; 100_000]), &options(&fresh)).await.unwrap();
+        assert_eq!(std::fs::read_to_string(scratch.file("fresh.new")).unwrap(), "dear all");
+        // These have no end.
+        for restart in [false, true] {
+            let journal = JournalOptions { restart, ..journal(Path::new("/dev/full")) };
+            let options = Options { journal: Some(journal), ..options(&path) };
+            let target = source_of(&[0; 100_000]);
+            let error = run(&source, &target, &options).await.unwrap_err().to_string();
+            assert!(error.contains("not a regular file"), "{error}");
+        }
+
+        let path = scratch.file("journal");
+        let bytes = content(&mut Rng::new(9), 2 << 20);
+        interrupted(&path, &source_of(&bytes), 2 << 20).await;
+        let held = std::fs::File::open(&path).unwrap();
+        rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let target = source_of(&[0; 2 << 20]);
+        let error = run(&source_of(&bytes), &target, &options(&path)).await.unwrap_err();
+        assert!(error.to_string().contains("another copy is using it"), "{error}");
+    });
+}
+
+#[test]
+fn a_target_without_flush_is_recorded_and_said_so() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let bytes = content(&mut Rng::new(2), 2 << 20);
+        let mut facts = Model::all_facts(2 << 20);
+        facts.can -= Can::FLUSH | Can::FUA;
+        let disk = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let end = Stack::over(disk.clone());
+        let summary = run(&source_of(&bytes), &end, &options(&path)).await.unwrap();
+        assert!(disk.bytes() == bytes);
+        assert!(summary.warnings.iter().any(|text| text.contains("cannot be flushed")));
+    });
+}
