@@ -57,7 +57,7 @@ pub fn run(args: &args::Ctl) -> Outcome {
         }
         CtlCommand::Reload => {
             let answer = server.ask(&json!({ "command": "reload" }))?;
-            tell(&answer, json, |answer| text(&answer["done"]).unwrap_or_default() + "\n")
+            tell(&answer, json, |answer| message(&answer["done"]).unwrap_or_default() + "\n")
         }
         CtlCommand::Metrics => {
             let answer = server.ask(&json!({ "command": "metrics" }))?;
@@ -255,10 +255,10 @@ fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) 
         return tell(&answer, json, |_| format!("job {job} is ready\n"));
     }
     let status = answer["exit_status"].as_u64().and_then(|status| u8::try_from(status).ok());
-    match (status, text(&answer["error"])) {
+    match (status, message(&answer["error"])) {
         (Some(status), Some(error)) if !json => Err(Failure::new(status, error)),
         (status, _) => {
-            tell(&answer, json, |answer| text(&answer["result"]).unwrap_or_default() + "\n")?;
+            tell(&answer, json, |answer| message(&answer["result"]).unwrap_or_default() + "\n")?;
             Ok(status.unwrap_or(FAILED))
         }
     }
@@ -512,7 +512,7 @@ fn exports(answer: &Value) -> String {
 fn bitmaps(all: &Value) -> String {
     let shown = all.as_array().into_iter().flatten().map(|bitmap| {
         let name = text(&bitmap["name"]).unwrap_or_default();
-        match text(&bitmap["inconsistent"]) {
+        match message(&bitmap["inconsistent"]) {
             Some(why) => format!("{name} (inconsistent: {why})"),
             None => format!("{name} ({})", size(number(&bitmap["dirty"]))),
         }
@@ -531,7 +531,7 @@ fn jobs(answer: &Value) -> String {
             text(&job["type"]).unwrap_or_default(),
             text(&job["export"]).filter(|name| !name.is_empty()).unwrap_or_else(|| "\"\"".into()),
             text(&job["target"]).unwrap_or_default(),
-            match text(&job["error"]) {
+            match message(&job["error"]) {
                 None => text(&job["state"]).unwrap_or_default(),
                 Some(error) => format!("{}: {error}", text(&job["state"]).unwrap_or_default()),
             },
@@ -548,6 +548,11 @@ fn jobs(answer: &Value) -> String {
 /// Text of a value, safe for a terminal: names from servers and clients are escaped.
 fn text(value: &Value) -> Option<String> {
     value.as_str().map(|text| blockhaul_wire::printable(text.as_bytes(), 4096).to_string())
+}
+
+/// A sentence of the server, on one line; names in it are quoted already.
+fn message(value: &Value) -> Option<String> {
+    value.as_str().map(out::one_line)
 }
 
 fn number(value: &Value) -> u64 {
