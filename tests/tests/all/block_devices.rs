@@ -116,6 +116,52 @@ fn a_loop_device_is_the_file_below_it() {
 }
 
 #[test]
+fn one_server_does_not_write_a_file_and_a_loop_device_over_it() {
+    let scratch = Scratch::on_disk().unwrap();
+    let below = scratch.file("below");
+    garbage(&below, SIZE).unwrap();
+    let Some(disk) = Loop::over(&below) else { return };
+    let Some(part) = Loop::with(&["--offset", "1048576"], &below) else { return };
+    let folder = scratch.file("folder");
+    fs::create_dir(&folder).unwrap();
+    let bound = folder.join("below");
+    fs::write(&bound, "").unwrap();
+    let bind = Command::new("mount").arg("--bind").args([&below, &bound]).status();
+    let is_bound = bind.is_ok_and(|status| status.success());
+    let mut pairs = vec![(text(&below), disk.device.as_str()), (&disk.device, &part.device)];
+    if is_bound {
+        pairs.extend([(text(&below), text(&bound)), (text(&bound), disk.device.as_str())]);
+    }
+    let outcomes: Vec<_> = pairs
+        .iter()
+        .flat_map(|&(one, other)| [(one, other), (other, one)])
+        .map(|(one, other)| {
+            let named = [format!("a={one}"), format!("b={other}")];
+            let socket = scratch.socket("nbd");
+            run(&[
+                "serve",
+                "-U",
+                text(&socket),
+                "--export",
+                &named[0],
+                "--export",
+                &named[1],
+                "--run",
+                "true",
+            ])
+        })
+        .collect();
+    if is_bound {
+        done(Command::new("umount").arg(&bound));
+    }
+    for output in outcomes {
+        let said = lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("export \"a\" has it open for writing"), "{said}");
+    }
+}
+
+#[test]
 fn a_partition_is_a_part_of_its_disk() {
     let scratch = Scratch::on_disk().unwrap();
     let below = scratch.file("below");

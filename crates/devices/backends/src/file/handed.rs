@@ -151,13 +151,15 @@ mod tests {
     fn target(rest: &str, query: &str, intent: Intent) -> Target {
         let typed = blockhaul_catalog::parse_options(query).unwrap();
         let args = Args::check("file", File.params(), &typed).unwrap();
+        // The clients of one export.
+        let registry = blockhaul_catalog::Registry::default().for_command();
         Target {
             scheme: "file".into(),
             rest: rest.into(),
             command: Vec::new(),
             args,
             intent,
-            context: blockhaul_catalog::OpenContext::default(),
+            context: blockhaul_catalog::OpenContext::new(&registry),
         }
     }
 

@@ -50,7 +50,9 @@ fn target(path: &Path, query: &str, intent: Intent) -> Target {
     let scheme = "file".into();
     let rest = path.into();
     let command = Vec::new();
-    let context = blockhaul_catalog::OpenContext::default();
+    // The devices of a test share its files.
+    let registry = blockhaul_catalog::Registry::default().for_command();
+    let context = blockhaul_catalog::OpenContext::new(&registry);
     Target { scheme, rest, command, args, intent, context }
 }
 
@@ -321,6 +323,7 @@ fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
         assert_eq!(even.read(4096, 4096).await.unwrap().bytes(), [3; 4096]);
         let lease = even.file_at(4096, 8192, Access::Write).unwrap();
         assert_eq!((lease.at, lease.len), (4096, 8192), "the kernel shares direct files too");
+        drop((even, lease));
 
         let odd = device(&path, "direct=on", Intent::target((1 << 20) + 77)).unwrap();
         assert_eq!(odd.facts().block.minimum, 1);
