@@ -37,6 +37,6 @@ fn the_lock_of_a_program_that_has_just_ended_is_waited_for() {
 fn a_program_that_does_not_end_is_not_waited_for_long() {
     let (_folder, path, other) = locked();
     let refused = open(&path, Intent::WRITE).map(drop).unwrap_err();
-    assert_eq!(refused.kind(), Kind::Refused, "{refused}");
+    assert_eq!(refused.kind(), Kind::InUse, "{refused}");
     drop(other);
 }
