@@ -324,8 +324,13 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
         _ => None,
     });
     let Some(any) = failed.first() else {
-        // They are not needed any more.
-        disks.iter().filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
+        // They are not needed any more, unless something was discarded at the source.
+        let removable = disks.iter().filter(|disk| {
+            disk.result.as_ref().is_some_and(|result| {
+                result.as_ref().is_ok_and(|report| !report.summary.journal_stays)
+            })
+        });
+        removable.filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
         return Ok(0);
     };
     let complete = disks.len() - failed.len();

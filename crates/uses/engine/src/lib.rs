@@ -64,10 +64,12 @@ pub use compare::{Comparison, compare};
 pub use copy::copy;
 pub use digest::digest;
 pub use disk_map::{CELLS_MAX, MapCell, MapSnapshot};
-pub use engine::{Control, Engine};
+pub use engine::{Control, Engine, completed_earlier};
 #[cfg(fuzzing)]
 pub use journal::fuzz;
-pub use journal::{JournalOptions, check_journal, discard_journal};
+pub use journal::{
+    JournalOptions, JournalState, check_journal, discard_journal, discarding_journal,
+};
 pub use manifest::Manifest;
 pub use meter::Meters;
 pub use options::{

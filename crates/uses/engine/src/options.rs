@@ -243,6 +243,8 @@ pub struct Summary {
     pub elapsed: Duration,
     /// Warnings of a copy that succeeded; each was logged when it arose.
     pub warnings: Vec<String>,
+    /// The journal stays, and records that everything is copied: something was discarded at the source.
+    pub journal_stays: bool,
 }
 
 /// Retries of a copy that succeeded.

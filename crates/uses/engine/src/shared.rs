@@ -89,6 +89,11 @@ pub(crate) struct Keeping {
     pub(crate) file: Journal,
     /// Keep the file after success.
     pub(crate) keep: bool,
+    /// What is recorded is discarded at the source.
+    pub(crate) discards: bool,
+    /// Earlier runs have recorded something, or that everything is copied.
+    pub(crate) earlier: bool,
+    pub(crate) was_complete: bool,
     pub(crate) interval: Duration,
     pub(crate) parts: Mutex<SelectedParts>,
 }

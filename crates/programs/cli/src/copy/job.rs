@@ -9,7 +9,10 @@ use std::time::Duration;
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
 use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
-use blockhaul_engine::{Control, Durable, Engine, Manifest, Options, Progress, Summary, Verified};
+use blockhaul_engine::{
+    Control, Durable, Engine, JournalOptions, JournalState, Manifest, Options, Progress, Summary,
+    Verified,
+};
 use blockhaul_io::{Interest, Pool};
 
 use crate::brackets::Groups;
@@ -162,6 +165,10 @@ pub(crate) struct CopyJob {
     preparation: Option<Preparation>,
     /// The target may have been resized, emptied or written.
     touched: bool,
+    /// The journal says that an earlier run has completed the copy and discarded its source.
+    is_complete: bool,
+    /// The same, once it is known to be this copy.
+    completed: Option<Summary>,
 }
 
 /// The results of the copy and of its verification.
@@ -170,6 +177,8 @@ type Ran = (blockhaul_block::Result<Summary>, Option<blockhaul_block::Result<Ver
 /// The result of a copy, for users.
 pub(crate) struct Report {
     pub(crate) text: String,
+    /// It is printed without --verbose, too.
+    is_news: bool,
     /// The counters behind it.
     pub(crate) summary: Summary,
     /// Bytes that the verification compared.
@@ -189,7 +198,19 @@ impl Report {
         let status = signals::status(signal_hook::consts::SIGPIPE);
         let summary = Summary::default();
         let verified = 0;
-        Report { text, summary, verified, digest: None, warnings: Vec::new(), status }
+        let warnings = Vec::new();
+        Report { text, is_news: false, summary, verified, digest: None, warnings, status }
+    }
+
+    /// An earlier run has completed the copy, and discarded its source.
+    fn of_earlier_run(journal: &Path, summary: Summary) -> Report {
+        let text = format!(
+            "complete since an earlier run, and discarded at the source: nothing is copied; to copy anew, \
+             remove the journal {}",
+            journal.display()
+        );
+        let warnings = Vec::new();
+        Report { text, is_news: true, summary, verified: 0, digest: None, warnings, status: 0 }
     }
 
     /// Prints the report and the digest. Each line begins with `disk`.
@@ -198,7 +219,7 @@ impl Report {
             let warning = out::one_line(&format!("{disk}warning: {warning}"));
             out::error(&format!("blockhaul: copy: {warning}\n"));
         }
-        if verbose {
+        if verbose || self.is_news {
             let text = out::one_line(&format!("{disk}{}", self.text));
             out::error(&format!("blockhaul: copy: {text}\n"));
         }
@@ -310,6 +331,8 @@ impl CopyJob {
             ready: None,
             preparation: None,
             touched: false,
+            is_complete: false,
+            completed: None,
         })
     }
 
@@ -474,7 +497,7 @@ impl CopyJob {
         let digest = self.digest_line(&summary);
         let text = summary.to_string();
         let warnings = Vec::new();
-        Ok(Report { text, summary, verified: 0, digest, warnings, status: 0 })
+        Ok(Report { text, is_news: false, summary, verified: 0, digest, warnings, status: 0 })
     }
 
     /// Opens the source, with all checks that do not need the target, including whether other files
@@ -494,8 +517,12 @@ impl CopyJob {
         if let Some(kept) = &self.manifest {
             kept.check()?;
         }
-        let source = self.open_source().await?;
+        self.is_complete = self.discarding_journal()? == Some(JournalState::Complete);
+        let source = self.open_source().await.map_err(|failure| self.beside_journal(failure))?;
         self.check_source(&source.device().facts())?;
+        if self.is_complete {
+            return Ok(source);
+        }
         let file_is_gone = file_of(&self.target).is_some_and(|path| is_absent(&path));
         if self.part.is_increment() && file_is_gone && !self.keeps_target {
             let text = format!(
@@ -505,11 +532,13 @@ impl CopyJob {
             return Err(Failure::new(exit::OPEN, text));
         }
         if self.goes_on() && file_is_gone {
-            let text = format!(
-                "{} does not exist, but the journal records a copy to it: use --restart to copy everything \
-                 again",
-                self.target
-            );
+            let next = match self.discarding_journal()? {
+                Some(_) => "what it records was discarded at the source: put the target back",
+                None => "use --restart to copy everything again",
+            };
+            let target = &self.target;
+            let text =
+                format!("{target} does not exist, but the journal records a copy to it: {next}");
             return Err(Failure::new(exit::OPEN, text));
         }
         let is_empty = source.device().facts().size == 0 && !self.part.is_some();
@@ -532,6 +561,59 @@ impl CopyJob {
             kept.begin([&self.source, &self.target])?;
         }
         Ok(source)
+    }
+
+    /// The state of the journal, if it is to be continued and discards what it records.
+    fn discarding_journal(&self) -> Result<Option<JournalState>, Failure> {
+        let Some(journal) = self.journal.as_ref().filter(|journal| !journal.restart) else {
+            return Ok(None);
+        };
+        blockhaul_engine::discarding_journal(&journal.path).map_err(|error| self.failed(&error))
+    }
+
+    /// Says what a complete journal means, if a side cannot be opened that it is checked with.
+    fn beside_journal(&self, failure: Failure) -> Failure {
+        match &self.journal {
+            Some(journal) if self.is_complete => failure.and(&format!(
+                "; an earlier run has completed the copy, and discarded its source: to copy anew, remove the \
+                 journal {}",
+                journal.path.display()
+            )),
+            _ => failure,
+        }
+    }
+
+    /// Opens the target for reading, and checks that the journal, which is complete, is that of this
+    /// copy.
+    async fn open_completed(&mut self, source: &Stack) -> Result<Stack, Failure> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let size = source.device().facts().size;
+        let intent = Intent::READ.direct(direct::target(self.direct, &self.source, size));
+        let opened = self.registry.open(&self.target, layers, intent).await;
+        let target = opened.map_err(|error| {
+            let failure = Failure::opening("target", &self.target.to_string(), &error);
+            self.beside_journal(failure)
+        })?;
+        self.open.push(target.clone());
+        let options = Options { journal: self.journal_options(None), ..self.options.clone() };
+        let pool = Pool::new(self.memory());
+        let progress = &self.progress;
+        let checked =
+            blockhaul_engine::completed_earlier(source, &target, &options, &pool, progress).await;
+        self.completed = Some(checked.map_err(|error| self.failed(&error))?);
+        Ok(target)
+    }
+
+    /// The engine's options for the journal. `made`: the manifest of the source.
+    fn journal_options(&self, made: Option<&Manifest>) -> Option<JournalOptions> {
+        let journal = self.journal.as_ref()?;
+        let mut options = journal.options(&self.source, &self.target, self.options.discard_source);
+        // After a stop during verification, the copy need not be repeated.
+        options.keep |= self.verify;
+        options.source += &self.seen_through[0];
+        options.target += &self.seen_through[1];
+        options.source += &self.part.identity(made);
+        Some(options)
     }
 
     /// Whether an earlier run is continued: its writes remain.
@@ -562,6 +644,10 @@ impl CopyJob {
         };
         if self.progress.is_cancelled() {
             return Err(Failure::new(exit::FAILED, "stopped before the target was opened"));
+        }
+        if self.is_complete {
+            let target = self.open_completed(&source).await?;
+            return Ok((source, target));
         }
         let size = source.device().facts().size;
         let kept = self.target_is_kept();
@@ -645,17 +731,11 @@ impl CopyJob {
             Some(ready) => ready,
             None => self.open_both().await?,
         };
-        let mut made = self.manifest_before(&source, pool).await?;
-        if let Some(journal) = &self.journal {
-            let mut journal =
-                journal.options(&self.source, &self.target, self.options.discard_source);
-            // After a stop during verification, the copy need not be repeated.
-            journal.keep |= self.verify;
-            journal.source += &self.seen_through[0];
-            journal.target += &self.seen_through[1];
-            journal.source += &self.part.identity(made.as_ref());
-            self.options.journal = Some(journal);
+        if let Some((journal, summary)) = self.journal.as_ref().zip(self.completed.take()) {
+            return Ok(Report::of_earlier_run(&journal.path, summary));
         }
+        let mut made = self.manifest_before(&source, pool).await?;
+        self.options.journal = self.journal_options(made.as_ref());
         self.options.discard_source |= self.can_release(&source, &target);
         self.touch_recorded(&target).await?;
         let (copied, verified) = self.run_engine(&source, &target, pool).await;
@@ -672,6 +752,9 @@ impl CopyJob {
             ));
         }
         let mut text = summary.to_string() + &self.times();
+        if let Some(journal) = self.journal.as_ref().filter(|_| summary.journal_stays) {
+            text += &format!("; the journal {} stays", journal.path.display());
+        }
         let mut compared = 0;
         if let Some(verified) = verified {
             let verified = verified.map_err(|error| self.different(&error));
@@ -690,7 +773,15 @@ impl CopyJob {
             text += &format!("; manifest with digest {}", made.digest());
         }
         let digest = self.digest_line(&summary);
-        Ok(Report { text, summary, verified: compared, digest, warnings, status: 0 })
+        Ok(Report {
+            text,
+            is_news: false,
+            summary,
+            verified: compared,
+            digest,
+            warnings,
+            status: 0,
+        })
     }
 
     /// Copies and then verifies over the same connections. `None`: no verification is wanted, or
@@ -824,7 +915,8 @@ impl CopyJob {
         }
         let layers = std::mem::take(&mut self.source_layers);
         // What is in use by another program is not discarded.
-        let intent = if self.options.discard_source { Intent::TARGET } else { Intent::READ };
+        let discards = self.options.discard_source && !self.is_complete;
+        let intent = if discards { Intent::TARGET } else { Intent::READ };
         let intent = intent.direct(direct::source(self.direct, &self.source));
         // It may take long (a passphrase, a server that does not reply), and has changed nothing.
         let mut opening = pin!(self.registry.open(&self.source, layers, intent));

@@ -1,8 +1,10 @@
 //! The engine: keeps connections and what it learned about them while it copies and reads several
 //! plans in turn.
 //!
-//! - `reads`: plans that are read only. `control`: pause, resume, rate and cancel.
+//! - `reads`: plans that are read only. `control`: pause, resume, rate and cancel. `completed`: copies
+//!   that an earlier run has completed.
 
+mod completed;
 mod control;
 mod reads;
 
@@ -37,6 +39,7 @@ use crate::signals::Signals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
+pub use self::completed::completed_earlier;
 pub use self::control::Control;
 
 /// Maximum number of verify requests in flight, all lanes together.
@@ -69,6 +72,8 @@ pub struct Engine {
     copied: bool,
     /// Largest number of lanes used in one run.
     lanes_used: usize,
+    /// The journal stays after success.
+    journal_stays: bool,
     started: Instant,
 }
 
@@ -141,6 +146,7 @@ impl Engine {
             runs: 0,
             copied: false,
             lanes_used: 0,
+            journal_stays: false,
             started,
         }
     }
@@ -185,8 +191,8 @@ impl Engine {
         self.shared.outcome()
     }
 
-    /// Runs the last plan, makes it durable if the options ask for that, removes the journal and
-    /// computes the requested digest. Returns the summary of all runs. The engine can still read.
+    /// Runs the last plan, makes it durable if the options ask for that, removes the journal or
+    /// records there that everything is copied, and computes the requested digest. Returns the summary of all runs. The engine can still read.
     ///
     /// # Errors
     /// Those of [`Engine::run`] and [`Engine::flush`].
@@ -374,7 +380,7 @@ impl Engine {
         self.copied = true;
         self.shared.outcome()?;
         if let Some(journal) = &self.shared.durability.journal {
-            close_journal(&self.shared, journal);
+            self.journal_stays = close_journal(&self.shared, journal).await;
         }
         self.shared.progress.set_complete();
         // Reads for the digest are not part of the copy.
@@ -406,6 +412,7 @@ impl Engine {
             routes: self.shared.progress.routes(),
             retried: self.shared.retries.summary(),
             warnings: self.shared.warnings(),
+            journal_stays: self.journal_stays,
             ..Summary::default()
         }
     }
@@ -581,6 +588,19 @@ async fn own_journal(
     (resolved, retries): (&Resolved, &Arc<Retries>),
 ) -> Result<Option<(Keeping, Recorded)>> {
     let Some(journal) = &options.journal else { return Ok(None) };
+    let identity = own_identity(journal, sides, options, selection, (resolved, retries)).await?;
+    let parts = SelectedParts::new(selection.ranges(), resolved.segment);
+    open_journal(journal, identity, parts).await.map(Some)
+}
+
+/// What identifies the copy of what is selected.
+async fn own_identity(
+    journal: &JournalOptions,
+    sides: &Sides,
+    options: &Options,
+    selection: &Selection,
+    (resolved, retries): (&Resolved, &Arc<Retries>),
+) -> Result<Identity> {
     // An export may be unreadable where its bitmap is clean.
     let partial = options.bitmap.is_some() || options.ranges.is_some();
     let only = partial.then(|| selection.ranges());
@@ -590,12 +610,10 @@ async fn own_journal(
     } else {
         crate::sample::digest(sides.handle(Side::Source, retries), only).await?
     };
-    let identity = Identity {
+    Ok(Identity {
         discards: options.discard_source,
         ..identity(journal, resolved, selection, sides, sample)
-    };
-    let parts = SelectedParts::new(selection.ranges(), resolved.segment);
-    open_journal(journal, identity, parts).await.map(Some)
+    })
 }
 
 async fn open_journal(
@@ -604,6 +622,7 @@ async fn open_journal(
     parts: SelectedParts,
 ) -> Result<(Keeping, Recorded)> {
     let wanted = options.clone();
+    let discards = identity.discards;
     let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
     let (file, recorded) =
         opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
@@ -615,7 +634,9 @@ async fn open_journal(
     let keep = options.keep;
     let interval = options.interval;
     let parts = Mutex::new(parts);
-    Ok((Keeping { file, keep, interval, parts }, recorded))
+    let earlier = !recorded.segments.is_empty();
+    let was_complete = recorded.complete;
+    Ok((Keeping { file, keep, discards, earlier, was_complete, interval, parts }, recorded))
 }
 
 /// Compares the data that earlier runs recorded last. If it differs, none of their records is used.
@@ -663,11 +684,22 @@ fn whole_zeroes(shared: &Shared, target: &Facts, target_is_zero: bool) -> (bool,
     (cheap && (target_is_zero || !target.emulated.contains(Can::ZERO)), cheap)
 }
 
-/// After success, the journal is not needed any more.
-fn close_journal(shared: &Shared, journal: &Keeping) {
+/// After success, the journal is not needed any more, unless something was discarded at the source:
+/// then it stays, and says so. True: it stays.
+async fn close_journal(shared: &Shared, journal: &Keeping) -> bool {
+    // Of a discard that failed, a part may have been carried out.
+    let (discarded, failed) = shared.progress.discarded();
+    if journal.discards && (journal.earlier || discarded > 0 || failed > 0) {
+        let recorded = if journal.was_complete { Ok(()) } else { journal.file.complete().await };
+        if let Err(why) = recorded {
+            shared.warn(format!("cannot record in the journal that the copy is complete: {why}"));
+        }
+        return true;
+    }
     if !journal.keep
         && let Err(error) = journal.file.remove()
     {
         shared.warn(format!("cannot remove the journal: {error}"));
     }
+    false
 }

@@ -177,6 +177,15 @@ impl Record {
         })
     }
 
+    /// The record that everything is copied. No segment has its number.
+    pub(super) const COMPLETE: Record = Record {
+        segment: (1 << NUMBER_BITS) - 1,
+        exponent: u8::MAX >> 2,
+        batch: 0,
+        lane: 0,
+        content: false,
+    };
+
     /// Number of the segment after the last.
     pub(super) fn end(&self) -> u64 {
         // An exponent has six bits.
@@ -251,10 +260,18 @@ pub(crate) struct Recorded {
     /// Of those, the segments that each lane recorded last, and the last with content; ascending.
     /// Content distinguishes the target from another one that is fresh and all zeroes.
     pub(crate) edge: Vec<u64>,
+    /// Everything is copied, and may be discarded at the source.
+    pub(crate) complete: bool,
 }
 
 impl Recorded {
-    pub(super) fn of(records: &[Record]) -> Recorded {
+    /// Everything is copied, of a range that ends before segment `end`.
+    pub(super) fn everything(end: u64) -> Recorded {
+        Recorded { segments: vec![(0, end)], edge: Vec::new(), complete: true }
+    }
+
+    /// What these records say of a copy that `discards` what it records.
+    pub(super) fn of(records: &[Record], discards: bool) -> Recorded {
         let last = |lane: u32, content: bool| {
             let own = records.iter().filter(|record| record.lane == lane);
             own.filter(|record| record.content || !content).map(|record| record.batch).max()
@@ -274,6 +291,9 @@ impl Recorded {
         let mut recorded = Recorded::default();
         for record in records {
             match (is_last(record), record.exponent) {
+                // What was discarded cannot be compared, and must not be zeroed again: the source may
+                // read as anything there.
+                _ if discards => recorded.segments.push((record.segment, record.end())),
                 (false, _) => recorded.segments.push((record.segment, record.end())),
                 (true, 0) => {
                     recorded.segments.push((record.segment, record.end()));
@@ -397,7 +417,7 @@ mod tests {
     #[test]
     fn the_edge_is_the_last_batch_of_each_lane() {
         let (_, records) = file(&[(1, 1, 0), (2, 2, 1), (3, 3, 0), (4, 3, 0), (5, 4, 2)]);
-        let recorded = Recorded::of(&records);
+        let recorded = Recorded::of(&records, false);
         assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 4, 5]);
         assert_eq!(
@@ -412,7 +432,7 @@ mod tests {
         let (_, mut records) = file(&[(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (5, 4, 1)]);
         records[0].content = true;
         records[1].content = true;
-        let recorded = Recorded::of(&records);
+        let recorded = Recorded::of(&records, false);
         assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 5]);
     }
@@ -428,10 +448,10 @@ mod tests {
         }
         let mut earlier = records.clone();
         earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0, content: false });
-        let recorded = Recorded::of(&earlier);
+        let recorded = Recorded::of(&earlier, false);
         assert_eq!(recorded.segments, [(0, 1), (3, 3 + (1 << 47) + 5)]);
         // Of the last batch only what is verified is relied on.
-        let recorded = Recorded::of(&records);
+        let recorded = Recorded::of(&records, false);
         let last = 3 + (1 << 47) + 4;
         assert_eq!((recorded.segments, recorded.edge), (vec![(last, last + 1)], vec![last]));
     }

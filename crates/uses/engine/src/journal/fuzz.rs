@@ -17,7 +17,8 @@ pub fn journal(data: &[u8]) {
         bytes.extend(body);
         bytes.extend(check(body, &id, index));
     }
-    let recorded = Recorded::of(&recover(&bytes, &id));
+    let records = recover(&bytes, &id);
+    let recorded = Recorded::of(&records, identity.discards);
     assert!(recorded.segments.is_sorted_by(|one, next| one.1 < next.0), "not ascending");
     for &(start, end) in &recorded.segments {
         assert!(start <= end);

@@ -6,6 +6,9 @@
 //! after the segment's writes have completed and the connection that wrote them has then been
 //! flushed; it is itself made durable before the next batch. Everything from the first record with
 //! a wrong checksum on is a torn batch of a crash and is discarded: its segments are copied again.
+//!
+//! What a copy discards at its source is recorded before. Its journal gets a last record that
+//! everything is copied, and stays: a copy that began anew would copy what the discards have left.
 
 mod format;
 #[cfg(any(test, fuzzing))]
@@ -30,7 +33,8 @@ pub(crate) use self::parts::SelectedParts;
 /// Where the journal is, and what identifies the two sides of the copy.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// The file: created by the first run, read by later ones and removed after success.
+    /// The file: created by the first run, read by later ones and removed after success, unless
+    /// something was discarded at the source.
     pub path: PathBuf,
     /// Start over, whatever the journal records.
     pub restart: bool,
@@ -102,16 +106,15 @@ impl Journal {
 
     fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
         lock(&file, path)?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
-        let (id, found) = Identity::decode(&bytes).map_err(|why| refused(path, &why))?;
-        if let Some(why) = found.differs(wanted) {
-            let next =
-                if found.discards { DISCARDED } else { "use --restart to copy everything again" };
-            return Err(refused(path, &format!("{why}; {next}")));
-        }
-        let records = recover(&bytes, &id);
+        let found = Found::read(&mut file, path)?.map_err(|why| refused(path, &why))?;
+        found.refuse_other(path, wanted)?;
         let segments = wanted.range.1.div_ceil(wanted.segment);
+        let is_complete = found.is_complete();
+        let Found { id, identity, records } = found;
+        if is_complete {
+            let journal = Journal::new(path, id, file, records.len() as u64, 0);
+            return Ok((journal, Recorded::everything(segments)));
+        }
         let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
         // Remove the torn tail, so that new records follow valid ones.
@@ -119,7 +122,7 @@ impl Journal {
         file.set_len(len).map_err(|error| failed("cut", path, error))?;
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
         let journal = Journal::new(path, id, file, records.len() as u64, batch);
-        Ok((journal, Recorded::of(&records)))
+        Ok((journal, Recorded::of(&records, identity.discards)))
     }
 
     fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
@@ -140,6 +143,18 @@ impl Journal {
             return Ok(());
         }
         let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let of = move |(first, end, content)| Record::of((first, end), content, batch, lane);
+        self.write(segments.into_iter().flat_map(of).collect()).await
+    }
+
+    /// Records that everything is copied, and makes that durable. For a copy that discards what it
+    /// records. Errors as for [`Journal::append`].
+    pub(crate) async fn complete(&self) -> Result<(), String> {
+        self.write(vec![Record::COMPLETE]).await
+    }
+
+    /// Appends records, and makes them durable.
+    async fn write(&self, records: Vec<Record>) -> Result<(), String> {
         let id = self.id;
         let file = self.file.clone();
         let appended = blockhaul_io::offload(move || {
@@ -147,10 +162,9 @@ impl Journal {
             if let Some(why) = &tail.broken {
                 return Err(why.clone());
             }
-            let mut bytes = Vec::with_capacity(segments.len() * RECORD);
+            let mut bytes = Vec::with_capacity(records.len() * RECORD);
             let mut index = tail.count;
-            let of = |(first, end, content)| Record::of((first, end), content, batch, lane);
-            for record in segments.into_iter().flat_map(of) {
+            for record in records {
                 bytes.extend(record.encode(&id, index));
                 index += 1;
             }
@@ -180,6 +194,77 @@ impl Journal {
 const DISCARDED: &str = "what it records was discarded at the source, and is on the target only: go on \
                          with the same sides and options, or choose another journal";
 
+/// The same for a copy that is complete.
+const COMPLETE: &str = "its copy is complete, and has discarded the source: remove this file to copy anew, or \
+                        choose another journal";
+
+/// The state of an existing journal of a copy that discards its source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JournalState {
+    /// Something is recorded, or may be.
+    Begun,
+    /// Everything is copied.
+    Complete,
+}
+
+/// The state of the journal of this name. `None`: there is none, or it is not of a copy that discards
+/// its source. Blocks.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
+    let Some(mut file) = there(path)? else { return Ok(None) };
+    // A foreign or damaged file is refused when it is to be continued.
+    let Ok(found) = Found::read(&mut file, path)? else { return Ok(None) };
+    let state = if found.is_complete() { JournalState::Complete } else { JournalState::Begun };
+    Ok(found.identity.discards.then_some(state))
+}
+
+/// Refuses the journal of this name unless it is that of the wanted copy. Blocks.
+pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<()> {
+    let Some(mut file) = there(path)? else {
+        return Err(refused(path, "it has just been removed: run the copy again"));
+    };
+    lock(&file, path)?;
+    let found = Found::read(&mut file, path)?.map_err(|why| refused(path, &why))?;
+    found.refuse_other(path, &wanted.clone().shortened())
+}
+
+/// An existing journal.
+struct Found {
+    id: [u8; 16],
+    identity: Identity,
+    records: Vec<Record>,
+}
+
+impl Found {
+    /// Reads the whole file; or says why it is no journal.
+    fn read(file: &mut File, path: &Path) -> Result<Result<Found, String>> {
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
+        Ok(Identity::decode(&bytes).map(|(id, identity)| {
+            let records = recover(&bytes, &id);
+            Found { id, identity, records }
+        }))
+    }
+
+    /// Whether everything is copied, and may be discarded at the source.
+    fn is_complete(&self) -> bool {
+        self.identity.discards && self.records.contains(&Record::COMPLETE)
+    }
+
+    /// Refuses the journal of another copy than the wanted one.
+    fn refuse_other(&self, path: &Path, wanted: &Identity) -> Result<()> {
+        let Some(why) = self.identity.differs(wanted) else { return Ok(()) };
+        let next = match self.identity.discards {
+            true if self.is_complete() => COMPLETE,
+            true => DISCARDED,
+            false => "use --restart to copy everything again",
+        };
+        Err(refused(path, &format!("{why}; {next}")))
+    }
+}
+
 /// Checks whether a journal can be created under this name, or the existing one continued. For a
 /// caller that is about to empty a target, and would find out too late. Leaves nothing behind, and
 /// does not change an existing journal. Blocks.
@@ -192,7 +277,7 @@ pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
         if !restart {
             return Ok(());
         }
-        check_source_is_there(&old, path)?;
+        check_source_is_there(path)?;
     }
     let (fresh, mut file) = make_fresh(path, &random()?)?;
     // As much as a new journal writes: a full disk can create files, but not fill them.
@@ -228,14 +313,11 @@ fn check_old(old: &mut File, path: &Path) -> Result<()> {
 }
 
 /// Refuses a journal of which the source was discarded.
-fn check_source_is_there(old: &File, path: &Path) -> Result<()> {
-    let mut header = [0; HEADER];
-    // A shorter file is damaged, and records nothing.
-    let whole = old.read_exact_at(&mut header, 0).is_ok();
-    if whole && Identity::decode(&header).is_ok_and(|(_, found)| found.discards) {
-        Err(refused(path, DISCARDED))
-    } else {
-        Ok(())
+fn check_source_is_there(path: &Path) -> Result<()> {
+    match discarding_journal(path)? {
+        Some(JournalState::Begun) => Err(refused(path, DISCARDED)),
+        Some(JournalState::Complete) => Err(refused(path, COMPLETE)),
+        None => Ok(()),
     }
 }
 
@@ -245,7 +327,7 @@ fn check_source_is_there(old: &File, path: &Path) -> Result<()> {
 pub fn discard_journal(path: &Path) -> Result<()> {
     let Some(mut old) = there(path)? else { return Ok(()) };
     check_old(&mut old, path)?;
-    check_source_is_there(&old, path)?;
+    check_source_is_there(path)?;
     let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
     removed.map_err(|error| failed("remove", path, error))
 }

@@ -37,6 +37,7 @@ impl Ended<'_> {
             digest: self.digest,
             elapsed: blockhaul_io::elapsed(self.started),
             warnings: Vec::new(),
+            journal_stays: false,
         }
     }
 }

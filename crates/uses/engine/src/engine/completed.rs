@@ -1,0 +1,53 @@
+//! Copies that an earlier run of the program has completed, and whose source it has discarded.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::Stack;
+use blockhaul_io::Pool;
+
+use super::{as_begun, own_identity};
+use crate::handle::Retries;
+use crate::journal::check_identity;
+use crate::options::{Options, Summary};
+use crate::progress::Progress;
+use crate::resolved::Resolved;
+use crate::side::Side;
+use crate::sides::Sides;
+
+/// Checks that the journal of these options, which is [`crate::JournalState::Complete`], is that of this
+/// copy. Both sides may be open for reading only: nothing is written. Returns the summary of a copy of
+/// which nothing is left to do.
+///
+/// # Errors
+/// It is the journal of another copy or is in use, or the source cannot tell what is selected.
+pub async fn completed_earlier(
+    source: &Stack,
+    target: &Stack,
+    options: &Options,
+    pool: &Pool,
+    progress: &Arc<Progress>,
+) -> Result<Summary> {
+    let sides = Sides { source: source.clone(), target: target.clone() };
+    let selection = sides.selection(options)?;
+    let options = as_begun(options).await;
+    let Some(journal) = &options.journal else {
+        return Err(Error::new(Kind::Invalid, "a copy without a journal"));
+    };
+    let retries = Retries::new(&options, progress);
+    let resolved = Resolved::new(&options, source.device(), target.device(), pool);
+    let selection = selection.into_ranges(&sides.handle(Side::Source, &retries)).await?;
+    let identity =
+        own_identity(journal, &sides, &options, &selection, (&resolved, &retries)).await?;
+    let path = journal.path.clone();
+    let checked = blockhaul_io::offload(move || check_identity(&path, &identity)).await;
+    checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    let size = selection.total();
+    progress.set_total(size);
+    progress.set_disk_size(source.device().facts().size);
+    for &(start, end) in selection.ranges() {
+        progress.add_resumed(start, end - start);
+    }
+    progress.set_complete();
+    Ok(Summary { size, resumed: size, journal_stays: true, ..Summary::default() })
+}
