@@ -8,6 +8,7 @@ mod descriptors;
 mod fuse;
 mod identity;
 mod lock;
+mod peer_memory;
 mod process;
 
 pub use credentials::{Credentials, leads_session};
@@ -15,4 +16,5 @@ pub use descriptors::inherited;
 pub use fuse::{clone_fuse, open_fuse};
 pub use identity::Identity;
 pub use lock::{lock_shared, locked_by_others, unlock};
+pub use peer_memory::PeerMemory;
 pub use process::{Cost, processor_time, serves_writeback, wait_with_cost};

@@ -4,12 +4,12 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use blockhaul_os::PeerMemory;
 use rustix::fs::{MemfdFlags, SealFlags};
-use vm_memory::{AtomicAccess, Bytes as _, MmapRegion, VolatileMemory as _};
+use vm_memory::{AtomicAccess, Bytes as _, VolatileMemory as _};
 
-use crate::memory::map_file;
 use crate::protocol;
 use crate::ring::{QUEUES_MAX, SIZE_MAX};
 
@@ -38,7 +38,7 @@ fn part(queue_size: u16) -> usize {
 
 /// The table of all queues.
 pub(crate) struct Table {
-    mapping: Arc<MmapRegion<()>>,
+    mapping: Arc<PeerMemory>,
     queues: u16,
     queue_size: u16,
 }
@@ -70,17 +70,21 @@ fn needed(asked: &protocol::Table) -> Result<u64, String> {
 }
 
 impl Table {
-    /// Maps a table, which may be from an earlier server.
+    /// Maps a table, which may be from an earlier server. `lost` becomes true when it has lost pages.
     ///
     /// # Errors
     /// If it is shorter than its queues need, or cannot be mapped.
-    pub(crate) fn open(given: &protocol::Table, fd: OwnedFd) -> Result<Table, String> {
+    pub(crate) fn open(
+        given: &protocol::Table,
+        fd: OwnedFd,
+        lost: Arc<AtomicBool>,
+    ) -> Result<Table, String> {
         let len = needed(given)?;
         if given.len < len {
             return Err(format!("a table of {} bytes, which needs {len}", given.len));
         }
         let size = usize::try_from(len).map_err(|_| "the table is too long".to_string())?;
-        let mapping = map_file(fd, given.offset, size)
+        let mapping = PeerMemory::map(fd, given.offset, size, lost)
             .map_err(|error| format!("cannot map the table of requests: {error}"))?;
         let queues = given.queues;
         let queue_size = given.queue_size;
@@ -97,7 +101,7 @@ impl Table {
 
 /// The part of one queue.
 pub(crate) struct Entries {
-    mapping: Arc<MmapRegion<()>>,
+    mapping: Arc<PeerMemory>,
     start: usize,
     size: u16,
     /// Number of the next request.
@@ -106,12 +110,13 @@ pub(crate) struct Entries {
 
 impl Entries {
     fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
-        let loaded = self.mapping.as_volatile_slice().load(self.start + at, Ordering::Acquire);
+        let slice = self.mapping.region().as_volatile_slice();
+        let loaded = slice.load(self.start + at, Ordering::Acquire);
         loaded.expect("inside the mapping, and aligned")
     }
 
     fn store<T: AtomicAccess>(&self, at: usize, value: T) {
-        let slice = self.mapping.as_volatile_slice();
+        let slice = self.mapping.region().as_volatile_slice();
         let stored = slice.store(value, self.start + at, Ordering::Release);
         stored.expect("inside the mapping, and aligned");
     }
@@ -195,7 +200,8 @@ mod tests {
     fn table() -> (Table, Table) {
         let (made, file) = create(&ASKED).unwrap();
         let again = file.try_clone().unwrap();
-        (Table::open(&made, file).unwrap(), Table::open(&made, again).unwrap())
+        let open = |file| Table::open(&made, file, Arc::default()).unwrap();
+        (open(file), open(again))
     }
 
     #[test]
@@ -231,7 +237,7 @@ mod tests {
             rustix::io::pwrite(&file, &bytes, 0).unwrap();
             rustix::io::pwrite(&file, &VERSION.to_ne_bytes(), AT_VERSION as u64).unwrap();
             rustix::io::pwrite(&file, &8_u16.to_ne_bytes(), AT_SIZE as u64).unwrap();
-            let table = Table::open(&made, file.try_clone().unwrap()).unwrap();
+            let table = Table::open(&made, file.try_clone().unwrap(), Arc::default()).unwrap();
             let heads = table.queue(0, 8).unwrap().recover(made.queues);
             assert!(heads.len() <= 8 && heads.iter().all(|&head| head < 8));
         }
@@ -244,10 +250,12 @@ mod tests {
         }
         let (made, file) = create(&ASKED).unwrap();
         let short = protocol::Table { len: made.len - 1, ..made };
-        assert!(Table::open(&short, file.try_clone().unwrap()).is_err());
+        let open =
+            |table, file: &OwnedFd| Table::open(table, file.try_clone().unwrap(), Arc::default());
+        assert!(open(&short, &file).is_err());
         let beyond = protocol::Table { offset: 1 << 40, ..made };
-        assert!(Table::open(&beyond, file.try_clone().unwrap()).is_err());
-        let table = Table::open(&made, file).unwrap();
+        assert!(open(&beyond, &file).is_err());
+        let table = open(&made, &file).unwrap();
         assert!(table.queue(2, 8).is_none() && table.queue(0, 16).is_none());
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! # Trust
 //! The guest writes to its memory at any time: everything in it is read once, and then checked. The
-//! front end owns the descriptors that it passes. It can end its own session, and it can end this
-//! process, by making the memory shorter than it said; the socket's permissions decide who may connect.
+//! front end owns the descriptors that it passes, and may make their files shorter: that ends its session
+//! ([`blockhaul_os::PeerMemory`]). The socket's permissions decide who may connect.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]

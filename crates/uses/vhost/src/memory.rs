@@ -1,37 +1,112 @@
 //! The memory of the guest, in regions that the front end passes as files.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, RwLock};
 
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use blockhaul_io::Notify;
+use blockhaul_os::PeerMemory;
+use vm_memory::bitmap::BS;
+use vm_memory::guest_memory::Result as AccessResult;
+use vm_memory::{
+    Address as _, GuestAddress, GuestMemoryRegion, GuestMemoryRegionBytes, GuestRegionCollection,
+    GuestUsize, MemoryRegionAddress, VolatileMemory as _, VolatileSlice,
+};
 
 use crate::protocol::Region;
 
 /// The memory of the guest as it is at a moment.
-pub(crate) type Memory = GuestMemoryMmap<()>;
+pub(crate) type Memory = GuestRegionCollection<GuestRegion>;
 
 /// Maximum number of regions. QEMU has up to 512 slots of memory.
 pub(crate) const REGIONS_MAX: usize = 512;
 
-/// The memory of the guest as it is now, for all queues.
+/// Why a session ends whose memory has lost pages.
+pub(crate) const LOST: &str =
+    "the front end has made the memory that it shares shorter: its pages are lost";
+
+/// A region of the guest's memory, which the front end may make shorter.
+pub(crate) struct GuestRegion {
+    memory: PeerMemory,
+    start: GuestAddress,
+}
+
+impl GuestMemoryRegion for GuestRegion {
+    type B = ();
+
+    fn len(&self) -> GuestUsize {
+        self.memory.region().size() as u64
+    }
+
+    fn start_addr(&self) -> GuestAddress {
+        self.start
+    }
+
+    fn bitmap(&self) -> BS<'_, ()> {}
+
+    fn get_slice(
+        &self,
+        offset: MemoryRegionAddress,
+        count: usize,
+    ) -> AccessResult<VolatileSlice<'_>> {
+        let offset = usize::try_from(offset.raw_value()).unwrap_or(usize::MAX);
+        Ok(self.memory.region().get_slice(offset, count)?)
+    }
+}
+
+impl GuestMemoryRegionBytes for GuestRegion {}
+
+/// The memory of the guest as it is now, for all queues, and whether pages of it, or of the table of
+/// requests, are lost: then accesses see zeroes, and nothing of it counts any more.
 #[derive(Default)]
-pub(crate) struct Space(RwLock<Arc<Memory>>);
+pub(crate) struct Space {
+    now: RwLock<Arc<Memory>>,
+    lost: Arc<AtomicBool>,
+    noticed: Notify,
+}
 
 impl Space {
     pub(crate) fn now(&self) -> Arc<Memory> {
-        self.0.read().expect("no panic under this lock").clone()
+        self.now.read().expect("no panic under this lock").clone()
     }
 
     fn set(&self, memory: Memory) {
-        *self.0.write().expect("no panic under this lock") = Arc::new(memory);
+        *self.now.write().expect("no panic under this lock") = Arc::new(memory);
+    }
+
+    /// Becomes true when pages are lost.
+    pub(crate) fn lost(&self) -> Arc<AtomicBool> {
+        self.lost.clone()
+    }
+
+    /// Whether pages are lost: of what was read before, nothing counts.
+    pub(crate) fn is_lost(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.lost.load(Ordering::SeqCst)
+    }
+
+    /// Ends the session, because pages are lost.
+    pub(crate) fn end(&self) {
+        self.noticed.notify();
+    }
+
+    /// Waits for [`Space::end`].
+    pub(crate) async fn ended(&self) {
+        loop {
+            let noticed = self.noticed.listen();
+            if self.is_lost() {
+                return;
+            }
+            // It is completed, as this holds the other end.
+            let _ = noticed.await;
+        }
     }
 }
 
 /// The regions, which only the session of the front end changes.
 #[derive(Default)]
 pub(crate) struct Regions {
-    mapped: Vec<(Region, Arc<GuestRegionMmap<()>>)>,
+    mapped: Vec<(Region, Arc<GuestRegion>)>,
     space: Arc<Space>,
 }
 
@@ -49,7 +124,7 @@ impl Regions {
         if regions.len() != fds.len() {
             return Err(format!("{} descriptors for {} regions", fds.len(), regions.len()));
         }
-        let mapped = regions.iter().zip(fds).map(|(region, fd)| map(*region, fd));
+        let mapped = regions.iter().zip(fds).map(|(region, fd)| self.map(*region, fd));
         let mapped = mapped.collect::<Result<Vec<_>, _>>()?;
         self.change(mapped)
     }
@@ -63,7 +138,7 @@ impl Regions {
             return Err(format!("more than {REGIONS_MAX} memory regions"));
         }
         let mut mapped = self.mapped.clone();
-        mapped.push(map(region, fd)?);
+        mapped.push(self.map(region, fd)?);
         self.change(mapped)
     }
 
@@ -83,10 +158,20 @@ impl Regions {
         self.change(mapped)
     }
 
-    fn change(
-        &mut self,
-        mut mapped: Vec<(Region, Arc<GuestRegionMmap<()>>)>,
-    ) -> Result<(), String> {
+    /// Maps a region.
+    fn map(&self, region: Region, fd: OwnedFd) -> Result<(Region, Arc<GuestRegion>), String> {
+        let Region { guest, len, user, offset } = region;
+        let size = usize::try_from(len).map_err(|_| format!("a memory region of {len} bytes"))?;
+        let fits = |start: u64| start.checked_add(len).is_some();
+        if size == 0 || !fits(guest) || !fits(user) || !fits(offset) {
+            return Err(format!("a memory region of {len} bytes at {guest:#x}"));
+        }
+        let memory = PeerMemory::map(fd, offset, size, self.space.lost())
+            .map_err(|error| format!("cannot map {len} bytes of the guest's memory: {error}"))?;
+        Ok((region, Arc::new(GuestRegion { memory, start: GuestAddress(guest) })))
+    }
+
+    fn change(&mut self, mut mapped: Vec<(Region, Arc<GuestRegion>)>) -> Result<(), String> {
         mapped.sort_by_key(|(region, _)| region.guest);
         let memory = if mapped.is_empty() {
             Memory::new()
@@ -106,33 +191,6 @@ impl Regions {
             region.guest.checked_add(at).map(GuestAddress)
         })
     }
-}
-
-/// Maps a part of a file, which must have it: the kernel would end this process at an access beyond the
-/// end.
-pub(crate) fn map_file(fd: OwnedFd, offset: u64, size: usize) -> Result<MmapRegion<()>, String> {
-    let held = rustix::fs::fstat(&fd).map_err(|error| error.to_string())?.st_size;
-    let end = offset.checked_add(size as u64);
-    if end.is_none_or(|end| u64::try_from(held).map_or(true, |held| end > held)) {
-        return Err(format!("the file has {held} bytes"));
-    }
-    let file = FileOffset::new(File::from(fd), offset);
-    MmapRegion::from_file(file, size).map_err(|error| error.to_string())
-}
-
-/// Maps a region.
-fn map(region: Region, fd: OwnedFd) -> Result<(Region, Arc<GuestRegionMmap<()>>), String> {
-    let Region { guest, len, user, offset } = region;
-    let size = usize::try_from(len).map_err(|_| format!("a memory region of {len} bytes"))?;
-    let fits = |start: u64| start.checked_add(len).is_some();
-    if size == 0 || !fits(guest) || !fits(user) || !fits(offset) {
-        return Err(format!("a memory region of {len} bytes at {guest:#x}"));
-    }
-    let mapping = map_file(fd, offset, size)
-        .map_err(|error| format!("cannot map {len} bytes of the guest's memory: {error}"))?;
-    let mapped = GuestRegionMmap::new(mapping, GuestAddress(guest))
-        .ok_or_else(|| format!("a memory region of {len} bytes at {guest:#x}"))?;
-    Ok((region, Arc::new(mapped)))
 }
 
 #[cfg(test)]

@@ -115,6 +115,10 @@ pub(crate) async fn run(start: Start, stop: Stop) -> Result<u16, Broken> {
     let mut ring = Ring::new(layout, base, &space.now())?;
     let recovered = entries.as_mut().map(|entries| entries.recover(ring.next_used()));
     let recovered = recovered.unwrap_or_default();
+    if space.is_lost() {
+        space.end();
+        return Err(Broken::Lost);
+    }
     if !recovered.is_empty() {
         log::info!("{} requests that an earlier server had taken are repeated", recovered.len());
         // At most as many as the ring has.
@@ -197,8 +201,8 @@ impl Queue {
             let device = self.disk.device();
             self.ring.borrow().want_no_kick(&memory)?;
             while turn < TURN && !stop.asked.load(Ordering::Relaxed) {
-                let head = self.ring.borrow_mut().take(&memory)?;
-                let Some(head) = head else { break };
+                let head = self.ring.borrow_mut().take(&memory);
+                let Some(head) = self.unless_lost(head)? else { break };
                 self.leave_room().await;
                 turn += 1 + self.handle(&memory, &device, head).await / BYTES_PER_SHARE;
             }
@@ -209,8 +213,11 @@ impl Queue {
             if turn >= TURN {
                 turn = 0;
                 blockhaul_io::yield_now().await;
-            } else if !self.ring.borrow().want_kick(&memory)? {
-                return Ok(());
+            } else {
+                let waiting = self.ring.borrow().want_kick(&memory);
+                if !self.unless_lost(waiting)? {
+                    return Ok(());
+                }
             }
         }
     }
@@ -250,7 +257,8 @@ impl Queue {
 
     /// Gives a chain back, and notifies the driver soon.
     fn give_back(self: &Rc<Self>, memory: &Memory, head: u16, written: u32, soon: bool) {
-        if let Err(why) = self.try_give_back(memory, head, written) {
+        let given = self.try_give_back(memory, head, written);
+        if let Err(why) = self.unless_lost(given) {
             return self.give_up(why);
         }
         // Requests that complete together are one notification.
@@ -279,16 +287,26 @@ impl Queue {
 
     /// Notifies the driver, if it wants that.
     fn call_now(&self) {
-        match self.ring.borrow_mut().must_call(&self.space.now()) {
+        let must_call = self.ring.borrow_mut().must_call(&self.space.now());
+        match self.unless_lost(must_call) {
             Ok(true) => self.call.signal(),
             Ok(false) => {}
             Err(why) => self.give_up(why),
         }
     }
 
+    /// What was read of the memory, unless pages of it are lost.
+    fn unless_lost<T>(&self, read: Result<T, Broken>) -> Result<T, Broken> {
+        if self.space.is_lost() { Err(Broken::Lost) } else { read }
+    }
+
     /// The driver must reset the device: nothing more is taken from the ring.
     fn give_up(&self, why: Broken) {
-        if !self.broken.replace(true) {
+        let was_broken = self.broken.replace(true);
+        if why == Broken::Lost {
+            // The end of the session is logged.
+            self.space.end();
+        } else if !was_broken {
             log::warn!("a guest's queue cannot be used any more: {why}");
         }
     }

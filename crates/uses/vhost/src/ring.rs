@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryBackend as _};
 
-use crate::memory::Memory;
+use crate::memory::{LOST, Memory};
 
 /// Maximum number of queues; QEMU makes one for each processor of the guest.
 pub(crate) const QUEUES_MAX: u16 = 64;
@@ -42,6 +42,8 @@ pub(crate) enum Broken {
     Overrun,
     /// A descriptor that it does not have.
     Head(u16),
+    /// The memory has lost pages.
+    Lost,
 }
 
 impl fmt::Display for Broken {
@@ -51,6 +53,7 @@ impl fmt::Display for Broken {
             Broken::Place => f.write_str("a part of the ring is not in the guest's memory"),
             Broken::Overrun => f.write_str("more requests than the ring holds"),
             Broken::Head(head) => write!(f, "descriptor {head} is not in the ring"),
+            Broken::Lost => f.write_str(LOST),
         }
     }
 }

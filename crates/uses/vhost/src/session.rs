@@ -15,7 +15,7 @@ use blockhaul_io::{Pool, Stream};
 
 use crate::blk::{self, Features};
 use crate::in_flight;
-use crate::memory::{REGIONS_MAX, Regions};
+use crate::memory::{LOST, REGIONS_MAX, Regions};
 use crate::protocol::{self, CONFIG_MAX, Message};
 use crate::queue::{Disk, Watch};
 use crate::ring::QUEUES_MAX;
@@ -100,11 +100,18 @@ impl Session {
     }
 
     async fn converse(&mut self) -> Result<(), String> {
+        let space = self.regions.space().clone();
+        let mut ended = pin!(space.ended());
         loop {
             let stream = self.stream.clone();
             let mut receiving = pin!(socket::receive(&*stream));
             let received = loop {
-                match timely(&mut receiving).await {
+                let mut next = pin!(timely(&mut receiving));
+                let next = poll_fn(|cx| match ended.as_mut().poll(cx) {
+                    Poll::Ready(()) => Poll::Ready(Err(LOST)),
+                    Poll::Pending => next.as_mut().poll(cx).map(Ok),
+                });
+                match next.await? {
                     Some(received) => break received,
                     None => self.look_at_size().await?,
                 }
@@ -112,7 +119,11 @@ impl Session {
             let Some(message) = received.map_err(|error| blockhaul_io::plain(&error))? else {
                 return Ok(());
             };
-            self.answer(message).await?;
+            let answered = self.answer(message).await;
+            if space.is_lost() {
+                return Err(LOST.into());
+            }
+            answered?;
         }
     }
 
@@ -193,7 +204,8 @@ impl Session {
             }
             Message::SetInFlight(table) => {
                 let fd = fds.pop().filter(|_| fds.is_empty()).ok_or("a table without a file")?;
-                self.queues.set_table(in_flight::Table::open(&table, fd)?);
+                let lost = self.regions.space().lost();
+                self.queues.set_table(in_flight::Table::open(&table, fd, lost)?);
                 Ok(())
             }
             // A driver cannot change the cache, as that is not offered.

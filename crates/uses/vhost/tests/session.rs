@@ -505,3 +505,56 @@ fn messages_of_any_content_end_a_session_at_most() {
     guest.set_up(true);
     assert_eq!(guest.run(0, READ, 0, &[512]), 0);
 }
+
+#[test]
+fn memory_that_loses_its_pages_ends_its_session_alone() {
+    let server = Server::start(7, Engine::Auto);
+    let (other, _ended) = server.connect();
+    let mut other = Guest::new(other);
+    other.set_up(true);
+    other.put(DATA, &[0xaa; 4096]);
+    assert_eq!(other.run(0, WRITE, 0, &[4096]), 0);
+    // The rings stay, and data is lost; or all of it.
+    for (left, kind) in [(DATA, WRITE), (DATA, READ), (0, READ)] {
+        let (socket, ended) = server.connect();
+        let mut guest = Guest::new(socket);
+        guest.set_up(true);
+        assert_eq!(guest.run(1, READ, 0, &[4096]), 0);
+        if left > 0 {
+            ftruncate(&guest.memory, left).unwrap();
+            guest.submit(0, 0, kind, 0, &[4096]);
+        } else {
+            guest.submit(0, 0, kind, 0, &[4096]);
+            ftruncate(&guest.memory, left).unwrap();
+            rustix::io::write(&guest.kicks[1], &1_u64.to_ne_bytes()).unwrap();
+        }
+        let why = server.ended(ended).unwrap_err();
+        assert!(why.contains("shorter"), "{why}");
+        // The socket is closed, and the zeroes in place of the data are written nowhere.
+        assert_eq!(guest.socket.read(&mut [0; 64]).unwrap(), 0);
+        assert_eq!(server.model.bytes()[..4096], [0xaa; 4096], "{kind} with {left} bytes left");
+        assert_eq!(other.run(0, READ, 0, &[4096]), 0);
+        assert_eq!(other.get(DATA, 4096), [0xaa; 4096]);
+    }
+}
+
+#[test]
+fn a_table_that_loses_its_pages_ends_its_session_alone() {
+    let server = Server::start(7, Engine::Auto);
+    let (socket, ended) = server.connect();
+    let mut guest = Guest::new(socket);
+    let table = memfd_create("table", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&table, 64 << 10).unwrap();
+    let about = [&numbers([64 << 10, 0])[..], &2_u16.to_ne_bytes(), &RING.to_ne_bytes()].concat();
+    guest.send(32, &about, &[table.as_fd()]);
+    guest.set_up(true);
+    assert_eq!(guest.run(0, READ, 0, &[4096]), 0);
+    ftruncate(&table, 0).unwrap();
+    guest.submit(0, 0, READ, 0, &[4096]);
+    let why = server.ended(ended).unwrap_err();
+    assert!(why.contains("shorter"), "{why}");
+    let (socket, _ended) = server.connect();
+    let mut other = Guest::new(socket);
+    other.set_up(true);
+    assert_eq!(other.run(0, READ, 0, &[512]), 0);
+}

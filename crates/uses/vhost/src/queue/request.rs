@@ -12,6 +12,7 @@ use super::Queue;
 use crate::blk::{Command, HEADER, ID, RANGE, Range, SECTOR, Status};
 use crate::chain::{self, Chain, Malformed, Segment};
 use crate::memory::Memory;
+use crate::ring::Broken;
 
 /// Of requests that complete at once, one in this many is timed.
 const TIMED: u8 = 16;
@@ -69,6 +70,11 @@ impl Queue {
             }
             Command::Discard | Command::Zero => ranged(&asked, device, command, &readable),
         };
+        // Zeroes would take the place of data.
+        if self.space.is_lost() {
+            self.give_up(Broken::Lost);
+            return 0;
+        }
         match made {
             Ok(request) => {
                 let bytes = request.len;
