@@ -9,6 +9,7 @@ use blockhaul_block::{
 };
 use blockhaul_io::{Allocate, Data, File, RangeLocks, is_zero};
 use blockhaul_layers::support::{Runs, Scratch, temporary_file};
+use rustix::fs::ftruncate;
 
 use crate::{OnFailure, Options, Stats};
 
@@ -52,7 +53,7 @@ impl Below {
 pub(crate) struct Point {
     pub(crate) block: u64,
     pub(crate) size: u64,
-    /// Saved contents, at their offsets in the disk.
+    /// Saved contents, at their offsets in the disk. Its length is that of the disk.
     store: File,
     max: u64,
     guest_timeout: Duration,
@@ -77,7 +78,7 @@ impl Point {
         Ok(Point {
             block: options.block,
             size,
-            store: temporary_file("snapshot", options.directory.as_deref())?,
+            store: store(size, options)?,
             max: options.max,
             guest_timeout: options.guest_timeout,
             on_failure: options.on_failure,
@@ -325,6 +326,19 @@ impl Point {
         }
         Ok(())
     }
+}
+
+/// The file of saved contents, which is as long as the disk: what is not written there is zero.
+fn store(size: u64, options: &Options) -> Result<File> {
+    let file = temporary_file("snapshot", options.directory.as_deref())?;
+    ftruncate(&file, size).map_err(|errno| {
+        let text = format!(
+            "snapshot: cannot make a temporary file of {size} bytes: choose a directory on a file system \
+             that has such files"
+        );
+        Error::system(text, errno.into())
+    })?;
+    Ok(file)
 }
 
 /// Bytes that count as kept, unless saving them fails or is given up.

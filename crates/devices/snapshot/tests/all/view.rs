@@ -1,6 +1,7 @@
 //! What a reader of the view sees.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, DeviceExt as _, HOLE, Kind, Reply, Request, ZERO,
@@ -101,5 +102,24 @@ fn an_ended_snapshot_costs_nothing_and_shows_nothing() {
         write(&live, 0, &[1; BLOCK as usize]).await;
         assert_eq!(snapshot.stats().saved, 0);
         assert_eq!(view.read(0, 512).await.unwrap_err().kind(), Kind::ShuttingDown);
+    });
+}
+
+/// Zeroes at the end of a saved block are not written to the file of saved contents.
+#[test]
+fn blocks_of_any_size_are_shown_to_their_end() {
+    on_worker(|| async {
+        const SIZE: u64 = 2 << 20;
+        for block in [4096, BLOCK, 512 << 10, 1 << 20, 16 << 20] {
+            let memory = blockhaul_backends::memory(SIZE);
+            write(&memory, 0, b"before").await;
+            let options = Options { block, guest_timeout: Duration::ZERO, ..Options::default() };
+            let (snapshot, live) = begun(&memory, &options).await;
+            let view = snapshot.view(Vec::new(), Trim::Refused).unwrap();
+            write(&live, 0, b"after!").await;
+            let seen = read(&view, 0, SIZE as usize).await;
+            assert_eq!(&seen[..6], b"before", "blocks of {block} bytes");
+            assert!(seen[6..].iter().all(|&byte| byte == 0), "blocks of {block} bytes");
+        }
     });
 }
