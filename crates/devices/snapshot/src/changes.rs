@@ -25,6 +25,37 @@ struct Inner {
     settled: Notify,
     /// Writes that go there, and ranges that are being copied.
     locks: Arc<RangeLocks>,
+    /// Ranges that are being copied and that nobody waits for.
+    opened: Mutex<Vec<(u64, u64)>>,
+}
+
+/// A range that is being copied: writes there that go to the other device, too, wait until it is
+/// dropped or [opened](Locked::open).
+pub struct Locked {
+    changes: Arc<Inner>,
+    range: (u64, u64),
+    lock: Option<RangeLock>,
+}
+
+impl Locked {
+    /// Ends the wait of writers before the range is copied: until then, writes there go to the disk
+    /// only, and mark.
+    pub fn open(&mut self) {
+        let Some(lock) = self.lock.take() else { return };
+        self.changes.opened().push(self.range);
+        drop(lock);
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if self.lock.is_none() {
+            let mut opened = self.changes.opened();
+            if let Some(place) = opened.iter().position(|range| *range == self.range) {
+                opened.swap_remove(place);
+            }
+        }
+    }
 }
 
 /// Another device for writes.
@@ -46,7 +77,8 @@ impl Changes {
         let settled = Notify::default();
         let also = Mutex::default();
         let locks = Arc::default();
-        Ok(Changes(Arc::new(Inner { bitmap, marked, also, settled, locks })))
+        let opened = Mutex::default();
+        Ok(Changes(Arc::new(Inner { bitmap, marked, also, settled, locks, opened })))
     }
 
     /// The layer that marks. All handles that write to the disk must be under it.
@@ -82,9 +114,11 @@ impl Changes {
     }
 
     /// Waits for the writes in a range that go to the other device, too; those that begin later wait
-    /// until the lock is dropped.
-    pub async fn lock(&self, at: u64, len: u64) -> RangeLock {
-        self.0.locks.lock(at, at.saturating_add(len)).await
+    /// until the lock is dropped or [opened](Locked::open).
+    pub async fn lock(&self, at: u64, len: u64) -> Locked {
+        let range = (at, at.saturating_add(len));
+        let lock = Some(self.0.locks.lock(range.0, range.1).await);
+        Locked { changes: self.0.clone(), range, lock }
     }
 
     /// What has changed, as offset and length in bytes, in order. It counts as copied then.
@@ -183,6 +217,15 @@ impl Inner {
     fn also(&self) -> MutexGuard<'_, Also> {
         self.also.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn opened(&self) -> MutexGuard<'_, Vec<(u64, u64)>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a part of a range is being copied, by somebody whom nobody waits for.
+    fn is_opened(&self, at: u64, end: u64) -> bool {
+        self.opened().iter().any(|&(from, to)| from < end && at < to)
+    }
 }
 
 /// The other device, for one write that goes there.
@@ -197,11 +240,14 @@ impl Other {
         let at = request.at;
         let len = request.len;
         let mut mark = self.changes.mark(&request);
-        let lock = self.changes.locks.lock(at, at.saturating_add(len)).await;
+        let end = at.saturating_add(len);
+        let lock = self.changes.locks.lock(at, end).await;
+        // The copy of an opened range may overwrite the other device with what was there before.
+        let goes_there = !self.changes.is_opened(at, end);
         let written = inner.submit(request);
-        let copied = copied.write(&self.device, at, len).await;
+        let copied = goes_there && copied.write(&self.device, at, len).await.is_ok();
         let outcome = written.await;
-        mark.equal = outcome.is_ok() && copied.is_ok();
+        mark.equal = outcome.is_ok() && copied;
         drop(mark);
         drop(lock);
         outcome

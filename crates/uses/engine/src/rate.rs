@@ -70,14 +70,26 @@ impl Rate {
         }
     }
 
+    /// Waits until a request may start, without drawing its tokens, or `stopped`.
+    pub(crate) async fn paid(&self, stopped: impl Fn() -> bool) {
+        while self.is_limited() && !stopped() {
+            match self.debt(blockhaul_io::now()) {
+                None => return,
+                Some(wait) => blockhaul_io::sleep(wait.min(STEP)).await,
+            }
+        }
+    }
+
+    /// How long until the tokens of earlier requests have come in.
+    fn debt(&self, now: Instant) -> Option<Duration> {
+        longest_wait(&mut self.buckets.lock().expect("no panic under this lock")[..], now)
+    }
+
     /// Draws the tokens of a request, which may be more than are there; or how long to wait until those of
     /// earlier requests have come in.
     fn try_take(&self, bytes: u64, now: Instant) -> Option<Duration> {
         let mut buckets = self.buckets.lock().expect("no panic under this lock");
-        let limited = || |bucket: &&mut TokenBucket| bucket.rate() > 0;
-        let waits =
-            buckets.iter_mut().filter(limited()).filter_map(|bucket| bucket.wait_for_all(now));
-        if let Some(wait) = waits.max() {
+        if let Some(wait) = longest_wait(&mut buckets[..], now) {
             return Some(wait);
         }
         for (bucket, tokens) in buckets.iter_mut().zip([bytes, 1]) {
@@ -87,6 +99,12 @@ impl Rate {
         }
         None
     }
+}
+
+/// How long until all tokens that were drawn have come in.
+fn longest_wait(buckets: &mut [TokenBucket], now: Instant) -> Option<Duration> {
+    let limited = buckets.iter_mut().filter(|bucket| bucket.rate() > 0);
+    limited.filter_map(|bucket| bucket.wait_for_all(now)).max()
 }
 
 /// Rates by the time of day: `08:00-18:00=50M,*=0`.

@@ -668,6 +668,11 @@ impl CopyJob {
         self.check_apart(&from.files, &to.files)?;
         if let Some(follower) = &self.follower {
             follower.check(&target).map_err(|error| self.failed(&error))?;
+        } else if !self.part.is_some() && to.grows_from.is_none() && to.size > size {
+            let (target, rest) = (&self.target, to.size - size);
+            log::warn!(
+                "{target} is {rest} bytes larger than the source: its end keeps what is there"
+            );
         }
         self.progress.expect(size);
         Ok((source, target))

@@ -139,6 +139,11 @@ impl Table {
         devices::readonly(&self.wanted.registry, device)
     }
 
+    /// The layer that shows only the first `size` bytes of a device.
+    pub fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
+        Adjustable::new(&self.wanted.registry, &format!("offset?range={size}"))
+    }
+
     /// Refuses a name that is in use.
     pub fn check_new(&self, name: &str) -> Result<(), Failure> {
         if self.running().iter().any(|before| before.name == name) {

@@ -7,12 +7,14 @@
 //! With [`CopyMode::WriteBlocking`], clients' writes go to the target, too, once everything was
 //! copied: what has changed becomes less with each range that is copied, however fast they write.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Barrier, PROVIDED, Stack};
+use blockhaul_catalog::{Adjustable, Barrier, PROVIDED, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::{Changes, Remaining};
@@ -35,7 +37,12 @@ const SETTLE_EVERY: Duration = Duration::from_secs(10);
 const TELLING: u64 = 1 << 20;
 /// Bytes that are copied at a time while clients' writes go to the target, too: those that overlap
 /// wait for it.
-const PIECE: u64 = 16 << 20;
+const PIECE: u64 = 1 << 20;
+/// The same with a limited rate: one request, which need not wait for the tokens of another one.
+const LIMITED_PIECE: u64 = 64 << 10;
+/// Time that a client's write waits for a piece that is not copied: a request of it fails and is
+/// repeated, or the target is that slow.
+const PATIENCE: Duration = Duration::from_millis(200);
 /// Time that clients may wait at the end, unless another one is given.
 pub const WITHIN: Duration = Duration::from_secs(1);
 
@@ -44,6 +51,8 @@ pub struct Mirror {
     table: Arc<Table>,
     export: Arc<Running>,
     target: String,
+    /// Size of the export in bytes.
+    size: u64,
     changes: Changes,
     first: First,
     /// The outermost layer of the target makes its errors wait: not those of clients' writes.
@@ -72,6 +81,8 @@ struct State {
     /// When the map was last brought up to date.
     settled: Option<Instant>,
     rounds: u64,
+    /// Bytes of the current round that are not copied yet.
+    left: u64,
     /// Bytes that the engine has written again.
     rewritten: u64,
     ready: bool,
@@ -84,7 +95,7 @@ struct State {
     /// Time that clients have waited at the end.
     downtime: Option<Duration>,
     /// What clients have left, and its description.
-    left: Option<(Stack, String)>,
+    former: Option<(Stack, String)>,
 }
 
 /// What a mirror copies before it copies changes.
@@ -130,6 +141,13 @@ impl CopyMode {
             CopyMode::WriteBlocking => write_blocking,
         }
     }
+}
+
+/// The device that clients move to.
+struct Destination {
+    stack: Stack,
+    /// Its layers that users see.
+    layers: Vec<Arc<Adjustable>>,
 }
 
 /// How a mirror is to begin.
@@ -217,6 +235,7 @@ impl Mirror {
             table: table.clone(),
             export: export.clone(),
             target,
+            size: facts.size,
             changes,
             first,
             errors_wait,
@@ -244,8 +263,8 @@ impl Mirror {
                 self.learn(&first);
             }
         }
-        let clients = self.client_target(&target).await?;
-        let also = clients.device().clone();
+        let clients = self.destination(&target).await?;
+        let also = clients.stack.device().clone();
         loop {
             self.catch_up(&mut engine, &also).await?;
             self.flush(&mut engine, &also).await?;
@@ -264,13 +283,21 @@ impl Mirror {
     }
 
     /// The target for clients: its errors must not make them wait, neither now nor when they have
-    /// moved there.
-    async fn client_target(&self, target: &Stack) -> Result<Stack> {
+    /// moved there, and it has the size of the export.
+    async fn destination(&self, target: &Stack) -> Result<Destination> {
+        let mut stack = target.clone();
         if self.errors_wait {
-            target.without_layer(target.layer_count() - 1).await
-        } else {
-            Ok(target.clone())
+            stack = stack.without_layer(target.layer_count() - 1).await?;
         }
+        let mut layers = Vec::new();
+        if stack.device().facts().size > self.size {
+            let layer = self.table.first_bytes(self.size)?;
+            if let Some(layer) = layer.layer() {
+                stack = stack.with_layer(layer.clone()).await?;
+            }
+            layers.push(Arc::new(layer));
+        }
+        Ok(Destination { stack, layers })
     }
 
     /// Lets clients' writes go to the target, too, or not.
@@ -290,7 +317,7 @@ impl Mirror {
     async fn catch_up(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
         loop {
             self.apply_copy_mode(also).await;
-            let dirty = self.changes.take();
+            let dirty = self.take();
             if dirty.is_empty() {
                 return Ok(());
             }
@@ -302,18 +329,74 @@ impl Mirror {
         }
     }
 
+    /// What has changed, for a round.
+    fn take(&self) -> Vec<(u64, u64)> {
+        let mut state = self.lock();
+        let dirty = self.changes.take();
+        state.left = dirty.iter().map(|(_, len)| len).sum();
+        dirty
+    }
+
     /// Copies ranges again.
     async fn round(&self, engine: &mut Engine, dirty: &[(u64, u64)]) -> Result<()> {
         if self.changes.writes_also() {
-            for (at, len) in pieces(dirty) {
-                let _lock = self.changes.lock(at, len).await;
-                self.copy(engine, &[(at, len)]).await?;
+            for &(from, len) in dirty {
+                let end = from.saturating_add(len);
+                let mut at = from;
+                while at < end {
+                    let copied_to = self.copy_piece(engine, (at, end)).await?;
+                    let mut state = self.lock();
+                    state.left = state.left.saturating_sub(copied_to - at);
+                    at = copied_to;
+                }
             }
         } else {
             self.copy(engine, dirty).await?;
         }
-        self.lock().rounds += 1;
+        let mut state = self.lock();
+        state.left = 0;
+        state.rounds += 1;
         Ok(())
+    }
+
+    /// Copies the first piece of a range, and returns its end. Clients' writes to the piece wait for
+    /// its read and write, but not while the job waits: for its rate, for the end of a pause, or
+    /// after an error. What they write then is copied again.
+    async fn copy_piece(&self, engine: &mut Engine, (at, end): (u64, u64)) -> Result<u64> {
+        let control = engine.control();
+        control.may_start().await;
+        let is_limited = control.rate_limits() != (0, 0);
+        let most = if is_limited { LIMITED_PIECE } else { PIECE };
+        let len = most.min(end - at);
+        let mut piece = self.changes.lock(at, len).await;
+        let ranges = [(at, len)];
+        let mut copying = pin!(self.copy(engine, &ranges));
+        let until = blockhaul_io::now() + PATIENCE;
+        let mut overdue = pin!(self.overdue(&control, until));
+        let in_time = poll_fn(|context| match copying.as_mut().poll(context) {
+            Poll::Ready(copied) => Poll::Ready(Some(copied)),
+            Poll::Pending => overdue.as_mut().poll(context).map(|()| None),
+        });
+        let copied = match in_time.await {
+            Some(copied) => copied,
+            None => {
+                piece.open();
+                copying.await
+            }
+        };
+        copied.map(|()| at + len)
+    }
+
+    /// Returns at this time, or once the job is paused.
+    async fn overdue(&self, control: &Control, until: Instant) {
+        loop {
+            let changed = self.changes.listen();
+            let left = until.saturating_duration_since(blockhaul_io::now());
+            if control.is_paused() || left.is_zero() {
+                return;
+            }
+            let _ = blockhaul_io::timeout(left, changed).await;
+        }
     }
 
     async fn copy(&self, engine: &mut Engine, ranges: &[(u64, u64)]) -> Result<()> {
@@ -402,7 +485,7 @@ impl Mirror {
         &self,
         engine: &mut Engine,
         control: &Control,
-        clients: &Stack,
+        clients: &Destination,
         ending: Ending,
     ) -> Result<bool> {
         if self.predicted() > ending.within {
@@ -411,7 +494,7 @@ impl Mirror {
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
         let (shared, stack) = self.table.changeable(&self.export).map_err(refused)?;
-        let next = if ending.switch { clients.clone() } else { stack };
+        let next = if ending.switch { clients.stack.clone() } else { stack };
         self.stop_marking();
         let new = match self.table.top(&self.export, &next).await {
             Ok(new) => new,
@@ -421,11 +504,11 @@ impl Mirror {
             }
         };
         let started = blockhaul_io::now();
-        let also = clients.device();
+        let also = clients.stack.device();
         let last = async || {
             if ending.switch && !self.export.served {
                 // Its first clients may have come since the beginning.
-                self.check_fits(clients.device())?;
+                self.check_fits(also)?;
             }
             self.last_round(engine, also, control, ending).await?;
             if ending.switch { self.note_move().await } else { Ok(()) }
@@ -436,12 +519,19 @@ impl Mirror {
         let Err(error) = swapped else {
             state.downtime = Some(blockhaul_io::elapsed(started));
             if ending.switch {
-                log::info!(export = self.export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device", self.export.name, self.target);
+                let shown =
+                    format!(", and show its first {} bytes only (see --layer offset)", self.size);
+                let keeps_size = if clients.layers.is_empty() { "" } else { &shown };
+                log::info!(export = self.export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device{keeps_size}", self.export.name, self.target);
+                let mut layers = self.export.layers.lock().expect("no panic under this lock");
+                // Gates stay.
+                layers.retain(|one| one.layer().is_none());
+                layers.extend(clients.layers.iter().cloned());
                 let mut stack = self.export.stack.lock().expect("no panic under this lock");
                 let mut storage = self.export.storage.lock().expect("no panic under this lock");
                 let before = std::mem::replace(&mut *storage, self.target.clone());
-                let left = stack.replace(next).map(|stack| (stack, before));
-                state.left = left.filter(|_| self.is_to_node);
+                let former = stack.replace(next).map(|stack| (stack, before));
+                state.former = former.filter(|_| self.is_to_node);
             }
             return Ok(true);
         };
@@ -508,17 +598,20 @@ impl Mirror {
         if self.predicted() > ending.within {
             return too_late("clients would wait too long for what has changed");
         }
-        let dirty = self.changes.take();
+        let dirty = self.take();
         let copied = async {
             self.round(engine, &dirty).await?;
             flush_all(engine, also).await
         };
-        copied.await.inspect_err(|_| self.changes.give_back(&dirty))
+        copied.await.inspect_err(|_| {
+            self.lock().left = 0;
+            self.changes.give_back(&dirty);
+        })
     }
 
     /// Time that clients would wait now.
     fn predicted(&self) -> Duration {
-        let bytes = self.changes.bytes();
+        let bytes = self.changed_bytes();
         let state = self.lock();
         let copying = match state.rate {
             Some(rate) if rate > 0.0 => bytes as f64 / rate,
@@ -577,7 +670,7 @@ impl Mirror {
 
     /// Whether the target equals the disk, and each write goes to both.
     pub fn is_synced(&self) -> bool {
-        self.changes.writes_also() && self.is_ready() && self.changes.bytes() == 0
+        self.changes.writes_also() && self.is_ready() && self.changed_bytes() == 0
     }
 
     /// Looks again whether it is paused or cancelled.
@@ -604,12 +697,13 @@ impl Mirror {
 
     /// Number of bytes that have changed and are not copied yet.
     pub fn changed_bytes(&self) -> u64 {
-        self.changes.bytes()
+        let state = self.lock();
+        self.changes.bytes().saturating_add(state.left)
     }
 
     /// The device that clients have left for the target, and its description; once.
     pub fn left(&self) -> Option<(Stack, String)> {
-        self.lock().left.take()
+        self.lock().former.take()
     }
 
     /// Whether clients have moved to the target, or will.
@@ -634,7 +728,7 @@ impl Mirror {
 
     /// For the control socket.
     pub fn described(&self) -> Value {
-        let dirty = self.changes.bytes();
+        let dirty = self.changed_bytes();
         let predicted = self.predicted();
         let synced = self.is_synced();
         let state = self.lock();
@@ -658,7 +752,13 @@ impl Mirror {
 
 impl Follower for Mirror {
     fn check(&self, target: &Stack) -> Result<()> {
-        self.check_fits(target.device())
+        self.check_fits(target.device())?;
+        let rest = target.device().facts().size.saturating_sub(self.size);
+        if rest > 0 {
+            let (export, target, size) = (&self.export.name, &self.target, self.size);
+            log::warn!(export; "{target} is {rest} bytes larger than export {export:?}: clients of the export will see {size} bytes of it, and the rest is not changed");
+        }
+        Ok(())
     }
 
     fn follow(
@@ -683,14 +783,6 @@ fn first_ranges(first: &First, taken: Option<&Taken>) -> Option<Vec<(u64, u64)>>
         (First::Dirty(_), Some(taken)) => Some(taken.ranges()),
         _ => None,
     }
-}
-
-/// Ranges in pieces of at most [`PIECE`] bytes.
-fn pieces(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u64, u64)> + '_ {
-    ranges.iter().flat_map(|&(at, len)| {
-        let starts = (0..len).step_by(PIECE as usize);
-        starts.map(move |from| (at + from, PIECE.min(len - from)))
-    })
 }
 
 /// Why a device cannot take the place of another one, whoever uses it.

@@ -219,6 +219,74 @@ fn writes_that_go_to_both_let_a_mirror_catch_up() {
     disk.ctl_fails(&["job-copy-mode", "2", "other"], 2, &["write-blocking"]);
 }
 
+/// Clients see the size that they have seen before, and nothing of what is behind it at the target.
+#[test]
+fn an_export_keeps_its_size_on_a_larger_target() {
+    let disk = Disk::serve(&["--export", "b=memory:1M"]);
+    let target = disk.file("large.raw");
+    std::fs::write(&target, vec![b'o'; 3 << 20]).unwrap();
+    let socket = disk.scratch.socket("t");
+    let server = Server::blockhaul(OURS.as_ref(), &socket, &[&target]).unwrap();
+    disk.ctl_succeeds(&["layer-add", "b", "stats"]);
+    disk.ctl_succeeds(&["mirror", "b", &server.uri(""), "--wait"]);
+    let to = disk.server.uri("b");
+    let size = || succeed(&["info", "--size", &to]);
+    assert_eq!(size(), "1048576\n");
+    disk.ctl_succeeds(&["job-complete", "1", "--wait"]);
+    assert_eq!(size(), "1048576\n");
+    succeed(&["copy", "--no-progress", "random:1M?seed=5", &to]);
+    succeed(&["compare", "random:1M?seed=5", &to]);
+    let written = std::fs::read(&target).unwrap();
+    assert_eq!(written.len(), 3 << 20);
+    assert!(written[1 << 20..].iter().all(|&byte| byte == b'o'));
+    // The layers of the disk that it has left are gone, and this one cannot be taken away.
+    disk.ctl_fails(&["layer-remove", "b", "stats"], 3, &["has no layer \"stats\"", "offset"]);
+    disk.ctl_fails(&["layer-remove", "b", "offset"], 2, &["clients would see another disk"]);
+    // The size stays when it moves on.
+    disk.ctl_succeeds(&["mirror", "b", &disk.file("next.raw"), "--wait"]);
+    disk.ctl_succeeds(&["job-complete", "2", "--wait"]);
+    assert_eq!(
+        (size(), std::fs::metadata(disk.file("next.raw")).unwrap().len()),
+        ("1048576\n".into(), 1 << 20)
+    );
+}
+
+/// Writes go to both, and what the target did not take is copied again: nothing of it is locked while
+/// the job is stopped by an error, or waits for its rate.
+#[test]
+fn a_job_that_waits_holds_no_write_of_a_client() {
+    let disk = Disk::serve(&[]);
+    let control = disk.file("ctl-t");
+    let args = ["--control", &control, "--export", "t=memory:32M"];
+    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
+    let target = server.uri("t");
+    succeed(&["copy", "--no-progress", disk.path.to_str().unwrap(), &target]);
+    let mut mirror = vec!["mirror", "a", &target, "--sync", "none", "--wait"];
+    mirror.extend(["--copy-mode", "write-blocking", "--on-target-error", "stop"]);
+    disk.ctl_succeeds(&mirror);
+    let write = |seed: u32| {
+        let random = format!("random:32M?seed={seed}");
+        let to = disk.server.uri("a");
+        succeed(&["copy", "--no-progress", "--range", "8M:2M", &random, &to]);
+    };
+    let full = "error?error=ENOSPC&write=100%&zero=100%";
+    succeed(&["ctl", &control, "layer-add", "t", full]);
+    write(2);
+    disk.wait_for("the target is full", |job| job["state"] == "paused");
+    write(3);
+    disk.ctl_succeeds(&["job-rate", "1", "1"]);
+    succeed(&["ctl", &control, "layer-remove", "t", "error"]);
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    write(4);
+    let job = disk.job(1);
+    assert_eq!(job["state"], "ready");
+    assert!(job["dirty"].as_u64() > Some(512 << 10), "{job}");
+    assert_eq!(job["synced"], false, "the rate does not let it catch up: {job}");
+    disk.ctl_succeeds(&["job-rate", "1", "0"]);
+    disk.ctl_succeeds(&["job-complete", "1", "--stay", "--within", "10s", "--wait"]);
+    succeed(&["compare", disk.path.to_str().unwrap(), &target]);
+}
+
 /// fio writes at random and verifies, while its export moves from file to file.
 #[test]
 fn an_export_moves_between_files_under_a_client_that_verifies() {

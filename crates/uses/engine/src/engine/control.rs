@@ -32,6 +32,19 @@ impl Control {
         self.0.signals.is(PAUSED)
     }
 
+    /// Waits while a request could not start because of a pause or the rate, or until the engine
+    /// has failed or is cancelled.
+    pub async fn may_start(&self) {
+        let stopped = || self.0.stopped();
+        while !stopped() {
+            self.0.signals.resumed(stopped).await;
+            self.rate().paid(|| stopped() || self.is_paused()).await;
+            if !self.is_paused() {
+                return;
+            }
+        }
+    }
+
     /// Limits bytes and requests per second from now on; 0: no limit. If the options hold a rate,
     /// this changes it for all engines that share it.
     pub fn set_rate(&self, bytes: u64, requests: u64) {
