@@ -66,6 +66,7 @@ mod fence;
 mod flushes;
 mod latency;
 mod pending;
+mod ranges;
 mod request;
 mod thread_model;
 
@@ -78,5 +79,6 @@ pub use fence::fence;
 pub use flushes::{Durable, FailedFlush, Flushes};
 pub use latency::{LATENCY_BOUNDS, Latency, LatencyCounters};
 pub use pending::{Outcome, Pending};
+pub use ranges::{gaps, join_ranges};
 pub use request::{Flags, Op, OpKind, Reply, Request};
 pub use thread_model::ThreadModel;
