@@ -4,7 +4,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use blockhaul_block::{Error, Extents, Kind, Result};
+use blockhaul_block::{Error, Extents, Kind, Result, gaps, join_ranges};
 use serde_json::Value;
 
 /// The context that shows them, with the states of QEMU's dirty bitmaps.
@@ -12,9 +12,12 @@ pub(crate) const CONTEXT: &str = "qemu:dirty-bitmap:changes";
 /// Maximum length of a file in bytes: more than a million areas.
 const FILE_MAX: u64 = 128 << 20;
 
-/// Changed areas in order, apart from each other: start and end.
+/// Changed areas, and where they are all that has changed: start and end, in order, apart from each other.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Changes(Vec<(u64, u64)>);
+pub(crate) struct Changes {
+    areas: Vec<(u64, u64)>,
+    covered: Vec<(u64, u64)>,
+}
 
 impl Changes {
     /// Reads a file.
@@ -39,42 +42,75 @@ impl Changes {
 
     /// Objects with `changedArea`, one after the other or in a list: a query reports as much as fits.
     fn parse(text: &str) -> std::result::Result<Changes, String> {
-        let mut areas = Vec::new();
+        let mut changes = Changes::default();
         let mut some = false;
         for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
             some = true;
             match value.map_err(|error| error.to_string())? {
                 Value::Array(answers) => {
-                    answers.iter().try_for_each(|answer| collect(answer, &mut areas))?;
+                    answers.iter().try_for_each(|answer| changes.add(answer))?;
                 }
-                answer => collect(&answer, &mut areas)?,
+                answer => changes.add(&answer)?,
             }
         }
         if !some {
             return Err("the file is empty".into());
         }
-        areas.sort_unstable();
-        let mut joined: Vec<(u64, u64)> = Vec::with_capacity(areas.len());
-        for (start, end) in areas {
-            match joined.last_mut() {
-                Some(last) if last.1 >= start => last.1 = last.1.max(end),
-                _ => joined.push((start, end)),
-            }
-        }
-        Ok(Changes(joined))
+        let Changes { areas, covered } = changes;
+        Ok(Changes { areas: join_ranges(areas), covered: join_ranges(covered) })
     }
 
-    /// Where the last area ends; 0 without any.
-    pub(crate) fn end(&self) -> u64 {
-        self.0.last().map_or(0, |area| area.1)
+    /// Adds one answer: its areas are all that has changed from `startOffset` to `startOffset` + `length`. An
+    /// empty list of areas may be absent.
+    fn add(&mut self, answer: &Value) -> std::result::Result<(), String> {
+        let range = |of: &Value, start: &str| {
+            let number = |name| of.get(name).and_then(Value::as_u64);
+            let (start, len) = number(start).zip(number("length"))?;
+            Some((start, start.checked_add(len)?))
+        };
+        let list = match (answer.get("changedArea"), answer.get("startOffset")) {
+            (Some(Value::Array(list)), _) => &list[..],
+            (Some(Value::Null), _) | (None, Some(_)) => &[],
+            _ => return Err("not an answer of QueryChangedDiskAreas: no changedArea".into()),
+        };
+        for area in list {
+            let area = range(area, "start");
+            self.areas.push(area.ok_or("an area without start and length in bytes")?);
+        }
+        // An answer without both covers nothing.
+        self.covered.extend(range(answer, "startOffset"));
+        Ok(())
+    }
+
+    /// Checks that this is all that has changed on a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if an area or an answer ends beyond it, or the answers do not cover all of it.
+    pub(crate) fn check(&self, size: u64) -> Result<()> {
+        let end = |ranges: &[(u64, u64)]| ranges.last().map_or(0, |range| range.1);
+        let end = end(&self.areas).max(end(&self.covered));
+        if end > size {
+            let text = format!("vddk: changes= ends at {end}, and the disk has {size} bytes");
+            return Err(Error::new(Kind::Usage, text));
+        }
+        match gaps(&self.covered, size).first() {
+            None => Ok(()),
+            Some((start, stop)) => Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "vddk: changes= does not cover all of the disk of {size} bytes: {start} to {stop} is \
+                     missing: query again with startOffset={start} and add the answer"
+                ),
+            )),
+        }
     }
 
     /// The states of a range that is not empty, in at most `most` runs: 1 for changed, else 0.
     pub(crate) fn find(&self, at: u64, end: u64, most: usize) -> Extents {
         let mut found = Extents::new();
         let mut here = at;
-        let first = self.0.partition_point(|area| area.1 <= at);
-        for &(start, stop) in &self.0[first..] {
+        let first = self.areas.partition_point(|area| area.1 <= at);
+        for &(start, stop) in &self.areas[first..] {
             if start >= end || found.len() >= most {
                 break;
             }
@@ -92,26 +128,6 @@ impl Changes {
     }
 }
 
-/// Adds the areas of one answer.
-fn collect(answer: &Value, areas: &mut Vec<(u64, u64)>) -> std::result::Result<(), String> {
-    let list = match answer.get("changedArea") {
-        Some(Value::Array(list)) => list,
-        Some(Value::Null) => return Ok(()),
-        _ => return Err("not an answer of QueryChangedDiskAreas: no changedArea".into()),
-    };
-    for area in list {
-        let number = |name| area.get(name).and_then(Value::as_u64);
-        let range = number("start").zip(number("length"));
-        let range = range.and_then(|(start, len)| Some((start, start.checked_add(len)?)));
-        match range {
-            Some((start, end)) if start < end => areas.push((start, end)),
-            Some(_) => {}
-            None => return Err("an area without start and length in bytes".into()),
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,10 +141,12 @@ mod tests {
     fn answers_are_joined() {
         let text = r#"{"startOffset": 0, "length": 100, "changedArea":
             [{"start": 10, "length": 5}, {"start": 15, "length": 1}, {"start": 50, "length": 0}]}
-            [{"changedArea": null}, {"changedArea": [{"start": 90, "length": 10}]}]"#;
+            [{"startOffset": 99, "length": 11, "changedArea": null}, {"startOffset": 110, "length": 10},
+             {"startOffset": 80, "length": 20, "changedArea": [{"start": 90, "length": 10}]}]"#;
         let changes = Changes::parse(text).unwrap();
-        assert_eq!(changes, Changes(vec![(10, 16), (90, 100)]));
-        assert_eq!(changes.end(), 100);
+        let areas = vec![(10, 16), (90, 100)];
+        assert_eq!(changes, Changes { areas, covered: vec![(0, 120)] });
+        changes.check(120).unwrap();
         let all = [(10, 0), (6, 1), (74, 0), (10, 1), (20, 0)];
         assert_eq!(runs(&changes, 0, 120, 9), all);
         for most in 1..5 {
@@ -138,6 +156,31 @@ mod tests {
         assert_eq!(runs(&changes, 16, 17, 9), [(1, 0)]);
         assert_eq!(runs(&changes, 95, 200, 9), [(5, 1), (100, 0)]);
         assert_eq!(runs(&Changes::default(), 5, 9, 1), [(4, 0)]);
+    }
+
+    #[test]
+    fn answers_that_do_not_cover_the_disk_are_refused() {
+        let missing = |start: u64, stop: u64| {
+            format!("{start} to {stop} is missing: query again with startOffset={start} ")
+        };
+        for (text, said) in [
+            (r#"{"startOffset": 0, "length": 50, "changedArea": []}"#, missing(50, 100)),
+            (r#"{"startOffset": 50, "length": 50, "changedArea": []}"#, missing(0, 50)),
+            (
+                r#"{"startOffset": 0, "length": 20} {"startOffset": 30, "length": 70}"#,
+                missing(20, 30),
+            ),
+            (r#"{"changedArea": []}"#, missing(0, 100)),
+            ("[]", missing(0, 100)),
+            (r#"{"startOffset": 0, "length": 101}"#, "ends at 101".into()),
+            (
+                r#"{"startOffset": 0, "length": 100, "changedArea": [{"start": 90, "length": 11}]}"#,
+                "ends at 101".into(),
+            ),
+        ] {
+            let error = Changes::parse(text).unwrap().check(100).unwrap_err();
+            assert!(error.text().contains(&said), "{text}: {error}");
+        }
     }
 
     #[test]

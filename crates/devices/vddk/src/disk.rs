@@ -110,13 +110,8 @@ impl Disk {
         let lost = |lost| Error::new(Kind::Io, "vddk: changes= was not read").because(lost);
         let read = blockhaul_io::offload(move || Changes::read(&path)).await;
         let changes = read.map_err(lost)??;
-        match changes.end() {
-            end if end > size => {
-                let text = format!("vddk: changes= ends at {end}, and the disk has {size} bytes");
-                Err(Error::new(Kind::Usage, text))
-            }
-            _ => Ok(Some(changes)),
-        }
+        changes.check(size)?;
+        Ok(Some(changes))
     }
 
     /// What has changed, if that is known.

@@ -204,6 +204,10 @@ fn wrong_lists_of_changes_are_one_line() {
         ("[]x", "expected value"),
         ("{}", "not an answer of QueryChangedDiskAreas"),
         (r#"{"changedArea": [{"start": 0, "length": 2097152}]}"#, "changes= ends at 2097152"),
+        (
+            r#"{"startOffset": 0, "length": 524288, "changedArea": []}"#,
+            "524288 to 1048576 is missing: query again with startOffset=524288",
+        ),
     ] {
         std::fs::write(lab.path("list"), text).unwrap();
         let output = lab.run(&["map", &lab.disk("&changes=list")]);
