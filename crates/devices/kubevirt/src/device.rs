@@ -45,9 +45,10 @@ impl Device for Disk {
             Op::Read(_) if self.map.is_zero(at, len) => Pending::ready(Ok(Reply::Hole)),
             Op::Read(room) => {
                 let export = self.export.clone();
+                let size = self.facts.size;
                 Pending::start(async move {
                     let mut buf = room.into_buf();
-                    export.read(at, &mut buf).await?;
+                    export.read(size, at, &mut buf).await?;
                     Ok(Reply::Data(buf.into()))
                 })
             }

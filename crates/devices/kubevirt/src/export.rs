@@ -81,18 +81,25 @@ impl Export {
     async fn page_once(&self, at: u64) -> Result<Vec<u8>> {
         let target = format!("{}/map?offset={at}&page_size={PAGE}", self.path);
         let mut turn = self.turn().await?;
-        let connection = turn.get(&target).await?;
+        let (connection, _) = turn.get(&target).await?;
         let text = connection.text(PAGE_MAX).await?;
         turn.keep();
         Ok(text)
     }
 
-    /// Reads bytes.
-    pub(crate) async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
+    /// Reads bytes of a disk that has `size` bytes by its map.
+    pub(crate) async fn read(&self, size: u64, at: u64, buf: &mut [u8]) -> Result<()> {
         let length = buf.len();
         let target = format!("{}/data?offset={at}&length={length}", self.path);
         let mut turn = self.turn().await?;
-        let connection = turn.get(&target).await?;
+        let (connection, answer) = turn.get(&target).await?;
+        if let Some(total) = answer.total.filter(|total| *total != size) {
+            let text = format!(
+                "the disk has {total} bytes (Content-Range), and its map ends at {size}: the map is not \
+                 complete"
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
         connection.fill(buf).await?;
         turn.keep();
         Ok(())
@@ -125,8 +132,8 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Sends a request; the connection with the body of the answer, which is a success.
-    async fn get(&mut self, target: &str) -> Result<&mut HttpConnection> {
+    /// Sends a request; the connection with the body of the answer, which is a success, and its head.
+    async fn get(&mut self, target: &str) -> Result<(&mut HttpConnection, Answer)> {
         let answer = loop {
             let connection = match &mut self.connection {
                 Some(connection) => connection,
@@ -145,7 +152,7 @@ impl Turn<'_> {
             return Err(Error::new(Kind::Disconnected, "no connection"));
         };
         if matches!(answer.status, 200 | 206) {
-            return Ok(connection);
+            return Ok((connection, answer));
         }
         let error = connection.refusal(&answer).await;
         Err(advised(error, &answer))

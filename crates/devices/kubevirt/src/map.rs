@@ -22,11 +22,14 @@ const IS_ZERO: u8 = 2;
 const CHANGED: u8 = 4;
 const _: () = assert!(IS_HOLE as u64 == HOLE && IS_ZERO as u64 == ZERO);
 
-/// A page.
+/// A page. An answer without one of the members is none: it must not look like the end of the map.
 #[derive(Debug, Deserialize)]
 struct Page {
     /// No extents are `null`.
+    #[serde(deserialize_with = "Option::deserialize")]
     extents: Option<Vec<PageExtent>>,
+    /// `null` on the last page.
+    #[serde(deserialize_with = "Option::deserialize")]
     next_offset: Option<u64>,
 }
 
@@ -120,6 +123,9 @@ impl Map {
             }
             Some(next) => Ok(Some(next)),
             None if self.end == 0 => Err(wrong("is empty".to_owned())),
+            None if self.end == before => {
+                Err(wrong(format!("goes on at {before}, and has nothing there")))
+            }
             None => Ok(None),
         }
     }
@@ -257,6 +263,22 @@ mod tests {
             (vec![page(&[(0, 5, "data")], Some(6))], "goes on at 6"),
             (vec![page(&[(0, 5, "data")], Some(5)), page(&[], Some(5))], "goes on at 5"),
             (vec![page(&[(0, 5, "data")], Some(5)), page(&[(0, 5, "data")], None)], "overlaps"),
+            (vec![page(&[(0, 5, "data")], Some(5)), page(&[], None)], "has nothing there"),
+            (
+                vec![
+                    page(&[(0, 5, "data")], Some(5)),
+                    b"{\"extents\":null,\"next_offset\":null}".to_vec(),
+                ],
+                "goes on at 5, and has nothing there",
+            ),
+            (vec![b"{}".to_vec()], "missing field `extents`"),
+            (vec![page(&[(0, 5, "data")], Some(5)), b"{}".to_vec()], "missing field `extents`"),
+            (
+                vec![page(&[(0, 5, "data")], Some(5)), b"{\"error\":\"internal\"}".to_vec()],
+                "missing field `extents`",
+            ),
+            (vec![b"{\"next_offset\":null}".to_vec()], "missing field `extents`"),
+            (vec![b"{\"extents\":[]}".to_vec()], "missing field `next_offset`"),
             (vec![page(&[(0, 0, "data")], None)], "empty extent"),
             (vec![page(&[(0, u64::MAX, "data")], None)], "more than any disk"),
             (vec![page(&[(0, 1, "data"), (1, u64::MAX, "data")], None)], "more than any disk"),

@@ -226,6 +226,11 @@ fn what_goes_wrong_with_a_read_is_an_error_and_the_next_one_works() {
         ),
         (bytes(&format!("{head}\r\nabc")), Kind::Io, "3 bytes instead"),
         (
+            bytes(&format!("{head}Content-Range: bytes 5-50004/9999999\r\n\r\nabc")),
+            Kind::Invalid,
+            "the disk has 9999999 bytes (Content-Range), and its map ends at 1049088",
+        ),
+        (
             bytes(&format!("{head}Transfer-Encoding: chunked\r\n\r\nffffffffffffffff0\r\n")),
             Kind::Io,
             "length of a chunk",

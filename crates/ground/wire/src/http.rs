@@ -78,6 +78,8 @@ pub struct Answer {
     pub closes: bool,
     /// Where it sends the client instead, printable.
     pub location: Option<String>,
+    /// Bytes of all of which the body is a range, if it says so (RFC 9110, section 14.4).
+    pub total: Option<u64>,
 }
 
 /// Parses the head of an answer; see the crate.
@@ -107,8 +109,14 @@ pub fn answer(bytes: &[u8]) -> Result<Option<(Answer, usize)>, Error> {
     let chunked = head.has("transfer-encoding", "chunked");
     let closes = head.has("connection", "close") || head.line.starts_with(b"HTTP/1.0");
     let location = head.field("location").next().map(|place| printable(place, 256));
+    let total = head.field("content-range").next();
+    let total = total.and_then(|range| {
+        let (_, total) = std::str::from_utf8(range).ok()?.rsplit_once('/')?;
+        total.trim().parse().ok()
+    });
     let used = head.used;
-    Ok(Some((Answer { status, line, upgraded, length, chunked, closes, location }, used)))
+    let answer = Answer { status, line, upgraded, length, chunked, closes, location, total };
+    Ok(Some((answer, used)))
 }
 
 /// Longest line before a chunk, with its extensions.
@@ -261,6 +269,12 @@ mod tests {
         assert!(of(b"HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\n").closes);
         let found = of(b"HTTP/1.1 302 x\r\nLocation: https://other/\x07\r\n\r\n");
         assert_eq!(found.location.as_deref(), Some("https://other/\\u{7}"));
+        let total = |range| of(format!("HTTP/1.1 206 x\r\n{range}\r\n\r\n").as_bytes()).total;
+        assert_eq!(total("Content-Range: bytes 0-9/1234"), Some(1234));
+        assert_eq!(total("content-range: bytes */5"), Some(5));
+        assert_eq!(total("Content-Range: bytes 0-9/*"), None);
+        assert_eq!(total("Content-Range: bytes 0-9"), None);
+        assert_eq!(total("Content-Length: 9"), None);
         assert_eq!(chunk(b"1aF;x=y\r\nrest"), Ok(Some((0x1af, 9))));
         assert_eq!(chunk(b"0\r\n"), Ok(Some((0, 3))));
         assert_eq!(chunk(b"12"), Ok(None));
