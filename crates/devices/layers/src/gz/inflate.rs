@@ -23,7 +23,7 @@ pub(super) struct Inflater {
     /// Of the current member.
     sum: crc32fast::Hasher,
     len: u32,
-    /// A member has ended: what follows need not be another one.
+    /// A member has ended: what follows need not be another one, it may be zeroes.
     complete: bool,
 }
 
@@ -35,7 +35,7 @@ enum Phase {
     Body,
     /// In its checksum and length.
     Trailer(Vec<u8>),
-    /// After the last member.
+    /// After the last member: zeroes.
     End,
 }
 
@@ -74,8 +74,12 @@ impl Inflater {
                     let more = input.len().min(HEADER_MAX + 1 - before);
                     known.extend_from_slice(&input[..more]);
                     if self.complete && !is_member(known) {
-                        // Like gzip: ignore what follows the last member.
+                        // Zeroes fill up a block of a tape; gzip warns of anything else.
+                        let start = self.taken - before as u64;
+                        zeroes(known, start)?;
                         self.phase = Phase::End;
+                        self.taken += more as u64;
+                        input = &input[more..];
                         continue;
                     }
                     match header_len(known)? {
@@ -98,7 +102,10 @@ impl Inflater {
                     }
                     more
                 }
-                Phase::End => input.len(),
+                Phase::End => {
+                    zeroes(input, self.taken)?;
+                    input.len()
+                }
             };
             self.taken += taken as u64;
             input = &input[taken..];
@@ -152,6 +159,18 @@ impl Inflater {
         self.complete = true;
         self.phase = Phase::Header(Vec::new());
         Ok(())
+    }
+}
+
+/// Checks what follows the last member, from this offset of the file. Else a damaged member would end the content.
+fn zeroes(bytes: &[u8], at: u64) -> Result<(), String> {
+    match bytes.iter().position(|&byte| byte != 0) {
+        None => Ok(()),
+        Some(place) => Err(format!(
+            "there is neither a gzip member nor a zero at offset {}: the file is damaged, or continues with \
+             something else",
+            at + place as u64
+        )),
     }
 }
 

@@ -273,7 +273,14 @@ fn gzip_files_are_read_at_random() {
     let path = dir.path().join("bad.gz");
     let mut bad = packed.clone();
     bad[packed.len() / 2] ^= 1;
-    for bytes in [&packed[..packed.len() - 1], &packed[..1000], b"", b"PK", &bad] {
+    // A second member whose beginning is damaged, behind zeroes, and cut off.
+    let second = |front: &[u8], member: &[u8]| [&packed[..], front, member].concat();
+    let damaged = second(b"", &[&b"\x1e"[..], &packed[1..]].concat());
+    let behind = second(&[0; 512], &packed);
+    let short = second(b"", &packed[..1]);
+    let others = [&damaged[..], &behind, &short];
+    let cut = [&packed[..packed.len() - 1], &packed[..1000], b"", b"PK", &bad];
+    for bytes in cut.into_iter().chain(others) {
         fs::write(&path, bytes).unwrap();
         let path = path.clone();
         on_workers(move || async move {
@@ -297,4 +304,37 @@ fn layers_stand_on_each_other() {
         let stack = open(&path, &layers, Intent::READ).await.unwrap();
         check_content(stack.device(), &bytes).await;
     });
+}
+
+#[test]
+fn a_packed_file_that_is_cut_anywhere_is_refused_or_has_all_of_it() {
+    require_peer!("gzip");
+    require_peer!("xz");
+    require_peer!("tar");
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content(700);
+    fs::write(dir.path().join("disk"), &bytes).unwrap();
+    let script = "gzip -k disk && xz -k --block-size=300 disk && tar cf disk.tar disk";
+    run(Command::new("sh").current_dir(dir.path()).args(["-c", script]));
+    for (name, layer) in [("disk.gz", "gz"), ("disk.xz", "xz"), ("disk.tar", "tar?tar-entry=disk")]
+    {
+        let packed = fs::read(dir.path().join(name)).unwrap();
+        let bytes = bytes.clone();
+        let path = dir.path().join("cut");
+        on_workers(move || async move {
+            let mut refused = 0;
+            for end in 0..packed.len().min(2500) {
+                fs::write(&path, &packed[..end]).unwrap();
+                match open(&path, &[layer], Intent::READ).await {
+                    Ok(stack) => {
+                        let size = stack.device().facts().size;
+                        assert_eq!(size, 700, "{layer}: cut at {end}");
+                        assert!(read(stack.device(), 0, 700).await == bytes, "{layer}: {end}");
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+            assert!(refused > 500, "{layer}: {refused}");
+        });
+    }
 }
