@@ -51,13 +51,15 @@ pub(super) fn is_one(head: &[u8]) -> bool {
 }
 
 impl Descriptor {
-    /// Reads a descriptor; what follows a zero byte is padding.
+    /// Reads a descriptor; what follows a zero byte is padding. One that is cut off within its extents would be
+    /// of a smaller disk: it is refused where that can be seen.
     pub(super) fn parse(bytes: &[u8]) -> Result<Descriptor> {
         let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         let text = String::from_utf8_lossy(bytes.get(..end).unwrap_or_default());
         let mut found = Descriptor::default();
         let mut parent_id = NO_PARENT;
         let mut parent_name = None;
+        let [mut is_split, mut has_database] = [false; 2];
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
             if let Some(extent) = Extent::parse(line)? {
                 found.extents.push(extent);
@@ -73,8 +75,18 @@ impl Descriptor {
                 "cid" => found.content_id = Some(identifier(key, value)?),
                 "parentcid" => parent_id = identifier(key, value)?,
                 "parentfilenamehint" => parent_name = Some(value.to_string()),
-                _ => {}
+                // Many extents, and the disk data base, which all programs write after them.
+                "createtype" => is_split = value.starts_with("twoGbMaxExtent"),
+                key => has_database |= key.starts_with("ddb."),
             }
+        }
+        let is_cut =
+            |line: &str| !text.ends_with('\n') && matches!(Extent::parse(line), Ok(Some(_)));
+        if text.lines().last().is_some_and(is_cut) || (is_split && !has_database) {
+            return Err(damaged(
+                FORMAT,
+                "the descriptor is cut off: there is nothing after its extents",
+            ));
         }
         if parent_id != NO_PARENT {
             found.parent = Some((parent_id, parent_name.unwrap_or_default()));
@@ -92,14 +104,12 @@ impl Extent {
     /// Reads a line; none if it is about something else.
     fn parse(line: &str) -> Result<Option<Extent>> {
         let mut words = line.splitn(4, char::is_whitespace).map(str::trim);
-        let (Some(access), Some(sectors), Some(kind)) = (words.next(), words.next(), words.next())
-        else {
-            return Ok(None);
-        };
+        let access = words.next().unwrap_or_default();
         if !["RW", "RDONLY", "NOACCESS"].contains(&access) {
             return Ok(None);
         }
         let bad = || damaged(FORMAT, format!("the line {line:?} of the descriptor"));
+        let (Some(sectors), Some(kind)) = (words.next(), words.next()) else { return Err(bad()) };
         let len = sectors.parse::<u64>().ok().and_then(|sectors| sectors.checked_mul(SECTOR));
         let len = len.filter(|len| *len > 0).ok_or_else(bad)?;
         let rest = words.next().unwrap_or_default();
@@ -170,11 +180,32 @@ mod tests {
             "RW 1 VMFSRDM \"a\"",
             "NOACCESS 1 FLAT \"a\" 0",
             "CID=xyz",
+            "RW",
+            "RW 1",
         ] {
             assert!(Descriptor::parse(line.as_bytes()).is_err(), "{line}");
         }
         let many = "RW 1 ZERO\n".repeat(EXTENTS_MAX + 1);
         assert!(Descriptor::parse(many.as_bytes()).is_err());
-        assert_eq!(Descriptor::parse(b"\xff\xfe RW\nRW\nRW 1\n").unwrap(), Descriptor::default());
+        assert_eq!(Descriptor::parse(b"\xff\xfe RW\n").unwrap(), Descriptor::default());
+    }
+
+    #[test]
+    fn a_descriptor_that_is_cut_within_its_extents_is_refused() {
+        let text = "# Disk DescriptorFile\ncreateType=\"twoGbMaxExtentFlat\"\nRW 9 FLAT \"a\" 128\n\
+                    RW 8 FLAT \"b\" 128\nRW 7 ZERO\n# The Disk Data Base\nddb.a = \"b\"\n";
+        let all = Descriptor::parse(text.as_bytes()).unwrap().extents;
+        assert_eq!(all.len(), 3);
+        let first = text.find("RW").unwrap();
+        for end in first..text.len() {
+            if let Ok(cut) = Descriptor::parse(&text.as_bytes()[..end]) {
+                assert_eq!(cut.extents, all, "{}", &text[..end]);
+            }
+        }
+        // Another type of disk need not have what follows; each line needs its end.
+        let text = text.replace("twoGbMaxExtentFlat", "custom");
+        let end = text.find("# The").unwrap();
+        assert_eq!(Descriptor::parse(&text.as_bytes()[..end]).unwrap().extents, all);
+        assert!(Descriptor::parse(&text.as_bytes()[..end - 1]).is_err());
     }
 }
