@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::common::{FORMS, SIZE, content, offer, on_worker, options, read, use_it, with};
 use blockhaul_block::{Error, Kind};
+use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_testkit::peer::{Conversation, HandshakeFault, Said, Scripted, Style};
 use blockhaul_wire::{Command, Replies, magic};
 
@@ -68,6 +69,36 @@ fn servers_that_stop_or_close_at_any_option() {
         let server = Scripted::offer(offer().handshake(HandshakeFault::CloseAtOption(number)));
         assert_eq!(refused(&server).kind(), Kind::Disconnected, "option {number}");
     }
+}
+
+/// Asks a server for its exports that has these replies to this question, and then ends the connection.
+fn list_of(replies: &'static [(u32, &'static [u8])]) -> Result<usize, Error> {
+    let server = Scripted::start(move |talk: &mut Conversation, _| {
+        talk.greet(3)?;
+        loop {
+            match talk.receive_option()? {
+                (magic::OPT_LIST, _) => break,
+                (code, _) => talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?,
+            }
+        }
+        replies.iter().try_for_each(|(kind, data)| talk.reply_option(magic::OPT_LIST, *kind, data))
+    });
+    let place = Place::parse(&server.uri()).unwrap();
+    on_worker(move || async move {
+        let mut session = OptionSession::connect(place, &options()).await.unwrap();
+        session.list().await.map(|exports| exports.len())
+    })
+}
+
+#[test]
+fn a_list_of_exports_without_its_end_is_an_error() {
+    const ONE: (u32, &[u8]) = (magic::REP_SERVER, b"\0\0\0\x01a");
+    const END: (u32, &[u8]) = (magic::REP_ACK, b"");
+    assert_eq!(list_of(&[ONE, ONE, END]).unwrap(), 2);
+    assert_eq!(list_of(&[ONE, ONE]).unwrap_err().kind(), Kind::Disconnected);
+    assert_eq!(list_of(&[]).unwrap_err().kind(), Kind::Disconnected);
+    let refused = list_of(&[ONE, (magic::REP_ERR_SHUTDOWN, b"")]).unwrap_err();
+    assert_eq!(refused.kind(), Kind::ShuttingDown);
 }
 
 #[test]
