@@ -61,6 +61,8 @@ const PULL: Shape = Shape {
         "since",
         "range",
         "ranges",
+        "ranges-command",
+        "ranges-partial",
         "bitmap-flags",
         "digest",
         "destination-is-zero",

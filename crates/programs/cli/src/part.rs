@@ -9,13 +9,18 @@ use blockhaul_engine::{Bitmap, Manifest, Options, Progress};
 use blockhaul_io::Pool;
 
 use crate::exit::{self, Failure};
+use crate::ranges::List;
 use crate::{args, check};
 
 /// The part of the source to copy, as typed.
 pub struct Part {
     /// Only this: offset and length.
     range: Option<(u64, u64)>,
-    /// Only these: offsets and lengths, in order.
+    /// Only what this list says.
+    list: Option<List>,
+    /// It need not be complete.
+    partial: bool,
+    /// Its ranges, once the size of the source is known: offsets and lengths, in order.
     ranges: Option<Arc<[(u64, u64)]>>,
     /// Only what this selects.
     bitmap: Option<Bitmap>,
@@ -39,7 +44,8 @@ impl Part {
             );
             return Err(Failure::usage(text));
         }
-        if args.ranges.is_some() && pipe {
+        let lists = args.ranges.is_some() || args.ranges_command.is_some();
+        if lists && pipe {
             let text = "--ranges: ranges cannot be left out in a pipe: use a device on both sides";
             return Err(Failure::usage(text));
         }
@@ -52,7 +58,7 @@ impl Part {
                 format!("--bitmap: {} is not a dirty bitmap", blockhaul_block::BASE_ALLOCATION);
             return Err(Failure::usage(text));
         }
-        if args.digest.is_some() && (increment || args.range.is_some() || args.ranges.is_some()) {
+        if args.digest.is_some() && (increment || args.range.is_some() || lists) {
             let text = "--digest covers a whole disk: use --verify, or --manifest";
             return Err(Failure::usage(text));
         }
@@ -61,8 +67,13 @@ impl Part {
             mask: args.bitmap_flags.unwrap_or(u64::MAX),
         });
         let since = args.since.as_deref().map(read).transpose()?;
-        let ranges = args.ranges.as_deref().map(crate::ranges::read).transpose()?;
-        Ok(Part { range: args.range, ranges: ranges.map(Arc::from), bitmap, since })
+        let list = match (&args.ranges, &args.ranges_command) {
+            (Some(path), _) => Some(List::read(path)?),
+            (None, Some(script)) => Some(List::of_command(script)?),
+            (None, None) => None,
+        };
+        let partial = args.ranges_partial;
+        Ok(Part { range: args.range, list, partial, ranges: None, bitmap, since })
     }
 
     /// Whether it is an increment of a copy on the target.
@@ -72,10 +83,22 @@ impl Part {
 
     /// Whether the target keeps what is not copied.
     pub fn is_some(&self) -> bool {
-        self.is_increment() || self.range.is_some() || self.ranges.is_some()
+        self.is_increment() || self.range.is_some() || self.list.is_some()
     }
 
-    /// The ranges and the bitmap, for the engine.
+    /// Checks that the list of ranges is one of a source of `size` bytes, and sets its ranges.
+    ///
+    /// # Errors
+    /// Why it is not, with a remedy.
+    pub fn fit(&mut self, size: u64, options: &mut Options) -> Result<(), String> {
+        if let Some(list) = &self.list {
+            self.ranges = Some(list.fit(size, self.partial)?.into());
+            self.set(options);
+        }
+        Ok(())
+    }
+
+    /// The ranges, as far as they are known, and the bitmap, for the engine.
     pub fn set(&self, options: &mut Options) {
         let range = self.range.map(|range| Arc::from([range]));
         options.ranges = range.or_else(|| self.ranges.clone());

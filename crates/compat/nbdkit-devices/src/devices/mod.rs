@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 use blockhaul_catalog::Backend;
 
+pub use data::base64;
+
 /// Every device of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn Backend>> {
     vec![

@@ -18,7 +18,8 @@ pub static EXTENTLIST: LayerKind = LayerKind {
 number (1 hole, 2 zero, 3 both); without TYPE it is data. Offsets and lengths may have units. \
 Empty lines and lines that start with # are ignored. Ranges that no line covers are holes that \
 read as zeroes; overlapping lines are refused. The list is not checked: clients skip what it \
-calls zero without reading it, and writes do not change it.",
+calls zero without reading it, also what is missing at the end of a list that was cut off; and \
+writes do not change it.",
     example: r#"
 printf '0 1M\n32M 1M\n' > extents
 blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \

@@ -156,13 +156,21 @@ pub struct CopyArgs {
 
     /// Copy only the ranges in this list; - reads standard input
     ///
-    /// The ranges are written to the same place on the target; the rest of the target does not
-    /// change. The list is in JSON lines with offset and length, or the output of nbdinfo --map
-    /// --json (clean ranges are skipped), rbd diff --format json, VMware's QueryChangedDiskAreas,
-    /// CSI's SnapshotMetadata as JSON, or thin_delta.
-    #[arg(long, value_name = "FILE|-", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
+    /// The rest of the target does not change. The list is in JSON lines with offset and length, or
+    /// the output of nbdinfo --map --json, rbd diff --format json, thin_delta, QueryChangedDiskAreas
+    /// (VMware), VDI.list_changed_blocks (XAPI), or SnapshotMetadata (CSI).
+    #[arg(long, value_name = "FILE|-", group = "list", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
           help_heading = "Parts of a disk")]
     pub ranges: Option<PathBuf>,
+
+    /// Copy only the ranges that this shell command lists, if it succeeds
+    #[arg(long, value_name = "CMD", group = "list", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
+          help_heading = "Parts of a disk")]
+    pub ranges_command: Option<String>,
+
+    /// Accept a list that covers a part of the disk, and warn of the rest
+    #[arg(long, requires = "list", help_heading = "Parts of a disk")]
+    pub ranges_partial: bool,
 
     /// Copy only what this dirty bitmap of the source marks
     ///

@@ -986,7 +986,7 @@ impl CopyJob {
     }
 
     /// Checks that the source has the range to copy.
-    fn check_source(&self, from: &Facts) -> Result<(), Failure> {
+    fn check_source(&mut self, from: &Facts) -> Result<(), Failure> {
         if let Some(bitmap) = self.part.missing(from) {
             let text = format!(
                 "cannot copy {} to {}: the source has no bitmap {bitmap:?}: list its contexts with \
@@ -995,6 +995,10 @@ impl CopyJob {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
+        self.part.fit(from.size, &mut self.options).map_err(|why| {
+            let text = format!("cannot copy {} to {}: {why}", self.source, self.target);
+            Failure::new(exit::OPEN, text)
+        })?;
         if self.part.end() > from.size {
             let text = format!(
                 "cannot copy {} to {}: the source has {} bytes, but the range ends at {}",

@@ -1,184 +1,219 @@
 //! `--ranges`: lists of ranges as programs that know what has changed print them.
 //!
-//! JSON: values one after the other, each a range or an array of ranges, as objects with an offset and a
-//! length. Names of members: `offset` and `length` (nbdinfo --map --json, rbd diff --format json), `start` and
-//! `length` in `changedArea` (VMware's QueryChangedDiskAreas), `byte_offset` and `size_bytes` in
-//! `block_metadata` (the SnapshotMetadata service of CSI; also in camel case, with numbers as strings).
-//! XML: what `thin_delta` prints.
+//! - `json`: ranges of nbdinfo, rbd diff, VMware, CSI, and our own.
+//! - `thin_delta`: its XML. `bitmap`: the changed blocks of XCP-ng in base64.
+//! - `command`: a command that prints a list.
+//!
+//! Some kinds of lists say for which part of a disk they are complete, see [`Kind`]. Such a list must be one
+//! of all of the source: the rest has changes that nobody has listed.
+
+mod bitmap;
+mod command;
+mod json;
+mod thin_delta;
 
 use std::io::Read;
 use std::path::Path;
 
-use quick_xml::events::{BytesStart, Event};
-use serde_json::Value;
+use blockhaul_block::{gaps, join_ranges};
 
 use crate::exit::{self, Failure, plain};
 
 /// Maximum length of a list in bytes.
 const LIST_MAX: u64 = 512 << 20;
 
-/// Names of the members with an offset, and of those with a length.
-const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
-const LENGTHS: [&str; 3] = ["length", "size_bytes", "sizeBytes"];
-/// Names of the members that are lists of ranges.
-const LISTS: [&str; 3] = ["changedArea", "block_metadata", "blockMetadata"];
-
-/// Reads a list from a file, or from standard input for `-`: offsets and lengths in bytes, ascending, apart
-/// from each other and not empty.
-pub fn read(path: &Path) -> Result<Vec<(u64, u64)>, Failure> {
-    let failed =
-        |why: String| Failure::new(exit::OPEN, format!("--ranges: {}: {why}", path.display()));
-    let mut text = String::new();
-    let read = if path == Path::new("-") {
-        std::io::stdin().lock().take(LIST_MAX + 1).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(LIST_MAX + 1).read_to_string(&mut text))
-    };
-    let len = read.map_err(|error| failed(plain(&error)))?;
-    if len as u64 > LIST_MAX {
-        return Err(failed(format!("the list is longer than {LIST_MAX} bytes")));
-    }
-    parse(&text).map_err(failed)
+/// Kinds of lists that say for which part of a disk they are complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Answers of VMware's QueryChangedDiskAreas, each for `startOffset` to `startOffset + length`.
+    VmwareAnswers,
+    /// Messages of CSI's SnapshotMetadata service, of a volume of `volume_capacity_bytes`.
+    CsiMessages,
+    /// The map of a bitmap: clean ranges are listed, too.
+    BitmapMap,
+    /// The changed blocks of XAPI: a bit for each block.
+    XapiBitmap,
 }
 
-fn parse(text: &str) -> Result<Vec<(u64, u64)>, String> {
-    let mut found = if text.trim_start().starts_with('<') { xml(text)? } else { json(text)? };
-    found.sort_unstable();
-    let mut ranges: Vec<(u64, u64)> = Vec::with_capacity(found.len());
-    for (at, len) in found {
-        // Ends were checked where the ranges were read.
-        match ranges.last_mut() {
-            Some(last) if last.0 + last.1 >= at => last.1 = last.1.max(at + len - last.0),
-            _ => ranges.push((at, len)),
+/// The part of a disk for which a list is complete.
+#[derive(Debug, PartialEq, Eq)]
+struct Coverage {
+    kind: Kind,
+    /// Start and end of ranges.
+    ranges: Vec<(u64, u64)>,
+}
+
+/// A list of ranges.
+#[derive(Debug)]
+pub struct List {
+    /// The option and the file or command, for messages.
+    name: String,
+    /// Start and end of ranges, joined.
+    ranges: Vec<(u64, u64)>,
+    /// None for lists that do not say it.
+    coverage: Option<Coverage>,
+}
+
+/// What a parser finds, in any order: start and end of ranges.
+type Found = (Vec<(u64, u64)>, Option<Coverage>);
+
+impl List {
+    /// Reads a file, or standard input for `-`.
+    ///
+    /// # Errors
+    /// [`exit::OPEN`] if it cannot be read, or is not a whole list of a known kind.
+    pub fn read(path: &Path) -> Result<List, Failure> {
+        let name = format!("--ranges: {}", path.display());
+        let mut bytes = Vec::new();
+        let read = if path == Path::new("-") {
+            std::io::stdin().lock().take(LIST_MAX + 1).read_to_end(&mut bytes)
+        } else {
+            std::fs::File::open(path)
+                .and_then(|file| file.take(LIST_MAX + 1).read_to_end(&mut bytes))
+        };
+        let read = read.map_err(|error| plain(&error)).map(|_| bytes);
+        List::of(name, read)
+    }
+
+    /// Runs a command of the shell, and reads its output. Waits for its end.
+    ///
+    /// # Errors
+    /// As [`List::read`]; and if the command fails, whatever it has printed.
+    pub fn of_command(script: &str) -> Result<List, Failure> {
+        let name = format!("--ranges-command: {}", command::shown(script));
+        List::of(name, command::output(script, LIST_MAX))
+    }
+
+    fn of(name: String, read: Result<Vec<u8>, String>) -> Result<List, Failure> {
+        let parsed = read.and_then(|bytes| {
+            if bytes.len() as u64 > LIST_MAX {
+                return Err(format!("the list is longer than {LIST_MAX} bytes"));
+            }
+            let text = String::from_utf8(bytes);
+            parse(&text.map_err(|error| format!("the list is not text: {}", error.utf8_error()))?)
+        });
+        match parsed {
+            Ok((ranges, coverage)) => Ok(List { name, ranges: join_ranges(ranges), coverage }),
+            Err(why) => Err(Failure::new(exit::OPEN, format!("{name}: {why}"))),
         }
     }
-    Ok(ranges)
+
+    /// The ranges for a source of `size` bytes: offsets and lengths, ascending, apart from each other and
+    /// not empty. A list that is complete for a part of it only is refused unless `partial`: then it is
+    /// reported as a warning what is left out.
+    ///
+    /// # Errors
+    /// Why it is not the list of such a source, with a remedy.
+    pub fn fit(&self, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
+        let List { name, ranges, coverage } = self;
+        let mut ranges = ranges.clone();
+        if let Some(Coverage { kind, ranges: covered }) = coverage {
+            let covered = join_ranges(covered.clone());
+            let end = covered.last().map_or(0, |range| range.1);
+            match kind {
+                Kind::XapiBitmap if bitmap::fits(end, size) => {
+                    bitmap::clip(&mut ranges, size).map_err(|why| format!("{name}: {why}"))?;
+                }
+                _ if end > size => {
+                    return Err(format!("{name}: {}", kind.beyond(end, size)));
+                }
+                _ => {}
+            }
+            let missing = gaps(&covered, size);
+            if let Some(first) = missing.first() {
+                let total: u64 = missing.iter().map(|(start, end)| end - start).sum();
+                let more = if missing.len() > 1 { "and other ranges are" } else { "is" };
+                let missing = format!("{} to {} {more} missing", first.0, first.1);
+                if !partial {
+                    return Err(format!("{name}: {}", kind.incomplete(size, &missing, first.0)));
+                }
+                log::warn!(
+                    "{name}: {missing} in the list: {total} of the source's {size} bytes are not copied"
+                );
+            }
+        }
+        Ok(ranges.into_iter().map(|(start, end)| (start, end - start)).collect())
+    }
 }
 
-/// Adds a range that is not empty.
-fn add(at: u64, len: u64, found: &mut Vec<(u64, u64)>) -> Result<(), String> {
+impl Kind {
+    /// Why a list that reaches to `end` is not of a source of `size` bytes, which is smaller.
+    fn beyond(self, end: u64, size: u64) -> String {
+        let it = match self {
+            Kind::CsiMessages => {
+                return format!(
+                    "the list is of a volume of {end} bytes (volume_capacity_bytes), and the source has \
+                     {size} bytes: use the list of this volume"
+                );
+            }
+            Kind::XapiBitmap => {
+                return format!(
+                    "the bitmap is of a disk of about {end} bytes, a bit for each 64 KiB, and the source \
+                     has {size} bytes: use the bitmap of this disk"
+                );
+            }
+            Kind::VmwareAnswers => "startOffset and length of the last answer",
+            Kind::BitmapMap => "the last range of the map",
+        };
+        format!("{it} end at {end}, and the source has {size} bytes: use the list of this disk")
+    }
+
+    /// Why a list is not enough; `missing`: what is missing, from `at` on.
+    fn incomplete(self, size: u64, missing: &str, at: u64) -> String {
+        let partial = "or copy only what it covers with --ranges-partial";
+        match self {
+            Kind::VmwareAnswers => format!(
+                "the answers of QueryChangedDiskAreas do not cover all of the source's {size} bytes: \
+                 {missing}: query again with startOffset={at} and add the answer, {partial}"
+            ),
+            Kind::CsiMessages if at == 0 => format!(
+                "the messages do not say the size of their volume (volume_capacity_bytes): save them whole, \
+                 {partial}"
+            ),
+            Kind::CsiMessages => format!(
+                "the list is of a volume of {at} bytes (volume_capacity_bytes), and the source has {size} \
+                 bytes: use the list of this volume, {partial}"
+            ),
+            Kind::BitmapMap => format!(
+                "the map does not cover all of the source's {size} bytes: {missing}: save the \
+                 whole map, {partial}"
+            ),
+            Kind::XapiBitmap => format!(
+                "the bitmap ends at {at}, a bit for each 64 KiB, and the source has {size} bytes: save the \
+                 whole bitmap, {partial}"
+            ),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<Found, String> {
+    match text.trim_start().as_bytes().first() {
+        None => Err("the list is empty: write an empty list as []".to_string()),
+        Some(b'<') => Ok((thin_delta::parse(text)?, None)),
+        Some(b'{' | b'[') => json::parse(text),
+        Some(_) => bitmap::parse(text).map_err(|why| {
+            format!("neither JSON nor XML of thin_delta, nor a bitmap in base64: {why}")
+        }),
+    }
+}
+
+/// Start and end of a range.
+fn range(at: u64, len: u64) -> Result<(u64, u64), String> {
     match at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()) {
         None => Err(format!("{len} bytes at offset {at} end beyond 2^63 - 1")),
-        Some(_) if len == 0 => Ok(()),
-        Some(_) => {
-            found.push((at, len));
-            Ok(())
-        }
+        Some(end) => Ok((at, end)),
     }
-}
-
-fn json(text: &str) -> Result<Vec<(u64, u64)>, String> {
-    let mut found = Vec::new();
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    while let Some(value) = values.next() {
-        let value =
-            value.map_err(|error| format!("neither JSON nor XML of thin_delta: {error}"))?;
-        let line = || 1 + text[..values.byte_offset()].trim_end().matches('\n').count();
-        collect(&value, true, &mut found).map_err(|why| format!("line {}: {why}", line()))?;
-    }
-    if found.is_empty() && text.trim().is_empty() {
-        return Err("the file is empty: write an empty list as []".to_string());
-    }
-    Ok(found)
-}
-
-/// Adds the ranges of a value; `outer`: lists may be inside.
-fn collect(value: &Value, outer: bool, found: &mut Vec<(u64, u64)>) -> Result<(), String> {
-    let members = match value {
-        Value::Array(entries) if outer => {
-            return entries.iter().try_for_each(|entry| collect(entry, true, found));
-        }
-        Value::Object(members) => members,
-        other => return Err(format!("not a range with offset and length: {}", shortened(other))),
-    };
-    if let Some(list) = LISTS.iter().find_map(|name| members.get(*name)) {
-        return match list {
-            Value::Array(entries) => {
-                entries.iter().try_for_each(|entry| collect(entry, false, found))
-            }
-            Value::Null => Ok(()),
-            other => Err(format!("not a list of ranges: {}", shortened(other))),
-        };
-    }
-    // The map of a bitmap: what has not changed is listed, too.
-    if members.get("description").and_then(Value::as_str) == Some("clean") {
-        return Ok(());
-    }
-    let at = OFFSETS.iter().find_map(|name| members.get(*name));
-    let len = LENGTHS.iter().find_map(|name| members.get(*name));
-    match (at.and_then(number), len.and_then(number)) {
-        (Some(at), Some(len)) => add(at, len, found),
-        _ => Err(format!("not a range with offset and length: {}", shortened(value))),
-    }
-}
-
-/// A number of bytes, which JSON made from protocol buffers writes as a string.
-fn number(value: &Value) -> Option<u64> {
-    value.as_u64().or_else(|| value.as_str()?.parse().ok())
-}
-
-fn shortened(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
-}
-
-fn xml(text: &str) -> Result<Vec<(u64, u64)>, String> {
-    let mut reader = quick_xml::Reader::from_str(text);
-    let mut found = Vec::new();
-    let mut block = None;
-    let mut inside = false;
-    loop {
-        let position = reader.buffer_position();
-        let line = || 1 + text[..position as usize].matches('\n').count();
-        let event = reader.read_event().map_err(|error| format!("line {}: {error}", line()))?;
-        let (Event::Start(tag) | Event::Empty(tag)) = event else {
-            if matches!(event, Event::Eof) {
-                break;
-            }
-            continue;
-        };
-        let failed = |why: String| format!("line {}: {why}", line());
-        match tag.name().as_ref() {
-            "superblock" => {
-                // In sectors.
-                let sectors = attribute(&tag, "data_block_size").map_err(failed)?;
-                let bytes = sectors.checked_mul(512).filter(|&bytes| bytes > 0);
-                block = Some(bytes.ok_or_else(|| failed("invalid data_block_size".to_string()))?);
-            }
-            "diff" => inside = true,
-            "different" | "left_only" | "right_only" => {
-                let block = block.ok_or_else(|| failed("no superblock before".to_string()))?;
-                let (begin, length) = attribute(&tag, "begin")
-                    .and_then(|begin| Ok((begin, attribute(&tag, "length")?)))
-                    .map_err(failed)?;
-                let range = begin.checked_mul(block).zip(length.checked_mul(block));
-                let (at, len) =
-                    range.ok_or_else(|| failed("the range ends beyond 2^63 - 1".to_string()))?;
-                add(at, len, &mut found).map_err(failed)?;
-            }
-            "same" | "range" => {}
-            other => {
-                return Err(failed(format!(
-                    "unknown element <{other}> in the output of thin_delta"
-                )));
-            }
-        }
-    }
-    if inside { Ok(found) } else { Err("no <diff>, which thin_delta prints".to_string()) }
-}
-
-fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<u64, String> {
-    let found = tag.try_get_attribute(name).map_err(|error| error.to_string())?;
-    let value = found.and_then(|found| found.value.parse().ok());
-    value.ok_or_else(|| format!("no number {name} in <{}>", tag.name().as_ref()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The ranges of a list for a disk of this size, or why it is refused.
+    fn fit(text: &str, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
+        let list = List::of("--ranges: list".into(), Ok(text.as_bytes().to_vec()));
+        list.map_err(|failure| failure.to_string())?.fit(size, partial)
+    }
 
     #[test]
     fn lists_of_other_programs_are_read() {
@@ -188,50 +223,131 @@ mod tests {
             // nbdinfo --map --json, of a bitmap.
             r#"[{ "offset": 0, "length": 4096, "type": 1, "description": "dirty" },
                 { "offset": 4096, "length": 4096, "type": 0, "description": "clean" },
+                { "offset": 8192, "length": 512, "type": 1, "description": "dirty" },
+                { "offset": 8704, "length": 296, "type": 0, "description": "clean" }]"#,
+            // Only what is dirty of it.
+            r#"[{ "offset": 0, "length": 4096, "type": 1, "description": "dirty" },
                 { "offset": 8192, "length": 512, "type": 1, "description": "dirty" }]"#,
             // rbd diff --format json
             r#"[{"offset":0,"length":4096,"exists":"true"},{"offset":8192,"length":512,"exists":"false"}]"#,
             // VMware
             r#"{"startOffset": 0, "length": 9000, "changedArea":
                 [{"start": 8192, "length": 512}, {"start": 0, "length": 4096}]}"#,
+            // Several answers, which overlap, out of order; one without changes.
+            r#"[{"startOffset": 8000, "length": 1000, "changedArea": [{"start": 8192, "length": 512}]},
+                {"startOffset": 5000, "length": 3000},
+                {"startOffset": 0, "length": 6000, "changedArea": [{"start": 0, "length": 4096}]}]
+               {"startOffset": 100, "length": 200, "changedArea": null}"#,
             // CSI
             r#"{"block_metadata_type": 1, "volume_capacity_bytes": 9000,
                 "block_metadata": [{"byte_offset": 0, "size_bytes": 4096}]}
-               {"blockMetadata": [{"byteOffset": "8192", "sizeBytes": "512"}]}"#,
+               {"volumeCapacityBytes": "9000", "blockMetadata": [{"byteOffset": "8192", "sizeBytes": "512"}]}"#,
         ];
         for text in lists {
-            assert_eq!(parse(text).unwrap(), [(0, 4096), (8192, 512)], "{text}");
+            assert_eq!(fit(text, 9000, false).unwrap(), [(0, 4096), (8192, 512)], "{text}");
         }
-        let thin = "<superblock uuid=\"\" time=\"1\" transaction=\"2\" data_block_size=\"8\" \
-                    nr_data_blocks=\"0\">\n  <diff left=\"1\" right=\"2\">\n    <different begin=\"0\" \
-                    length=\"1\"/>\n    <same begin=\"1\" length=\"3\"/>\n    <left_only begin=\"4\" \
-                    length=\"2\"/>\n    <right_only begin=\"9\" length=\"1\"/>\n  </diff>\n</superblock>\n";
-        assert_eq!(parse(thin).unwrap(), [(0, 4096), (16384, 8192), (36864, 4096)]);
         let joined = r#"[{"offset":10,"length":5},{"offset":0,"length":10},{"offset":3,"length":1},
                          {"offset":20,"length":0}]"#;
-        assert_eq!(parse(joined).unwrap(), [(0, 15)]);
-        assert_eq!(parse("[]").unwrap(), []);
-        assert_eq!(parse(r#"{"changedArea": null}"#).unwrap(), []);
+        assert_eq!(fit(joined, 99, false).unwrap(), [(0, 15)]);
+        assert_eq!(fit("[]", 99, false).unwrap(), []);
+    }
+
+    #[test]
+    fn lists_of_a_part_of_the_disk_are_refused() {
+        let answer = |at: u64, len: u64| {
+            format!(
+                r#"{{"startOffset":{at},"length":{len},"changedArea":[{{"start":{at},"length":10}}]}}"#
+            )
+        };
+        let csi = r#"{"volume_capacity_bytes": 5000, "block_metadata": [{"byte_offset": 0, "size_bytes": 10}]}"#;
+        let csi_without = r#"{"block_metadata": [{"byte_offset": 0, "size_bytes": 10}]}"#;
+        let map = r#"[{"offset":0,"length":10,"type":1,"description":"dirty"},
+                      {"offset":10,"length":4990,"type":0,"description":"clean"}]"#;
+        let without = r#"{"changedArea":[{"start":0,"length":10}]}"#;
+        for (text, said, left) in [
+            (answer(0, 5000), "5000 to 9000 is missing: query again with startOffset=5000", 1),
+            (answer(5000, 4000), "0 to 5000 is missing: query again with startOffset=0 ", 1),
+            (
+                answer(0, 2000) + &answer(3000, 2000) + &answer(7000, 2000),
+                "2000 to 3000 and other ranges are missing: query again with startOffset=2000",
+                3,
+            ),
+            (without.into(), "0 to 9000 is missing: query again with startOffset=0 ", 1),
+            (
+                csi.into(),
+                "a volume of 5000 bytes (volume_capacity_bytes), and the source has 9000",
+                1,
+            ),
+            (csi_without.into(), "do not say the size of their volume", 1),
+            (map.into(), "the map does not cover all of the source's 9000 bytes: 5000 to 9000", 1),
+        ] {
+            let error = fit(&text, 9000, false).unwrap_err();
+            assert!(error.starts_with("--ranges: list: ") && error.contains(said), "{error}");
+            assert!(error.contains("--ranges-partial"), "{error}");
+            assert_eq!(fit(&text, 9000, true).unwrap().len(), left, "{text}");
+        }
+        // Of a larger disk: it is another one.
+        for (text, said) in [
+            (answer(0, 9001), "end at 9001, and the source has 9000 bytes"),
+            (
+                csi.replace("5000", "9001"),
+                "a volume of 9001 bytes (volume_capacity_bytes), and the",
+            ),
+            (map.replace("4990", "8991"), "the last range of the map end at 9001"),
+        ] {
+            for partial in [false, true] {
+                let error = fit(&text, 9000, partial).unwrap_err();
+                assert!(error.contains(said), "{error}");
+            }
+        }
     }
 
     #[test]
     fn wrong_lists_are_refused_with_the_line() {
         for (text, said) in [
-            ("", "the file is empty"),
+            ("", "the list is empty"),
+            (" \n", "the list is empty"),
             ("disk.raw", "neither JSON nor XML"),
+            ("null", "neither JSON nor XML"),
+            ("true", "neither JSON nor XML"),
             ("{\"offset\": 1, \"length\": 1}\n{\"offset\": 1}", "line 2: not a range"),
+            ("{\"offset\": 1, \"length\": 1}\nAAAA", "not JSON"),
             ("[1, 2]", "not a range"),
+            ("{}", "not a range"),
+            (r#"{"error": "no such snapshot"}"#, "not a range"),
             (r#"{"offset": -1, "length": 1}"#, "not a range"),
             (r#"{"offset": 9223372036854775807, "length": 1}"#, "beyond 2^63"),
             (r#"{"block_metadata": 5}"#, "not a list"),
             (r#"{"block_metadata": [[]]}"#, "not a range"),
+            (r#"{"startOffset": 0, "length": -1, "changedArea": []}"#, "line 1: not a range"),
+            (r#"{"startOffset": 9223372036854775807, "length": 1}"#, "beyond 2^63"),
+            (
+                r#"{"volume_capacity_bytes": 5, "block_metadata": []}
+                   {"volume_capacity_bytes": 6, "block_metadata": []}"#,
+                "line 2: volume_capacity_bytes is 6, and was 5 before",
+            ),
+            (r#"{"volume_capacity_bytes": "x", "block_metadata": []}"#, "not a number of bytes"),
+            (
+                r#"{"startOffset": 0, "length": 1, "changedArea": []}
+                   {"volume_capacity_bytes": 1, "block_metadata": []}"#,
+                "more than one kind",
+            ),
             ("<html></html>", "unknown element <html>"),
-            ("<superblock data_block_size=\"8\"/>", "no <diff>"),
-            ("<superblock data_block_size=\"x\"/>", "no number data_block_size"),
-            ("<diff><different begin=\"1\" length=\"1\"/></diff>", "no superblock"),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = fit(text, 9, false).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn json_that_is_cut_off_is_refused() {
+        let list = r#"{"startOffset": 0, "length": 9, "changedArea": [{"start": 1, "length": 2}]}"#;
+        for end in 0..list.len() {
+            assert!(fit(&list[..end], 9, false).is_err(), "{}", &list[..end]);
+        }
+        let list = r#"[{"offset":0,"length":3},{"offset":5,"length":1}]"#;
+        for end in 0..list.len() {
+            assert!(fit(&list[..end], 9, false).is_err(), "{}", &list[..end]);
         }
     }
 }

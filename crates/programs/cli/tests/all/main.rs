@@ -3,6 +3,7 @@
 
 mod backups;
 mod bench;
+mod change_lists;
 mod check;
 mod compat;
 mod copy;

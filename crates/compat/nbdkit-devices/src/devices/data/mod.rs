@@ -22,7 +22,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
-pub(crate) use source::base64;
+pub use source::base64;
 
 use blockhaul_backends::support::MemoryDevice;
 use blockhaul_backends::support::operand;

@@ -1,0 +1,151 @@
+//! Lists in JSON: values one after the other, each a range or an array of ranges, as objects with an offset
+//! and a length.
+//!
+//! Names of members: `offset` and `length` (nbdinfo --map --json, rbd diff --format json), `start` and
+//! `length` in `changedArea` (VMware's QueryChangedDiskAreas), `byte_offset` and `size_bytes` in
+//! `block_metadata` (the SnapshotMetadata service of CSI; also in camel case, with numbers as strings).
+
+use serde_json::{Map, Value};
+
+use super::{Coverage, Found, Kind, range};
+
+/// Names of the members with an offset, and of those with a length.
+const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
+const LENGTHS: [&str; 3] = ["length", "size_bytes", "sizeBytes"];
+/// Where an answer of VMware begins, and its list of ranges, which may be absent if it is empty.
+const ANSWER: [&str; 2] = ["startOffset", "changedArea"];
+/// Names of the list of ranges in a message of CSI, and of the size of the volume.
+const MESSAGE: [&str; 2] = ["block_metadata", "blockMetadata"];
+const CAPACITY: [&str; 2] = ["volume_capacity_bytes", "volumeCapacityBytes"];
+
+pub(super) fn parse(text: &str) -> Result<Found, String> {
+    let mut reader = Reader::default();
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    while let Some(value) = values.next() {
+        let value = value.map_err(|error| format!("not JSON, or cut off: {error}"))?;
+        let line = || 1 + text[..values.byte_offset()].trim_end().matches('\n').count();
+        reader.value(&value).map_err(|why| format!("line {}: {why}", line()))?;
+    }
+    if reader.has_clean {
+        let map = std::mem::take(&mut reader.map);
+        reader.cover(Kind::BitmapMap)?.extend(map);
+    }
+    Ok((reader.found, reader.coverage))
+}
+
+#[derive(Default)]
+struct Reader {
+    found: Vec<(u64, u64)>,
+    coverage: Option<Coverage>,
+    /// The ranges with a description, as nbdinfo prints them.
+    map: Vec<(u64, u64)>,
+    /// Some of them are clean: then they are the whole map of a bitmap.
+    has_clean: bool,
+}
+
+impl Reader {
+    /// The ranges for which a list of this kind is complete.
+    fn cover(&mut self, kind: Kind) -> Result<&mut Vec<(u64, u64)>, String> {
+        let coverage = self.coverage.get_or_insert(Coverage { kind, ranges: Vec::new() });
+        if coverage.kind == kind {
+            Ok(&mut coverage.ranges)
+        } else {
+            Err("a list of more than one kind: copy each list by itself".to_string())
+        }
+    }
+
+    /// Adds a value in which lists may be.
+    fn value(&mut self, value: &Value) -> Result<(), String> {
+        let members = match value {
+            Value::Array(entries) => return entries.iter().try_for_each(|entry| self.value(entry)),
+            Value::Object(members) => members,
+            other => return Err(no_range(other)),
+        };
+        if ANSWER.iter().any(|name| members.contains_key(*name)) {
+            self.answer(value, members)
+        } else if let Some(list) = member(members, &MESSAGE) {
+            self.message(list, members)
+        } else {
+            self.range(value)
+        }
+    }
+
+    fn answer(&mut self, value: &Value, members: &Map<String, Value>) -> Result<(), String> {
+        let place = ["startOffset", "length"].map(|name| members.get(name));
+        let covered = self.cover(Kind::VmwareAnswers)?;
+        // An answer without them covers nothing.
+        if let [Some(at), Some(len)] = place {
+            let place = number(at).zip(number(len)).ok_or_else(|| no_range(value))?;
+            covered.push(range(place.0, place.1)?);
+        }
+        members.get("changedArea").map_or(Ok(()), |list| self.list(list))
+    }
+
+    fn message(&mut self, list: &Value, members: &Map<String, Value>) -> Result<(), String> {
+        let covered = self.cover(Kind::CsiMessages)?;
+        if let Some(capacity) = member(members, &CAPACITY) {
+            let size = number(capacity).ok_or_else(|| {
+                format!("volume_capacity_bytes is not a number of bytes: {}", shortened(capacity))
+            })?;
+            match covered.first() {
+                Some(&(_, before)) if before != size => {
+                    return Err(format!(
+                        "volume_capacity_bytes is {size}, and was {before} before"
+                    ));
+                }
+                Some(_) => {}
+                None => covered.push(range(0, size)?),
+            }
+        }
+        self.list(list)
+    }
+
+    /// Adds a list that has ranges only.
+    fn list(&mut self, list: &Value) -> Result<(), String> {
+        match list {
+            Value::Array(entries) => entries.iter().try_for_each(|entry| self.range(entry)),
+            Value::Null => Ok(()),
+            other => Err(format!("not a list of ranges: {}", shortened(other))),
+        }
+    }
+
+    fn range(&mut self, value: &Value) -> Result<(), String> {
+        let members = value.as_object().ok_or_else(|| no_range(value))?;
+        let at = member(members, &OFFSETS).and_then(number);
+        let len = member(members, &LENGTHS).and_then(number);
+        let (at, len) = at.zip(len).ok_or_else(|| no_range(value))?;
+        let found = range(at, len)?;
+        // The map of a bitmap: what has not changed is listed, too.
+        let description = members.get("description").and_then(Value::as_str);
+        if description.is_some() {
+            self.map.push(found);
+        }
+        if description == Some("clean") {
+            self.has_clean = true;
+        } else {
+            self.found.push(found);
+        }
+        Ok(())
+    }
+}
+
+fn member<'a>(members: &'a Map<String, Value>, names: &[&str]) -> Option<&'a Value> {
+    names.iter().find_map(|name| members.get(*name))
+}
+
+/// A number of bytes, which JSON made from protocol buffers writes as a string.
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+fn no_range(value: &Value) -> String {
+    format!("not a range with offset and length: {}", shortened(value))
+}
+
+fn shortened(value: &Value) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}
