@@ -13,8 +13,7 @@ Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the
 its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
 licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
 so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), that
-no more than two files of a crate import each other in a circle, that examples in documentation are in crates
-whose documentation is tested, and makes sure that code which the
+no more than two files of a crate import each other in a circle, and makes sure that code which the
 compiler cannot vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules
 for VMware's library only, and that only named modules
 ask the system for the time or put a thread to sleep: everything else can be simulated.
@@ -86,13 +85,6 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
     check_links()?;
     check_dependencies()?;
-    let found = untested_examples(&run::workspace())?;
-    if !found.is_empty() {
-        return Err(format!(
-            "examples in crates whose Cargo.toml has doctest = false:\n  {}",
-            found.join("\n  ")
-        ));
-    }
     let found = clocks(&run::workspace())?;
     if !found.is_empty() {
         return Err(format!(
@@ -124,40 +116,6 @@ fn check_dependencies() -> Outcome {
         return Ok(());
     }
     run::show(run::cargo("deny").args(["check", "bans", "licenses", "sources"]))
-}
-
-/// Examples in Rust, `PATH:LINE`, of crates whose documentation is not tested: most have none, and a run of
-/// rustdoc for each takes time.
-fn untested_examples(root: &Path) -> Result<Vec<String>, String> {
-    let mut files = Vec::new();
-    rust_files(root, Path::new(""), &mut files)?;
-    files.sort();
-    let mut found = Vec::new();
-    for library in files.iter().filter(|file| file.ends_with("src/lib.rs")) {
-        let sources = library.with_file_name("");
-        if !read(root, &sources.with_file_name("Cargo.toml"))?.contains("\ndoctest = false\n") {
-            continue;
-        }
-        for file in files.iter().filter(|file| file.starts_with(&sources)) {
-            let text = read(root, file)?;
-            found.extend(examples(&text).map(|line| format!("{}:{line}", file.display())));
-        }
-    }
-    Ok(found)
-}
-
-/// Lines at which examples in Rust begin, in the comments of documentation.
-fn examples(text: &str) -> impl Iterator<Item = usize> {
-    let mut is_inside = false;
-    text.lines().enumerate().filter_map(move |(index, line)| {
-        let line = line.trim_start();
-        let comment = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
-        let language = comment.trim().strip_prefix("```")?;
-        is_inside = !is_inside;
-        let words = ["rust", "no_run", "should_panic", "compile_fail", "ignore"];
-        let is_rust = language.is_empty() || words.iter().any(|word| language.contains(word));
-        (is_inside && is_rust).then_some(index + 1)
-    })
 }
 
 /// Calls of [`CLOCKS`] in code of the program outside of the named modules, `PATH:LINE`.
@@ -281,23 +239,6 @@ mod tests {
         }
         assert_eq!(clocks(root).unwrap(), ["crates/uses/engine/src/lane.rs:2"]);
         assert_eq!(clocks(&run::workspace()).unwrap(), [""; 0]);
-    }
-
-    #[test]
-    fn examples_are_in_crates_whose_documentation_is_tested() {
-        let text = "//! ```text\n//! x\n//! ```\nfn f() {}\n    /// ```no_run\n    /// f();\n    /// ```\n";
-        let found: Vec<_> = examples(&format!("{text}{text}/// ```\n/// ```")).collect();
-        assert_eq!(found, [5, 12, 15]);
-        let scratch = tempfile::tempdir().unwrap();
-        for (name, manifest) in [("a", "[lib]\ndoctest = false\n"), ("b", "[lib]\n")] {
-            let sources = scratch.path().join(name).join("src");
-            fs::create_dir_all(&sources).unwrap();
-            fs::write(sources.with_file_name("Cargo.toml"), manifest).unwrap();
-            fs::write(sources.join("lib.rs"), "mod x;\n").unwrap();
-            fs::write(sources.join("x.rs"), text).unwrap();
-        }
-        assert_eq!(untested_examples(scratch.path()).unwrap(), ["a/src/x.rs:5"]);
-        assert_eq!(untested_examples(&run::workspace()).unwrap(), [""; 0]);
     }
 
     #[test]
