@@ -30,9 +30,11 @@ impl Flavour {
     pub fn features(self) -> &'static [&'static str] {
         match self {
             Flavour::Shared => &[],
-            Flavour::Static => {
-                &["--no-default-features", "--features", "formats,fuse,luks,vhost,vendored-openssl"]
-            }
+            Flavour::Static => &[
+                "--no-default-features",
+                "--features",
+                "bench,formats,fuse,luks,vhost,vendored-openssl",
+            ],
         }
     }
 

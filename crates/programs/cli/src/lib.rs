@@ -27,6 +27,7 @@
 
 mod args;
 mod aside;
+#[cfg(feature = "bench")]
 mod bench;
 mod chain;
 mod check;
@@ -172,6 +173,7 @@ fn run() -> ExitCode {
         Command::Mount(args) => report("mount: ", mount::run(&args, &groups)),
         Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
         Command::Tls(args) => report("tls: ", tls_init::run(&args)),
+        #[cfg(feature = "bench")]
         Command::Bench(args) => bench::run(*args, &groups),
         Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
         Command::Help(args) => report("help: ", help::run(&args)),

@@ -177,6 +177,7 @@ pub enum Command {
     ///
     /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
     /// results are checked. Print medians and ratios, and keep the raw measurements.
+    #[cfg(feature = "bench")]
     Bench(Box<blockhaul_bench::Args>),
     /// Show version, abilities and thread model of a plugin
     Plugin(Plugin),
@@ -298,6 +299,7 @@ fn long_version() -> String {
         commit => format!("commit: {commit}\n"),
     };
     let features = [
+        ("bench", cfg!(feature = "bench")),
         ("formats", cfg!(feature = "formats")),
         ("fuse", cfg!(feature = "fuse")),
         ("luks", cfg!(feature = "luks")),

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 mod backups;
+#[cfg(feature = "bench")]
 mod bench;
 mod change_lists;
 mod check;
