@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::opening::Intent;
@@ -20,6 +21,22 @@ pub enum StorageId {
     File(FileId),
     /// Address and name of an export of an NBD server.
     Export(String),
+}
+
+impl StorageId {
+    /// The export `name` of the NBD server that listens on a Unix socket.
+    pub fn unix_export(socket: &Path, name: &str) -> StorageId {
+        // A path that cannot be completed is that of no other server, either.
+        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
+        StorageId::Export(format!("{} {name}", socket.display()))
+    }
+
+    /// The export `name` of the NBD server at a host and port.
+    pub fn tcp_export(host: &str, port: u16, name: &str) -> StorageId {
+        // The names of this machine.
+        let host = if matches!(host, "127.0.0.1" | "::1") { "localhost" } else { host };
+        StorageId::Export(format!("{host} {port} {name}"))
+    }
 }
 
 /// All identities of a storage.

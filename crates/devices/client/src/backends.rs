@@ -156,16 +156,12 @@ async fn claim_on(
     export: &str,
     uri: &str,
 ) -> Result<Option<Arc<Claim>>> {
-    let address = match address {
-        Address::Unix(path) => match std::path::absolute(path) {
-            Ok(path) => path.display().to_string(),
-            // Connecting reports that.
-            Err(_) => return Ok(None),
-        },
+    let id = match address {
+        Address::Unix(path) => StorageId::unix_export(path, export),
+        Address::Tcp(host, port) => StorageId::tcp_export(host, *port, export),
         Address::Open(_) => return Ok(None),
-        address => format!("{address:?}"),
+        address => StorageId::Export(format!("{address:?} {export}")),
     };
-    let id = StorageId::Export(format!("{address} {export}"));
     let ids = StorageIds { same: vec![id], below: Vec::new() };
     let claimed = || target.claim(ids.clone(), uri, true).map(|claim| Some(Arc::new(claim)));
     // A device that was closed has its claim until its last request has ended.

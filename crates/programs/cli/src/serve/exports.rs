@@ -10,7 +10,7 @@ use blockhaul_catalog::{
 use blockhaul_io::FifoLock;
 
 use super::running::{Running, SnapshotOf, removed};
-use super::wanted::{One, WantedExports, gates};
+use super::wanted::{EXPORT, NODE, One, WantedExports, gates};
 use crate::devices;
 use crate::exit::Failure;
 
@@ -71,7 +71,7 @@ impl Table {
     /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
         for one in &self.wanted.exports {
-            let (storage, running) = self.wanted.open_one("export", one).await?;
+            let (storage, running) = self.wanted.open_one(EXPORT, one).await?;
             let running = Arc::new(running);
             self.lock().push(running.clone());
             self.restore_bitmaps(&running).await?;
@@ -97,7 +97,7 @@ impl Table {
         }
         self.wanted.check_one(&one)?;
         self.check_new(&one.name)?;
-        let (mut storage, running) = self.wanted.open_one("export", &one).await?;
+        let (mut storage, running) = self.wanted.open_one(EXPORT, &one).await?;
         storage.exports = guarded(storage.exports, &self.common_gates())?;
         self.restore_bitmaps(&running).await?;
         self.restore_jobs(&running).await?;
@@ -109,7 +109,7 @@ impl Table {
         let _change = self.changes.lock().await;
         self.wanted.check_one(&one)?;
         self.check_new(&one.name)?;
-        let (_, mut running) = self.wanted.open_one("node", &one).await?;
+        let (_, mut running) = self.wanted.open_one(NODE, &one).await?;
         if running.shared.is_none() {
             return Err(Failure::usage("the device is not one disk that all clients share"));
         }

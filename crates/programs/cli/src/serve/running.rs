@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
-use blockhaul_catalog::{Adjustable, Exports, Shared, Stack};
+use blockhaul_catalog::{Adjustable, Claim, Exports, Shared, Stack};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 
 use crate::exit::Failure;
@@ -41,6 +41,8 @@ pub struct Running {
     pub mirrored: Mutex<Option<Changes>>,
     /// Where its disk differs from the targets of jobs that outlive the server.
     pub maps: Mutex<Vec<Remaining>>,
+    /// The claim on the addresses at which clients reach it.
+    pub _address_claim: Option<Claim>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }

@@ -497,6 +497,7 @@ impl Table {
             inconsistent: std::sync::Mutex::default(),
             mirrored: std::sync::Mutex::default(),
             maps: std::sync::Mutex::default(),
+            _address_claim: None,
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
         let gates = self.common_gates();

@@ -50,6 +50,11 @@ impl Storage {
         Server::blockhaul(OURS.as_ref(), &self.0.socket("nbd"), &args)
     }
 
+    /// A server of one device.
+    fn serve_other(&self, device: &str) -> Server {
+        Server::blockhaul(OURS.as_ref(), &self.0.socket("other"), &[device]).unwrap()
+    }
+
     /// Runs a server until its first command has ended; status and messages.
     fn outcome(&self, args: &[&str]) -> (Option<i32>, String) {
         let socket = self.0.socket("once");
@@ -254,6 +259,29 @@ fn no_job_writes_to_storage_that_is_open() {
     for (path, before) in files.iter().zip(&before) {
         assert!(*before == fs::read(path).unwrap(), "{path} is as it was");
     }
+}
+
+#[test]
+fn no_job_copies_onto_an_export_of_its_own_server_through_a_connection() {
+    let storage = Storage::new();
+    let other = storage.path("other.raw");
+    fs::copy(storage.path("x.raw"), &other).unwrap();
+    let named = [export("a", &storage.path("x.raw")), export("b", &other)];
+    let server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
+    for target in ["a", "b", ""].map(|name| server.uri(name)) {
+        for command in ["backup", "mirror"] {
+            assert_refused(
+                storage.ctl(&[command, "a", &target, "--wait"]),
+                &["export", "of export \"a\""],
+            );
+        }
+    }
+    // An image is written by one device, also through an NBD server.
+    let disk = storage.serve_other(&format!("file:{}", storage.path("x.qcow2")));
+    let uri = disk.uri("").replace('?', "%3f");
+    let image = format!("qcow2:{uri}");
+    let [outcome, _] = exports(&storage, (&image, WRITE), (&image, WRITE));
+    assert_refused(outcome, &["export \"a\"", "export \"b\""]);
 }
 
 #[test]

@@ -491,6 +491,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
         inconsistent: Mutex::default(),
         mirrored: Mutex::default(),
         maps: Mutex::default(),
+        _address_claim: None,
         snapshot_of: None,
     };
     let name = "a".to_string();
