@@ -312,7 +312,8 @@ fn a_packed_file_that_is_cut_anywhere_is_refused_or_has_all_of_it() {
     require_peer!("xz");
     require_peer!("tar");
     let dir = tempfile::tempdir().unwrap();
-    let bytes = content(700);
+    let mut bytes = vec![0; 700];
+    blockhaul_testkit::rng::Rng::new(1).fill(&mut bytes);
     fs::write(dir.path().join("disk"), &bytes).unwrap();
     let script = "gzip -k disk && xz -k --block-size=300 disk && tar cf disk.tar disk";
     run(Command::new("sh").current_dir(dir.path()).args(["-c", script]));
@@ -323,7 +324,9 @@ fn a_packed_file_that_is_cut_anywhere_is_refused_or_has_all_of_it() {
         let path = dir.path().join("cut");
         on_workers(move || async move {
             let mut refused = 0;
-            for end in 0..packed.len().min(2500) {
+            // Each place near the end, and a few of the others.
+            let size = packed.len();
+            for end in (0..size).filter(|end| end % 80 == 0 || end + 12 > size) {
                 fs::write(&path, &packed[..end]).unwrap();
                 match open(&path, &[layer], Intent::READ).await {
                     Ok(stack) => {
@@ -334,7 +337,7 @@ fn a_packed_file_that_is_cut_anywhere_is_refused_or_has_all_of_it() {
                     Err(_) => refused += 1,
                 }
             }
-            assert!(refused > 500, "{layer}: {refused}");
+            assert!(refused > 8, "{layer}: {refused}");
         });
     }
 }

@@ -4,13 +4,13 @@
 
 use blockhaul_nbdkit_devices::devices::base64;
 
-use super::{Coverage, Found, Kind};
+use super::coverage::{Contents, Coverage, Kind};
 
 /// Bytes of a block.
 const BLOCK: u64 = 64 << 10;
 
 /// Ranges of blocks, also those of a byte that are beyond the end of the disk.
-pub(super) fn parse(text: &str) -> Result<Found, String> {
+pub(super) fn parse(text: &str) -> Result<Contents, String> {
     if text.trim().lines().any(|line| line.trim_end().contains(char::is_whitespace)) {
         return Err("white space in a line".to_string());
     }
@@ -56,48 +56,4 @@ pub(super) fn clip(ranges: &mut [(u64, u64)], size: u64) -> Result<(), String> {
     }
     last.1 = last.1.min(size);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::List;
-
-    fn fit(text: &str, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
-        let list = List::of("list".into(), Ok(text.as_bytes().to_vec()));
-        list.map_err(|failure| failure.to_string())?.fit(size, partial)
-    }
-
-    const BLOCK: u64 = super::BLOCK;
-
-    #[test]
-    fn the_first_block_is_the_highest_bit() {
-        // 1000 0001, 1100 0000, 0000 0000
-        let size = 20 * BLOCK;
-        let ranges = [(0, BLOCK), (7 * BLOCK, 3 * BLOCK)];
-        assert_eq!(fit("gcAA", size, false).unwrap(), ranges);
-        assert_eq!(fit("gc\nAA\r\n", 24 * BLOCK, false).unwrap(), ranges);
-        assert_eq!(fit("gcAA", 17 * BLOCK - 5, false).unwrap(), ranges);
-        assert_eq!(fit("AAAA", size, false).unwrap(), []);
-        // The last block is not a whole one: 1111 0000.
-        assert_eq!(fit("8A==", 3 * BLOCK + 5, false).unwrap(), [(0, 3 * BLOCK + 5)]);
-    }
-
-    #[test]
-    fn a_bitmap_of_another_length_is_refused() {
-        for (text, size, said) in [
-            ("gcAA", 24 * BLOCK + 1, "the bitmap ends at 1572864, a bit for each 64 KiB"),
-            ("gcAA", 16 * BLOCK, "is of a disk of about 1572864 bytes"),
-            ("8A==", 3 * BLOCK, "block 3 has changed, and the source of 196608 bytes has 3 blocks"),
-            ("gcA", 20 * BLOCK, "is cut off"),
-            ("gc AA", 20 * BLOCK, "white space"),
-            ("gcAA\n\"", 20 * BLOCK, "not a base64 symbol"),
-        ] {
-            let error = fit(text, size, false).unwrap_err();
-            assert!(error.contains(said), "{text}: {error}");
-        }
-        // A part is a part, and another disk is another disk.
-        assert_eq!(fit("gcAA", 99 * BLOCK, true).unwrap().len(), 2);
-        assert!(fit("gcAA", 16 * BLOCK, true).is_err());
-        assert!(fit("8A==", 3 * BLOCK, true).is_err());
-    }
 }

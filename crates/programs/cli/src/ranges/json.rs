@@ -7,7 +7,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Coverage, Found, Kind, range};
+use super::coverage::{Contents, Coverage, Kind, range};
 
 /// Names of the members with an offset, and of those with a length.
 const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
@@ -18,7 +18,7 @@ const ANSWER: [&str; 2] = ["startOffset", "changedArea"];
 const MESSAGE: [&str; 2] = ["block_metadata", "blockMetadata"];
 const CAPACITY: [&str; 2] = ["volume_capacity_bytes", "volumeCapacityBytes"];
 
-pub(super) fn parse(text: &str) -> Result<Found, String> {
+pub(super) fn parse(text: &str) -> Result<Contents, String> {
     let mut reader = Reader::default();
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     while let Some(value) = values.next() {

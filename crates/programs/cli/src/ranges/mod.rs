@@ -4,11 +4,12 @@
 //! - `thin_delta`: its XML. `bitmap`: the changed blocks of XCP-ng in base64.
 //! - `command`: a command that prints a list.
 //!
-//! Some kinds of lists say for which part of a disk they are complete, see [`Kind`]. Such a list must be one
+//! Some kinds of lists say for which part of a disk they are complete, see `coverage`. Such a list must be one
 //! of all of the source: the rest has changes that nobody has listed.
 
 mod bitmap;
 mod command;
+mod coverage;
 mod json;
 mod thin_delta;
 
@@ -17,31 +18,11 @@ use std::path::Path;
 
 use blockhaul_block::{gaps, join_ranges};
 
+use self::coverage::{Contents, Coverage, Kind};
 use crate::exit::{self, Failure, plain};
 
 /// Maximum length of a list in bytes.
 const LIST_MAX: u64 = 512 << 20;
-
-/// Kinds of lists that say for which part of a disk they are complete.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Answers of VMware's QueryChangedDiskAreas, each for `startOffset` to `startOffset + length`.
-    VmwareAnswers,
-    /// Messages of CSI's SnapshotMetadata service, of a volume of `volume_capacity_bytes`.
-    CsiMessages,
-    /// The map of a bitmap: clean ranges are listed, too.
-    BitmapMap,
-    /// The changed blocks of XAPI: a bit for each block.
-    XapiBitmap,
-}
-
-/// The part of a disk for which a list is complete.
-#[derive(Debug, PartialEq, Eq)]
-struct Coverage {
-    kind: Kind,
-    /// Start and end of ranges.
-    ranges: Vec<(u64, u64)>,
-}
 
 /// A list of ranges.
 #[derive(Debug)]
@@ -53,9 +34,6 @@ pub struct List {
     /// None for lists that do not say it.
     coverage: Option<Coverage>,
 }
-
-/// What a parser finds, in any order: start and end of ranges.
-type Found = (Vec<(u64, u64)>, Option<Coverage>);
 
 impl List {
     /// Reads a file, or standard input for `-`.
@@ -136,57 +114,7 @@ impl List {
     }
 }
 
-impl Kind {
-    /// Why a list that reaches to `end` is not of a source of `size` bytes, which is smaller.
-    fn beyond(self, end: u64, size: u64) -> String {
-        let it = match self {
-            Kind::CsiMessages => {
-                return format!(
-                    "the list is of a volume of {end} bytes (volume_capacity_bytes), and the source has \
-                     {size} bytes: use the list of this volume"
-                );
-            }
-            Kind::XapiBitmap => {
-                return format!(
-                    "the bitmap is of a disk of about {end} bytes, a bit for each 64 KiB, and the source \
-                     has {size} bytes: use the bitmap of this disk"
-                );
-            }
-            Kind::VmwareAnswers => "startOffset and length of the last answer",
-            Kind::BitmapMap => "the last range of the map",
-        };
-        format!("{it} end at {end}, and the source has {size} bytes: use the list of this disk")
-    }
-
-    /// Why a list is not enough; `missing`: what is missing, from `at` on.
-    fn incomplete(self, size: u64, missing: &str, at: u64) -> String {
-        let partial = "or copy only what it covers with --ranges-partial";
-        match self {
-            Kind::VmwareAnswers => format!(
-                "the answers of QueryChangedDiskAreas do not cover all of the source's {size} bytes: \
-                 {missing}: query again with startOffset={at} and add the answer, {partial}"
-            ),
-            Kind::CsiMessages if at == 0 => format!(
-                "the messages do not say the size of their volume (volume_capacity_bytes): save them whole, \
-                 {partial}"
-            ),
-            Kind::CsiMessages => format!(
-                "the list is of a volume of {at} bytes (volume_capacity_bytes), and the source has {size} \
-                 bytes: use the list of this volume, {partial}"
-            ),
-            Kind::BitmapMap => format!(
-                "the map does not cover all of the source's {size} bytes: {missing}: save the \
-                 whole map, {partial}"
-            ),
-            Kind::XapiBitmap => format!(
-                "the bitmap ends at {at}, a bit for each 64 KiB, and the source has {size} bytes: save the \
-                 whole bitmap, {partial}"
-            ),
-        }
-    }
-}
-
-fn parse(text: &str) -> Result<Found, String> {
+fn parse(text: &str) -> Result<Contents, String> {
     match text.trim_start().as_bytes().first() {
         None => Err("the list is empty: write an empty list as []".to_string()),
         Some(b'<') => Ok((thin_delta::parse(text)?, None)),
@@ -194,14 +122,6 @@ fn parse(text: &str) -> Result<Found, String> {
         Some(_) => bitmap::parse(text).map_err(|why| {
             format!("neither JSON nor XML of thin_delta, nor a bitmap in base64: {why}")
         }),
-    }
-}
-
-/// Start and end of a range.
-fn range(at: u64, len: u64) -> Result<(u64, u64), String> {
-    match at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()) {
-        None => Err(format!("{len} bytes at offset {at} end beyond 2^63 - 1")),
-        Some(end) => Ok((at, end)),
     }
 }
 
@@ -293,7 +213,7 @@ mod tests {
                 csi.replace("5000", "9001"),
                 "a volume of 9001 bytes (volume_capacity_bytes), and the",
             ),
-            (map.replace("4990", "8991"), "the last range of the map end at 9001"),
+            (map.replace("4990", "8991"), "the ranges of the map end at 9001"),
         ] {
             for partial in [false, true] {
                 let error = fit(&text, 9000, partial).unwrap_err();
@@ -349,5 +269,39 @@ mod tests {
         for end in 0..list.len() {
             assert!(fit(&list[..end], 9, false).is_err(), "{}", &list[..end]);
         }
+    }
+
+    const BLOCK: u64 = 64 << 10;
+
+    #[test]
+    fn the_first_block_of_a_bitmap_is_the_highest_bit() {
+        // 1000 0001, 1100 0000, 0000 0000
+        let size = 20 * BLOCK;
+        let ranges = [(0, BLOCK), (7 * BLOCK, 3 * BLOCK)];
+        assert_eq!(fit("gcAA", size, false).unwrap(), ranges);
+        assert_eq!(fit("gc\nAA\r\n", 24 * BLOCK, false).unwrap(), ranges);
+        assert_eq!(fit("gcAA", 17 * BLOCK - 5, false).unwrap(), ranges);
+        assert_eq!(fit("AAAA", size, false).unwrap(), []);
+        // The last block is not a whole one: 1111 0000.
+        assert_eq!(fit("8A==", 3 * BLOCK + 5, false).unwrap(), [(0, 3 * BLOCK + 5)]);
+    }
+
+    #[test]
+    fn a_bitmap_of_another_length_is_refused() {
+        for (text, size, said) in [
+            ("gcAA", 24 * BLOCK + 1, "the bitmap ends at 1572864, a bit for each 64 KiB"),
+            ("gcAA", 16 * BLOCK, "is of a disk of about 1572864 bytes"),
+            ("8A==", 3 * BLOCK, "block 3 has changed, and the source of 196608 bytes has 3 blocks"),
+            ("gcA", 20 * BLOCK, "is cut off"),
+            ("gc AA", 20 * BLOCK, "white space"),
+            ("gcAA\n\"", 20 * BLOCK, "not a base64 symbol"),
+        ] {
+            let error = fit(text, size, false).unwrap_err();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        // A part is a part, and another disk is another disk.
+        assert_eq!(fit("gcAA", 99 * BLOCK, true).unwrap().len(), 2);
+        assert!(fit("gcAA", 16 * BLOCK, true).is_err());
+        assert!(fit("8A==", 3 * BLOCK, true).is_err());
     }
 }

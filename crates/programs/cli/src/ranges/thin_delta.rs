@@ -2,7 +2,7 @@
 
 use quick_xml::events::{BytesStart, Event};
 
-use super::range;
+use super::coverage::range;
 
 /// Start and end of the ranges that differ.
 ///

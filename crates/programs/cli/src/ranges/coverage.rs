@@ -1,0 +1,83 @@
+//! What a list says about the disk that it is of.
+
+/// Kinds of lists that say for which part of a disk they are complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Answers of VMware's QueryChangedDiskAreas, each for `startOffset` to `startOffset + length`.
+    VmwareAnswers,
+    /// Messages of CSI's SnapshotMetadata service, of a volume of `volume_capacity_bytes`.
+    CsiMessages,
+    /// The map of a bitmap: clean ranges are listed, too.
+    BitmapMap,
+    /// The changed blocks of XAPI: a bit for each block.
+    XapiBitmap,
+}
+
+/// The part of a disk for which a list is complete.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Coverage {
+    pub(super) kind: Kind,
+    /// Start and end of ranges.
+    pub(super) ranges: Vec<(u64, u64)>,
+}
+
+/// What a parser finds, in any order: start and end of ranges.
+pub(super) type Contents = (Vec<(u64, u64)>, Option<Coverage>);
+
+impl Kind {
+    /// Why a list that reaches to `end` is not of a source of `size` bytes, which is smaller.
+    pub(super) fn beyond(self, end: u64, size: u64) -> String {
+        let it = match self {
+            Kind::CsiMessages => {
+                return format!(
+                    "the list is of a volume of {end} bytes (volume_capacity_bytes), and the source has \
+                     {size} bytes: use the list of this volume"
+                );
+            }
+            Kind::XapiBitmap => {
+                return format!(
+                    "the bitmap is of a disk of about {end} bytes, a bit for each 64 KiB, and the source \
+                     has {size} bytes: use the bitmap of this disk"
+                );
+            }
+            Kind::VmwareAnswers => "startOffset and length of the last answer",
+            Kind::BitmapMap => "the ranges of the map",
+        };
+        format!("{it} end at {end}, and the source has {size} bytes: use the list of this disk")
+    }
+
+    /// Why a list is not enough; `missing`: what is missing, from `at` on.
+    pub(super) fn incomplete(self, size: u64, missing: &str, at: u64) -> String {
+        let partial = "or copy only what it covers with --ranges-partial";
+        match self {
+            Kind::VmwareAnswers => format!(
+                "the answers of QueryChangedDiskAreas do not cover all of the source's {size} bytes: \
+                 {missing}: query again with startOffset={at} and add the answer, {partial}"
+            ),
+            Kind::CsiMessages if at == 0 => format!(
+                "the messages do not say the size of their volume (volume_capacity_bytes): save them whole, \
+                 {partial}"
+            ),
+            Kind::CsiMessages => format!(
+                "the list is of a volume of {at} bytes (volume_capacity_bytes), and the source has {size} \
+                 bytes: use the list of this volume, {partial}"
+            ),
+            Kind::BitmapMap => format!(
+                "the map does not cover all of the source's {size} bytes: {missing}: save the \
+                 whole map, {partial}"
+            ),
+            Kind::XapiBitmap => format!(
+                "the bitmap ends at {at}, a bit for each 64 KiB, and the source has {size} bytes: save the \
+                 whole bitmap, {partial}"
+            ),
+        }
+    }
+}
+
+/// Start and end of a range.
+pub(super) fn range(at: u64, len: u64) -> Result<(u64, u64), String> {
+    match at.checked_add(len).filter(|&end| i64::try_from(end).is_ok()) {
+        None => Err(format!("{len} bytes at offset {at} end beyond 2^63 - 1")),
+        Some(end) => Ok((at, end)),
+    }
+}
