@@ -4,8 +4,10 @@ installed. `python3 -m unittest discover` in this directory runs all tests."""
 import array
 import asyncio
 import errno
+import json
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -440,6 +442,21 @@ class Copies(WithFolder):
         with self.assertRaises(blockhaul.CopyError) as caught:
             blockhaul.copy(self.folder / "absent", target)
         self.assertEqual(caught.exception.status, 3)
+
+    def test_a_list_of_ranges_must_be_whole(self):
+        source, target = self.disk(), self.folder / "copy.raw"
+        page = {"startOffset": 0, "length": MIB, "changedArea": [{"start": 0, "length": 4096}]}
+        (self.folder / "list").write_text(json.dumps(page))
+        cat = f"cat {shlex.quote(str(self.folder / 'list'))}"
+        wrong = [{"ranges": self.folder / "list"}, {"ranges_command": cat}, {"ranges_command": f"{cat}; exit 1"}]
+        for options in wrong:
+            target.write_bytes(b"y" * 4 * MIB)
+            with self.assertRaises(blockhaul.CopyError) as caught:
+                blockhaul.copy(source, target, **options)
+            self.assertEqual(caught.exception.status, 3)
+            self.assertEqual(target.read_bytes(), b"y" * 4 * MIB)
+        blockhaul.copy(source, target, ranges_command=cat, ranges_partial=True)
+        self.assertEqual(target.read_bytes(), source.read_bytes()[:4096] + b"y" * (4 * MIB - 4096))
 
     def test_an_exception_of_the_callback_stops_the_copy(self):
         def stop(_progress):
