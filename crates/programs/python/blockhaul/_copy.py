@@ -88,7 +88,8 @@ def copy(
     ``source_layers`` and ``target_layers`` are lists.
 
     Ctrl-C, and an exception of ``progress``, stop the copy: nothing more is started, what is in flight is
-    awaited, and the exception goes on. With ``journal`` the same call then resumes the copy.
+    awaited, and the exception goes on. With ``journal`` the same call then resumes the copy. After
+    ``discard_source`` the journal stays, and the same call copies nothing until it is removed.
 
     Raises ``CopyError``, whose ``status`` is the exit status of the command: 2 invalid options, 3 a device
     cannot be opened, 4 reading failed, 5 writing failed, 6 the target is full, 7 a connection was lost,

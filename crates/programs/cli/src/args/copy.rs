@@ -109,7 +109,8 @@ pub struct CopyArgs {
     /// Frees space at a source that is not needed after the copy, such as the overlay of a backup. A
     /// range is discarded after it was written, flushed, and recorded in the --journal if there is one;
     /// the target is flushed each second for that, or every --journal-interval. After a failure,
-    /// continue with the same journal; without a journal, never copy again what was discarded. A range
+    /// continue with the same journal; without a journal, never copy again what was discarded. The
+    /// journal stays after success: the same command then copies nothing, until you remove it. A range
     /// that the source fails to discard stays there, with a warning.
     #[arg(long)]
     pub discard_source: bool,
@@ -264,7 +265,7 @@ pub struct CopyArgs {
     /// The journal records what is durable on the target. Run the same command again with the same
     /// FILE after a crash or kill, and the copy resumes. Both sides must be unchanged; a change
     /// that their sizes, times and samples do not show is found only by --verify. The journal is
-    /// removed after success.
+    /// removed after success, unless --discard-source has discarded something.
     #[arg(long, value_name = "FILE", help_heading = "Long copies")]
     pub journal: Option<PathBuf>,
 
@@ -410,7 +411,7 @@ JOB FILES
   All sources and targets are opened before the first byte is written. The run succeeds if all disks
   succeed; otherwise its exit status is that of the first disk in the file that failed. Journals of
   complete disks are kept until all disks are complete, so that the same command resumes with the
-  disks that failed.
+  disks that failed. Those of disks with discard-source stay then, too.
 ";
 
 /// The help of `--target-layer`.

@@ -140,13 +140,16 @@ pub(super) fn begin(
     let Some(left) = writer.unfinished() else { return Ok(Begin::Anew) };
     let journal = writer.journal(left.number);
     if restart {
-        // Refused if its source was discarded: what it has copied is nowhere else.
-        blockhaul_engine::check_journal(&journal, true).map_err(|error| {
-            let failure = stored(error);
+        if blockhaul_engine::discarding_journal(&journal).map_err(stored)?.is_some() {
             let dir = writer.store().dir().display();
-            let next = format!("{failure}; if its source is gone: blockhaul chain abandon {dir}");
-            if failure.status() == exit::OPEN { Failure::new(exit::OPEN, next) } else { failure }
-        })?;
+            let text = format!(
+                "{}: what it records was discarded at the source, and is in {dir} only: resume the pull \
+                 without --restart; if its source is gone: blockhaul chain abandon {dir}",
+                journal.display()
+            );
+            return Err(Failure::new(exit::OPEN, text));
+        }
+        blockhaul_engine::check_journal(&journal, true).map_err(stored)?;
         return Ok(Begin::Anew);
     }
     if !journal.exists() {

@@ -239,6 +239,15 @@ impl PointInTime {
     #[track_caller]
     fn copy(&self, socket: &Path, target: &Path, more: &[&str]) -> String {
         std::fs::write(target, &self.before).unwrap();
+        let said = self.copies(socket, target, more);
+        let total: usize = self.dirty.iter().map(|range| range.1).sum();
+        assert!(said.contains(&format!(" {total} bytes: ")), "{said}");
+        said
+    }
+
+    /// The same onto what is there.
+    #[track_caller]
+    fn copies(&self, socket: &Path, target: &Path, more: &[&str]) -> String {
         let uri = format!("nbd+unix:///then?socket={}", socket.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul"));
         command.args(["copy", "-v", "--bitmap", "qemu:dirty-bitmap:monday"]).args(more);
@@ -247,8 +256,6 @@ impl PointInTime {
         assert!(output.status.success(), "{said}");
         assert!(!said.contains("warning") && !said.contains("WARN"), "{said}");
         assert!(std::fs::read(target).unwrap() == self.then, "{said}");
-        let total: usize = self.dirty.iter().map(|range| range.1).sum();
-        assert!(said.contains(&format!(" {total} bytes: ")), "{said}");
         said
     }
 }
@@ -347,9 +354,13 @@ fn the_overlay_of_qemu_shrinks_while_it_is_copied() {
     let used = || std::fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;
     let before = used();
     let journal = journal.display().to_string();
-    let said = point.copy(&point.socket, &target, &["--discard-source", "--journal", &journal]);
+    let args = ["--discard-source", "--journal", &journal];
+    let said = point.copy(&point.socket, &target, &args);
     let total: usize = point.dirty.iter().map(|range| range.1).sum();
     assert!(said.contains(&format!("{total} bytes discarded at the source")), "{said}");
     // The machine has overwritten 4 MiB of data, and a hole, that the bitmap calls dirty.
     assert!(before > 4 << 20 && used() < 1 << 20, "{before} bytes before, {} now", used());
+    // The bitmap is still there, and what it selects is not.
+    let said = point.copies(&point.socket, &target, &args);
+    assert!(said.contains("complete since an earlier run"), "{said}");
 }

@@ -429,7 +429,9 @@ fn what_is_copied_is_discarded_at_the_source() {
     fill();
     let said = copies(&["--discard-source", "--journal", text(&journal), from, to]);
     assert!(said.contains("8388608 bytes discarded at the source"), "{said}");
-    assert!(std::fs::read(&target).unwrap() == bytes && !journal.exists());
+    assert!(said.contains(&format!("; the journal {} stays", journal.display())), "{said}");
+    assert!(std::fs::read(&target).unwrap() == bytes);
+    std::fs::remove_file(&journal).unwrap();
     assert_eq!(allocated(&source), 0);
     assert_eq!(std::fs::metadata(&source).unwrap().len(), 8 << 20);
     // Only what was copied, in whole blocks.
@@ -494,4 +496,221 @@ fn what_is_copied_is_discarded_at_the_source() {
     std::fs::write(&list, two).unwrap();
     fails(&["--job", text(&list)], 2, &["has the same source"]);
     assert!(std::fs::read(&target).unwrap() == b"old" && std::fs::read(&source).unwrap() == bytes);
+}
+
+/// Serves a file, and returns the server.
+fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
+    Server::blockhaul(OURS.as_ref(), &scratch.socket(name), args).unwrap()
+}
+
+/// Runs a command whose copy is complete: it says so in one line.
+#[track_caller]
+fn says_complete(args: &[&str], disk: &str, journal: &Path) {
+    let output = run(&[&["copy", "--no-progress"], args].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {said}");
+    let line = format!("blockhaul: copy: {disk}complete since an earlier run");
+    let lines: Vec<_> = said.lines().filter(|said| said.starts_with(&line)).collect();
+    let [line] = lines[..] else { panic!("{args:?}: {said}") };
+    assert!(line.contains(&format!("remove the journal {}", journal.display())), "{line}");
+}
+
+#[test]
+fn a_copy_that_has_discarded_its_source_is_not_repeated() {
+    let scratch = Scratch::new().unwrap();
+    let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
+    let bytes = pattern(4 << 20);
+    std::fs::write(&source, &bytes).unwrap();
+    std::fs::write(&target, vec![1; 4 << 20]).unwrap();
+    let server = serve(&scratch, "s", &[text(&target)]);
+    let uri = server.uri("");
+    let args = ["--discard-source", "--journal", text(&journal), "--range", "1M:2M", text(&source)];
+    let again = [&args[..], &[&uri]].concat();
+    copies(&again);
+    assert_eq!(allocated(&source), 2 << 20);
+    server.stop().unwrap();
+    // The target cannot be written now, and the source is in use again.
+    let server = serve(&scratch, "s", &["-r", text(&target)]);
+    assert_eq!(server.uri(""), uri);
+    let used = vec![7; 4 << 20];
+    std::fs::write(&source, &used).unwrap();
+    says_complete(&again, "", &journal);
+    let mut expected = vec![1; 4 << 20];
+    expected[1 << 20..3 << 20].copy_from_slice(&bytes[1 << 20..3 << 20]);
+    let untouched = || {
+        assert!(std::fs::read(&source).unwrap() == used && journal.exists());
+        assert!(std::fs::read(&target).unwrap() == expected);
+    };
+    untouched();
+    // The journal is that of this copy alone.
+    let part = ["--discard-source", "--journal", text(&journal), text(&source), &uri];
+    fails(&part, 1, &[text(&journal), "another range", "complete", "remove this file"]);
+    fails(&again[1..], 1, &["with --discard-source", "remove this file"]);
+    fails(&[&["--restart"], &again[..]].concat(), 1, &["is complete", "remove this file"]);
+    server.stop().unwrap();
+    let gone = ["cannot open the target", "to copy anew, remove the journal", text(&journal)];
+    fails(&again, 3, &gone);
+    untouched();
+    std::fs::remove_file(&journal).unwrap();
+    let _server = serve(&scratch, "s", &[text(&target)]);
+    copies(&again);
+    assert!(std::fs::read(&target).unwrap()[1 << 20..3 << 20] == used[1 << 20..3 << 20]);
+    // Where nothing was discarded, the journal is not needed any more.
+    std::fs::remove_file(&journal).unwrap();
+    let few = ["--discard-source", "--journal", text(&journal), "--range", "1:100"];
+    copies(&[&few[..], &[text(&source), &uri]].concat());
+    assert!(!journal.exists());
+}
+
+#[test]
+fn disks_of_a_job_that_have_discarded_their_source_are_not_copied_again() {
+    let scratch = Scratch::new().unwrap();
+    let file = |name: &str| scratch.file(name);
+    let bytes = pattern(1 << 20);
+    let names = ["one", "two", "plain"];
+    for name in names {
+        std::fs::write(file(name), &bytes).unwrap();
+    }
+    std::fs::write(file("ranges"), "[{\"start\": 0, \"length\": 65536}]").unwrap();
+    let job = |fault: &str| {
+        let disk = |name: &str, more: &str| {
+            let [from, to, journal] =
+                ["", ".copy", ".journal"].map(|end| file(&format!("{name}{end}")));
+            format!(
+                "[[disk]]\nname = {name:?}\nsource = {from:?}\ntarget = {to:?}\njournal = {journal:?}\n{more}\n"
+            )
+        };
+        let ranges = format!("discard-source = true\nranges = {:?}", file("ranges"));
+        let text = disk("one", &ranges)
+            + &disk("two", &format!("discard-source = true\n{fault}"))
+            + &disk("plain", "");
+        std::fs::write(file("job.toml"), text).unwrap();
+    };
+    let path = file("job.toml");
+    let args = ["--job", text(&path)];
+    job("target-layer = [\"error?write=100%\"]\nretries = 0");
+    fails(&args, 5, &["disk two", "2 of 3 disks are complete"]);
+    let journals = names.map(|name| file(&format!("{name}.journal")));
+    assert!(journals.iter().all(|journal| journal.exists()));
+    job("");
+    says_complete(&args, "disk one: ", &journals[0]);
+    assert_eq!(journals.each_ref().map(|journal| journal.exists()), [true, true, false]);
+    says_complete(&args, "disk one: ", &journals[0]);
+    says_complete(&args, "disk two: ", &journals[1]);
+    for name in ["two", "plain"] {
+        assert!(std::fs::read(file(&format!("{name}.copy"))).unwrap() == bytes, "{name}");
+    }
+    assert!(std::fs::read(file("one.copy")).unwrap()[..65536] == bytes[..65536]);
+    assert_eq!((allocated(&file("two")), allocated(&file("plain"))), (0, 1 << 20));
+}
+
+/// A copy that discards its source, and is killed.
+struct Killed {
+    scratch: Scratch,
+    bytes: Vec<u8>,
+}
+
+impl Killed {
+    fn new(len: usize) -> Killed {
+        Killed { scratch: Scratch::new().unwrap(), bytes: pattern(len) }
+    }
+
+    fn fill(&self) {
+        std::fs::write(self.scratch.file("source"), &self.bytes).unwrap();
+        for name in ["target", "journal"] {
+            let _ = std::fs::remove_file(self.scratch.file(name));
+        }
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(OURS);
+        command.current_dir(self.scratch.path()).stderr(std::process::Stdio::null());
+        command.args(["copy", "--no-progress", "--discard-source", "--journal=journal"]);
+        command.args(["--journal-interval=1ms", "--request-size=16k"]);
+        command.args(more).args(["source", "target"]);
+        command
+    }
+
+    fn journal(&self) -> u64 {
+        std::fs::metadata(self.scratch.file("journal")).map_or(0, |data| data.len())
+    }
+
+    /// Runs it, and kills it when `now` is true. False: it has ended before.
+    fn kill_when(&self, more: &[&str], now: impl Fn() -> bool) -> bool {
+        let mut child = self.command(more).spawn().unwrap();
+        while !now() {
+            if child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        child.kill().unwrap();
+        !child.wait().unwrap().success()
+    }
+
+    /// Runs the same command until it succeeds, and once more: the copy is right each time.
+    #[track_caller]
+    fn is_right(&self, what: &str) {
+        for _ in 0..2 {
+            assert!(self.command(&[]).status().unwrap().success(), "{what}");
+            let target = std::fs::read(self.scratch.file("target")).unwrap();
+            assert!(target == self.bytes, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_discarding_copy_that_is_killed_while_it_flushes_or_discards_loses_nothing() {
+    let copy = Killed::new(1 << 20);
+    let one = ["-C", "1", "--segment=1M"];
+    let is_empty = || allocated(&copy.scratch.file("source")) == 0;
+    let target = copy.scratch.file("target");
+    let is_written = || target.exists() && allocated(&target) == 1 << 20;
+    // All is written, and not flushed.
+    let flushing = [&one[..], &["--target-layer", "delay?flush=10s"]].concat();
+    copy.fill();
+    assert!(copy.kill_when(&flushing, is_written));
+    assert!(copy.journal() <= 4096 && !is_empty());
+    copy.is_right("killed before the flush");
+    // All is recorded, and nothing is discarded.
+    let discarding = [&one[..], &["--source-layer", "delay?trim=10s"]].concat();
+    copy.fill();
+    assert!(copy.kill_when(&discarding, || copy.journal() > 4096));
+    assert!(!is_empty());
+    copy.is_right("killed before the discard");
+    // All is discarded; that it is complete may be recorded or not.
+    copy.fill();
+    copy.kill_when(&one, is_empty);
+    copy.is_right("killed after the discard");
+}
+
+#[test]
+fn a_discarding_copy_that_is_killed_at_any_moment_goes_on_with_the_same_command() {
+    use blockhaul_testkit::rng::{Rng, seed};
+    let seed = seed();
+    println!("BLOCKHAUL_SEED={seed}");
+    let mut random = Rng::new(seed);
+    let copy = Killed::new(2 << 20);
+    copy.fill();
+    let begun = std::time::Instant::now();
+    copy.is_right("not killed");
+    // Of one of the two runs, and a bit more.
+    let longest = begun.elapsed().as_micros() as u64 * 3 / 4;
+    let wanted = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 250 } else { 6 };
+    let mut kills = 0;
+    // Of which so many were between the first record and the last.
+    let mut within = 0;
+    while kills < wanted {
+        copy.fill();
+        // Each in a run of its own, and of the same copy.
+        for _ in 0..4 {
+            let moment = Duration::from_micros(random.below(longest.max(1)));
+            let begun = std::time::Instant::now();
+            let killed = copy.kill_when(&["--segment=64k"], || begun.elapsed() >= moment);
+            kills += u32::from(killed);
+            within += u32::from(killed && copy.journal() > 4096);
+        }
+        copy.is_right(&format!("{kills} kills"));
+    }
+    println!("{kills} kills, {within} of them with something recorded");
 }

@@ -704,7 +704,14 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     child.wait().unwrap();
     refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal", "chain abandon"]);
     write(&uri, "rate = '1G'\n");
+    // All is copied, and the point cannot be listed.
+    let list = scratch.file("store/manifest.json.tmp");
+    fs::create_dir(&list).unwrap();
+    refused(&args, 3, &["manifest.json"]);
+    refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal", "chain abandon"]);
+    fs::remove_dir(&list).unwrap();
     succeed(&args);
+    assert!(!journal.exists());
     let newest = scratch.file("newest");
     succeed(&["restore", &store, newest.to_str().unwrap()]);
     assert!(fs::read(&newest).unwrap() == point.then);

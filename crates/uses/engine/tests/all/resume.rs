@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{JournalOptions, Options, Progress, SEGMENT, Summary, copy};
+use blockhaul_engine::{
+    JournalOptions, JournalState, Options, Progress, SEGMENT, Summary, copy, discarding_journal,
+};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
@@ -348,8 +350,9 @@ fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
         assert!(blockhaul_engine::check_journal(&path, true).is_err());
         assert!(disk.seen().iter().all(|seen| !seen.kind.changes()), "the target is untouched");
         let summary = run(&source, &target, &options).await.unwrap();
-        assert!(summary.resumed > 0 && disk.bytes() == bytes);
-        assert!(!path.exists());
+        assert!(summary.resumed > 0 && summary.journal_stays && disk.bytes() == bytes);
+        assert_eq!(discarding_journal(&path).unwrap(), Some(JournalState::Complete));
+        std::fs::remove_file(&path).unwrap();
         // A journal that was begun without is not one with.
         let mut facts = Model::all_facts(2 << 20);
         facts.zeroed = false;
@@ -361,6 +364,58 @@ fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
             error.contains("without --discard-source") && error.contains("--restart"),
             "{error}"
         );
+    });
+}
+
+#[test]
+fn a_discarding_copy_that_is_complete_is_never_repeated() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let size = 2_u64 << 20;
+        // With zeroes of several segments, which have one record.
+        let mut bytes = content(&mut Rng::new(seed()), size as usize);
+        bytes[1 << 20..].fill(0);
+        let options = Options { discard_source: true, connections: 1, ..options(&path) };
+        let model = Model::new(size).with_content(bytes.clone()).with_trim(Trim::Garbage);
+        let device = ModelDevice::new(model, Completion::Immediate);
+        let source = Stack::over(device.clone());
+        let model = Model::new(size).with_content(vec![0xaa; size as usize]);
+        let disk = ModelDevice::new(model, Completion::Immediate);
+        let target = Stack::over(disk.clone());
+        let summary = run(&source, &target, &options).await.unwrap();
+        assert!(summary.journal_stays && summary.discarded == size && disk.bytes() == bytes);
+        assert!(device.bytes()[1 << 20..] != bytes[1 << 20..]);
+        assert_eq!(discarding_journal(&path).unwrap(), Some(JournalState::Complete));
+        let whole = std::fs::read(&path).unwrap();
+        // Killed at the end, while it recorded that it is complete, and before.
+        for cut in [0, 10, 32] {
+            std::fs::write(&path, &whole[..whole.len() - cut]).unwrap();
+            let state = if cut == 0 { JournalState::Complete } else { JournalState::Begun };
+            assert_eq!(discarding_journal(&path).unwrap(), Some(state));
+            let before = disk.seen().len();
+            let again = run(&source, &target, &options).await.unwrap();
+            assert_eq!((again.resumed, again.discarded), (size, 0), "cut by {cut}");
+            let seen = &disk.seen()[before..];
+            assert!(seen.iter().all(|seen| !seen.kind.changes()), "cut by {cut}: {seen:?}");
+            assert!(disk.bytes() == bytes && again.journal_stays);
+            assert!(std::fs::read(&path).unwrap() == whole, "cut by {cut}");
+        }
+        // Nor is anything else done with this journal.
+        let mut anew = options.clone();
+        anew.journal.as_mut().unwrap().restart = true;
+        let mut other = options.clone();
+        other.journal.as_mut().unwrap().target.push_str(" other");
+        for (options, words) in [(&anew, "complete"), (&other, "the target is not")] {
+            let error = run(&source, &target, options).await.unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("remove this file"), "{error}");
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+        // Where no block can be discarded, nothing was.
+        std::fs::remove_file(&path).unwrap();
+        let part = Options { ranges: Some(vec![(1, 100)].into()), ..options };
+        let summary = run(&target, &source, &part).await.unwrap();
+        assert!(!summary.journal_stays && summary.discarded == 0 && !path.exists());
     });
 }
 
