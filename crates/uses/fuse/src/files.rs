@@ -36,7 +36,7 @@ pub struct Permissions {
     pub gid: u32,
     /// Disks may be written.
     pub write: bool,
-    /// Other users may read and, with `write`, write, too.
+    /// Other users may read; with `write`, the owner can let them write, too (chmod(2)).
     pub others: bool,
 }
 
@@ -81,6 +81,8 @@ pub(crate) trait Shown {
     fn name(&self) -> &str;
     /// It may be written.
     fn write(&self) -> bool;
+    /// The permissions that its owner has given it; none: those of the mount.
+    fn mode(&self) -> Option<u32>;
     /// Its facts, as they are now.
     fn facts(&self) -> Arc<Facts>;
 }
@@ -171,10 +173,16 @@ impl Files {
     fn mode<D: Shown>(&self, node: Node, disks: &[D]) -> u32 {
         let owner = match node {
             Node::Folder => 0o500,
-            Node::Disk(place) if disks[place].write() => 0o600,
-            Node::Disk(_) | Node::Info => 0o400,
+            Node::Disk(place) => match disks[place].mode() {
+                Some(mode) => return mode,
+                None if disks[place].write() => 0o600,
+                None => 0o400,
+            },
+            Node::Info => 0o400,
         };
-        if self.permissions.others { owner | owner >> 3 | owner >> 6 } else { owner }
+        // Whoever may write a disk can change every file in it, and what a machine runs as root.
+        let others = owner & !0o200;
+        if self.permissions.others { owner | others >> 3 | others >> 6 } else { owner }
     }
 
     /// The facts of the file system.
@@ -212,6 +220,10 @@ mod tests {
 
         fn write(&self) -> bool {
             self.1
+        }
+
+        fn mode(&self) -> Option<u32> {
+            None
         }
 
         fn facts(&self) -> Arc<Facts> {
@@ -273,7 +285,7 @@ mod tests {
         };
         assert_eq!(mode(false, false, Node::Disk(0)), 0o400);
         assert_eq!(mode(true, false, Node::Disk(0)), 0o600);
-        assert_eq!(mode(true, true, Node::Disk(0)), 0o666);
+        assert_eq!(mode(true, true, Node::Disk(0)), 0o644);
         assert_eq!(mode(true, true, Node::Info), 0o444);
         assert_eq!(mode(true, true, Node::Folder), 0o555);
     }

@@ -66,6 +66,9 @@ pub struct Ended {
     pub held: usize,
     /// Why the last flush of a disk failed.
     pub flush: Result<(), Error>,
+    /// Why data from the page cache could not be written, the first time: of a mapping (mmap(2)) that a
+    /// program has changed and maybe left since.
+    pub written_back: Result<(), Error>,
 }
 
 /// Disks that are shown as files. Shared by all workers.
@@ -133,7 +136,8 @@ impl Session {
             return Err(error);
         }
         let flush = self.flush_last().await;
-        Ok(Ended { held, flush })
+        let lost = self.disks.iter().find_map(Disk::lost).cloned();
+        Ok(Ended { held, flush, written_back: lost.map_or(Ok(()), Err) })
     }
 
     /// Flushes what was written since the last flush: whoever wrote it may rely on an unmount.

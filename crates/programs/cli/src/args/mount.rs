@@ -77,9 +77,9 @@ pub struct Mount {
     #[arg(long, value_name = "MODE", default_value = "open", value_parser = cache())]
     pub cache: Cache,
 
-    /// Let other users read the file and, with --writable, write it
+    /// Let other users read the file
     ///
-    /// For users other than root, this needs the line user_allow_other in /etc/fuse.conf.
+    /// With --writable, the owner can let them write, too, with chmod(1). For users other than root, this needs the line user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub allow_other: bool,
 

@@ -106,6 +106,11 @@ impl Job {
             let text = format!("what was written last may be lost: {error}");
             return Err(Failure::new(TARGET, text));
         }
+        if let Err(error) = ended.written_back {
+            let text =
+                format!("what programs have written to a mapping of the file is lost: {error}");
+            return Err(Failure::new(TARGET, text));
+        }
         Ok(End { status, held: ended.held })
     }
 

@@ -693,6 +693,65 @@ fn reads_fail_and_do_not_hang_when_the_server_is_gone() {
 }
 
 #[test]
+fn data_of_a_mapping_that_cannot_be_written_is_no_success() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    // Changes a page, and leaves the mapping; no program asks whether it was written.
+    let change = "
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+memory = mmap.mmap(file, 16 << 20)
+at = int(sys.argv[2])
+memory[at:at + 4] = b'data'
+memory.close()
+os.close(file)
+";
+    for (at, status) in [(0, 0), (8 << 20, 5)] {
+        let layer = ["-w", "--layer", "error?write=100%&at=8M,1M", "memory:16M"];
+        let mut mount = Mount::of(&scratch, &layer);
+        let mut python = Command::new("python3");
+        python.args(["-c", change]).arg(mount.disk()).arg(at.to_string());
+        assert!(tools::output(&mut python, LIMIT).unwrap().status.success());
+        assert!(Command::new("umount").arg(&mount.target).status().unwrap().success());
+        let ended = tools::wait_within(&mut mount.child, LIMIT).unwrap();
+        assert_eq!(ended.code(), Some(status), "a page at {at}");
+    }
+}
+
+#[test]
+fn other_users_write_only_if_the_owner_lets_them() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new().unwrap();
+    let mount = Mount::of(&scratch, &["-w", "--allow-other", "memory:1M"]);
+    let disk = mount.disk();
+    let mode = || fs::metadata(&disk).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(), 0o644);
+    // As nobody.
+    let open = |how: &str| {
+        let open = format!(
+            "import os, sys; os.setgid(65534); os.setuid(65534); os.open(sys.argv[1], os.{how})"
+        );
+        let mut python = Command::new("python3");
+        python.args(["-c", &open]).arg(&disk);
+        tools::output(&mut python, LIMIT).unwrap().status.success()
+    };
+    for parent in disk.ancestors().skip(2).take_while(|path| path.starts_with(scratch.path())) {
+        fs::set_permissions(parent, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    assert_eq!((open("O_RDONLY"), open("O_RDWR")), (true, false));
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o666)).unwrap();
+    assert_eq!((mode(), open("O_RDWR")), (0o666, true));
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!((open("O_RDONLY"), open("O_RDWR")), (false, false));
+    assert_eq!(mount.end(), Some(0));
+}
+
+#[test]
 fn what_was_flushed_is_there_after_a_kill_and_the_mount_can_be_removed() {
     if !can_mount() {
         return;

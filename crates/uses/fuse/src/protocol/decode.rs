@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::numbers::{HEADER, WRITE_HEADER, init_flags};
+use super::numbers::{HEADER, WRITE_HEADER, init_flags, write_flags};
 
 /// Maximum length of a name in bytes: that of the kernel.
 const NAME_MAX: usize = 4096;
@@ -49,6 +49,8 @@ pub struct SetAttr {
     pub valid: u32,
     /// The size in bytes.
     pub size: u64,
+    /// Kind of file and permissions.
+    pub mode: u32,
 }
 
 /// What to search for.
@@ -85,6 +87,8 @@ pub enum Operation<'a> {
         len: u32,
         /// Flags of open(2).
         flags: u32,
+        /// It comes from the page cache, and no program waits for it.
+        cached: bool,
     },
     Statfs,
     Release,
@@ -224,13 +228,13 @@ fn set_attr(mut fields: Fields<'_>) -> Option<SetAttr> {
     let _padding = fields.u32()?;
     let _handle = fields.u64()?;
     let size = fields.u64()?;
-    // The lock's owner, times, mode, user and group.
-    fields.skip(SET_ATTR_REST)?;
-    Some(SetAttr { valid, size })
+    // The lock's owner and times.
+    fields.skip(44)?;
+    let mode = fields.u32()?;
+    // User and group.
+    fields.skip(16)?;
+    Some(SetAttr { valid, size, mode })
 }
-
-/// What follows the size in the arguments of SETATTR, in bytes.
-const SET_ATTR_REST: usize = 64;
 
 /// A handle, an offset and a length, as reads begin.
 fn range(fields: &mut Fields<'_>) -> Option<(u64, u32)> {
@@ -240,11 +244,11 @@ fn range(fields: &mut Fields<'_>) -> Option<(u64, u32)> {
 
 fn write(mut fields: Fields<'_>) -> Option<Operation<'_>> {
     let (at, len) = range(&mut fields)?;
-    let _flags_of_write = fields.u32()?;
+    let cached = fields.u32()? & write_flags::CACHE != 0;
     let _owner = fields.u64()?;
     let flags = fields.u32()?;
     fields.u32()?;
-    Some(Operation::Write { at, len, flags })
+    Some(Operation::Write { at, len, flags, cached })
 }
 
 fn allocate(mut fields: Fields<'_>) -> Option<Operation<'_>> {
@@ -326,7 +330,7 @@ mod tests {
         let mut write = numbers(&[(9, 8), (7, 8), (3, 4), (1, 4), (5, 8), (0o10001, 4), (0, 4)]);
         write.extend(b"abc");
         let bytes = request(16, &write);
-        let asked = Operation::Write { at: 7, len: 3, flags: 0o10001 };
+        let asked = Operation::Write { at: 7, len: 3, flags: 0o10001, cached: true };
         assert_eq!(parsed(&bytes), Ok(asked));
         let first = Request::parse(&bytes[..WRITE_HEADER], bytes.len()).unwrap();
         assert_eq!(first.operation, asked, "the data need not be there");
@@ -335,9 +339,11 @@ mod tests {
         let seek = request(46, &numbers(&[(9, 8), (5, 8), (4, 4), (0, 4)]));
         assert_eq!(parsed(&seek), Ok(Operation::Seek { at: 5, whence: Some(Whence::Hole) }));
         let mut set = numbers(&[(8, 4), (0, 4), (0, 8), (123, 8)]);
-        set.extend([0; SET_ATTR_REST]);
+        set.extend(numbers(&[(0, 8), (0, 8), (0, 8), (0, 8), (0, 4), (0, 4), (0, 4)]));
+        set.extend(numbers(&[(0o100_644, 4), (0, 4), (1000, 4), (1000, 4), (0, 4)]));
         let set = request(4, &set);
-        assert_eq!(parsed(&set), Ok(Operation::SetAttr(SetAttr { valid: 8, size: 123 })));
+        let asked = SetAttr { valid: 8, size: 123, mode: 0o100_644 };
+        assert_eq!(parsed(&set), Ok(Operation::SetAttr(asked)));
         assert_eq!(set.len(), HEADER + 88);
         assert_eq!(parsed(&request(1, b"disk\0")), Ok(Operation::Lookup(b"disk")));
         assert_eq!(parsed(&request(9999, b"")), Ok(Operation::Other));

@@ -14,5 +14,5 @@ pub use encode::{
 };
 pub use numbers::{
     Errno, HEADER, MAJOR, MINOR, MINOR_LEAST, O_ACCMODE, O_DSYNC, REPLY_HEADER, ROOT, WRITE_HEADER,
-    allocate_flags, init_flags, open_flags, set_flags,
+    allocate_flags, init_flags, open_flags, set_flags, write_flags,
 };

@@ -90,12 +90,20 @@ pub mod open_flags {
 
 /// Which attributes a request sets.
 pub mod set_flags {
-    /// Mode, owner or group.
-    pub const OWNERSHIP: u32 = 1 << 0 | 1 << 1 | 1 << 2;
+    /// The mode.
+    pub const MODE: u32 = 1 << 0;
+    /// Owner or group.
+    pub const OWNERSHIP: u32 = 1 << 1 | 1 << 2;
     /// The size.
     pub const SIZE: u32 = 1 << 3;
     /// The request comes from an open file.
     pub const HANDLE: u32 = 1 << 6;
+}
+
+/// Flags of a write.
+pub mod write_flags {
+    /// It comes from the page cache, where a program has changed a mapping, and no program waits for it.
+    pub const CACHE: u32 = 1 << 0;
 }
 
 /// Modes of fallocate(2).

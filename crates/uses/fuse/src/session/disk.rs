@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
@@ -56,6 +56,17 @@ pub(super) struct Call {
     pub(super) disk: usize,
 }
 
+/// A write, as the kernel asks for it.
+#[derive(Clone, Copy)]
+pub(super) struct Write {
+    pub(super) at: u64,
+    pub(super) len: u32,
+    /// Flags of open(2).
+    pub(super) flags: u32,
+    /// It comes from the page cache, and no program waits for it.
+    pub(super) cached: bool,
+}
+
 /// The handles to a disk: one for all lanes, or one for each. A request keeps them while it is in flight.
 pub(super) struct Handles(Vec<Arc<dyn Device>>);
 
@@ -79,6 +90,23 @@ pub(super) struct Disk {
     flushes: Arc<Flushes>,
     /// Something was written since the last flush was asked for.
     pub(super) unflushed: AtomicBool,
+    /// Why a write from the page cache has failed, the first time: no program gets the error.
+    lost: OnceLock<Error>,
+    pub(super) mode: Mode,
+}
+
+/// The permissions that the owner of a disk has given it.
+#[derive(Default)]
+pub(super) struct Mode(Mutex<Option<u32>>);
+
+impl Mode {
+    pub(super) fn get(&self) -> Option<u32> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set(&self, mode: u32) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(mode);
+    }
 }
 
 impl Disk {
@@ -93,6 +121,8 @@ impl Disk {
             looked: Mutex::new(Some(blockhaul_io::now())),
             flushes: Arc::default(),
             unflushed: AtomicBool::new(false),
+            lost: OnceLock::new(),
+            mode: Mode::default(),
         }
     }
 
@@ -233,6 +263,18 @@ impl Disk {
         })
     }
 
+    /// A write from the page cache has failed: the kernel has dropped the data, and maybe no program gets
+    /// the error.
+    pub(super) fn lose(&self, error: Error) {
+        // The first one counts.
+        let _ = self.lost.set(error);
+    }
+
+    /// Why a write from the page cache has failed.
+    pub(super) fn lost(&self) -> Option<&Error> {
+        self.lost.get()
+    }
+
     pub(super) fn has_flush(&self) -> bool {
         self.facts().can.contains(Can::FLUSH)
     }
@@ -281,6 +323,10 @@ impl files::Shown for Disk {
 
     fn write(&self) -> bool {
         self.write
+    }
+
+    fn mode(&self) -> Option<u32> {
+        self.mode.get()
     }
 
     fn facts(&self) -> Arc<Facts> {

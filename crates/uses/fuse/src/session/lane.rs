@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use blockhaul_io::Event;
 
-use super::disk::{Call, DRAIN, Disk};
+use super::disk::{Call, DRAIN, Disk, Write};
 use super::{Session, TRANSFER_MAX};
 use crate::channel::{Channel, Inbox, Received};
 use crate::files::Node;
@@ -158,10 +158,11 @@ impl Lane {
                 }
                 len as usize
             }
-            Operation::Write { at, len, flags } => {
+            Operation::Write { at, len, flags, cached } => {
                 match node {
                     Some(Node::Disk(disk)) => {
-                        self.write(Call { unique, disk }, at, len, flags, inbox).await;
+                        let write = Write { at, len, flags, cached };
+                        self.write(Call { unique, disk }, write, inbox).await;
                     }
                     _ => self.channel.fail(unique, Errno::ACCES),
                 }
@@ -309,13 +310,25 @@ impl Lane {
         Ok(protocol::attr(&files.attr(node, disks)))
     }
 
-    /// Times are accepted and not kept. A disk has its size: like a block device, it ignores
+    /// Times are accepted and not kept. The kernel lets the owner of a disk alone change its permissions. A
+    /// disk has its size: like a block device, it ignores
     /// O_TRUNC, and refuses another size that is asked for explicitly.
     fn set_attr(&self, node: Option<Node>, set: &SetAttr) -> Result<Vec<u8>, Errno> {
         let Session { disks, .. } = &*self.session;
         let truncates = set.size == 0 && set.valid & set_flags::HANDLE == 0;
         if set.valid & set_flags::OWNERSHIP != 0 {
             return Err(Errno::PERM);
+        }
+        if set.valid & set_flags::MODE != 0 {
+            let Some(Node::Disk(disk)) = node else { return Err(Errno::PERM) };
+            let mode = set.mode & 0o7777;
+            match (mode & !0o666, mode & 0o222) {
+                (0, 0) => {}
+                (0, _) if disks[disk].write => {}
+                (0, _) => return Err(Errno::ROFS),
+                _ => return Err(Errno::PERM),
+            }
+            disks[disk].mode.set(mode);
         }
         if set.valid & set_flags::SIZE != 0 {
             let Some(Node::Disk(disk)) = node else { return Err(Errno::ACCES) };

@@ -4,11 +4,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Can, Flags, OpKind, Outcome, Pending, Reply, Request};
+use blockhaul_block::{Can, Error, Flags, Kind, OpKind, Outcome, Pending, Reply, Request};
 use blockhaul_io::{Data, Parked, Reservation};
 
 use super::TRANSFER_MAX;
-use super::disk::{Call, Handles};
+use super::disk::{Call, Handles, Write};
 use super::lane::Lane;
 use crate::channel::Inbox;
 use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
@@ -24,7 +24,7 @@ enum Expected {
     /// So many bytes.
     Bytes(usize),
     /// The acknowledgement of so many bytes.
-    Written(u32),
+    Written { len: u32, cached: bool },
     /// That it is done.
     Done,
 }
@@ -71,9 +71,7 @@ impl Lane {
     pub(super) async fn write(
         self: &Rc<Self>,
         call: Call,
-        at: u64,
-        len: u32,
-        flags: u32,
+        Write { at, len, flags, cached }: Write,
         inbox: &mut Inbox,
     ) {
         self.session.size_for(call.disk, at.saturating_add(len.into())).await;
@@ -81,17 +79,23 @@ impl Lane {
         let rest = facts.size.saturating_sub(at);
         // At most the length that was asked for.
         let len = u32::try_from(rest.min(len.into())).unwrap_or(u32::MAX);
+        let refuse = |kind, why, errno| {
+            if cached {
+                self.session.disks[call.disk].lose(Error::new(kind, why).on(&facts.name));
+            }
+            self.channel.fail(call.unique, errno);
+        };
         if len == 0 {
-            return self.channel.fail(call.unique, Errno::NOSPC);
+            return refuse(Kind::NoSpace, "a write beyond its end", Errno::NOSPC);
         }
         let Some(data) = self.payload(len as usize, inbox) else {
-            return self.channel.fail(call.unique, Errno::NOMEM);
+            return refuse(Kind::NoMemory, "no memory for a write", Errno::NOMEM);
         };
         self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
         let durable = flags & O_DSYNC != 0 && facts.can.contains(Can::FUA);
         let flags = if durable { Flags::FUA } else { Flags::empty() };
         let request = Request::write(at, data).with(flags);
-        self.submit(call, Expected::Written(len), request);
+        self.submit(call, Expected::Written { len, cached }, request);
     }
 
     /// The data of a write.
@@ -210,6 +214,9 @@ impl Lane {
                 // A flush that failed, or was refused, has to be reported at the end, too.
                 let unflushed = &session.disks[call.disk].unflushed;
                 unflushed.fetch_or(matches!(expected, Expected::Done), Ordering::SeqCst);
+                if matches!(expected, Expected::Written { cached: true, .. }) {
+                    session.disks[call.disk].lose(error.clone());
+                }
                 return channel.fail(call.unique, session.errno(&error));
             }
         };
@@ -218,7 +225,7 @@ impl Lane {
                 channel.data(call.unique, data);
             }
             (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(call.unique, len),
-            (Reply::Done, Expected::Written(len)) => {
+            (Reply::Done, Expected::Written { len, .. }) => {
                 channel.reply(call.unique, &protocol::written(len));
             }
             (Reply::Done, Expected::Done) => channel.done(call.unique, Ok(())),

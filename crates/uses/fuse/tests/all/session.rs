@@ -255,6 +255,49 @@ fn a_failed_flush_stays_failed_and_is_reported_at_the_end() {
 }
 
 #[test]
+fn a_failed_write_from_the_page_cache_is_reported_at_the_end() {
+    for (flags, at) in [(0_u8, 0), (1, 0), (1, SIZE)] {
+        let mut kernel = Kernel::start(1, Engine::Auto);
+        if at < SIZE {
+            kernel.faults.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).times(1));
+        }
+        let mut cached = write(at, b"some");
+        // FUSE_WRITE_CACHE in the flags of the write.
+        cached[20] = flags;
+        assert_eq!(kernel.ask(WRITE, DISK, &cached).0, -28, "no space");
+        assert_eq!(kernel.ask(WRITE, DISK, &write(4096, b"more")).0, 0);
+        assert_eq!(
+            kernel.ask(FSYNC, DISK, &[0; 16]).0,
+            0,
+            "the data is dropped, not to be flushed"
+        );
+        let ended = kernel.end();
+        assert!(ended.flush.is_ok());
+        assert_eq!(
+            ended.written_back.is_err(),
+            flags == 1,
+            "the program got the error, or none did"
+        );
+    }
+}
+
+#[test]
+fn the_owner_can_let_others_write() {
+    let mut kernel = Kernel::start(1, Engine::Auto);
+    let mut chmod = |node, mode: u32| {
+        let rest = [0; 44];
+        let set = [&words(&[1, 0])[..], &[0; 16], &rest, &words(&[mode, 0, 0, 0, 0])].concat();
+        let (error, body) = kernel.ask(SETATTR, node, &set);
+        // The attributes begin with the time for which they are valid; the mode is behind 60 bytes of them.
+        (error, body.get(76..80).map(|mode| u32::from_ne_bytes(*mode.first_chunk().unwrap())))
+    };
+    assert_eq!(chmod(DISK, 0o100_606), (0, Some(0o100_606)));
+    assert_eq!(chmod(DISK, 0o100_755).0, -1, "it is no program");
+    assert_eq!(chmod(1, 0o40_777).0, -1, "the directory stays");
+    assert_eq!(chmod(DISK, 0o100_440), (0, Some(0o100_440)));
+}
+
+#[test]
 fn a_read_can_be_interrupted_and_a_write_cannot() {
     let mut kernel = Kernel::start(1, Engine::Auto);
     kernel.faults.add(Rule::new(Then::Hang));
