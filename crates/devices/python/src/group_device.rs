@@ -16,6 +16,7 @@ use blockhaul_io::FifoLock;
 
 use crate::group::{Absent, Session};
 use crate::host::Writes;
+use crate::process;
 use crate::visit::PythonVisit;
 
 /// Pause after a failed attempt to open a handle again: each request would make one.
@@ -223,7 +224,9 @@ impl GroupHandle {
         }
         let handle = self.clone();
         drop(blockhaul_io::spawn(async move {
-            if let Err(error) = handle.renew(index).await {
+            if let Err(error) = handle.renew(index).await
+                && !process::is_stopping()
+            {
                 log::warn!("{error}");
             }
             handle.places[index].renewing.store(false, Ordering::Release);

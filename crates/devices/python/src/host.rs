@@ -210,6 +210,7 @@ impl Host {
         };
         let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel);
         inner.needed.store(true, Ordering::Release);
+        inner.process.set_ready();
         let name = &inner.shown;
         let process = inner.process.id();
         log::debug!("{name} is ready in process {process}, API {api}, {}", model.name());

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 pub use backend::Python;
 pub use host::{dump, dump_without_script};
-pub use process::{kill_all, stdio_is_a_client, wait_for_end};
+pub use process::{give_up_starts, kill_all, stdio_is_a_client, wait_for_end};
 pub use settings::{HostSettings, Settings};
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].

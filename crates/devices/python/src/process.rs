@@ -47,6 +47,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// All processes that have not ended.
 static RUNNING: Mutex<Vec<Arc<Process>>> = Mutex::new(Vec::new());
 
+/// The program stops: no process is started any more.
+static STOPPING: AtomicBool = AtomicBool::new(false);
+
 /// Standard input and output belong to a client.
 static STDIO_TAKEN: AtomicBool = AtomicBool::new(false);
 
@@ -65,6 +68,10 @@ pub(crate) fn stdio_is_free() -> bool {
 pub(crate) struct Process {
     child: Mutex<Child>,
     id: u32,
+    /// Takes requests.
+    requests: UnixStream,
+    /// Its plugin is loaded.
+    ready: AtomicBool,
 }
 
 /// A process, and the sockets to it.
@@ -93,6 +100,9 @@ impl Process {
         if let Some(folder) = folder {
             command.current_dir(folder);
         }
+        if is_stopping() {
+            return Err(stopping(python));
+        }
         if !stdio_is_free() {
             command.stdout(std::io::stderr());
         }
@@ -108,9 +118,19 @@ impl Process {
             .env_remove("LISTEN_FDNAMES")
             .spawn()
             .map_err(cannot)?;
-        let process = Arc::new(Process { id: child.id(), child: Mutex::new(child) });
+        let process = Arc::new(Process {
+            id: child.id(),
+            child: Mutex::new(child),
+            requests: requests.try_clone().map_err(cannot)?,
+            ready: AtomicBool::new(false),
+        });
         running().retain(|process| process.status().is_none());
         running().push(process.clone());
+        // After it is in the list: one of the two sees the other.
+        if is_stopping() {
+            process.kill();
+            return Err(stopping(python));
+        }
         let passed: Vec<_> = their_links.iter().map(AsFd::as_fd).collect();
         let sent = boot(&requests, memory, &passed).and_then(|()| {
             requests.set_nonblocking(true)?;
@@ -127,6 +147,15 @@ impl Process {
 
     pub(crate) fn id(&self) -> u32 {
         self.id
+    }
+
+    /// Its plugin is loaded.
+    pub(crate) fn set_ready(&self) {
+        self.ready.store(true, Ordering::SeqCst);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
     }
 
     /// How it ended, if it has.
@@ -200,9 +229,35 @@ fn alive() -> Vec<Arc<Process>> {
     running().iter().filter(|process| process.status().is_none()).cloned().collect()
 }
 
+/// Whether the program stops.
+pub(crate) fn is_stopping() -> bool {
+    STOPPING.load(Ordering::SeqCst)
+}
+
+fn stopping(python: &str) -> Error {
+    Error::new(Kind::ShuttingDown, format!("{python} is not started, because the program stops"))
+}
+
+/// Gives up processes whose plugin is being loaded, and starts no more. Call it when the program stops:
+/// requests that wait for such a process fail then.
+pub fn give_up_starts() {
+    STOPPING.store(true, Ordering::SeqCst);
+    kill_unready();
+}
+
+fn kill_unready() {
+    alive().iter().filter(|process| !process.is_ready()).for_each(|process| process.kill());
+}
+
 /// Waits until every plugin has ended, at most this long, then kills the rest. Returns whether all
-/// have ended by themselves. Call it before the process ends, not on a worker.
+/// have ended by themselves. Call it before the process ends, not on a worker: plugins that are being
+/// loaded are killed at once, and the others are not needed any more.
 pub fn wait_for_end(limit: Duration) -> bool {
+    kill_unready();
+    for process in alive() {
+        // What was asked last may hold its handle for ever, when no worker is there to end it.
+        let _ = process.requests.shutdown(std::net::Shutdown::Write);
+    }
     let deadline = blockhaul_io::now() + limit;
     loop {
         let alive = alive();

@@ -170,6 +170,7 @@ impl Job {
         if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
+        blockhaul_python::give_up_starts();
         let held = end_service(&server, &operations.jobs, &self.table, PATIENCE).await;
         running.page.end(&operations);
         running.metrics.end().await;

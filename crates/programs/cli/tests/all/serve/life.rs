@@ -332,6 +332,54 @@ fn a_script_that_hangs_is_given_up_after_the_drain_timeout() {
     }
 }
 
+/// A plugin in Python whose process ends at a read. The next one writes its number to a file, and takes
+/// a minute to load.
+const LOADS_SLOWLY: &str = "
+import nbdkit, os, time
+API_VERSION = 2
+here = os.environ['HERE']
+if os.path.exists(here + '/slow'):
+    os.mkdir(here + '/loading-%d' % os.getpid())
+    time.sleep(60)
+def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL
+def open(readonly): return 1
+def get_size(h): return 1 << 20
+def pread(h, buf, offset, flags): os._exit(7)
+";
+
+#[test]
+fn a_stop_gives_up_the_start_of_a_plugins_process() {
+    if tools::Peer::require("python3").is_none() {
+        return;
+    }
+    for processes in [1, 2] {
+        let scratch = Scratch::new().unwrap();
+        std::fs::write(scratch.file("p.py"), LOADS_SLOWLY).unwrap();
+        let device = format!("python:{}?@processes={processes}", scratch.file("p.py").display());
+        let mut command = Command::new(OURS);
+        let socket = scratch.socket("s");
+        command.env("HERE", scratch.path()).args(["serve", "--foreground", "--exit-with-parent"]);
+        command.args(["--drain-timeout", "4s", "--unix"]).arg(&socket).arg(device);
+        let server = Server::start(command, &socket).unwrap();
+        std::fs::write(scratch.file("slow"), "").unwrap();
+        // Each read ends a process.
+        let uri = server.uri("");
+        let reading = ["copy", "--no-progress", "--retries=0", "-C", "1", &uri, "null:"];
+        assert!(!blockhaul(&reading).status.success());
+        // One that waits for a process.
+        let mut waiting = Command::new(OURS).args(reading).stderr(Stdio::null()).spawn().unwrap();
+        tools::until("a process is being loaded", || {
+            let files = std::fs::read_dir(scratch.path()).unwrap();
+            let is_loading =
+                |name: std::ffi::OsString| name.to_string_lossy().starts_with("loading-");
+            files.filter_map(Result::ok).any(|file| is_loading(file.file_name()))
+        });
+        let status = server.stop().unwrap();
+        assert_eq!(status.code(), Some(0), "with {processes} processes");
+        assert!(!waiting.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn times_without_an_end_are_taken() {
     let forever = "9223372036854775807";
