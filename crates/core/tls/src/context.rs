@@ -428,6 +428,7 @@ fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
 fn identity(context: &mut SslContextBuilder, dir: &Path, who: &str) -> Result<(), Error> {
     let certificate = readable(dir, &format!("{who}-cert.pem"))?;
     let key = readable(dir, &format!("{who}-key.pem"))?;
+    crate::exposed::warn(&key, "the private key");
     let due = format!("the key of {who}-cert.pem");
     let wrong = |stack: ErrorStack| unusable(&key, &due, &stack);
     let chain = context.set_certificate_chain_file(&certificate);

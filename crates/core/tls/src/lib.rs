@@ -5,7 +5,8 @@
 //!   without an extra copy; `wrapped`: OpenSSL's own, for TLS 1.2.
 //! - `seen`: what the callbacks of a handshake record. `names`: names of certificates. `alert`: why
 //!   a peer ends the session.
-//! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates.
+//! - `psk`: files of pre-shared keys. [`make`]: makes them, and certificates. `exposed`: warns of those
+//!   that every user can read.
 //!
 //! After the handshake, [`blockhaul_io::RecvWindow::secure`] and
 //! [`blockhaul_io::SendQueue::secure`] take the session's halves.
@@ -13,6 +14,7 @@
 mod alert;
 mod context;
 mod error;
+mod exposed;
 mod handshake;
 pub mod make;
 mod names;

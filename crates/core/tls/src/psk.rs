@@ -41,6 +41,7 @@ impl Users {
             return Err(cannot(format!("{size} bytes are no file of keys")));
         }
         let text = std::fs::read_to_string(path).map_err(failed)?;
+        crate::exposed::warn(path, "the keys");
         Users::parse(&text)
             .map_err(|why| Error::new(TlsErrorKind::Setup, format!("{shown}: {why}")))
     }

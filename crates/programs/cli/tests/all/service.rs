@@ -123,6 +123,42 @@ fn the_log_names_who_tries_without_tls() {
 }
 
 #[test]
+fn secrets_that_every_user_can_read_are_warned_of_once_on_each_side() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let scratch = Scratch::new().unwrap();
+    let [keys, pki] = ["keys.psk", "pki"].map(|name| scratch.file(name));
+    let keys = keys.to_str().unwrap();
+    let pki = pki.to_str().unwrap();
+    assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
+    assert!(blockhaul(&["tls", "init", pki]).status.success());
+    let expose = |path: &str, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let key = format!("{pki}/server-key.pem");
+    for (option, files, path) in [("--tls-psk", keys, keys), ("--tls-certificates", pki, &key)] {
+        let run = [option, files, "memory:1M", "--run", "true"];
+        let serve = [&["serve", "--quiet"][..], &run].concat();
+        assert_eq!(text(&blockhaul(&serve).stderr), "");
+        expose(path, 0o644);
+        let said = text(&blockhaul(&serve).stderr);
+        let advice = format!("(mode 0644): chmod 600 {path}");
+        assert!(said.contains("warning: every user can read"), "{said}");
+        assert!(said.lines().count() == 1 && said.contains(&advice), "{said}");
+        expose(path, 0o600);
+    }
+    let server = start(&scratch, &["--quiet", "--tls-psk", keys, "memory:1M"]);
+    let socket = server.socket().display();
+    let uri = format!("nbds+unix://alice@/?socket={socket}&tls-psk-file={keys}");
+    // Over several connections.
+    let copy = ["copy", "--no-progress", "-C", "4", &uri, "null:"];
+    assert_eq!(text(&blockhaul(&copy).stderr), "");
+    expose(keys, 0o604);
+    let said = text(&blockhaul(&copy).stderr);
+    assert!(said.lines().count() == 1 && said.contains("(mode 0604)"), "{said}");
+    assert!(server.stop().unwrap().success());
+}
+
+#[test]
 fn the_log_is_silent_about_clients_that_leave_in_their_handshake() {
     let scratch = Scratch::new().unwrap();
     let keys = scratch.file("keys.psk");
