@@ -2,7 +2,8 @@
 //!
 //! A file is either *clean*, with what each bitmap shows, or *in use*, with their names only. It is
 //! made in use, durably, before clients can write, and clean when they cannot any more. After a crash
-//! it is in use still, and its bitmaps are *inconsistent*: they can only be removed.
+//! it is in use still, and its bitmaps are *inconsistent*: they can only be removed. A file is a line of
+//! JSON, and a line with its digest.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,7 +20,9 @@ use crate::ends::path_of;
 use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
+/// The version of files without a digest.
+const WITHOUT_DIGEST: u64 = 1;
 /// Largest file that is read, in bytes: some million ranges.
 const SIZE_MAX: u64 = 256 << 20;
 
@@ -70,13 +73,19 @@ impl BitmapFiles {
             )
         };
         let text = text.map_err(|error| wrong(&plain(&error)))?;
-        let value: Value =
-            serde_json::from_slice(&text).map_err(|error| wrong(&error.to_string()))?;
-        if value["version"] != VERSION {
-            return Err(wrong(&format!("it is not of version {VERSION}")));
+        let text = String::from_utf8(text).map_err(|error| wrong(&error.to_string()))?;
+        let (line, digest) = text.split_once('\n').unwrap_or((&text, ""));
+        let value: Value = serde_json::from_str(line).map_err(|error| wrong(&error.to_string()))?;
+        let is_old = value["version"] == WITHOUT_DIGEST && digest.is_empty();
+        if !is_old {
+            if value["version"] != VERSION {
+                return Err(wrong(&format!("it is not of version {VERSION}")));
+            }
+            check_digest(line, digest).map_err(|why| wrong(&format!("it {why}")))?;
         }
         let all = value["bitmaps"].as_array().ok_or_else(|| wrong("it has no list of bitmaps"))?;
-        let doubt = doubt(&value, device, size);
+        let doubt = doubt(&value, device, size)
+            .or_else(|| is_old.then(|| "the file is of a version without a digest".to_string()));
         let mut kept = Kept::default();
         for one in all {
             let name = one["name"].as_str().ok_or_else(|| wrong("a bitmap has no name"))?;
@@ -114,7 +123,7 @@ impl BitmapFiles {
                 "state": if clean { "clean" } else { "in use" },
                 "bitmaps": sound.chain(broken).collect::<Vec<_>>(),
             });
-            replace(&path, format!("{value}\n").as_bytes())
+            replace(&path, with_digest(&value.to_string()).as_bytes())
         };
         written.map_err(|error| {
             let text = format!("cannot write the bitmaps to {}: {}", path.display(), plain(&error));
@@ -185,6 +194,20 @@ fn described(bitmap: &Bitmap, clean: bool) -> Value {
         value["dirty"] = json!(bitmap.unsettled_ranges());
     }
     value
+}
+
+/// A line, and one with its digest.
+pub(super) fn with_digest(line: &str) -> String {
+    format!("{line}\n{}\n", blake3::hash(line.as_bytes()).to_hex())
+}
+
+/// Checks the digest of a line, which is in the next one. An error says what the file is or has.
+pub(super) fn check_digest(line: &str, digest: &str) -> Result<(), String> {
+    if digest.trim_end() == blake3::hash(line.as_bytes()).to_hex().as_str() {
+        Ok(())
+    } else {
+        Err("is damaged".to_string())
+    }
 }
 
 /// Replaces a file durably; only its owner can read it.

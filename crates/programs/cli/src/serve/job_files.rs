@@ -20,7 +20,7 @@ use blockhaul_snapshot::Remaining;
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
-use super::bitmap_files::{identity, replace};
+use super::bitmap_files::{check_digest, identity, replace, with_digest};
 use super::running::Running;
 use crate::copy::job::Recorder;
 use crate::exit::{FAILED, Failure, OPEN, plain};
@@ -303,8 +303,7 @@ impl Kept {
             return Ok(());
         }
         let line = Value::Object(facts.clone()).to_string();
-        let digest = blake3::hash(line.as_bytes()).to_hex();
-        let written = replace(&path, format!("{line}\n{digest}\n").as_bytes());
+        let written = replace(&path, with_digest(&line).as_bytes());
         written.map_err(|error| cannot("write", &path, &error))
     }
 
@@ -445,9 +444,7 @@ fn described(path: &Path) -> Result<Map<String, Value>, String> {
     }
     let text = fs::read_to_string(path).map_err(|error| plain(&error))?;
     let (line, digest) = text.split_once('\n').ok_or("is incomplete")?;
-    if digest.trim_end() != blake3::hash(line.as_bytes()).to_hex().as_str() {
-        return Err("is damaged".to_string());
-    }
+    check_digest(line, digest)?;
     match serde_json::from_str(line) {
         Ok(Value::Object(facts)) if facts.get("version") == Some(&VERSION.into()) => Ok(facts),
         _ => Err(format!("is not of version {VERSION}")),

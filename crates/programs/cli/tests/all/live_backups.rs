@@ -307,8 +307,32 @@ fn bitmaps_outlive_the_server_and_are_never_silently_wrong() {
     let why = shown(&disk)[0]["inconsistent"].as_str().unwrap().to_string();
     assert!(why.contains("the device was") && why.contains("other.raw"), "{why}");
     // A file that is not ours.
-    std::fs::write(Path::new(directory).join("bitmaps-b.json"), "{}").unwrap();
-    disk.ctl_fails(&["export-add", "b=memory:1M"], 1, &["bitmaps-b.json", "version 1"]);
+    let own = Path::new(directory).join("bitmaps-b.json");
+    std::fs::write(&own, "{}").unwrap();
+    disk.ctl_fails(&["export-add", "b=memory:1M"], 1, &["bitmaps-b.json", "version 2"]);
+    std::fs::remove_file(&own).unwrap();
+    // One that was changed, and one of a version without a digest.
+    let add = ["export-add", "b=memory:1M"];
+    let remove = ["export-remove", "b"];
+    disk.ctl_succeeds(&add);
+    disk.ctl_succeeds(&["bitmap-add", "b", "daily", "--granularity", "4k"]);
+    disk.ctl_succeeds(&remove);
+    let written = std::fs::read_to_string(&own).unwrap();
+    let changed = written.replace("\"granularity\":4096", "\"granularity\":8192");
+    assert_ne!(written, changed);
+    std::fs::write(&own, changed).unwrap();
+    disk.ctl_fails(&add, 1, &["bitmaps-b.json", "is damaged", "full backup"]);
+    let cut = written.lines().next().unwrap();
+    std::fs::write(&own, format!("{cut}\n")).unwrap();
+    disk.ctl_fails(&add, 1, &["bitmaps-b.json", "is damaged"]);
+    let old = cut.replace("\"version\":2", "\"version\":1");
+    std::fs::write(&own, format!("{old}\n")).unwrap();
+    disk.ctl_succeeds(&add);
+    disk.ctl_fails(&["bitmap-clear", "b", "daily"], 2, &["is inconsistent"]);
+    disk.ctl_succeeds(&remove);
+    std::fs::write(&own, &written).unwrap();
+    disk.ctl_succeeds(&add);
+    disk.ctl_succeeds(&["bitmap-clear", "b", "daily"]);
 }
 
 #[test]
