@@ -1,5 +1,6 @@
 //! What the operating system offers around files and sockets: other processes, users, locks and
-//! descriptors that were inherited. None of it needs a worker.
+//! descriptors that were inherited; and mappings of files that other processes may make shorter. None of
+//! it needs a worker.
 //!
 //! With `io` and `cabi` this is where `unsafe` may be, each block with its reason.
 
