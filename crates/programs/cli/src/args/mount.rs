@@ -79,7 +79,8 @@ pub struct Mount {
 
     /// Let other users read the file
     ///
-    /// With --writable, the owner can let them write, too, with chmod(1). For users other than root, this needs the line user_allow_other in /etc/fuse.conf.
+    /// With --writable, the owner can let them write, too, with chmod(1). For users other than root,
+    /// this needs the line user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub allow_other: bool,
 

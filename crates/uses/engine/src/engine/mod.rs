@@ -192,7 +192,8 @@ impl Engine {
     }
 
     /// Runs the last plan, makes it durable if the options ask for that, removes the journal or
-    /// records there that everything is copied, and computes the requested digest. Returns the summary of all runs. The engine can still read.
+    /// records there that everything is copied, and computes the requested digest. Returns the summary
+    /// of all runs. The engine can still read.
     ///
     /// # Errors
     /// Those of [`Engine::run`] and [`Engine::flush`].
