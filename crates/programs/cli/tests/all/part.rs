@@ -665,7 +665,7 @@ fn a_discarding_copy_that_is_killed_while_it_flushes_or_discards_loses_nothing()
     let one = ["-C", "1", "--segment=1M"];
     let is_empty = || allocated(&copy.scratch.file("source")) == 0;
     let target = copy.scratch.file("target");
-    let is_written = || target.exists() && allocated(&target) == 1 << 20;
+    let is_written = || target.exists() && allocated(&target) >= 1 << 20;
     // All is written, and not flushed.
     let flushing = [&one[..], &["--target-layer", "delay?flush=10s"]].concat();
     copy.fill();
