@@ -1,7 +1,9 @@
 //! `blockhaul rebase` and `blockhaul commit`: images and their backing files.
 
 use blockhaul_catalog::OpenContext;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
+use blockhaul_formats::qcow2::backing_change::{
+    BackingName, Changed, Rebase, Snapshots, commit, rebase,
+};
 
 use crate::args::{self, RebaseArgs};
 use crate::brackets::Groups;
@@ -21,16 +23,21 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
         (false, true) => Rebase::Compressed,
         (false, false) => Rebase::Safe,
     };
+    let snapshots = snapshots(args.change_snapshots);
     let described = name.clone();
     let result = run(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(names);
-        rebase(&context, &described, new.as_ref(), how).await
+        rebase(&context, &described, new.as_ref(), how, snapshots).await
     })?;
-    let written = result.map_err(|error| failure(&name, &error))?;
+    let Changed { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
     if !args.names_only {
         out::print(format!("{written} bytes were written to the image\n").as_bytes())?;
     }
     Ok(0)
+}
+
+fn snapshots(change: bool) -> Snapshots {
+    if change { Snapshots::Change } else { Snapshots::Refuse }
 }
 
 /// Runs `blockhaul commit`.
@@ -38,12 +45,13 @@ pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
     let name = holder(groups.spec(&args.image)?)?.to_string();
     let names = policy(args.backing);
     let keep = args.keep;
+    let snapshots = snapshots(args.change_snapshots);
     let described = name.clone();
     let result = run(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(names);
-        commit(&context, &described, None, keep).await
+        commit(&context, &described, None, keep, snapshots).await
     })?;
-    let written = result.map_err(|error| failure(&name, &error))?;
+    let Changed { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
     out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;
     Ok(0)
 }

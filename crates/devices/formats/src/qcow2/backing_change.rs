@@ -47,24 +47,59 @@ pub enum Rebase {
     Unsafe,
 }
 
+/// What happens to an image with internal snapshots. They show the backing file where they have
+/// nothing themselves, so that they have other contents when it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Snapshots {
+    /// The image is refused.
+    Refuse,
+    /// Their contents change.
+    Change,
+}
+
+impl Snapshots {
+    /// The number of snapshots whose contents may change.
+    fn of(self, header: &Header) -> Result<u32> {
+        let count = header.snapshots.count;
+        if count > 0 && self == Snapshots::Refuse {
+            let what =
+                format!("the image has internal snapshots ({count}), whose contents would change");
+            let way = "delete them first with \"qemu-img snapshot -d\", or accept that with --change-snapshots";
+            return Err(unsupported(what, way));
+        }
+        Ok(count)
+    }
+}
+
+/// What [`rebase`] or [`commit`] has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Changed {
+    /// Bytes of the disk that were written.
+    pub bytes: u64,
+    /// Internal snapshots of the image, whose contents may be others now.
+    pub snapshots: u32,
+}
+
 /// Gives the image that `description` names, and that nothing else may use, another backing file, or
-/// none. Files that images name are opened as the policy of `context` says. Returns the number of
-/// bytes of the disk that were written to the image.
+/// none. Files that images name are opened as the policy of `context` says.
 ///
 /// # Errors
 /// [`Kind::Usage`] for a name that does not fit, [`Kind::Unsupported`] if the image cannot be
-/// written or, without [`Rebase::Unsafe`], has an external data file, and those of the devices.
+/// written, has snapshots that must not change or, without [`Rebase::Unsafe`], an external data file,
+/// and those of the devices.
 pub async fn rebase(
     context: &OpenContext,
     description: &str,
     new: Option<&BackingName>,
     how: Rebase,
-) -> Result<u64> {
+    snapshots: Snapshots,
+) -> Result<Changed> {
     let is_safe = how != Rebase::Unsafe;
     let Base { file, head, below } = open_base(context, description, CHANGE, |_| is_safe).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
+    let snapshots = snapshots.of(&head.header).map_err(named)?;
     if is_safe {
         refuse_data_file(&head.header).map_err(named)?;
     }
@@ -104,7 +139,7 @@ pub async fn rebase(
         storage::flush(&file).await
     };
     put.await.map_err(named)?;
-    Ok(written)
+    Ok(Changed { bytes: written, snapshots })
 }
 
 /// The header with the new names.
@@ -247,26 +282,29 @@ async fn put(device: &Arc<dyn Device>, at: u64, data: Vec<u8>) -> Result<()> {
 
 /// Copies what the image that `description` names has to its backing file, and empties the image
 /// unless `keep`. Nothing else may use either. The policy of `context` must allow to open the backing
-/// file. Returns the number of bytes that were written.
+/// file.
 ///
 /// With `base`, what the image has itself goes to that one, which is further down: to copy all images
 /// above it, begin with the lowest.
 ///
 /// # Errors
 /// [`Kind::Usage`] if the image has no backing file, [`Kind::NoSpace`] if that is smaller than the
-/// disk, [`Kind::Unsupported`] if the image has an external data file, and those of the devices.
+/// disk, [`Kind::Unsupported`] if the image has an external data file or snapshots that must not
+/// change, and those of the devices.
 pub async fn commit(
     context: &OpenContext,
     description: &str,
     base: Option<&BackingName>,
     keep: bool,
-) -> Result<u64> {
+    snapshots: Snapshots,
+) -> Result<Changed> {
     let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
     let header = &head.header;
     refuse_data_file(header).map_err(named)?;
+    let snapshots = snapshots.of(header).map_err(named)?;
     let (name, format) = match base {
         Some(base) => (&base.name, &base.format),
         None => backing_of(header).map_err(named)?,
@@ -291,7 +329,7 @@ pub async fn commit(
         let edit = Edit::open(&file, &head, None).await.map_err(named)?;
         edit.run(async |parts, _| parts.cut(0).await).await.map_err(named)?;
     }
-    Ok(written)
+    Ok(Changed { bytes: written, snapshots })
 }
 
 /// The name of the backing file, and its format.

@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Result};
+use blockhaul_block::{Device, Kind, Result};
 use blockhaul_catalog::{NamePolicy, OpenContext};
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit, rebase};
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, Snapshots, commit, rebase};
 use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
@@ -35,12 +35,20 @@ fn name(name: &str, format: &str) -> BackingName {
 
 fn rebased(path: &Path, new: Option<BackingName>, how: Rebase) -> Result<u64> {
     let description = format!("file:{}", path.display());
-    on_worker(move |context| async move { rebase(&context, &description, new.as_ref(), how).await })
+    on_worker(move |context| async move {
+        let changed = rebase(&context, &description, new.as_ref(), how, Snapshots::Refuse).await?;
+        assert_eq!(changed.snapshots, 0);
+        Ok(changed.bytes)
+    })
 }
 
 fn committed(path: &Path, keep: bool) -> Result<u64> {
     let description = format!("file:{}", path.display());
-    on_worker(move |context| async move { commit(&context, &description, None, keep).await })
+    on_worker(move |context| async move {
+        let changed = commit(&context, &description, None, keep, Snapshots::Refuse).await?;
+        assert_eq!(changed.snapshots, 0);
+        Ok(changed.bytes)
+    })
 }
 
 fn info(qemu: &Qemu, image: &str) -> Value {
@@ -252,10 +260,54 @@ fn a_power_cut_leaves_the_same_disk() {
     }
 }
 
+/// A snapshot shows the backing file where it has nothing itself.
+#[test]
+fn images_with_snapshots_are_refused_unless_these_may_change() {
+    let Some(qemu) = Qemu::find() else { return };
+    let snapshot = || {
+        let args = ["convert", "-O", "raw", "-l", "snapshot.name=monday", "img", "snapshot.raw"];
+        qemu.img(&args);
+        std::fs::read(qemu.file("snapshot.raw")).unwrap()
+    };
+    for base in ["base", "other"] {
+        qemu.img(&["create", "-q", "-f", "qcow2", base, "1M"]);
+    }
+    qemu.io("qcow2", "base", &["write -P 1 0 1M".into()]);
+    qemu.img(&["create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2", "img"]);
+    qemu.img(&["snapshot", "-c", "monday", "img"]);
+    qemu.io("qcow2", "img", &["write -P 3 0 64k".into()]);
+    let path = qemu.file("img");
+    let [image, below] = ["img", "base"].map(|name| std::fs::read(qemu.file(name)).unwrap());
+    let before = snapshot();
+    let other = || Some(name("other", "qcow2"));
+    let refused = [
+        rebased(&path, other(), Rebase::Safe),
+        rebased(&path, None, Rebase::Safe),
+        rebased(&path, None, Rebase::Compressed),
+        rebased(&path, other(), Rebase::Unsafe),
+        committed(&path, false),
+        committed(&path, true),
+    ];
+    for result in refused {
+        let error = result.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unsupported);
+        assert!(error.to_string().contains("internal snapshots (1)"), "{error}");
+    }
+    assert!(std::fs::read(&path).unwrap() == image, "the image was changed");
+    assert!(std::fs::read(qemu.file("base")).unwrap() == below, "its backing file was changed");
+    let description = format!("file:{}", path.display());
+    let changed = on_worker(move |context| async move {
+        rebase(&context, &description, None, Rebase::Safe, Snapshots::Change).await
+    });
+    assert_eq!(changed.unwrap().snapshots, 1);
+    assert!(snapshot() != before, "it would not have to be refused");
+}
+
 /// Gives the image in a device another backing file; whether that has succeeded.
 fn rebase_given(device: Arc<dyn Device>, new: Option<BackingName>) -> bool {
     change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        rebase(&context, "given:", new.as_ref(), Rebase::Safe).await.is_ok()
+        let none = Snapshots::Refuse;
+        rebase(&context, "given:", new.as_ref(), Rebase::Safe, none).await.is_ok()
     })
 }

@@ -78,6 +78,10 @@ pub struct RebaseArgs {
     #[arg(long, conflicts_with = "names_only")]
     pub compress: bool,
 
+    /// Accept an image with internal snapshots: their contents change with the backing file
+    #[arg(long)]
+    pub change_snapshots: bool,
+
     /// Whether to open the backing files that the image names: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<Backing>,
@@ -94,6 +98,10 @@ pub struct Commit {
     /// Leave the image as it is, in place of emptying it
     #[arg(long)]
     pub keep: bool,
+
+    /// Accept an image with internal snapshots: their contents change with the backing file
+    #[arg(long)]
+    pub change_snapshots: bool,
 
     /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
     ///

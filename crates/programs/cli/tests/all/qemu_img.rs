@@ -532,6 +532,37 @@ fn overlays_are_committed_as_by_qemu_img() {
     tools.same("commit -f raw a.raw");
 }
 
+/// The original says nothing. Our own commands refuse such an image.
+#[test]
+fn snapshots_that_change_with_the_backing_file_are_warned_of() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 base 1M");
+    tools.made("create -q -f qcow2 -b base -F qcow2 top");
+    tools.made("snapshot -c monday top");
+    tools.io("top", &["write -P 9 0 64k"]);
+    let path = tools.scratch.file("top");
+    for options in [&["rebase", "--flatten"][..], &["commit", "--keep"]] {
+        let command = |more: &[&str]| {
+            let mut command = Command::new(OURS);
+            command.args(options).args(["--backing", "allow"]).args(more).arg(&path);
+            tools::output(&mut command, LIMIT).unwrap()
+        };
+        let refused = command(&[]);
+        let said = text(&refused.stderr);
+        assert!(!refused.status.success() && said.contains("--change-snapshots"), "{said}");
+        if options[0] == "commit" {
+            let accepted = command(&["--change-snapshots"]);
+            assert!(accepted.status.success(), "{}", text(&accepted.stderr));
+        }
+    }
+    for line in ["commit -d top", "rebase -u -b base -F qcow2 top"] {
+        let ours = tools.ours(line);
+        let said = text(&ours.stderr);
+        assert!(ours.status.success(), "{line}: {said}");
+        assert_eq!(said.matches("internal snapshots (1)").count(), 1, "{line}: {said}");
+    }
+}
+
 #[test]
 fn faults_are_named_as_by_qemu_img() {
     let Some(tools) = Tools::find() else { return };

@@ -9,7 +9,7 @@ use blockhaul_block::{Device, DeviceExt as _, Error, Kind};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, rebase};
+use blockhaul_formats::qcow2::backing_change::{BackingName, Changed, Rebase, Snapshots, rebase};
 use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
 
 pub(super) use super::super::stand_in::failure;
@@ -176,9 +176,26 @@ pub(crate) fn give_backing(
     let holder = image.holder();
     let result = on_worker(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        rebase(&context, &holder, new.as_ref(), how).await
+        rebase(&context, &holder, new.as_ref(), how, Snapshots::Change).await
     })?;
-    result.map(|_| ()).map_err(|error| not_changed(image, &error))
+    changed(image, result)
+}
+
+/// Warns of snapshots that have other contents. The original says nothing.
+pub(crate) fn changed(
+    image: &Image,
+    result: blockhaul_block::Result<Changed>,
+) -> Result<(), Failure> {
+    let Changed { snapshots, .. } = result.map_err(|error| not_changed(image, &error))?;
+    if snapshots > 0 {
+        let shown = &image.shown;
+        let text = format!(
+            "qemu-img: warning: {shown}: the contents of its internal snapshots ({snapshots}) have changed where \
+             they came from the backing file\n"
+        );
+        out::error(&text);
+    }
+    Ok(())
 }
 
 pub(crate) fn not_changed(image: &Image, error: &Error) -> Failure {

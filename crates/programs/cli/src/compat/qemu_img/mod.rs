@@ -22,11 +22,11 @@ use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::{Line, parse};
 use blockhaul_engine::Comparison;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, commit};
+use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, Snapshots, commit};
 use blockhaul_formats::qcow2::describe::describe;
 
 use self::common::{
-    failure, give_backing, native, not_changed, not_opened, read_disk, say, size, words,
+    changed, failure, give_backing, native, not_opened, read_disk, say, size, words,
 };
 pub(super) use self::common::{opened, warn_of_guess};
 use self::create::{Preallocation, disk_size, preallocate};
@@ -328,9 +328,9 @@ fn commit_one(image: &Image, base: Option<(&Image, Format)>, keep: bool) -> Resu
     };
     let result = on_worker(move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        commit(&context, &holder, base.as_ref(), keep).await
+        commit(&context, &holder, base.as_ref(), keep, Snapshots::Change).await
     })?;
-    result.map(|_| ()).map_err(|error| not_changed(image, &error))
+    changed(image, result)
 }
 
 fn change_bitmaps(line: &Line) -> Outcome {
