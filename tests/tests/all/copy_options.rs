@@ -2,6 +2,7 @@
 //! the files.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -273,10 +274,12 @@ fn a_killed_copy_can_be_done_again() {
     assert_same(&image, &target, "after copies that were killed");
 }
 
-/// Starts a server whose export has blocks of 4096 bytes and a size that is no multiple of that.
-fn with_tail(nbdkit: &Peer, scratch: &Scratch, name: &str, file: &Path) -> Server {
+/// Starts a server whose export has blocks of 4096 bytes and a size that is no multiple of that. It
+/// refuses parts of blocks, also at the end, or serves them.
+fn with_tail(nbdkit: &Peer, scratch: &Scratch, name: &str, file: &Path, policy: &str) -> Server {
     let file = format!("file={}", text(file));
-    let policy = ["blocksize-minimum=4096", "blocksize-error-policy=error"];
+    let policy = format!("blocksize-error-policy={policy}");
+    let policy = ["blocksize-minimum=4096", &policy];
     let args = [&["--filter=blocksize-policy", "file", &file], &policy[..]].concat();
     Server::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap()
 }
@@ -304,8 +307,8 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     let target = scratch.file("target");
     garbage(&target, size as u64).unwrap();
 
-    let from = with_tail(&nbdkit, &scratch, "from", &image);
-    let to = with_tail(&nbdkit, &scratch, "to", &target);
+    let from = with_tail(&nbdkit, &scratch, "from", &image, "error");
+    let to = with_tail(&nbdkit, &scratch, "to", &target, "error");
     let says = ["the last 200 of", "cannot be read", "--range 0:262144"];
     refused_before_a_byte(&from.uri(""), text(&target), &target, &says);
     let says = ["the last 200 of", "cannot be written"];
@@ -328,7 +331,18 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     assert!(copied[..whole - 100] == bytes[..whole - 100]);
     assert!(copied[whole - 100..].iter().all(|&byte| byte == 0xA5));
 
-    // Our layer omits the tail; block sizes that are only advertised do not prevent serving it.
+    // A server that serves the end, although its blocks are larger.
+    let from = with_tail(&nbdkit, &scratch, "from-allow", &image, "allow");
+    let to = with_tail(&nbdkit, &scratch, "to-allow", &target, "allow");
+    garbage(&target, size as u64).unwrap();
+    succeed(&["copy", "--verify", &from.uri(""), &to.uri("")]);
+    assert_same(&image, &target, "through blocks of 4096 bytes");
+    let map = succeed(&["map", "--json", &from.uri("")]);
+    let map: serde_json::Value = serde_json::from_str(&map).unwrap();
+    let lengths = map.as_array().unwrap().iter().map(|run| run["length"].as_u64().unwrap());
+    assert_eq!(lengths.sum::<u64>(), size as u64, "{map}");
+
+    // Our layer omits the tail where the device gets whole blocks.
     let lacking =
         serve(&scratch, "lacking", &["-r", "--layer", "blocksize?minblock=4k", text(&image)]);
     succeed(&["copy", &lacking.uri(""), text(&target)]);
@@ -336,13 +350,50 @@ fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     for policy in ["allow", "error"] {
         let layer = format!("blocksize?minimum=4k&error-policy={policy}");
         let told = serve(&scratch, policy, &["-r", "--layer", &layer, text(&image)]);
-        let says = ["the last 200 of", "cannot be read"];
-        refused_before_a_byte(&told.uri(""), text(&target), &target, &says);
+        let copied = scratch.file("copied");
+        succeed(&["copy", &told.uri(""), text(&copied)]);
+        assert_same(&image, &copied, policy);
+        read_by_peers(&told, &image, &scratch);
     }
+    // A script with blocks of 4096 bytes gets whole ones, but for the end.
+    let script = scratch.file("methods.sh");
+    let methods = format!(
+        r#"#!/bin/sh
+case "$1" in
+get_size) echo {size} ;;
+block_size) echo 4096 4096 1048576 ;;
+pread)
+  if [ $(( $4 % 4096 )) -ne 0 ] || [ $(( $3 % 4096 )) -ne 0 -a $(( $3 + $4 )) -ne {size} ]; then
+    echo "EINVAL $3 at $4" >&2; exit 1
+  fi
+  dd if={} skip=$4 count=$3 iflag=skip_bytes,count_bytes status=none ;;
+*) exit 2 ;;
+esac"#,
+        text(&image)
+    );
+    fs::write(&script, methods).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let told = serve(&scratch, "script", &["-r", &format!("sh:{}", text(&script))]);
+    read_by_peers(&told, &image, &scratch);
+}
+
+/// Other programs read all of an export.
+fn read_by_peers(server: &Server, image: &Path, scratch: &Scratch) {
+    let uri = server.uri("");
+    let size = fs::metadata(image).unwrap().len();
+    let copied = scratch.file("copied by a peer");
+    peer(&require_peer!("nbdcopy"), &[&uri, text(&copied)]);
+    assert_same(image, &copied, "nbdcopy");
+    let convert = ["convert", "-f", "raw", "-O", "raw", &uri, text(&copied)];
+    peer(&require_peer!("qemu-img"), &convert);
+    let read = fs::read(&copied).unwrap();
+    assert!(read[..size as usize] == fs::read(image).unwrap(), "qemu-img");
+    let map = peer(&require_peer!("nbdinfo"), &["--map", "--totals", &uri]);
+    assert!(map.contains(&size.to_string()), "{map}");
 }
 
 #[test]
-fn a_tail_out_of_reach_is_never_written_to() {
+fn a_tail_is_written_by_a_request_that_ends_there() {
     let scratch = Scratch::new().unwrap();
     let image = scratch.file("image");
     let size = (64 << 10) + 200;
@@ -357,12 +408,32 @@ fn a_tail_out_of_reach_is_never_written_to() {
         let _ = peer::serve(talk, number, &offered);
         Ok(())
     });
-    let output = bounded(&mut blockhaul(&["copy", text(&image), &to.uri()]), LIMIT);
-    let said = lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("the last 200 of"), "{said}");
-    assert!(offer.model.lock().unwrap().bytes() == vec![2; size], "{said}");
     succeed(&["copy", "--range", "0:65536", text(&image), &to.uri()]);
-    let model = offer.model.lock().unwrap();
-    assert!(model.bytes()[..65536].iter().all(|&byte| byte == 1));
-    assert!(model.bytes()[65536..].iter().all(|&byte| byte == 2));
+    let written = |at: usize| offer.model.lock().unwrap().bytes()[at];
+    assert_eq!([written(65535), written(65536), written(size - 1)], [1, 2, 2]);
+    succeed(&["copy", text(&image), &to.uri()]);
+    assert!(offer.model.lock().unwrap().bytes() == vec![1; size]);
+}
+
+#[test]
+fn a_larger_target_keeps_its_end_and_that_is_said_once() {
+    let scratch = Scratch::new().unwrap();
+    let [image, target] = ["image", "target"].map(|name| scratch.file(name));
+    fs::write(&image, vec![1; 65536]).unwrap();
+    fs::write(&target, vec![2; 70000]).unwrap();
+    let to = serve(&scratch, "to", &[text(&target)]);
+    let output = bounded(&mut blockhaul(&["copy", text(&image), &to.uri("")]), LIMIT);
+    let said = lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("4464 bytes larger than the source").count(), 1, "{said}");
+    assert!(fs::read(&target).unwrap() == [vec![1; 65536], vec![2; 4464]].concat());
+    // A part of it is what was asked for, and a file gets the size of the source.
+    let quiet = |args: &[&str]| {
+        let output = bounded(&mut blockhaul(args), LIMIT);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    };
+    quiet(&["copy", "--range", "0:4096", text(&image), &to.uri("")]);
+    drop(to);
+    quiet(&["copy", text(&image), text(&target)]);
+    assert_eq!(fs::metadata(&target).unwrap().len(), 65536);
 }

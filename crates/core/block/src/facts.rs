@@ -25,9 +25,9 @@ pub struct Facts {
     pub grows_from: Option<u64>,
     /// Limits on offsets and lengths.
     pub block: BlockSizes,
-    /// Bytes at the end that no request reaches, because the size is not a multiple of the minimum
-    /// block and `emulate` supplies smaller ones.
-    pub unreachable: u32,
+    /// Length of the partial block at the end, if the size is not a multiple of the minimum block
+    /// and `emulate` supplies smaller ones. The device may refuse requests for it.
+    pub tail: u32,
     /// Block sizes that servers advertise instead of `block`, as set by a plugin or a layer.
     pub advertised: Option<BlockSizes>,
     /// Abilities.
@@ -75,7 +75,7 @@ impl Facts {
             size,
             grows_from: None,
             block: BlockSizes::default(),
-            unreachable: 0,
+            tail: 0,
             advertised: None,
             can: Can::WRITE,
             emulated: Can::empty(),
@@ -209,7 +209,7 @@ impl Compression {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Offsets and lengths are multiples of this; a power of two, 1 to 65536. If the size is not a
-    /// multiple, its tail cannot be reached.
+    /// multiple, a request that ends at the end of the device has another length.
     pub minimum: u32,
     /// Aligned requests of multiples of this need no extra work; a power of two, at least 512.
     pub preferred: u32,
@@ -230,13 +230,30 @@ impl BlockSizes {
         fine.then_some(BlockSizes { minimum, preferred, maximum })
     }
 
-    /// The sizes to enforce for a plugin that reports these. To clients of a server they are only
-    /// advertised, as in nbdkit: their requests reach the plugin unchanged. Requests of this program
-    /// comply with them.
+    /// Whether a range of a device of `size` bytes complies with the minimum: the partial block at
+    /// the end is reached by one shorter request (the proposal for NBD of 2025-05-31).
+    pub fn fits(self, at: u64, len: u64, size: u64) -> bool {
+        let minimum = u64::from(self.minimum.max(1));
+        let whole = len.is_multiple_of(minimum) || at.checked_add(len) == Some(size);
+        at.is_multiple_of(minimum) && whole
+    }
+
+    /// The same with a minimum that divides `size`. Clients cannot use others: libnbd refuses
+    /// requests for the partial block at the end, and QEMU 10.0 aborts.
     #[must_use]
-    pub fn enforced(self, served: bool) -> BlockSizes {
+    pub fn dividing(self, size: u64) -> BlockSizes {
+        let largest = if size == 0 { self.minimum } else { 1 << size.trailing_zeros().min(16) };
+        BlockSizes { minimum: self.minimum.min(largest), ..self }
+    }
+
+    /// The sizes to enforce for a plugin that reports these for `size` bytes. To clients of a server
+    /// they are only advertised, as in nbdkit: their requests reach the plugin unchanged, unless the
+    /// advertised minimum is [smaller](BlockSizes::dividing). Requests of this program comply with
+    /// them.
+    #[must_use]
+    pub fn enforced(self, served: bool, size: u64) -> BlockSizes {
         let usual = BlockSizes::default();
-        if served {
+        if served && self.dividing(size) == self {
             BlockSizes { preferred: self.preferred, ..usual }
         } else {
             BlockSizes { maximum: self.maximum.min(usual.maximum).max(self.preferred), ..self }
@@ -351,5 +368,38 @@ impl Contexts {
     /// The indexes, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..Self::MAX).filter(move |&index| self.contains(index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_partial_block_at_the_end_is_part_of_no_other_request() {
+        let block = BlockSizes { minimum: 4096, ..BlockSizes::default() };
+        for (at, len, fits) in [
+            (0, 4096, true),
+            (0, 5000, true),
+            (4096, 904, true),
+            (0, 4999, false),
+            (4096, 903, false),
+            (4097, 903, false),
+            (u64::MAX - 4095, 904, false),
+        ] {
+            assert_eq!(block.fits(at, len, 5000), fits, "{len} at {at}");
+        }
+    }
+
+    #[test]
+    fn an_advertised_minimum_divides_the_size() {
+        let block = BlockSizes { minimum: 4096, ..BlockSizes::default() };
+        for (size, minimum) in
+            [(0, 4096), (1 << 20, 4096), ((1 << 20) + 512, 512), (1_049_276, 4), (4097, 1)]
+        {
+            assert_eq!(block.dividing(size).minimum, minimum, "{size}");
+            let free = block.enforced(true, size).minimum == 1;
+            assert_eq!((free, block.enforced(false, size)), (minimum == 4096, block), "{size}");
+        }
     }
 }

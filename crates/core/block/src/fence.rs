@@ -117,8 +117,8 @@ fn refuse_range(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error>
         let text = format!("the range ends behind the device's {} bytes", facts.size);
         return Some(Error::new(kind, text));
     }
-    let minimum = u64::from(facts.block.minimum.max(1));
-    if !request.at.is_multiple_of(minimum) || !request.len.is_multiple_of(minimum) {
+    if !facts.block.fits(request.at, request.len, facts.size) {
+        let minimum = facts.block.minimum;
         let text = format!("offset and length must be multiples of {minimum} bytes");
         return Some(Error::new(Kind::Invalid, text));
     }

@@ -31,8 +31,9 @@
 //!    Data must never be called zero or hole; the reverse is allowed.
 //! 9. It is called on a worker. Handles may move between workers; completions may come from anywhere.
 //! 10. An implementation may rely on the *fence*: ranges lie inside the device and are not empty
-//!     (flush: both zero), aligned to the minimum block; payloads have the length of the request and
-//!     do not exceed the maximum; commands and flags are among those that the facts announce.
+//!     (flush: both zero), aligned to the minimum block, but for the end of the device; payloads have
+//!     the length of the request and do not exceed the maximum; commands and flags are among those
+//!     that the facts announce.
 //! 11. A flush or FUA request that fails is never repeated in order to hide the failure: storage may
 //!     report lost data once, and a second flush then succeeds without it. What was written on any
 //!     handle since the last successful flush may be lost.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 use std::time::Duration;
 
 use blockhaul_block::{
-    Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Pending, Reply, Request,
-    Result,
+    BlockSizes, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Pending,
+    Reply, Request, Result,
 };
 use blockhaul_io::{Completer, Notify};
 
@@ -334,8 +334,7 @@ pub const PROVIDED: Can = Can::CACHE.union(Can::FAST_ZERO);
 struct Lacks {
     size: u64,
     can: Can,
-    minimum: u64,
-    maximum: u64,
+    block: BlockSizes,
     /// The device's context for each context of the caller; none if they are the same.
     contexts: Option<Vec<Option<usize>>>,
 }
@@ -349,8 +348,7 @@ impl Lacks {
         let lacks = Lacks {
             size: now.size,
             can: advertised.can.difference(now.can),
-            minimum: now.block.minimum.into(),
-            maximum: now.block.maximum.into(),
+            block: now.block,
             contexts: (!same).then(|| advertised.contexts.iter().map(index).collect()),
         };
         let enough = now.size >= advertised.size
@@ -414,11 +412,11 @@ impl Lacks {
         if request.end().is_none_or(|end| end > self.size) {
             return Some("it has become smaller");
         }
-        if !request.at.is_multiple_of(self.minimum) || !request.len.is_multiple_of(self.minimum) {
+        if !self.block.fits(request.at, request.len, self.size) {
             return Some("its blocks have become larger");
         }
         let payload = matches!(kind, OpKind::Read | OpKind::Write);
-        if payload && request.len > self.maximum {
+        if payload && request.len > u64::from(self.block.maximum) {
             return Some("it takes shorter requests only");
         }
         None

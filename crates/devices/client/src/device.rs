@@ -213,8 +213,7 @@ impl Export {
         };
         needed.set(Can::FUA, flags.contains(Flags::FUA));
         needed.set(Can::FAST_ZERO, flags.contains(Flags::FAST));
-        let minimum = u64::from(facts.block.minimum.max(1));
-        let aligned = at.is_multiple_of(minimum) && len.is_multiple_of(minimum);
+        let aligned = facts.block.fits(at, len, facts.size);
         let inside = at.checked_add(len).is_some_and(|end| end <= facts.size);
         let whole = matches!(kind, OpKind::Read | OpKind::Write) || len <= self.effect_max;
         let ranged = kind == OpKind::Flush || (len > 0 && aligned && inside && whole);

@@ -2,6 +2,7 @@
 //! the requests that reach the device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{
     Access, BASE_ALLOCATION, BlockSizes, Contexts, Device, Error, Extents, Facts, FileRange, Flags,
@@ -10,7 +11,7 @@ use blockhaul_block::{
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 
 use crate::declared::{layer, param, param_or, usage};
-use crate::masked::masked;
+use crate::masked::{masked, whole_size};
 use crate::scratch::Scratch;
 
 /// Pieces of a request before other requests get their turn.
@@ -23,12 +24,14 @@ pub static BLOCKSIZE: LayerKind = LayerKind {
     manual:
         "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error`, \
 requests that violate minimum or maximum, or the block sizes of a plugin below, are refused \
-(EINVAL); with `allow` they are served. Extents are reported in whole blocks of `minimum`.
+(EINVAL); with `allow` they are served. Extents are reported in whole blocks of `minimum`. If the \
+size of the device is not a multiple of `minimum`, a smaller one is advertised and enforced: clients \
+could not read the end.
 
 `minblock`, `maxdata` and `maxlen` apply to the device: it gets reads and writes of whole \
 blocks of `minblock` bytes (partial blocks are read, changed and written back), in pieces of \
 at most `maxdata` bytes, and other requests in pieces of at most `maxlen` bytes, whatever the \
-client sends. A partial block at the end of the device is not accessible.",
+client sends. A partial block at the end of the device is not accessible, with a warning.",
     example: r#"
 blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
   --run 'blockhaul info "$uri"'
@@ -81,6 +84,8 @@ struct Limits {
     minblock: u32,
     maxdata: Option<u64>,
     maxlen: Option<u64>,
+    /// The user was warned that the sizes do not fit that of the device.
+    warned: Arc<AtomicBool>,
 }
 
 impl Limits {
@@ -102,6 +107,7 @@ impl Limits {
             minblock: power("minblock", 1, 64 << 10)?.unwrap_or(1),
             maxdata: args.size("maxdata"),
             maxlen: args.size("maxlen"),
+            warned: Arc::default(),
         };
         let least = limits.minimum.unwrap_or(1);
         if limits.preferred.is_some_and(|preferred| preferred < least) {
@@ -128,8 +134,9 @@ impl Limits {
             let block = device.facts().block;
             let maximum = block.maximum - block.maximum % self.minblock;
             let minimum = self.minblock.max(block.minimum);
+            let size = whole_size(&device.facts(), minimum, "blocksize", &self.warned);
             device = masked(device, |facts| {
-                facts.size -= facts.size % u64::from(minimum);
+                facts.size = size;
                 facts.block = BlockSizes { minimum, maximum: maximum.max(minimum), ..block };
             });
         }
@@ -161,7 +168,15 @@ impl Limits {
         let minimum = self.minimum.unwrap_or(sizes.minimum);
         let maximum = self.maximum.unwrap_or(sizes.maximum).max(minimum);
         let preferred = self.preferred.unwrap_or(sizes.preferred).max(minimum).max(512);
-        facts.advertised = Some(BlockSizes { minimum, preferred, maximum });
+        let told = BlockSizes { minimum, preferred, maximum }.dividing(facts.size);
+        if told.minimum < minimum && !self.warned.swap(true, Ordering::Relaxed) {
+            let (name, size, told) = (&facts.name, facts.size, told.minimum);
+            log::warn!(
+                "blocksize: the minimum of {name} is {told}: its {size} bytes are not a multiple of {minimum}"
+            );
+        }
+        let minimum = told.minimum;
+        facts.advertised = Some(told);
         Ok(Arc::new(Advertised {
             inner: device,
             facts: Arc::new(facts),

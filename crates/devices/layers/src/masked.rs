@@ -1,6 +1,7 @@
 //! A device with changed facts: the fence refuses what they do not announce, or it is emulated.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{Access, Device, Facts, FileRange, Pending, Request};
 
@@ -11,6 +12,18 @@ pub fn masked(inner: Arc<dyn Device>, change: impl FnOnce(&mut Facts)) -> Arc<dy
     facts.emulated &= facts.can;
     facts.withheld &= facts.can;
     Arc::new(Masked { inner, facts: Arc::new(facts) })
+}
+
+/// The size of a device without a partial block at the end. Warns of what `layer` hides, once.
+pub fn whole_size(facts: &Facts, block: u32, layer: &str, warned: &AtomicBool) -> u64 {
+    let hidden = facts.size % u64::from(block.max(1));
+    if hidden > 0 && !warned.swap(true, Ordering::Relaxed) {
+        let name = &facts.name;
+        log::warn!(
+            "{layer}: the last {hidden} bytes of {name} are not accessible: its size is not a multiple of {block}"
+        );
+    }
+    facts.size - hidden
 }
 
 struct Masked {

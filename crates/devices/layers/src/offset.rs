@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Device, Error, Facts, FileRange, Hints, Kind, Op, Pending, Request, Result,
+    Access, BlockSizes, Device, Error, Facts, FileRange, Hints, Kind, Op, Pending, Request, Result,
+    emulate,
 };
 use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+
+use crate::masked::masked;
 
 /// The layer `offset`.
 pub static OFFSET: LayerKind = LayerKind {
@@ -51,6 +54,7 @@ pub(crate) struct Window {
 
 impl Layer for Window {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+        let inner = self.over_whole_blocks(inner);
         let below = inner.facts();
         // Requests get another offset, and no other change.
         let kept = Hints::ZEROED
@@ -91,6 +95,23 @@ impl Layer for Window {
         };
         facts.allocation_unit = facts.allocation_unit.min(offset_align);
         Ok(Arc::new(OffsetDevice { inner, facts: Arc::new(facts), offset: self.offset }))
+    }
+}
+
+impl Window {
+    /// The device with the emulation of partial blocks, if the part ends within one. That includes
+    /// blocks that are only advertised: no server can advertise them for this part.
+    fn over_whole_blocks(&self, inner: Arc<dyn Device>) -> Arc<dyn Device> {
+        let below = inner.facts();
+        let minimum = below.block.minimum.max(below.advertised_or_own().minimum).max(1);
+        let end = self.range.map_or(below.size, |range| self.offset.saturating_add(range));
+        if end.is_multiple_of(u64::from(minimum)) || end >= below.size {
+            return inner;
+        }
+        let maximum = below.block.maximum.max(minimum);
+        emulate::emulate(masked(inner, |facts| {
+            facts.block = BlockSizes { minimum, maximum, ..facts.block };
+        }))
     }
 }
 

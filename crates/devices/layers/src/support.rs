@@ -3,7 +3,7 @@
 
 pub use crate::declared::{layer, opened, opened_keeping, param, param_or, usage};
 pub use crate::flushes::Flushes;
-pub use crate::masked::masked;
+pub use crate::masked::{masked, whole_size};
 pub use crate::per_disk::PerDisk;
 pub use crate::repeat::Repeat;
 pub use crate::runs::Runs;

@@ -96,7 +96,7 @@ impl Answers {
                 })?
             }
         };
-        Ok((reported.enforced(served), Some(reported)))
+        Ok((reported.enforced(served, self.size), Some(reported)))
     }
 }
 

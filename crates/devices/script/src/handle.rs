@@ -120,7 +120,7 @@ impl Handle {
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
         }
         facts.can = can;
-        (facts.block, facts.advertised) = self.ask_block_size()?;
+        (facts.block, facts.advertised) = self.ask_block_size(facts.size)?;
         facts.description = self.ask_description();
         // Unknown; 1 claims nothing.
         facts.allocation_unit = facts.block.minimum.max(1);
@@ -171,14 +171,14 @@ impl Handle {
     }
 
     /// The limits enforced here, and those to advertise.
-    fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
+    fn ask_block_size(&self, size: u64) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let Some(text) = self.words("block_size")? else {
             return Ok((BlockSizes::default(), None));
         };
         let reported = parse::block_size(&text);
         let reported = reported.map_err(|why| self.connection.wrong("block_size", &why))?;
         let served = self.connection.served;
-        let kept = reported.map_or_else(BlockSizes::default, |sizes| sizes.enforced(served));
+        let kept = reported.map_or_else(BlockSizes::default, |sizes| sizes.enforced(served, size));
         Ok((kept, reported))
     }
 

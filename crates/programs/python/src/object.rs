@@ -184,7 +184,7 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
         let (minimum, preferred, maximum) = object.call_method0("block_size")?.extract()?;
         let declared = BlockSizes::declared(minimum, preferred, maximum);
         let wrong = || PyValueError::new_err("block_size returned sizes that are not possible");
-        facts.block = declared.ok_or_else(wrong)?.enforced(false);
+        facts.block = declared.ok_or_else(wrong)?.enforced(false, facts.size);
     }
     Ok(facts)
 }

@@ -75,11 +75,10 @@ impl Case {
         u64::from(self.facts.block.minimum.max(1))
     }
 
-    /// Bytes that can be reached: the size without a tail shorter than the minimum block. Emulation
-    /// allows smaller blocks, but cannot reach that tail either.
+    /// The size without a tail shorter than the minimum block, which only a request that ends there
+    /// reaches.
     pub fn reach(&self) -> u64 {
-        let below = u64::from(self.subject.device.facts().block.minimum);
-        self.facts.size - self.facts.size % self.minimum().max(below)
+        self.down(self.facts.size)
     }
 
     /// Maximum read or write here.

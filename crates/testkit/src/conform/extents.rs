@@ -30,7 +30,8 @@ pub(super) async fn ask(
         let sum: u64 = list.runs().iter().map(|run| run.len).sum();
         ensure!(sum == total, "{what}: runs of {sum} bytes, {total} in all");
         for (start, run) in list.ranges(at) {
-            let fits = run.len.is_multiple_of(case.minimum());
+            let is_last = start.checked_add(run.len) == Some(case.facts.size);
+            let fits = run.len.is_multiple_of(case.minimum()) || is_last;
             ensure!(fits, "{what}: a run of {} bytes at {start} is unaligned", run.len);
         }
         let one = !flags.contains(Flags::ONE_EXTENT) || list.len() == 1;

@@ -95,6 +95,7 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
     }
     if size >= minimum * 3 && minimum > 1 {
         refused(&case, "an unaligned offset", read(1, minimum), Kind::Invalid).await?;
+        refused(&case, "an unaligned offset", read(1, size - 1), Kind::Invalid).await?;
         refused(&case, "an unaligned length", read(0, minimum + 1), Kind::Invalid).await?;
     }
     if size >= minimum * 2 {
@@ -166,6 +167,19 @@ pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
         }
     }
     case.read(reach - minimum..reach).await?;
+    let size = case.facts.size;
+    for at in [reach, reach - minimum] {
+        if reach < size && size - at <= longest {
+            let noise = case.noise(size - at);
+            if case.keeps() {
+                case.ok(Request::write(at, Data::copy_of(&noise))).await?;
+                let reply = case.ok(read(at, size - at)).await?;
+                same(at, &super::case::read_bytes(reply, noise.len())?, &noise)?;
+            } else {
+                case.ok(read(at, size - at)).await?;
+            }
+        }
+    }
     if case.can(Can::CACHE) {
         case.ok(Request::cache(0, reach)).await?;
     }

@@ -51,10 +51,16 @@ fn block_sizes_are_respected_and_small_blocks_are_emulated() {
         check("minimum 512", options.clone(), Completion::Shuffled(3), || {
             Model::with_facts(facts(|facts| facts.block.minimum = 512))
         });
-        check("minimum 4096, maximum 64 KiB", options, Completion::Deferred, || {
+        check("minimum 4096, maximum 64 KiB", options.clone(), Completion::Deferred, || {
             Model::with_facts(facts(|facts| {
                 facts.block.minimum = 4096;
                 facts.block.maximum = 64 << 10;
+            }))
+        });
+        check("minimum 512, odd size", options.clone(), Completion::Shuffled(5), || {
+            Model::with_facts(facts(|facts| {
+                facts.size = 100_003;
+                facts.block.minimum = 512;
             }))
         });
     }

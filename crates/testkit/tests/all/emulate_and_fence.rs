@@ -129,6 +129,51 @@ fn partial_blocks_are_read_changed_and_written_back() {
     });
 }
 
+/// The partial block at the end is reached by a request that ends there, and no other way.
+#[test]
+fn the_partial_block_at_the_end_is_reached_by_one_shorter_request() {
+    run(|| async {
+        const SIZE: u64 = 5000;
+        let (model, device) = lacking(Can::empty(), |facts| {
+            facts.size = SIZE;
+            facts.block.minimum = 512;
+        });
+        model.model().bytes_mut().fill(7);
+        assert_eq!(device.facts().tail, 392);
+        device.write(4000, Data::copy_of(&[1; 1000])).await.unwrap();
+        device.write(4700, Data::copy_of(&[2; 10])).await.unwrap();
+        device.zero(4998, 2).await.unwrap();
+        device.submit(Request::trim(4608, 392)).await.unwrap();
+        let bytes = model.bytes();
+        let right = bytes.iter().enumerate().take(4608).all(|(at, &byte)| match at {
+            4000.. => byte == 1,
+            _ => byte == 7,
+        });
+        assert!(right);
+        assert_eq!(device.read(4999, 1).await.unwrap().bytes().len(), 1);
+        let ends = |seen: &Seen| {
+            seen.at.is_multiple_of(512)
+                && (seen.len.is_multiple_of(512) || seen.at + seen.len == SIZE)
+        };
+        assert!(model.seen().iter().all(ends), "{:?}", model.seen());
+        let whole = model
+            .seen()
+            .iter()
+            .any(|seen| seen.kind == OpKind::Write && seen.at == 4096 && seen.len == 904);
+        assert!(whole, "not read before: {:?}", model.seen());
+        let raw = fence(model.clone());
+        for (at, len, kind) in [
+            (4608, 391, Some(Kind::Invalid)),
+            (4609, 391, Some(Kind::Invalid)),
+            (4608, 392, None),
+            (0, SIZE, None),
+        ] {
+            let read = raw.submit(Request::read(at, Reservation::unpooled(len as usize))).await;
+            assert_eq!(read.err().map(|error| error.kind()), kind, "{len} at {at}");
+        }
+    });
+}
+
 /// A partial block is rewritten while all of it is written: the rest of the block is what the full
 /// write says, whichever of the two is carried out first.
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Compression, Device, Error, Facts, Kind, Result};
+use blockhaul_block::{Can, Compression, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
 
 use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
@@ -14,36 +14,59 @@ pub(crate) const GRAIN_MAX: u32 = 64 << 10;
 const SEGMENT_MIN: u64 = 64 << 10;
 
 /// Checks that a target can hold `size` bytes.
-pub(crate) fn check_target(size: u64, target: &Facts) -> Result<()> {
-    if !target.can.contains(Can::WRITE) {
+pub(crate) async fn check_target(size: u64, target: &Arc<dyn Device>) -> Result<()> {
+    let facts = target.facts();
+    if !facts.can.contains(Can::WRITE) {
         let text = "the target is read-only: choose another target, or serve it for writing";
-        return Err(Error::new(Kind::ReadOnly, text).on(&target.name));
+        return Err(Error::new(Kind::ReadOnly, text).on(&facts.name));
     }
-    if target.size < size {
+    if facts.size < size {
         let text = format!(
             "the target ({} bytes) is smaller than the source ({size} bytes): make it larger",
-            target.size
+            facts.size
         );
-        return Err(Error::new(Kind::NoSpace, text).on(&target.name));
+        return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
     }
-    if size > reached(target) {
-        Err(beyond(target, "written", "make it one block larger"))
-    } else {
-        Ok(())
-    }
+    check_tail(size, target, "written", || "make it one block larger".into()).await
 }
 
-/// Checks that the first `size` bytes of a source can be read: a partial block at the end may be
-/// unreadable. For a caller that is about to empty a target.
+/// Checks that the first `size` bytes of a source can be read: a server may refuse to read a partial
+/// block at the end. For a caller that is about to empty a target.
 ///
 /// # Errors
 /// If they cannot be read; names the `--range` that can.
-pub fn check_source(size: u64, source: &Facts) -> Result<()> {
-    if size > reached(source) {
-        let advice = format!("copy what can be with --range 0:{}", reached(source));
-        Err(beyond(source, "read", &advice))
-    } else {
-        Ok(())
+pub async fn check_source(size: u64, source: &Arc<dyn Device>) -> Result<()> {
+    let whole = |facts: &Facts| facts.size - u64::from(facts.tail);
+    let advice = || format!("copy what can be with --range 0:{}", whole(&source.facts()));
+    check_tail(size, source, "read", advice).await
+}
+
+/// Checks that the partial block at the end of a device can be reached, if it is within the first
+/// `size` bytes, by reading it.
+async fn check_tail(
+    size: u64,
+    device: &Arc<dyn Device>,
+    done: &str,
+    advice: impl FnOnce() -> String,
+) -> Result<()> {
+    let facts = device.facts();
+    let start = facts.size - u64::from(facts.tail);
+    if size <= start {
+        return Ok(());
+    }
+    match device.read(start, facts.tail as usize).await {
+        Err(error) if error.kind() == Kind::Invalid => {
+            let text = format!(
+                "the last {} of {} bytes cannot be {done}, as the size is not a multiple of its minimum \
+                 block size: {}",
+                facts.tail,
+                facts.size,
+                advice()
+            );
+            Err(Error::new(Kind::Invalid, text).on(&facts.name))
+        }
+        // Another error is that of the copy, which repeats the read.
+        _ => Ok(()),
     }
 }
 
@@ -69,20 +92,6 @@ pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
         return Err(Error::new(Kind::Unsupported, text).on(&target.name));
     }
     Ok(())
-}
-
-/// Number of bytes that requests can reach.
-fn reached(facts: &Facts) -> u64 {
-    facts.size - u64::from(facts.unreachable)
-}
-
-fn beyond(facts: &Facts, done: &str, advice: &str) -> Error {
-    let text = format!(
-        "the last {} of {} bytes cannot be {done}, as the size is not a multiple of its minimum block \
-         size: {advice}",
-        facts.unreachable, facts.size
-    );
-    Error::new(Kind::Invalid, text).on(&facts.name)
 }
 
 /// Minimum number of segments per lane.

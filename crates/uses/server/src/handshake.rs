@@ -408,7 +408,9 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
 /// The sizes to advertise, before the limits of the server.
 fn sizes_of_device(config: &Config, facts: &Facts) -> Option<BlockSizes> {
     let free = |preferred| BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
-    match (facts.advertised, config.offers.preferred) {
+    // The device accepts any request.
+    let told = facts.advertised.map(|sizes| sizes.dividing(facts.size));
+    match (told, config.offers.preferred) {
         (Some(told), Some(least)) => {
             Some(BlockSizes { preferred: told.preferred.max(least), ..told })
         }

@@ -1,6 +1,7 @@
 //! `swab`: swaps the bytes of every word.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Hints, Op, Pending,
@@ -9,15 +10,14 @@ use blockhaul_block::{
 use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
 use blockhaul_io::{Buf, Data};
 
-use blockhaul_layers::support::Scratch;
-use blockhaul_layers::support::{layer, param_or};
+use blockhaul_layers::support::{Scratch, layer, param_or, whole_size};
 
 /// The layer `swab`.
 pub static SWAB: LayerKind = LayerKind {
     name: "swab",
     summary: "swaps the bytes of every word",
     manual: "For disks of machines with the other byte order. `swab-bits` is the length of a word; 8 \
-changes nothing. A partial word at the end of the device is not accessible.",
+changes nothing. A partial word at the end of the device is not accessible, with a warning.",
     example: r#"
 printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,
@@ -36,6 +36,7 @@ printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 
 fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     let word = args.number("swab-bits").unwrap_or(16) as usize / 8;
+    let warned = AtomicBool::new(false);
     layer(move |inner| {
         if word == 1 {
             return Ok(inner);
@@ -50,7 +51,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let mut facts = Facts::over(&below).keeping(&below, kept);
         let minimum = facts.block.minimum.max(word as u32);
         facts.block = BlockSizes { minimum, ..facts.block };
-        facts.size -= facts.size % u64::from(minimum);
+        facts.size = whole_size(&facts, minimum, "swab", &warned);
         let scratch = Scratch::for_device(&inner);
         Ok(Arc::new(SwabDevice { inner, facts: Arc::new(facts), word, scratch }))
     })

@@ -30,6 +30,7 @@ pub(super) struct Align {
 
 struct Shared {
     inner: Arc<dyn Device>,
+    size: u64,
     minimum: u64,
     /// Maximum request of the device, a multiple of the minimum.
     maximum: u64,
@@ -113,7 +114,7 @@ impl Align {
         let block = facts.block;
         let minimum = u64::from(block.minimum);
         let maximum = (block.maximum - block.maximum % block.minimum).max(block.minimum);
-        facts.unreachable = (facts.size % minimum) as u32;
+        facts.tail = (facts.size % minimum) as u32;
         facts.rewrite_unit = facts.rewrite_unit.max(block.minimum);
         facts.block = BlockSizes {
             minimum: 1,
@@ -124,13 +125,15 @@ impl Align {
         let maximum = u64::from(maximum);
         let locks = Arc::default();
         let changes = Arc::default();
-        let shared = Shared { inner, minimum, maximum, scratch, locks, changes };
+        let size = facts.size;
+        let shared = Shared { inner, size, minimum, maximum, scratch, locks, changes };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
 
     fn is_aligned(&self, request: &Request) -> bool {
-        let minimum = self.shared.minimum;
-        request.at.is_multiple_of(minimum) && request.len.is_multiple_of(minimum)
+        let shared = &self.shared;
+        let len = shared.up(request.at.saturating_add(request.len)).saturating_sub(request.at);
+        request.at.is_multiple_of(shared.minimum) && request.len == len
     }
 }
 
@@ -140,19 +143,37 @@ impl Device for Align {
     }
 
     fn submit(&self, request: Request) -> Pending {
+        let is_of_tail = self.facts.tail > 0 && request.end() == Some(self.facts.size);
+        let pending = self.submit_blocks(request);
+        if !is_of_tail {
+            return pending;
+        }
+        let tail = self.facts.tail;
+        let minimum = self.shared.minimum;
+        Pending::finishing(async move {
+            pending.await.map_err(|error| {
+                if error.kind() != Kind::Invalid {
+                    return error;
+                }
+                let text = format!(
+                    "the last {tail} bytes cannot be reached: the size is no multiple of the device's \
+                     block of {minimum} bytes"
+                );
+                Error::new(Kind::Invalid, text).because(error)
+            })
+        })
+    }
+
+    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+        self.shared.inner.file_at(at, len, access)
+    }
+}
+
+impl Align {
+    fn submit_blocks(&self, request: Request) -> Pending {
         let aligned = self.is_aligned(&request);
         if aligned && !request.kind().changes() {
             return self.shared.inner.submit(request);
-        }
-        let minimum = self.shared.minimum;
-        let reachable = self.facts.size - u64::from(self.facts.unreachable);
-        if request.end().is_none_or(|end| end > reachable) {
-            let text = format!(
-                "the last {} bytes cannot be reached: the size is no multiple of the device's \
-                 block of {minimum} bytes",
-                self.facts.size - reachable
-            );
-            return Error::new(Kind::Invalid, text).into();
         }
         let shared = self.shared.clone();
         if aligned && let Some(whole) = shared.changes.whole() {
@@ -169,18 +190,18 @@ impl Device for Align {
         }
         Pending::start(async move { shared.unaligned(request, aligned).await })
     }
-
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        self.shared.inner.file_at(at, len, access)
-    }
 }
 
 impl Shared {
+    /// The end of the block before a place: a multiple of the minimum, or the end of the device.
+    fn up(&self, at: u64) -> u64 {
+        at.checked_next_multiple_of(self.minimum).unwrap_or(u64::MAX).min(self.size.max(at))
+    }
+
     async fn unaligned(&self, request: Request, aligned: bool) -> Result<Reply> {
         let Request { op, at, len, flags } = request;
         let start = at - at % self.minimum;
-        // In range: `submit` has checked the end against a multiple of the minimum.
-        let end = (at + len).next_multiple_of(self.minimum);
+        let end = self.up(at + len);
         match op {
             Op::Read(room) => self.read(at, room, start, end - start).await,
             Op::Extents(contexts) => {
@@ -246,8 +267,8 @@ impl Shared {
     async fn change(&self, request: Request) -> Result<Reply> {
         let Request { op, at, len, flags } = request;
         let end = at + len;
-        let inner_start = at.next_multiple_of(self.minimum);
-        let inner_end = end - end % self.minimum;
+        let inner_start = self.up(at);
+        let inner_end = if end == self.size { end } else { end - end % self.minimum };
         let data = match op {
             // Trim need not clear partial blocks.
             Op::Trim if inner_start >= inner_end => return Ok(Reply::Done),
@@ -293,7 +314,7 @@ impl Shared {
                 .map_err(|error| Error::system("cannot read what is to be written", error))?;
         }
         let start = at - at % self.minimum;
-        let wide = (at + len).next_multiple_of(self.minimum) - start;
+        let wide = self.up(at + len) - start;
         let room = self.scratch(wide).await?;
         let mut buf: Buf = match self.inner.submit(Request::read(start, room)).await? {
             Reply::Data(old) => match old.try_into_buf() {

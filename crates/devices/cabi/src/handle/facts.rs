@@ -32,7 +32,7 @@ impl Handle {
         let has = |v1: bool, now: bool| c_int::from(if v2 { now } else { v1 });
         let mut facts = Facts::clone(&self.facts);
         facts.size = self.ask_size()?;
-        (facts.block, facts.advertised) = self.ask_block_size()?;
+        (facts.block, facts.advertised) = self.ask_block_size(facts.size)?;
         self.longest = facts.block.maximum;
         // Longer requests are split here; the emulation of partial blocks, whose memory this
         // limits, is elsewhere.
@@ -137,9 +137,10 @@ impl Handle {
 
     /// The limits enforced here, and those that the plugin wants to advertise. For a server's
     /// clients, as in nbdkit, they are only advertised: requests reach the plugin unchanged,
-    /// whether they comply or not. This program's own requests comply, and so do all requests to an
-    /// asynchronous plugin, whose buffers they limit.
-    fn ask_block_size(&self) -> Result<(BlockSizes, Option<BlockSizes>)> {
+    /// whether they comply or not, unless the size is no multiple of the minimum: then a smaller one
+    /// is advertised. This program's own requests comply, and so do all requests to an asynchronous
+    /// plugin, whose buffers they limit.
+    fn ask_block_size(&self, size: u64) -> Result<(BlockSizes, Option<BlockSizes>)> {
         let usual = BlockSizes { maximum: TRANSFER_MAX, ..BlockSizes::default() };
         let Some(block_size) = self.plugin().abi.block_size else { return Ok((usual, None)) };
         let mut minimum = 0;
@@ -167,6 +168,7 @@ impl Handle {
         let asynchronous = self.plugin().asynchronous.is_some();
         // Filters also handle requests that do not comply.
         let free = self.plugin().filtered || self.connection.served && !asynchronous;
+        let free = free && told.dividing(size) == told;
         let kept = if free {
             BlockSizes { preferred, ..usual }
         } else {

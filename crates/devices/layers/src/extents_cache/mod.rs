@@ -219,11 +219,10 @@ impl Known {
         // Until queries are known to be slow they are no longer than the callers'.
         let bulk = if self.measure.pace() == Pace::Slow { self.bulk } else { 0 };
         let bulk = bulk.min(reach.unwrap_or(u64::MAX));
-        let reach = *size - *size % minimum;
         let bulk = at.saturating_add(bulk).max(end);
         let bulk = bulk.checked_next_multiple_of(minimum).unwrap_or(u64::MAX);
-        // All of these are multiples of the minimum block, and `end` is inside the device.
-        let until = until.min(bulk).min(reach).max(at + minimum);
+        // All of these are multiples of the minimum block or the end, and `end` is inside the device.
+        let until = until.min(bulk).max(at + minimum).min(*size);
         let id = *now;
         let stale = Vec::new();
         let waiting = Vec::new();

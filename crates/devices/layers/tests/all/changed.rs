@@ -83,10 +83,10 @@ fn extents_are_in_whole_blocks_of_the_size_that_is_told() {
     on_workers(|| async {
         let memory = blockhaul_backends::memory(1000);
         write(&memory, 0, &[7; 1000]).await;
-        let layers = ["truncate?truncate=4000", "blocksize?minimum=512"];
-        let device = stacked(memory, &layers).unwrap();
-        // Data ends at 1000, and the disk within a block.
-        assert_eq!(runs(&device, 0, 4000).await, [(1024, 0), (2976, HOLE | ZERO)]);
+        let layers = ["truncate?truncate=4096", "blocksize?minimum=512"];
+        let device = stacked(memory.clone(), &layers).unwrap();
+        // Data ends at 1000.
+        assert_eq!(runs(&device, 0, 4096).await, [(1024, 0), (3072, HOLE | ZERO)]);
         assert_eq!(runs(&device, 512, 600).await[0], (512, 0));
         assert_eq!(runs(&device, 3584, 416).await, [(416, HOLE | ZERO)]);
         let context = device.facts().all_contexts();
@@ -95,6 +95,14 @@ fn extents_are_in_whole_blocks_of_the_size_that_is_told() {
             Reply::Extents(lists) => assert_eq!(lists, [Extents::one(512, 0)]),
             other => panic!("{other:?}"),
         }
+        // Blocks that do not divide the size are not told, nor enforced: the end could not be read.
+        let layers = ["truncate?truncate=4000", "blocksize?minimum=512&error-policy=error"];
+        let device = stacked(memory, &layers).unwrap();
+        assert_eq!(device.facts().advertised.map(|sizes| sizes.minimum), Some(32));
+        assert_eq!(runs(&device, 0, 4000).await, [(1024, 0), (2976, HOLE | ZERO)]);
+        assert_eq!(read(&device, 3968, 32).await, [0; 32]);
+        let odd = Request::read(16, Reservation::unpooled(32));
+        assert_eq!(device.submit(odd).await.unwrap_err().kind(), Kind::Invalid);
     });
 }
 

@@ -34,6 +34,9 @@ fn offset() {
     let shifted = |at: u64| ((at + 4099) & !7).to_be_bytes()[((at + 4099) % 8) as usize];
     let options = Options::default().content(Content::oracle(shifted));
     check("pattern:9M", &["offset?offset=4099"], options);
+    // It ends within a block of a device that refuses parts of blocks.
+    let layers = &["blocksize?minimum=4k&error-policy=error", "offset?range=300001"];
+    check("memory:1M", layers, short(zeroes()));
 }
 
 #[test]

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use crate::common::{layer, on_workers, runs, write};
-use blockhaul_block::{Contexts, Device, DeviceExt, Flags, HOLE, OpKind, Reply, Request, ZERO};
+use blockhaul_block::{
+    Contexts, Device, DeviceExt, Flags, HOLE, OpKind, Reply, Request, ZERO, fence,
+};
 use blockhaul_catalog::Layer;
 use blockhaul_layers::StatsLayer;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
 #[test]
 fn many_questions_make_one() {
@@ -204,4 +207,23 @@ impl Device for Limited {
         request.len = request.len.min(128 << 20);
         self.0.submit(request)
     }
+}
+
+/// The partial block at the end is part of what is asked for.
+#[test]
+fn the_end_need_not_be_a_whole_block() {
+    on_workers(|| async {
+        const SIZE: u64 = 100_003;
+        let mut facts = Model::all_facts(SIZE);
+        facts.block.minimum = 4096;
+        let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let start = SIZE - SIZE % 4096;
+        for at in [start, start - 4096, 0] {
+            let device = fence(layer("extents-cache").unwrap().wrap(fence(model.clone())).unwrap());
+            for _ in 0..2 {
+                let found = runs(&device, at, SIZE - at).await;
+                assert_eq!(found.iter().map(|(len, _)| len).sum::<u64>(), SIZE - at);
+            }
+        }
+    });
 }

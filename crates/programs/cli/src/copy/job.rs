@@ -552,9 +552,8 @@ impl CopyJob {
         }
         if !self.target_is_kept() {
             // It is emptied next. A part of the source may be readable if not all of it is.
-            let facts = source.device().facts();
-            let end = if self.part.is_some() { 0 } else { facts.size };
-            let reached = blockhaul_engine::check_source(end, &facts);
+            let end = if self.part.is_some() { 0 } else { source.device().facts().size };
+            let reached = blockhaul_engine::check_source(end, source.device()).await;
             reached.map_err(|error| self.failed(&error))?;
         }
         if let Some(kept) = &mut self.manifest {

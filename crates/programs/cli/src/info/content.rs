@@ -14,12 +14,10 @@ const LOOKED_AT: u64 = 8192;
 /// The apparent contents of a device; none if it cannot be read or there is no `file` program: a
 /// failure must not affect the rest of the output.
 pub async fn guess(device: Arc<dyn Device>) -> Option<String> {
-    // Fenced, so that a size that is not a multiple of the device's blocks is read as far as
-    // possible.
+    // Fenced, so that parts of blocks can be read. The server may refuse the last one.
     let device = Stack::over(device).device().clone();
     let facts = device.facts();
-    let unit = u64::from(facts.block.minimum.max(1));
-    let len = facts.size.min(LOOKED_AT) / unit * unit;
+    let len = (facts.size - u64::from(facts.tail)).min(LOOKED_AT);
     let bytes = match usize::try_from(len).ok()? {
         0 => Vec::new(),
         len => device.read(0, len).await.ok()?.bytes().to_vec(),

@@ -92,7 +92,7 @@ impl Engine {
     ) -> Result<Engine> {
         let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
-        let selection = checked_selection(&sides, options)?;
+        let selection = checked_selection(&sides, options).await?;
         let options = as_begun(options).await;
         let retries = Retries::new(&options, progress);
         let parts = parts(&sides, &options, pool, &retries, progress);
@@ -467,7 +467,7 @@ async fn as_begun(options: &Options) -> Options {
 }
 
 /// What the options select of the source, if the devices fit it and one another.
-fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
+async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
     if options.discard_source {
@@ -478,8 +478,8 @@ fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
         }
     }
     let selection = sides.selection(options)?;
-    check_source(selection.bounds().1, &from)?;
-    check_target(selection.bounds().1, &to)?;
+    check_source(selection.bounds().1, sides.source.device()).await?;
+    check_target(selection.bounds().1, sides.target.device()).await?;
     Ok(selection)
 }
 

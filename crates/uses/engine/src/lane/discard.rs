@@ -76,7 +76,7 @@ fn join(ranges: &mut Vec<Range>) {
 fn whole_blocks((start, end): Range, facts: &Facts) -> Option<Range> {
     let block = facts.block.preferred.min(GRAIN_MAX).max(facts.block.minimum).max(1);
     let block = u64::from(block);
-    let reached = facts.size - u64::from(facts.unreachable);
+    let reached = facts.size - u64::from(facts.tail);
     let start = start.checked_next_multiple_of(block)?;
     let end = if end >= reached { reached } else { end - end % block };
     (start < end).then_some((start, end))
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(whole_blocks((0, 9000), &facts), Some((0, 8192)));
         assert_eq!(whole_blocks((1, 8191), &facts), None);
         assert_eq!(whole_blocks((20000, 30000), &facts), Some((20480, 30000)));
-        facts.unreachable = 304;
+        facts.tail = 304;
         assert_eq!(whole_blocks((20000, 30000), &facts), Some((20480, 29696)));
         let mut facts = Facts::new("disk", 1 << 20);
         facts.block.minimum = 65536;

@@ -32,7 +32,7 @@ pub async fn copy_from_pipe(
     let started = blockhaul_io::now();
     let device = target.device();
     let facts = device.facts();
-    crate::resolved::check_target(0, &facts)?;
+    crate::resolved::check_target(0, device).await?;
     let resolved = Resolved::new(options, device, device, pool);
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Facts, Kind};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Pending, Request};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::Options;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 
@@ -32,21 +33,56 @@ fn with_tail(size: usize, minimum: u32, byte: u8) -> Arc<ModelDevice> {
     ModelDevice::new(model, Completion::Immediate)
 }
 
+/// A device that refuses requests for a part of a block, at the end, too.
+struct WholeBlocks(Arc<ModelDevice>);
+
+impl Device for WholeBlocks {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.len.is_multiple_of(self.facts().block.minimum.into()) {
+            self.0.submit(request)
+        } else {
+            Error::new(Kind::Invalid, "a part of a block").into()
+        }
+    }
+}
+
+fn strict(device: Arc<ModelDevice>) -> Stack {
+    Stack::over(Arc::new(WholeBlocks(device)))
+}
+
 #[test]
-fn tails_that_no_request_reaches_are_refused_before_anything_is_written() {
+fn tails_are_copied_by_one_shorter_request() {
+    on_worker(|| async {
+        for minimum in [512, 4096, 65536] {
+            let size = 4 * minimum as usize + 200;
+            let [source, target] = [1, 2].map(|byte| with_tail(size, minimum, byte));
+            let options = Options::default();
+            run(&stack(source), &stack(target.clone()), &options).await.unwrap();
+            assert!(target.bytes().iter().all(|&byte| byte == 1), "{minimum}");
+        }
+    });
+}
+
+#[test]
+fn tails_that_a_device_refuses_are_refused_before_anything_is_written() {
     on_worker(|| async {
         for minimum in [512, 4096, 65536] {
             let whole = 4 * minimum as usize;
             let size = whole + 200;
             let options = Options::default();
             let ends = [
-                (source_of(&vec![1; size], true), with_tail(size, minimum, 2), "written"),
-                (with_tail(size, minimum, 1), dirty(size + 4096), "read"),
+                (stack(source_of(&vec![1; size], true)), with_tail(size, minimum, 2), "written"),
+                (strict(with_tail(size, minimum, 1)), dirty(size + 4096), "read"),
             ];
             for (source, target, done) in ends {
                 let before = target.bytes();
-                let error =
-                    run(&stack(source), &stack(target.clone()), &options).await.unwrap_err();
+                let to =
+                    if done == "written" { strict(target.clone()) } else { stack(target.clone()) };
+                let error = run(&source, &to, &options).await.unwrap_err();
                 assert_eq!(error.kind(), Kind::Invalid);
                 let said = error.to_string();
                 assert!(said.contains(&format!("the last 200 of {size}")), "{said}");
@@ -57,14 +93,14 @@ fn tails_that_no_request_reaches_are_refused_before_anything_is_written() {
             for len in [whole, whole - 100] {
                 let target = with_tail(size, minimum, 2);
                 let source = source_of(&vec![1; len], true);
-                run(&stack(source), &stack(target.clone()), &options).await.unwrap();
+                run(&stack(source), &strict(target.clone()), &options).await.unwrap();
                 let copied = target.bytes();
                 assert!(copied[..len].iter().all(|&byte| byte == 1), "{minimum} {len}");
                 assert!(copied[len..].iter().all(|&byte| byte == 2), "{minimum} {len}");
             }
             let part = Options { ranges: Some(vec![(0, whole as u64)].into()), ..options };
             let target = dirty(size);
-            run(&stack(with_tail(size, minimum, 1)), &stack(target.clone()), &part).await.unwrap();
+            run(&strict(with_tail(size, minimum, 1)), &stack(target.clone()), &part).await.unwrap();
             assert!(target.bytes()[..whole].iter().all(|&byte| byte == 1), "{minimum}");
         }
     });
