@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::rust_files::rust_files;
 use crate::{Outcome, circles, links, protocol, run, simulate};
@@ -66,6 +67,14 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/programs/python/src/polling.rs", "a thread that lets a worker have a connection"),
 ];
 
+/// The whole workspace, with the simulated driver.
+const ALL: &[&str] = &["--workspace", simulate::FEATURE];
+/// The program without its features, and what it uses, without the simulated driver.
+const LEAST: &[&str] = &["-p", "blockhaul", "-p", "blockhaul-io", "--no-default-features"];
+
+/// The arguments `-D warnings` as cargo clippy passes them to the compiler.
+const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
+
 /// The word to search for, written so that this file does not contain it.
 const WORD: &str = concat!("un", "safe");
 
@@ -75,14 +84,12 @@ pub fn main(args: &[String]) -> Outcome {
     circles::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
-    let mut clippy = run::cargo("clippy");
     // With the simulated driver, so that its code is compiled; the program is built without it below.
-    clippy.args(["--workspace", "--all-targets", simulate::FEATURE]);
-    run::show(clippy.args(["--", "-D", "warnings"]))?;
-    let mut least = run::cargo("clippy");
-    run::show(least.args(["-p", "blockhaul", "--no-default-features", "--", "-D", "warnings"]))?;
-    let mut doc = run::cargo("doc");
-    run::show(doc.args(["--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))?;
+    for (selected, targets) in [(ALL, &["--all-targets"][..]), (LEAST, &[])] {
+        let mut clippy = run::cargo("clippy");
+        run::show(clippy.args(selected).args(targets).args(["--", "-D", "warnings"]))?;
+        run::show(documentation()?.args(selected))?;
+    }
     check_links()?;
     check_dependencies()?;
     let found = clocks(&run::workspace())?;
@@ -98,6 +105,19 @@ pub fn main(args: &[String]) -> Outcome {
         return Ok(());
     }
     Err(format!("{WORD} code outside {}:\n  {}", UNSAFE_HOMES.join(" and "), found.join("\n  ")))
+}
+
+/// Cargo, which builds documentation. It runs the compiler as cargo clippy does: then it uses what that has
+/// checked, and checks nothing again.
+fn documentation() -> Result<Command, String> {
+    let mut doc = run::cargo("doc");
+    doc.arg("--no-deps").env("RUSTDOCFLAGS", "-D warnings");
+    let system = run::quiet(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let driver = Path::new(system.trim()).join("bin/clippy-driver");
+    if driver.is_file() {
+        doc.env("RUSTC_WORKSPACE_WRAPPER", driver).env("CLIPPY_ARGS", CLIPPY_ARGS);
+    }
+    Ok(doc)
 }
 
 fn check_links() -> Outcome {

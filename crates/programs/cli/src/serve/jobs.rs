@@ -808,7 +808,7 @@ impl Job {
         Some((end.result.as_ref().err().map(ToString::to_string), end.cancelled))
     }
 
-    /// A request of it has failed. With [`Action::Stop`] it pauses.
+    /// A request of it has failed. With `Action::Stop` it pauses.
     pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
         self.tell(&Happened::Error { is_read, action, text: error.to_string() });
         if action == Action::Stop {
