@@ -13,8 +13,9 @@ use blockhaul_block::{Error, Kind, Result};
 ///
 /// A single storage is served unchanged: its exports have the names that it gives them.
 ///
-/// Storages can be added and removed at any time. A client sees those that exist when it connects.
-pub struct Several(RwLock<Arc<[Arc<Named>]>>);
+/// Storages can be added and removed at any time. A client sees those that exist when it connects,
+/// until they are removed: it keeps nothing open that it has not opened.
+pub struct Several(RwLock<Arc<[Arc<Storage>]>>);
 
 /// A named storage.
 pub struct Named {
@@ -26,6 +27,36 @@ pub struct Named {
     pub exports: Arc<dyn Exports>,
     /// It is one device, without exports of its own.
     pub single: bool,
+}
+
+/// One of several storages.
+struct Storage {
+    name: String,
+    description: String,
+    single: bool,
+    /// None: it was removed. Clients that connected before may know it for as long as they stay.
+    exports: RwLock<Option<Arc<dyn Exports>>>,
+}
+
+impl Storage {
+    fn new(named: Named) -> Storage {
+        let Named { name, description, exports, single } = named;
+        Storage { name, description, single, exports: RwLock::new(Some(exports)) }
+    }
+
+    fn exports(&self) -> Option<Arc<dyn Exports>> {
+        self.exports.read().expect("no panic under this lock").clone()
+    }
+
+    fn is_there(&self) -> bool {
+        self.exports.read().expect("no panic under this lock").is_some()
+    }
+
+    fn remove(&self) {
+        let exports = self.exports.write().expect("no panic under this lock").take();
+        // Not under the lock: it may take long.
+        drop(exports);
+    }
 }
 
 impl Several {
@@ -51,7 +82,7 @@ impl Several {
             let text = format!("two exports have the name {:?}: choose another", storage.name);
             return Err(Error::new(Kind::Usage, text));
         }
-        *all = all.iter().cloned().chain([Arc::new(storage)]).collect();
+        *all = all.iter().cloned().chain([Arc::new(Storage::new(storage))]).collect();
         Ok(())
     }
 
@@ -59,12 +90,13 @@ impl Several {
     /// find it any more. `false` if there is none.
     pub fn remove(&self, name: &str) -> bool {
         let mut all = self.0.write().expect("no panic under this lock");
-        let before = all.len();
+        let found = all.iter().find(|one| one.name == name).cloned();
         *all = all.iter().filter(|one| one.name != name).cloned().collect();
-        all.len() < before
+        drop(all);
+        found.inspect(|storage| storage.remove()).is_some()
     }
 
-    fn storages(&self) -> Arc<[Arc<Named>]> {
+    fn storages(&self) -> Arc<[Arc<Storage>]> {
         self.0.read().expect("no panic under this lock").clone()
     }
 }
@@ -72,8 +104,10 @@ impl Several {
 impl Exports for Several {
     fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
         let storages = self.storages();
-        if let [only] = &*storages {
-            return only.exports.admit(client);
+        if let [only] = &*storages
+            && let Some(exports) = only.exports()
+        {
+            return exports.admit(client);
         }
         let visit = SeveralVisit(Arc::new(Inside { storages, client, visits: Mutex::default() }));
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
@@ -83,23 +117,24 @@ impl Exports for Several {
 struct SeveralVisit(Arc<Inside>);
 
 struct Inside {
-    storages: Arc<[Arc<Named>]>,
+    storages: Arc<[Arc<Storage>]>,
     client: Client,
-    /// Visits to the storages that the client has used so far, by index.
+    /// Visits to the storages that the client uses, by index: to those that it has listed, until it
+    /// opens an export; then to the storage of that one.
     visits: Mutex<BTreeMap<usize, Arc<dyn Visit>>>,
 }
 
 impl Inside {
     /// The storage of this name, and the name of the export in it.
     fn find<'name>(&self, name: &'name str) -> Option<(usize, &'name str)> {
-        let named = |wanted: &str| self.storages.iter().position(|one| one.name == wanted);
-        if let Some(index) = named(name) {
+        let all = || self.storages.iter().enumerate().filter(|(_, one)| one.is_there());
+        if let Some((index, _)) = all().find(|(_, one)| one.name == name) {
             return Some((index, ""));
         }
         if name.is_empty() {
-            return (!self.storages.is_empty()).then_some((0, ""));
+            return all().next().map(|(index, _)| (index, ""));
         }
-        let behind = self.storages.iter().enumerate().filter(|(_, one)| !one.single);
+        let behind = all().filter(|(_, one)| !one.single);
         let behind = behind.filter_map(|(index, one)| {
             if one.name.is_empty() {
                 Some((index, name))
@@ -111,21 +146,33 @@ impl Inside {
         behind.min_by_key(|(_, below)| below.len())
     }
 
-    /// The client's visit to a storage, which admits the client on first use.
-    async fn visit(&self, index: usize) -> Result<Arc<dyn Visit>> {
+    /// The client's visit to a storage, which admits the client on first use. None: the storage was
+    /// removed.
+    async fn visit(&self, index: usize) -> Result<Option<Arc<dyn Visit>>> {
+        let Some(exports) = self.storages[index].exports() else { return Ok(None) };
         let known = self.visits.lock().expect("no panic under this lock").get(&index).cloned();
-        if let Some(visit) = known {
-            return Ok(visit);
+        if known.is_some() {
+            return Ok(known);
         }
-        let admitted = self.storages[index].exports.admit(self.client.clone()).await?;
+        let admitted = exports.admit(self.client.clone()).await?;
         let mut visits = self.visits.lock().expect("no panic under this lock");
-        Ok(visits.entry(index).or_insert(admitted).clone())
+        Ok(Some(visits.entry(index).or_insert(admitted).clone()))
+    }
+
+    /// Ends the visits to other storages: they would keep open what is removed later.
+    fn leave_others(&self, index: usize) {
+        let mut visits = self.visits.lock().expect("no panic under this lock");
+        let kept = visits.remove(&index).map(|visit| (index, visit));
+        let others = std::mem::replace(&mut *visits, kept.into_iter().collect());
+        drop(visits);
+        drop(others);
     }
 
     async fn open(&self, name: &str, tls: bool) -> Result<Option<Export>> {
         let Some((index, below)) = self.find(name) else { return Ok(None) };
-        let opened = self.visit(index).await?.open(below, tls).await?;
-        let Some(mut export) = opened else { return Ok(None) };
+        let Some(visit) = self.visit(index).await? else { return Ok(None) };
+        let Some(mut export) = visit.open(below, tls).await? else { return Ok(None) };
+        self.leave_others(index);
         let one = &self.storages[index];
         export.name = match (one.name.as_str(), below) {
             // Its default export.
@@ -142,7 +189,8 @@ impl Inside {
         let mut all = Vec::new();
         for (index, one) in self.storages.iter().enumerate() {
             let below = match self.visit(index).await {
-                Ok(visit) => visit.list(tls).await?,
+                Ok(Some(visit)) => visit.list(tls).await?,
+                Ok(None) => continue,
                 // Skip a storage that rejects this client.
                 Err(error) => {
                     log::debug!(
@@ -195,14 +243,35 @@ impl Visit for SeveralVisit {
 mod tests {
     use super::*;
 
+    struct Nothing;
+
+    impl blockhaul_block::Device for Nothing {
+        fn facts(&self) -> Arc<blockhaul_block::Facts> {
+            Arc::new(blockhaul_block::Facts::new("nothing", 512))
+        }
+
+        fn submit(&self, _request: blockhaul_block::Request) -> blockhaul_block::Pending {
+            Error::new(Kind::Unsupported, "nothing is done here").into()
+        }
+    }
+
+    /// The result of work that has nothing to wait for.
+    fn at_once<T>(work: impl Future<Output = T>) -> T {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::pin!(work).poll(&mut context) {
+            std::task::Poll::Ready(done) => done,
+            std::task::Poll::Pending => panic!("nothing has to be awaited here"),
+        }
+    }
+
     fn inside(names: &[(&str, bool)]) -> Inside {
         let storages = names.iter().map(|&(name, single)| {
-            Arc::new(Named {
+            Arc::new(Storage::new(Named {
                 name: name.to_string(),
                 description: String::new(),
                 exports: Arc::new(Several::new(Vec::new()).unwrap()),
                 single,
-            })
+            }))
         });
         let storages = storages.collect();
         Inside { storages, client: Client::default(), visits: Mutex::default() }
@@ -232,33 +301,15 @@ mod tests {
 
     #[test]
     fn an_open_export_has_its_own_name_and_that_of_its_storage() {
-        struct Nothing;
-
-        impl blockhaul_block::Device for Nothing {
-            fn facts(&self) -> Arc<blockhaul_block::Facts> {
-                Arc::new(blockhaul_block::Facts::new("nothing", 512))
-            }
-
-            fn submit(&self, _request: blockhaul_block::Request) -> blockhaul_block::Pending {
-                Error::new(Kind::Unsupported, "nothing is done here").into()
-            }
-        }
-
         let named = |name: &str, single: bool| Named {
             name: name.to_string(),
             description: "text".to_string(),
             exports: crate::Shared::under_any_name("", "", Arc::new(Nothing)),
             single,
         };
-        let storages = [named("a", true), named("d", false)].map(Arc::new).into();
+        let storages = [named("a", true), named("d", false)].map(Storage::new).map(Arc::new).into();
         let all = Inside { storages, client: Client::default(), visits: Mutex::default() };
-        let open = |name: &str| {
-            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-            match std::pin::pin!(all.open(name, false)).poll(&mut context) {
-                std::task::Poll::Ready(opened) => opened.unwrap(),
-                std::task::Poll::Pending => panic!("nothing has to be awaited here"),
-            }
-        };
+        let open = |name: &str| at_once(all.open(name, false)).unwrap();
         for (asked, name, description) in [
             ("", "a", Some("text")),
             ("a", "a", Some("text")),
@@ -288,5 +339,34 @@ mod tests {
         assert!(several.add(named("b")).is_err());
         assert!(several.remove("a") && !several.remove("a"));
         assert_eq!((before.len(), several.storages()[0].name.as_str()), (1, "b"));
+    }
+    #[test]
+    fn a_removed_storage_is_released_while_clients_use_others() {
+        let devices = [(); 3].map(|()| Arc::new(Nothing) as Arc<dyn blockhaul_block::Device>);
+        let named = |name: &str, device: &Arc<dyn blockhaul_block::Device>| Named {
+            name: name.to_string(),
+            description: String::new(),
+            exports: crate::Shared::new(name, "", device.clone()),
+            single: true,
+        };
+        let all =
+            ["a", "b", "c"].into_iter().zip(&devices).map(|(name, device)| named(name, device));
+        let several = Several::new(all.collect()).unwrap();
+        let used = |device: &Arc<dyn blockhaul_block::Device>| Arc::strong_count(device) - 1;
+        let client = at_once(several.admit(Client::default())).unwrap();
+        assert_eq!(at_once(client.list(false)).unwrap().len(), 3);
+        let open = |name: &str| at_once(client.open(name, false)).unwrap();
+        let export = open("b").unwrap();
+        assert!(several.remove("a"));
+        assert_eq!(used(&devices[0]), 0);
+        assert!(open("a").is_none() && open("").is_some_and(|export| export.name == "b"));
+        assert_eq!(at_once(client.list(false)).unwrap().len(), 2);
+        // The client keeps what it has opened.
+        assert!(several.remove("b"));
+        assert!(open("b").is_none());
+        assert!(used(&devices[1]) > 0);
+        drop(export);
+        assert!(open("c").is_some());
+        assert_eq!(used(&devices[1]), 0);
     }
 }

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_wire::magic;
 
 use crate::qmp::Qmp;
 use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
@@ -206,7 +208,12 @@ fn an_added_export_obeys_and_a_removed_one_lets_go() {
     let raw = storage.path("x.raw");
     let image = storage.image("x");
     let named = [export("a", &raw), export("i", &image)];
-    let _server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
+    let server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
+    // A client of another export has seen all of them.
+    let mut client = Conversation::connect(server.socket()).unwrap();
+    client.hello(3).unwrap();
+    assert_eq!(client.option(magic::OPT_LIST, &[]).unwrap().len(), 3);
+    client.go("a").unwrap();
     for device in [&raw, &image] {
         let outcome = storage.ctl(&["export-add", &export("b", device)]);
         assert_refused_by_ctl(outcome, &["export \"b\""]);
@@ -216,6 +223,7 @@ fn an_added_export_obeys_and_a_removed_one_lets_go() {
     assert_allowed(storage.ctl(&["export-add", "-r", &export("b", &raw)]));
     assert_allowed(storage.ctl(&["export-remove", "i"]));
     assert_allowed(storage.ctl(&["export-add", &export("j", &image)]));
+    assert_eq!(client.read(0, 4).unwrap(), [0x11; 4]);
 }
 
 #[test]
