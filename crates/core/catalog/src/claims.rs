@@ -267,7 +267,8 @@ fn refusal(held: &ClaimRequest, new: &ClaimRequest) -> Error {
     let remedy = match (held.usage, new.usage) {
         (_, ClaimUse::CopyTarget) => "choose another target, or close it there first",
         (ClaimUse::Write, ClaimUse::Write) => {
-            "open it once, or use file:PATH?lock=off for both if both may write to it at a time"
+            "open it once, open one of them read-only, or use file:PATH?lock=off for both if both may write to \
+             it at a time"
         }
         (_, use_) if use_.writes() => "open it once: all clients of one export share its disk",
         _ => "close it there first, or read it through that one",

@@ -166,7 +166,7 @@ impl WantedDisks {
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &name, &error);
             match error.kind() {
-                Kind::ReadOnly | Kind::Refused | Kind::InUse if one.intent.write => {
+                Kind::ReadOnly | Kind::Refused if one.intent.write => {
                     failure.and(", or mount it without --writable")
                 }
                 _ => failure,

@@ -338,7 +338,7 @@ impl WantedExports {
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &one.spec.to_string(), &error);
             match (error.kind(), intent.write) {
-                (Kind::ReadOnly | Kind::Refused | Kind::InUse, true) => {
+                (Kind::ReadOnly | Kind::Refused, true) => {
                     Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
                 }
                 _ => failure,
