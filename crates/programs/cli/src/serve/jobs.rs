@@ -10,7 +10,7 @@ use blockhaul_block::{Device, Error};
 use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
 use blockhaul_io::{FifoLock, Notify, Pool};
-use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot};
+use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
 use serde_json::{Value, json};
 
 use super::compressed::Compressed;
@@ -140,12 +140,52 @@ pub struct Settings {
 
 /// What a job does.
 enum Work {
-    /// Copies this point in time, if the disk is in use.
-    Backup(Option<Snapshot>),
+    /// Copies a point in time, or a disk that does not change.
+    Backup(Moment),
     /// Copies the disk, and what is written to it meanwhile.
     Mirror(Arc<Mirror>),
     /// Nothing: a job of an earlier server.
     Interrupted,
+}
+
+/// The point in time of a backup; none: the disk does not change. It ends with the job, which is
+/// remembered: the disk is not kept open.
+#[derive(Default)]
+struct Moment {
+    snapshot: Mutex<Option<Snapshot>>,
+    last: OnceLock<Stats>,
+}
+
+impl Moment {
+    fn of(snapshot: Option<Snapshot>) -> Moment {
+        Moment { snapshot: Mutex::new(snapshot), last: OnceLock::new() }
+    }
+
+    fn is_lost(&self) -> bool {
+        self.snapshot().as_ref().is_some_and(Snapshot::is_lost)
+    }
+
+    /// The figures of now, or of its end.
+    fn stats(&self) -> Stats {
+        let now = self.snapshot().as_ref().map(Snapshot::stats);
+        now.or_else(|| self.last.get().cloned()).unwrap_or_default()
+    }
+
+    /// The job has ended.
+    fn end(&self) {
+        let mut snapshot = self.snapshot();
+        if let Some(snapshot) = &*snapshot {
+            let _ = self.last.set(snapshot.stats());
+        }
+        let ended = snapshot.take();
+        drop(snapshot);
+        // Not under the lock: its files are closed.
+        drop(ended);
+    }
+
+    fn snapshot(&self) -> MutexGuard<'_, Option<Snapshot>> {
+        self.snapshot.lock().expect("no panic under this lock")
+    }
 }
 
 /// How a job has ended.
@@ -280,7 +320,7 @@ impl Jobs {
             if resumes.is_some_and(|kept| kept.has_target()) {
                 copy.keep_target();
             }
-            let work = Work::Backup(snapshot.clone());
+            let work = Work::Backup(Moment::of(snapshot.clone()));
             let start = Start { export: &export, target: &target, work, settings, errors, kept };
             let job = self.begin(start, &mut copy);
             begun.push(Disk { export, snapshot, taken, job });
@@ -709,6 +749,9 @@ impl Job {
         // A request to cancel may come too late.
         let cancelled = cancelled && !is_complete;
         let _ = self.ended.set(End { after, result, cancelled });
+        if let Work::Backup(moment) = &self.work {
+            moment.end();
+        }
         if is_complete {
             self.enter(Status::Waiting);
             self.enter(Status::Pending);
@@ -818,7 +861,7 @@ impl Job {
 
     /// Whether what it reads is lost for good: to repeat a request makes no sense.
     pub fn has_lost_its_source(&self) -> bool {
-        matches!(&self.work, Work::Backup(Some(snapshot)) if snapshot.is_lost())
+        matches!(&self.work, Work::Backup(moment) if moment.is_lost())
     }
 
     /// A mirror could complete.
@@ -1065,8 +1108,8 @@ impl Job {
                 self.kept.as_ref().map(|kept| kept.described()).unwrap_or_default()
             }
             Work::Mirror(mirror) => mirror.described(),
-            Work::Backup(snapshot) => {
-                let stats = snapshot.as_ref().map(Snapshot::stats).unwrap_or_default();
+            Work::Backup(moment) => {
+                let stats = moment.stats();
                 json!({
                     "released": self.progress.discarded().0,
                     "saved": stats.saved,

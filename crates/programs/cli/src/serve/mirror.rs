@@ -9,7 +9,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,8 @@ pub const WITHIN: Duration = Duration::from_secs(1);
 /// A mirror job, as its task and the control socket see it.
 pub struct Mirror {
     table: Arc<Table>,
-    export: Arc<Running>,
+    /// It may be removed meanwhile, and closed: also while the ended job is remembered.
+    export: Weak<Running>,
     target: String,
     /// Size of the export in bytes.
     size: u64,
@@ -233,7 +234,7 @@ impl Mirror {
         }
         let mirror = Mirror {
             table: table.clone(),
-            export: export.clone(),
+            export: Arc::downgrade(export),
             target,
             size: facts.size,
             changes,
@@ -493,20 +494,21 @@ impl Mirror {
         }
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
-        let (shared, stack) = self.table.changeable(&self.export).map_err(refused)?;
+        let Some(export) = self.export.upgrade() else { return Err(no_export()) };
+        let (shared, stack) = self.table.changeable(&export).map_err(refused)?;
         let next = if ending.switch { clients.stack.clone() } else { stack };
-        self.stop_marking();
-        let new = match self.table.top(&self.export, &next).await {
+        self.stop_marking(&export);
+        let new = match self.table.top(&export, &next).await {
             Ok(new) => new,
             Err(failure) => {
-                self.go_on_marking();
+                self.go_on_marking(&export);
                 return Err(refused(failure));
             }
         };
         let started = blockhaul_io::now();
         let also = clients.stack.device();
         let last = async || {
-            if ending.switch && !self.export.served {
+            if ending.switch && !export.served {
                 // Its first clients may have come since the beginning.
                 self.check_fits(also)?;
             }
@@ -522,13 +524,13 @@ impl Mirror {
                 let shown =
                     format!(", and show its first {} bytes only (see --layer offset)", self.size);
                 let keeps_size = if clients.layers.is_empty() { "" } else { &shown };
-                log::info!(export = self.export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device{keeps_size}", self.export.name, self.target);
-                let mut layers = self.export.layers.lock().expect("no panic under this lock");
+                log::info!(export = export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device{keeps_size}", export.name, self.target);
+                let mut layers = export.layers.lock().expect("no panic under this lock");
                 // Gates stay.
                 layers.retain(|one| one.layer().is_none());
                 layers.extend(clients.layers.iter().cloned());
-                let mut stack = self.export.stack.lock().expect("no panic under this lock");
-                let mut storage = self.export.storage.lock().expect("no panic under this lock");
+                let mut stack = export.stack.lock().expect("no panic under this lock");
+                let mut storage = export.storage.lock().expect("no panic under this lock");
                 let before = std::mem::replace(&mut *storage, self.target.clone());
                 let former = stack.replace(next).map(|stack| (stack, before));
                 state.former = former.filter(|_| self.is_to_node);
@@ -536,22 +538,23 @@ impl Mirror {
             return Ok(true);
         };
         // The layers that mark are still there.
-        self.go_on_marking();
+        self.go_on_marking(&export);
         if error.kind() != Kind::TimedOut {
             return Err(error);
         }
-        log::info!(export = self.export.name; "the mirror is not completed yet: {error}");
+        log::info!(export = export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
         Ok(false)
     }
 
     /// Refuses a device that clients could not move to. A disk of the monitor protocol may have none.
     fn check_fits(&self, target: &Arc<dyn Device>) -> Result<()> {
-        let Some(device) = self.export.device() else { return Ok(()) };
+        let Some(export) = self.export.upgrade() else { return Err(no_export()) };
+        let Some(device) = export.device() else { return Ok(()) };
         let from = device.facts();
         let to = target.facts();
-        let handles = self.export.shared.as_ref().map_or(0, |shared| shared.switch().handles());
-        let has_clients = self.export.served || handles > 0;
+        let handles = export.shared.as_ref().map_or(0, |shared| shared.switch().handles());
+        let has_clients = export.served || handles > 0;
         let what = too_small(&from, &to).or_else(|| missing(&from, &to).filter(|_| has_clients));
         what.map_or(Ok(()), |what| {
             let text = format!("clients of the export could not move to it: {what}");
@@ -560,17 +563,17 @@ impl Mirror {
     }
 
     /// The next device for clients marks nothing for this mirror.
-    fn stop_marking(&self) {
-        *self.export.mirrored() = None;
+    fn stop_marking(&self, export: &Running) {
+        *export.mirrored() = None;
         if let Some((_, map)) = &self.kept {
-            self.export.maps().retain(|other| !other.is_same(map));
+            export.maps().retain(|other| !other.is_same(map));
         }
     }
 
     /// It does, after all.
-    fn go_on_marking(&self) {
-        *self.export.mirrored() = Some(self.changes.clone());
-        self.export.maps().extend(self.kept.iter().map(|(_, map)| map.clone()));
+    fn go_on_marking(&self, export: &Running) {
+        *export.mirrored() = Some(self.changes.clone());
+        export.maps().extend(self.kept.iter().map(|(_, map)| map.clone()));
     }
 
     /// Clients are about to move: a later server must not copy the old device onto the new one again.
@@ -638,20 +641,23 @@ impl Mirror {
         {
             let kept = kept.clone();
             let _ = blockhaul_io::offload(move || kept.remove()).await;
-            self.table.forget_map(&self.export, map).await;
+            if let Some(export) = self.export.upgrade() {
+                self.table.forget_map(&export, map).await;
+            }
         }
         let _change = self.table.change().await;
         if let Some(taken) = &self.taken {
             if is_complete { taken.settle() } else { taken.give_back() }
         }
         let mine = |changes: &Changes| changes.is_same(&self.changes);
-        if !self.export.mirrored().as_ref().is_some_and(mine) {
+        let Some(export) = self.export.upgrade() else { return };
+        if !export.mirrored().as_ref().is_some_and(mine) {
             return;
         }
-        *self.export.mirrored() = None;
-        let Ok((shared, stack)) = self.table.changeable(&self.export) else { return };
+        *export.mirrored() = None;
+        let Ok((shared, stack)) = self.table.changeable(&export) else { return };
         // It stays in the path of the requests, and costs little.
-        if let Err(failure) = self.table.retop(&self.export, shared, &stack, Barrier::None).await {
+        if let Err(failure) = self.table.retop(&export, shared, &stack, Barrier::None).await {
             log::debug!("the layer of an ended mirror stays: {failure}");
         }
     }
@@ -754,8 +760,8 @@ impl Follower for Mirror {
     fn check(&self, target: &Stack) -> Result<()> {
         self.check_fits(target.device())?;
         let rest = target.device().facts().size.saturating_sub(self.size);
-        if rest > 0 {
-            let (export, target, size) = (&self.export.name, &self.target, self.size);
+        if let Some(export) = self.export.upgrade().filter(|_| rest > 0) {
+            let (export, target, size) = (&export.name, &self.target, self.size);
             log::warn!(export; "{target} is {rest} bytes larger than export {export:?}: clients of the export will see {size} bytes of it, and the rest is not changed");
         }
         Ok(())
@@ -768,6 +774,11 @@ impl Follower for Mirror {
     ) -> Pin<Box<dyn Future<Output = Result<Summary>>>> {
         Box::pin(async move { self.run(engine, target).await })
     }
+}
+
+/// The export of a mirror is not there any more.
+fn no_export() -> Error {
+    Error::new(Kind::Refused, "the export was removed")
 }
 
 /// Flushes what the engine has written, and what clients have.

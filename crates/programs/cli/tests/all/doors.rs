@@ -293,6 +293,36 @@ fn no_job_copies_onto_an_export_of_its_own_server_through_a_connection() {
 }
 
 #[test]
+fn a_job_that_has_ended_keeps_nothing_open() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let image = storage.image("x");
+    let [copy, moved, left] = ["copy.raw", "moved.raw", "left.raw"].map(|name| storage.path(name));
+    let named = [export("a", &raw), export("i", &image)];
+    let _server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
+    let ctl = |args: &[&str]| {
+        let (status, said) = storage.ctl(args);
+        assert_eq!(status, Some(0), "{args:?}: {said}");
+    };
+    for (name, device, job) in [("a", &raw, "2"), ("i", &image, "5")] {
+        ctl(&["backup", name, &copy, "--wait"]);
+        // Clients stay; the target is free.
+        ctl(&["mirror", name, &left, "--wait"]);
+        ctl(&["job-complete", job, "--stay", "--wait"]);
+        assert_allowed(storage.ctl(&["export-add", &export("t", &left)]));
+        assert_allowed(storage.ctl(&["export-remove", "t"]));
+        // Clients move; the old device is free, then the target.
+        ctl(&["mirror", name, &moved, "--wait"]);
+        let move_job = (job.parse::<u32>().unwrap() + 1).to_string();
+        ctl(&["job-complete", &move_job, "--wait"]);
+        assert_allowed(storage.ctl(&["export-add", &export(&format!("old {name}"), device)]));
+        assert_allowed(storage.ctl(&["export-remove", name]));
+        assert_allowed(storage.ctl(&["export-add", &export("new", &moved)]));
+        assert_allowed(storage.ctl(&["export-remove", "new"]));
+    }
+}
+
+#[test]
 fn two_mounted_names_do_not_write_one_storage() {
     let storage = Storage::new();
     let folder = storage.path("folder");
