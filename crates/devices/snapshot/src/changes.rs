@@ -30,14 +30,14 @@ struct Inner {
 }
 
 /// A range that is being copied: writes there that go to the other device, too, wait until it is
-/// dropped or [opened](Locked::open).
-pub struct Locked {
+/// dropped or [opened](CopyLock::open).
+pub struct CopyLock {
     changes: Arc<Inner>,
     range: (u64, u64),
     lock: Option<RangeLock>,
 }
 
-impl Locked {
+impl CopyLock {
     /// Ends the wait of writers before the range is copied: until then, writes there go to the disk
     /// only, and mark.
     pub fn open(&mut self) {
@@ -47,7 +47,7 @@ impl Locked {
     }
 }
 
-impl Drop for Locked {
+impl Drop for CopyLock {
     fn drop(&mut self) {
         if self.lock.is_none() {
             let mut opened = self.changes.opened();
@@ -114,11 +114,11 @@ impl Changes {
     }
 
     /// Waits for the writes in a range that go to the other device, too; those that begin later wait
-    /// until the lock is dropped or [opened](Locked::open).
-    pub async fn lock(&self, at: u64, len: u64) -> Locked {
+    /// until the lock is dropped or [opened](CopyLock::open).
+    pub async fn lock(&self, at: u64, len: u64) -> CopyLock {
         let range = (at, at.saturating_add(len));
         let lock = Some(self.0.locks.lock(range.0, range.1).await);
-        Locked { changes: self.0.clone(), range, lock }
+        CopyLock { changes: self.0.clone(), range, lock }
     }
 
     /// What has changed, as offset and length in bytes, in order. It counts as copied then.

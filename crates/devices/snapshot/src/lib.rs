@@ -29,7 +29,7 @@ use blockhaul_catalog::Layer;
 pub use crate::bitmap::{
     BITMAP_CONTEXT, BITMAPS_MAX, Bitmap, DIRTY, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
 };
-pub use crate::changes::{Changes, Locked};
+pub use crate::changes::{Changes, CopyLock};
 use crate::live::LiveLayer;
 use crate::point::Point;
 pub use crate::remaining::Remaining;

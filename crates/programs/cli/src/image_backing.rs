@@ -2,7 +2,7 @@
 
 use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::backing_change::{
-    BackingName, Changed, Rebase, Snapshots, commit, rebase,
+    BackingChange, BackingName, Rebase, Snapshots, commit, rebase,
 };
 
 use crate::args::{self, RebaseArgs};
@@ -29,7 +29,7 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
         let context = OpenContext::new(&registry).with_names(names);
         rebase(&context, &described, new.as_ref(), how, snapshots).await
     })?;
-    let Changed { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
+    let BackingChange { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
     if !args.names_only {
         out::print(format!("{written} bytes were written to the image\n").as_bytes())?;
     }
@@ -51,7 +51,7 @@ pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
         let context = OpenContext::new(&registry).with_names(names);
         commit(&context, &described, None, keep, snapshots).await
     })?;
-    let Changed { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
+    let BackingChange { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
     out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;
     Ok(0)
 }

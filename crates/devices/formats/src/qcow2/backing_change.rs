@@ -71,9 +71,9 @@ impl Snapshots {
     }
 }
 
-/// What [`rebase`] or [`commit`] has done.
+/// The result of [`rebase`] or [`commit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Changed {
+pub struct BackingChange {
     /// Bytes of the disk that were written.
     pub bytes: u64,
     /// Internal snapshots of the image, whose contents may be others now.
@@ -93,7 +93,7 @@ pub async fn rebase(
     new: Option<&BackingName>,
     how: Rebase,
     snapshots: Snapshots,
-) -> Result<Changed> {
+) -> Result<BackingChange> {
     let is_safe = how != Rebase::Unsafe;
     let Base { file, head, below } = open_base(context, description, CHANGE, |_| is_safe).await?;
     let file = file.device;
@@ -139,7 +139,7 @@ pub async fn rebase(
         storage::flush(&file).await
     };
     put.await.map_err(named)?;
-    Ok(Changed { bytes: written, snapshots })
+    Ok(BackingChange { bytes: written, snapshots })
 }
 
 /// The header with the new names.
@@ -297,7 +297,7 @@ pub async fn commit(
     base: Option<&BackingName>,
     keep: bool,
     snapshots: Snapshots,
-) -> Result<Changed> {
+) -> Result<BackingChange> {
     let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
@@ -329,7 +329,7 @@ pub async fn commit(
         let edit = Edit::open(&file, &head, None).await.map_err(named)?;
         edit.run(async |parts, _| parts.cut(0).await).await.map_err(named)?;
     }
-    Ok(Changed { bytes: written, snapshots })
+    Ok(BackingChange { bytes: written, snapshots })
 }
 
 /// The name of the backing file, and its format.

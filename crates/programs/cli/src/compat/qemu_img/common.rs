@@ -9,7 +9,9 @@ use blockhaul_block::{Device, DeviceExt as _, Error, Kind};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Changed, Rebase, Snapshots, rebase};
+use blockhaul_formats::qcow2::backing_change::{
+    BackingChange, BackingName, Rebase, Snapshots, rebase,
+};
 use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
 
 pub(super) use super::super::stand_in::failure;
@@ -184,9 +186,9 @@ pub(crate) fn give_backing(
 /// Warns of snapshots that have other contents. The original says nothing.
 pub(crate) fn changed(
     image: &Image,
-    result: blockhaul_block::Result<Changed>,
+    result: blockhaul_block::Result<BackingChange>,
 ) -> Result<(), Failure> {
-    let Changed { snapshots, .. } = result.map_err(|error| not_changed(image, &error))?;
+    let BackingChange { snapshots, .. } = result.map_err(|error| not_changed(image, &error))?;
     if snapshots > 0 {
         let shown = &image.shown;
         let text = format!(
