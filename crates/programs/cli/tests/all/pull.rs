@@ -172,6 +172,15 @@ fn every_point_is_the_disk_at_that_time() {
     let run = format!("'{OURS}' copy random:{SIZE} \"$uri\" && '{OURS}' info \"$uri\"");
     succeed(&["serve", "--layer", "cow", "-U", "-", &newest, "--run", &run]);
     machine.assert_restores(&all);
+    // No other export writes to a file of the store meanwhile.
+    let file = format!("b={}/000001.raw", machine.file("store"));
+    let point = ["--export", "a=[", &newest, "--readonly", "]"];
+    let file = ["--export", file.as_str()];
+    for exports in [[&point[..], &file].concat(), [&file[..], &point].concat()] {
+        let words = [&["serve", "-U", "-"], &exports[..], &["--run", "true"]].concat();
+        refused(&words, 3, &["export \"a\"", "export \"b\""]);
+    }
+    machine.assert_restores(&all);
 }
 
 #[test]
