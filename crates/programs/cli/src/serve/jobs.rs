@@ -19,7 +19,7 @@ use super::job_errors::{Action, Errors, OnError};
 use super::job_files::Kept;
 use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
-use super::running::Running;
+use super::running::{Running, Writing};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args;
 use crate::copy::job::{CopyJob, JobControl, Report};
@@ -96,6 +96,8 @@ pub struct Job {
     export: String,
     target: String,
     work: Work,
+    /// It writes to a disk of the server.
+    writing: Mutex<Option<Writing>>,
     progress: Arc<Progress>,
     control: JobControl,
     settings: Settings,
@@ -202,15 +204,24 @@ struct End {
 pub enum To {
     /// A target in the notation of `copy`.
     Spec(Spec),
-    /// An open device, which is neither created nor emptied, and its description.
-    Open(Spec, Stack),
+    /// The description of an open device, which is neither created nor emptied, and its disk, if it is
+    /// one of the server.
+    Open(Spec, Stack, Option<Arc<Running>>),
 }
 
 impl To {
     /// Its description.
     pub fn spec(&self) -> &Spec {
         match self {
-            To::Spec(spec) | To::Open(spec, _) => spec,
+            To::Spec(spec) | To::Open(spec, ..) => spec,
+        }
+    }
+
+    /// A disk of the server is its target from now on.
+    fn begin(&self) -> Result<Option<Writing>, Failure> {
+        match self {
+            To::Open(.., Some(running)) => running.begin_writing().map(Some),
+            _ => Ok(None),
         }
     }
 }
@@ -264,6 +275,7 @@ struct Disk {
 struct Start<'a> {
     export: &'a Running,
     target: &'a To,
+    writing: Option<Writing>,
     work: Work,
     settings: Settings,
     errors: Arc<Errors>,
@@ -302,11 +314,14 @@ impl Jobs {
     ) -> Result<Vec<Arc<Job>>, Failure> {
         let WantedJobs { disks, grouped, at_once } = wanted;
         let copies = copies(&disks, grouped)?;
+        let writing: Vec<_> =
+            disks.iter().map(|disk| disk.target.begin()).collect::<Result<_, _>>()?;
         let kept = self.kept_for(table, &disks, grouped).await?;
         let mut all = Jobs::begin_at_once(table, &disks, &kept, &at_once).await?.into_iter();
         let mut begun = Vec::new();
         let mut running = Vec::new();
-        for ((item, mut copy), kept) in disks.into_iter().zip(copies).zip(kept) {
+        let starts = disks.into_iter().zip(copies).zip(kept).zip(writing);
+        for (((item, mut copy), kept), writing) in starts {
             let Item { export, target, source, settings, resumes, .. } = item;
             let (device, snapshot, taken) = match source {
                 Source::Still(device, taken) => (device, None, taken),
@@ -321,7 +336,8 @@ impl Jobs {
                 copy.keep_target();
             }
             let work = Work::Backup(Moment::of(snapshot.clone()));
-            let start = Start { export: &export, target: &target, work, settings, errors, kept };
+            let start =
+                Start { export: &export, target: &target, writing, work, settings, errors, kept };
             let job = self.begin(start, &mut copy);
             begun.push(Disk { export, snapshot, taken, job });
             running.push(copy);
@@ -348,6 +364,7 @@ impl Jobs {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
         let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
+        let writing = wanted.target.begin()?;
         let kept = self.kept_for_mirror(table, &wanted).await?;
         let WantedMirror { export, target, within, first, copy_mode, settings, resumes, .. } =
             wanted;
@@ -370,7 +387,8 @@ impl Jobs {
         let (mirror, source) = begin_mirror(table, &export, beginning).await?;
         copy.follow(watched(&errors, source).await?, mirror.clone());
         let work = Work::Mirror(mirror.clone());
-        let start = Start { export: &export, target: &target, work, settings, errors, kept };
+        let start =
+            Start { export: &export, target: &target, writing, work, settings, errors, kept };
         let job = self.begin(start, &mut copy);
         let running = job.clone();
         let watched = job.clone();
@@ -395,11 +413,11 @@ impl Jobs {
 
     /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
     fn begin(&self, start: Start<'_>, copy: &mut CopyJob) -> Arc<Job> {
-        let Start { export, target, work, settings, errors, kept } = start;
+        let Start { export, target, writing, work, settings, errors, kept } = start;
         if let Some(kept) = &kept {
             copy.record(kept.clone());
         }
-        if let To::Open(_, stack) = target {
+        if let To::Open(_, stack, _) = target {
             copy.write_to(stack.clone());
         }
         if settings.compress {
@@ -417,6 +435,7 @@ impl Jobs {
             export: export.name.clone(),
             target: target.spec().to_string(),
             work,
+            writing: Mutex::new(writing),
             progress: copy.progress.clone(),
             control,
             speed: AtomicU64::new(settings.speed),
@@ -752,6 +771,7 @@ impl Job {
         if let Work::Backup(moment) = &self.work {
             moment.end();
         }
+        drop(self.writing.lock().expect("no panic under this lock").take());
         if is_complete {
             self.enter(Status::Waiting);
             self.enter(Status::Pending);
@@ -941,6 +961,7 @@ impl Job {
             export: kept.text("export"),
             target: kept.text("target"),
             work: Work::Interrupted,
+            writing: Mutex::default(),
             progress: Arc::default(),
             control: JobControl::default(),
             speed: AtomicU64::new(settings.speed),

@@ -296,9 +296,10 @@ fn target_of(table: &Table, kept: &Kept) -> Result<To, Failure> {
     let wanted = identity(&spec.to_string());
     let is_it = |one: &Arc<Running>| !one.served && identity(&one.storage()) == wanted;
     let node = table.running().into_iter().find(is_it);
-    let stack = node.and_then(|node| node.stack.lock().expect("no panic under this lock").clone());
+    let stack =
+        node.as_ref().and_then(|node| node.stack.lock().expect("no panic under this lock").clone());
     Ok(match stack {
-        Some(stack) => To::Open(spec, stack),
+        Some(stack) => To::Open(spec, stack, node),
         None => To::Spec(spec),
     })
 }

@@ -1,12 +1,13 @@
 //! An open export, for a server and for `ctl`.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
 use blockhaul_catalog::{Adjustable, Claim, Exports, Shared, Stack};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 
-use crate::exit::Failure;
+use crate::exit::{Failure, OPEN};
 
 /// An open export, for a server and for `ctl`.
 pub struct Running {
@@ -43,6 +44,8 @@ pub struct Running {
     pub maps: Mutex<Vec<Remaining>>,
     /// The claim on the addresses at which clients reach it.
     pub _address_claim: Option<Claim>,
+    /// A job writes to it, below its bitmaps and points in time.
+    pub written: Arc<AtomicBool>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }
@@ -140,8 +143,25 @@ impl Running {
         Ok(())
     }
 
-    /// Refuses a job for a disk that does not change.
+    /// Begins to write to it as the target of a job, until the result is dropped. Refuses a disk that is
+    /// the source or the target of a job, or has a point in time: it would not see what the job writes.
+    pub fn begin_writing(&self) -> Result<Writing, Failure> {
+        let is_read = !self.snapshots().is_empty() || self.mirrored().is_some();
+        if is_read || self.written.swap(true, Ordering::SeqCst) {
+            let name = &self.name;
+            let text = format!("a job or a point in time uses {name:?}: choose another target");
+            return Err(Failure::new(OPEN, text));
+        }
+        Ok(Writing(self.written.clone()))
+    }
+
+    /// Refuses a job or a point in time of a disk that does not change, or that a job writes.
     pub fn check_writable(&self, facts: &Facts) -> Result<(), Failure> {
+        if self.written.load(Ordering::SeqCst) {
+            let name = &self.name;
+            let text = format!("{name:?} is the target of a job: wait until the job has ended");
+            return Err(Failure::new(OPEN, text));
+        }
         if facts.can.contains(Can::WRITE) {
             return Ok(());
         }
@@ -174,6 +194,15 @@ impl Running {
     /// Its points in time, the first innermost.
     pub fn snapshots(&self) -> MutexGuard<'_, Vec<Snapshot>> {
         self.snapshots.lock().expect("no panic under this lock")
+    }
+}
+
+/// A job writes to a disk until this is dropped.
+pub struct Writing(Arc<AtomicBool>);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }
 

@@ -498,6 +498,7 @@ impl Table {
             mirrored: std::sync::Mutex::default(),
             maps: std::sync::Mutex::default(),
             _address_claim: None,
+            written: std::sync::Arc::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
         let gates = self.common_gates();

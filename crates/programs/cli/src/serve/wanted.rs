@@ -251,6 +251,7 @@ impl WantedExports {
             mirrored: Mutex::default(),
             maps: Mutex::default(),
             _address_claim: self.claim_addresses(&registry, kind, one)?,
+            written: Arc::default(),
             snapshot_of: None,
         };
         let exports = match self.storage_exports(&registry, one, &layers).await? {

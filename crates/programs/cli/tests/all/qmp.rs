@@ -95,6 +95,17 @@ impl Qmp {
         text.unwrap_or_else(|| panic!("{command} {arguments}: {answer}")).to_string()
     }
 
+    /// The events that came with answers.
+    pub fn take_events(&mut self) -> Vec<Value> {
+        self.events.drain(..).collect()
+    }
+
+    /// Whether the server ends the connection.
+    pub fn ends(&mut self) -> bool {
+        while self.line().is_some() {}
+        true
+    }
+
     /// The events up to one that `is_it`, in short.
     #[track_caller]
     fn until(&mut self, is_it: impl Fn(&Value) -> bool) -> Vec<String> {
@@ -367,6 +378,59 @@ fn jobs_accept_what_their_state_allows() {
     served.assert_same("a", "t");
     qmp.succeeds("job-dismiss", json!({ "id": "b" }));
     assert_eq!(qmp.fails("job-dismiss", json!({ "id": "b" })), "Job not found");
+}
+
+/// A job writes to its target below the bitmaps and points in time of that disk.
+#[test]
+fn the_target_of_a_job_is_no_source_and_no_export_and_its_bitmaps_show_everything() {
+    let control = Scratch::new().unwrap();
+    let control = control.socket("ctl");
+    let control = control.to_str().unwrap();
+    let served = Served::new(&["--control", control]);
+    let mut qmp = served.connect();
+    for node in ["t", "u", "v"] {
+        served.target(&mut qmp, node);
+    }
+    qmp.succeeds("block-dirty-bitmap-add", json!({ "node": "t", "name": "m" }));
+    let job = |id: &str, device: &str, target: &str| json!({ "job-id": id, "device": device, "target": target, "sync": "full" });
+    let mut slow = job("j", "a", "t");
+    slow["speed"] = json!(65536);
+    qmp.succeeds("blockdev-mirror", slow);
+    let export = json!({ "type": "nbd", "id": "e", "node-name": "t" });
+    let backup = json!({ "type": "blockdev-backup", "data": job("k", "t", "u") });
+    for (command, arguments) in [
+        ("blockdev-backup", job("k", "t", "u")),
+        ("blockdev-mirror", job("k", "t", "u")),
+        ("transaction", json!({ "actions": [backup] })),
+        ("block-export-add", export.clone()),
+    ] {
+        let busy = qmp.fails(command, arguments);
+        assert_eq!(busy, "Node 't' is busy: block device is in use by block job: mirror");
+    }
+    let to = served.file("to.raw");
+    for command in ["backup", "mirror"] {
+        let output = blockhaul(&["ctl", control, command, "t", to.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains("is the target of a job"), "{said}");
+    }
+    assert!(!to.exists());
+    // In one group, one after another.
+    let actions = [job("k", "a", "u"), job("l", "u", "v")]
+        .map(|data| json!({ "type": "blockdev-backup", "data": data }));
+    let busy = qmp.fails("transaction", json!({ "actions": actions }));
+    assert_eq!(busy, "Node 'u' is busy: block device is in use by block job: backup");
+    qmp.succeeds("job-cancel", json!({ "id": "j" }));
+    qmp.until_gone("j");
+    assert_eq!(qmp.dirty("t"), 32 << 20);
+    qmp.succeeds("block-export-add", export);
+    qmp.succeeds("blockdev-backup", job("k", "t", "u"));
+    qmp.until_gone("k");
+    served.assert_same("t", "u");
+    // What a point in time of it uses is no target.
+    let output = blockhaul(&["ctl", control, "snapshot-add", "v", "now"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let busy = qmp.fails("blockdev-backup", job("k", "a", "v"));
+    assert!(busy.contains("a job or a point in time uses \"v\""), "{busy}");
 }
 
 #[test]

@@ -463,7 +463,7 @@ fn fault(rng: &mut Rng, on: OpKind) -> Fault {
 
 fn to(target: &Arc<Disk>) -> To {
     let stack = Stack::over(Arc::new(Handle(target.clone())));
-    To::Open(Spec::parse("memory:1".as_ref()).unwrap(), stack)
+    To::Open(Spec::parse("memory:1".as_ref()).unwrap(), stack, None)
 }
 
 /// A table of exports with this disk.
@@ -492,6 +492,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
         mirrored: Mutex::default(),
         maps: Mutex::default(),
         _address_claim: None,
+        written: Arc::default(),
         snapshot_of: None,
     };
     let name = "a".to_string();

@@ -29,6 +29,12 @@ impl Error {
         Error { class: "DeviceNotActive", text: format!("Block job '{name}' not found") }
     }
 
+    /// A job of this kind uses a node.
+    pub fn busy(node: &str, kind: &str) -> Error {
+        let text = format!("Node '{node}' is busy: block device is in use by block job: {kind}");
+        Error::generic(text)
+    }
+
     /// There is no such device or node.
     pub fn no_node(name: &str) -> Error {
         Error::generic(format!("Cannot find device='{name}' nor node-name='{name}'"))

@@ -122,6 +122,7 @@ impl Monitor {
                 error
             }
         })?;
+        self.check_not_target(&self.disk_of(&found).await?)?;
         let shared = match &found {
             Found::Live(running) => {
                 if let Some(over) = self.node(node).filter(is_before_write) {

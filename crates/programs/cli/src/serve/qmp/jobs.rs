@@ -50,14 +50,7 @@ impl Monitor {
 
     /// Begins checked backups.
     pub(super) async fn begin(&self, wanted: WantedJobs, uses: Vec<Use>) -> Result<()> {
-        {
-            let mut state = self.state();
-            let jobs = &self.jobs;
-            state
-                .uses
-                .retain(|one| jobs.named(&one.job).is_some_and(|job| !job.status().is_over()));
-            state.uses.extend(uses.iter().cloned());
-        }
+        self.note_uses(&uses);
         let begun = self.jobs.backup(&self.table, wanted).await;
         if begun.is_err() {
             let ours = |one: &Use| uses.iter().any(|other| other.job == one.job);
@@ -65,6 +58,14 @@ impl Monitor {
         }
         begun?;
         Ok(())
+    }
+
+    /// Notes what jobs use that are about to begin, and forgets what those that have ended used.
+    fn note_uses(&self, uses: &[Use]) {
+        let mut state = self.state();
+        let jobs = &self.jobs;
+        state.uses.retain(|one| jobs.named(&one.job).is_some_and(|job| !job.status().is_over()));
+        state.uses.extend(uses.iter().cloned());
     }
 
     /// Checks the arguments of a backup. Nothing has begun.
@@ -163,11 +164,9 @@ impl Monitor {
             return Err(Error::generic("Source and target cannot be the same"));
         }
         if let Some(kind) = self.user(&target.name) {
-            return Err(Error::generic(format!(
-                "Node '{}' is busy: block device is in use by block job: {kind}",
-                target.name
-            )));
+            return Err(Error::busy(&target.name, kind));
         }
+        self.check_not_target(&self.disk_of(&source.found).await?)?;
         if !target.device.facts().can.contains(Can::WRITE) {
             return Err(Error::generic("Block node is read-only"));
         }
@@ -259,7 +258,7 @@ impl Monitor {
             resumes: None,
         };
         let job = uses.job.clone();
-        self.state().uses.push(uses);
+        self.note_uses(&[uses]);
         let begun = self.jobs.mirror(&self.table, wanted).await;
         if begun.is_err() {
             self.state().uses.retain(|one| one.job != job);
@@ -432,8 +431,18 @@ impl Monitor {
         }
     }
 
+    /// A job may have changed all of a node, unseen by its bitmaps.
+    fn mark_target(&self, node: &str) {
+        let Some(running) = self.running(node) else { return };
+        running.bitmaps().iter().for_each(|bitmap| bitmap.set(0, bitmap.size()));
+    }
+
     fn job_has_ended(&self, job: &Job) {
         let Some((error, cancelled)) = job.outcome() else { return };
+        let target = self.state().uses.iter().rfind(|one| one.job == job.name()).cloned();
+        if let Some(Use { target, .. }) = target {
+            self.mark_target(&target);
+        }
         let switches = job.mirror().is_some_and(|mirror| mirror.switches());
         if error.is_none() && switches {
             self.pivot(job);
@@ -506,7 +515,7 @@ fn target_of(end: &End) -> Result<To> {
     let stack: Option<Stack> = running.stack.lock().expect("no panic under this lock").clone();
     let stack = stack.ok_or_else(|| Error::no_node(&end.name))?;
     let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
-    Ok(To::Open(spec, stack))
+    Ok(To::Open(spec, stack, Some(running.clone())))
 }
 
 /// Whether the target of a job can store data compressed.

@@ -445,6 +445,26 @@ impl Monitor {
             .map(|job| job.kind())
     }
 
+    /// The node of the disk that was found, or is below.
+    pub(super) async fn disk_of(&self, found: &Found) -> Result<String> {
+        Ok(match found {
+            Found::Live(running) => self.node_of(running),
+            Found::Frozen(frozen) => self.node_of(&*self.live_below(frozen).await?),
+        })
+    }
+
+    /// Refuses a disk that a job writes: no bitmap and no point in time sees what it writes, and clients
+    /// would see a part of it.
+    pub(super) fn check_not_target(&self, node: &str) -> Result<()> {
+        let state = self.state();
+        let uses = state.uses.iter().filter(|one| one.target == node);
+        let mut jobs = uses.filter_map(|one| self.jobs.named(&one.job));
+        match jobs.find(|job| !job.status().is_over()) {
+            None => Ok(()),
+            Some(job) => Err(Error::busy(node, job.kind())),
+        }
+    }
+
     /// `qom-set` of the property `drive`: an export goes on with another node. A point in time
     /// begins when an export goes on with its node.
     pub(super) async fn move_drive(&self, arguments: &Arguments) -> Result<()> {

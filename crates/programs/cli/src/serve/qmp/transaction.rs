@@ -177,10 +177,10 @@ fn check_jobs(uses: &[Use]) -> Result<()> {
             return Err(Error::generic(format!("Job ID '{}' already in use", one.job)));
         }
         if before.iter().any(|other| other.target == one.target || other.source == one.target) {
-            return Err(Error::generic(format!(
-                "Node '{}' is busy: block device is in use by block job: backup",
-                one.target
-            )));
+            return Err(Error::busy(&one.target, "backup"));
+        }
+        if before.iter().any(|other| other.target == one.source) {
+            return Err(Error::busy(&one.source, "backup"));
         }
     }
     Ok(())
