@@ -17,7 +17,10 @@ const PIECE: u64 = 3 << 20;
 pub fn registry() -> Registry {
     let mut backends = blockhaul_backends::all();
     backends.extend(blockhaul_formats::all());
-    Registry { backends, path: blockhaul_backends::PATH_SCHEME, ..Registry::default() }
+    let registry =
+        Registry { backends, path: blockhaul_backends::PATH_SCHEME, ..Registry::default() };
+    // As the commands that change images.
+    registry.for_command()
 }
 
 pub async fn open(spec: &str, intent: Intent) -> Result<Stack> {
