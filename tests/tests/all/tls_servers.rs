@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -182,6 +183,7 @@ fn where_tls_cannot_be_had_it_is_told_what_to_do() {
     succeed(&["tls", "init", &other]);
     succeed(&["tls", "init", "--psk", "alice", &keys]);
     fs::write(&empty, "").unwrap();
+    fs::set_permissions(&empty, fs::Permissions::from_mode(0o600)).unwrap();
     let plain = serve(&scratch, "plain", &["memory:1M"]);
     let keyed = serve(&scratch, "keyed", &["--tls-psk", &keys, "memory:1M"]);
     let certified = serve(&scratch, "certified", &["--tls-certificates", &pki, "memory:1M"]);

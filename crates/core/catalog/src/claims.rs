@@ -113,6 +113,11 @@ impl ClaimOwner {
         COMMAND.clone()
     }
 
+    /// Whether it owns more than one claim.
+    pub(crate) fn is_named(&self) -> bool {
+        self.0.is_some()
+    }
+
     fn is(&self, other: &ClaimOwner) -> bool {
         matches!((&self.0, &other.0), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
     }

@@ -75,6 +75,11 @@ impl Registry {
         self.claims.claim(StorageIds { same, below: Vec::new() }, request, name)
     }
 
+    /// The same registry, for another owner if it has none.
+    fn or_owned_by(&self, label: impl FnOnce() -> String) -> Registry {
+        if self.owner.is_named() { self.clone() } else { self.owned_by(label()) }
+    }
+
     /// The same registry for the command that this process runs ([`ClaimOwner::command`]).
     #[must_use]
     pub fn for_command(self) -> Registry {
@@ -301,7 +306,9 @@ impl Registry {
         layers: &[Arc<dyn Layer>],
         intent: Intent,
     ) -> Result<Option<Arc<dyn Exports>>> {
-        let (backend, target) = self.target(spec, intent)?;
+        // The clients share raw bytes, whatever handles they have.
+        let context = OpenContext::new(&self.or_owned_by(|| format!("the exports of {spec}")));
+        let (backend, target) = self.target_in(spec, intent, context)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
         Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))

@@ -182,7 +182,7 @@ fn a_point_that_is_read_is_not_removed() {
         writer.begin_fold().unwrap().unwrap();
         writer.end_fold(None).unwrap();
         // Still the same point, in other files.
-        assert_eq!(writer.begin_fold().unwrap_err().kind(), Kind::Refused);
+        assert_eq!(writer.begin_fold().unwrap_err().kind(), Kind::InUse);
         drop(newer);
         writer.begin_fold().unwrap().unwrap();
     });

@@ -4,8 +4,8 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use blockhaul_block::{DeviceExt, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
+use blockhaul_block::{Can, DeviceExt, Error, Facts, Kind, Result};
+use blockhaul_catalog::{Client, Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_io::{Config, Runtime};
 
 fn registry() -> Registry {
@@ -156,4 +156,22 @@ fn what_files_name_is_opened_only_where_it_is_allowed() {
     });
     assert_eq!((refused.kind(), size), (Kind::Refused, 1 << 20));
     assert!(refused.text().contains("disk.img names \"memory:1M\""), "{refused}");
+}
+
+#[test]
+fn the_clients_of_a_directory_write_to_one_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec::parse(OsStr::new(&format!("dir:{}", files(dir.path())))).unwrap();
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let writable = runtime.block_on(move || async move {
+        let exports = registry().exports(&spec, &[], Intent::WRITE).await.unwrap().unwrap();
+        let mut open = Vec::new();
+        for _ in 0..3 {
+            let visit = exports.admit(Client::default()).await.unwrap();
+            let export = visit.open("a", false).await.unwrap().unwrap();
+            open.push((visit, export.device));
+        }
+        open.iter().all(|(_, device)| device.facts().can.contains(Can::WRITE))
+    });
+    assert!(writable, "a client has the file read-only");
 }
