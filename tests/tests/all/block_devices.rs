@@ -157,7 +157,7 @@ fn one_server_does_not_write_a_file_and_a_loop_device_over_it() {
     for output in outcomes {
         let said = lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{said}");
-        assert!(said.contains("export \"a\" has it open for writing"), "{said}");
+        assert!(said.contains("already open for writing by export \"a\""), "{said}");
     }
 }
 

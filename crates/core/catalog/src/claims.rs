@@ -89,7 +89,7 @@ impl ClaimUse {
             ClaimUse::Read => "for reading",
             ClaimUse::ReadImage => "as a disk image",
             ClaimUse::Write => "for writing",
-            ClaimUse::WriteImage => "for writing, as a disk image",
+            ClaimUse::WriteImage => "for writing as a disk image",
             ClaimUse::CopyTarget => "as the target of a copy",
         }
     }
@@ -98,12 +98,22 @@ impl ClaimUse {
 /// The owner of claims: an export, a node, a mounted name, a job. Claims of one owner on a raw file
 /// share it. Without a label, each claim has an owner of its own.
 #[derive(Debug, Clone, Default)]
-pub struct ClaimOwner(Option<Arc<str>>);
+pub struct ClaimOwner {
+    label: Option<Arc<str>>,
+    /// NBD clients can use its device instead of opening the storage again.
+    is_export: bool,
+}
 
 impl ClaimOwner {
-    /// An owner that messages call `label`, such as `export "a"`. Each call makes another owner.
+    /// An owner that messages call `label`, such as `the mounted file "a"`. Each call makes another owner.
     pub fn new(label: impl Into<Arc<str>>) -> ClaimOwner {
-        ClaimOwner(Some(label.into()))
+        ClaimOwner { label: Some(label.into()), is_export: false }
+    }
+
+    /// An export of an NBD server that messages call `label`, such as `export "a"`. Each call makes another
+    /// owner.
+    pub fn export(label: impl Into<Arc<str>>) -> ClaimOwner {
+        ClaimOwner { is_export: true, ..ClaimOwner::new(label) }
     }
 
     /// The command that this process runs, which opens some storages twice. Not for what users of a
@@ -119,13 +129,13 @@ impl ClaimOwner {
     }
 
     fn is(&self, other: &ClaimOwner) -> bool {
-        matches!((&self.0, &other.0), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
+        matches!((&self.label, &other.label), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
     }
 }
 
 impl fmt::Display for ClaimOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.as_deref().unwrap_or("this program"))
+        f.write_str(self.label.as_deref().unwrap_or("this program"))
     }
 }
 
@@ -200,9 +210,9 @@ impl Claims {
         }
         if let Some(held) = warning {
             log::warn!(
-                "{name}: {} has it open {}, and {} opens it {}: readers may see contents that are half changed",
-                held.owner,
+                "{name}: already open {} by {}, and {} opens it {}: readers may see half-finished writes",
                 held.usage.shown(),
+                held.owner,
                 request.owner,
                 request.usage.shown()
             );
@@ -269,19 +279,33 @@ impl Verdict {
 }
 
 fn refusal(held: &ClaimRequest, new: &ClaimRequest) -> Error {
+    let are_exports = held.owner.is_export && new.owner.is_export;
     let remedy = match (held.usage, new.usage) {
-        (_, ClaimUse::CopyTarget) => "choose another target, or close it there first",
-        (ClaimUse::Write, ClaimUse::Write) => {
-            "open it once, open one of them read-only, or use file:PATH?lock=off for both if both may write to \
-             it at a time"
+        (_, ClaimUse::CopyTarget) => "choose another target, or close it there first".to_string(),
+        (ClaimUse::Write, ClaimUse::Write) if are_exports => {
+            "serve it under one name (all its clients share the disk), make one export read-only, or use \
+             file:PATH?lock=off for both"
+                .to_string()
         }
-        (_, use_) if use_.writes() => "open it once: all clients of one export share its disk",
-        _ => "close it there first, or read it through that one",
+        (ClaimUse::Write, ClaimUse::Write) => {
+            "open it once, open one of them read-only, or use file:PATH?lock=off for both".to_string()
+        }
+        (ClaimUse::Write | ClaimUse::WriteImage, usage) if usage.writes() && are_exports => {
+            "serve it under one name: all its clients share the disk".to_string()
+        }
+        (ClaimUse::WriteImage, usage) if !usage.writes() && held.owner.is_export => format!(
+            "connect to {} instead, or add a read-only snapshot of it (ctl snapshot-add)",
+            held.owner
+        ),
+        (ClaimUse::Read | ClaimUse::ReadImage, _) => {
+            "open it read-only, or close it there first".to_string()
+        }
+        _ => "close it there first".to_string(),
     };
     let text = format!(
-        "{} has it open {}, and {} cannot open it {}: {remedy}",
-        held.owner,
+        "already open {} by {}; {} cannot open it {}: {remedy}",
         held.usage.shown(),
+        held.owner,
         new.owner,
         new.usage.shown()
     );
@@ -377,16 +401,31 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_both_owners() {
-        let claims = Arc::new(Claims::default());
-        let claim = |usage, label: &str| {
-            claims.claim(ids(&[1], &[]), request(usage, &ClaimOwner::new(label)), "disk")
-        };
-        let _held = claim(WriteImage, "export \"a\"").unwrap();
-        let error = claim(WriteImage, "export \"b\"").unwrap_err();
-        assert_eq!(error.kind(), Kind::InUse);
-        for word in ["export \"a\"", "export \"b\"", "open it once"] {
-            assert!(error.text().contains(word), "{error}");
+    fn a_refusal_names_both_owners_and_what_helps() {
+        let exports = ["export \"a\"", "export \"b\""].map(ClaimOwner::export);
+        let others = ["the mounted file \"a\"", "the mounted file \"b\""].map(ClaimOwner::new);
+        for (held, new, of_exports, of_others) in [
+            (Write, Write, "serve it under one name", "open it once"),
+            (Write, Write, "file:PATH?lock=off for both", "file:PATH?lock=off for both"),
+            (WriteImage, WriteImage, "serve it under one name", "close it there first"),
+            (WriteImage, ReadImage, "connect to export \"a\" instead", "close it there first"),
+            (Write, ReadImage, "close it there first", "close it there first"),
+            (ReadImage, Write, "open it read-only", "open it read-only"),
+            (Write, CopyTarget, "choose another target", "choose another target"),
+            (CopyTarget, Write, "close it there first", "close it there first"),
+        ] {
+            for ([one, other], remedy) in [(&exports, of_exports), (&others, of_others)] {
+                let claims = Arc::new(Claims::default());
+                let claim =
+                    |usage, owner| claims.claim(ids(&[1], &[]), request(usage, owner), "disk");
+                let _held = claim(held, one).unwrap();
+                let error = claim(new, other).unwrap_err();
+                assert_eq!(error.kind(), Kind::InUse);
+                let text = error.text();
+                for word in [&one.to_string(), &other.to_string(), remedy] {
+                    assert!(text.contains(word), "{held:?} then {new:?}: {text}");
+                }
+            }
         }
     }
 }

@@ -57,10 +57,10 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// The same registry for the devices of another owner, which messages call `label`.
+    /// The same registry for the devices of another owner.
     #[must_use]
-    pub fn owned_by(&self, label: impl Into<Arc<str>>) -> Registry {
-        Registry { owner: ClaimOwner::new(label), ..self.clone() }
+    pub fn owned_by(&self, owner: ClaimOwner) -> Registry {
+        Registry { owner, ..self.clone() }
     }
 
     /// Claims exports of this process by the addresses at which clients reach them, so that it does not

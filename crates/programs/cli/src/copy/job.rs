@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
-use blockhaul_catalog::{Intent, Layer, Preparation, Registry, Spec, Stack};
+use blockhaul_catalog::{ClaimOwner, Intent, Layer, Preparation, Registry, Spec, Stack};
 use blockhaul_engine::{
     Control, Durable, Engine, JournalOptions, JournalState, Manifest, Options, Progress, Summary,
     Verified,
@@ -203,12 +203,8 @@ impl Report {
     }
 
     /// An earlier run has completed the copy, and discarded its source.
-    fn of_earlier_run(journal: &Path, summary: Summary) -> Report {
-        let text = format!(
-            "complete since an earlier run, and discarded at the source: nothing is copied; to copy anew, \
-             remove the journal {}",
-            journal.display()
-        );
+    fn of_earlier_run(journal: &Path, target: &str, summary: Summary) -> Report {
+        let text = format!("nothing is copied: {}", of_complete_journal(journal, target));
         let warnings = Vec::new();
         Report { text, is_news: true, summary, verified: 0, digest: None, warnings, status: 0 }
     }
@@ -230,6 +226,16 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// What a complete journal of a copy that discards its source means.
+fn of_complete_journal(journal: &Path, target: &str) -> String {
+    let journal = journal.display();
+    format!(
+        "the journal {journal} shows that this copy is complete and that its source was discarded, so {target} \
+         may be the only copy; for another backup, use another journal and another target; remove {journal} \
+         only if the source has new contents"
+    )
 }
 
 /// The first of several open copies with a side that is the target of another one: its index, what
@@ -263,7 +269,7 @@ pub(crate) fn overlap(jobs: &[Option<&CopyJob>]) -> Option<(usize, &'static str,
 impl CopyJob {
     /// The same copy; messages about storage that is in use call it `label`.
     pub(crate) fn called(self, label: String) -> CopyJob {
-        CopyJob { registry: self.registry.owned_by(label), ..self }
+        CopyJob { registry: self.registry.owned_by(ClaimOwner::new(label)), ..self }
     }
 
     /// Parses the arguments, with all checks possible without opening anything.
@@ -573,11 +579,10 @@ impl CopyJob {
     /// Says what a complete journal means, if a side cannot be opened that it is checked with.
     fn beside_journal(&self, failure: Failure) -> Failure {
         match &self.journal {
-            Some(journal) if self.is_complete => failure.and(&format!(
-                "; an earlier run has completed the copy, and discarded its source: to copy anew, remove the \
-                 journal {}",
-                journal.path.display()
-            )),
+            Some(journal) if self.is_complete => {
+                let [_, target] = self.shown_ends();
+                failure.and(&format!("; {}", of_complete_journal(&journal.path, &target)))
+            }
             _ => failure,
         }
     }
@@ -670,7 +675,7 @@ impl CopyJob {
         } else if !self.part.is_some() && to.grows_from.is_none() && to.size > size {
             let (target, rest) = (&self.target, to.size - size);
             log::warn!(
-                "{target} is {rest} bytes larger than the source: its end keeps what is there"
+                "{target} is larger than the source: its last {rest} bytes are left unchanged"
             );
         }
         self.progress.expect(size);
@@ -736,7 +741,8 @@ impl CopyJob {
             None => self.open_both().await?,
         };
         if let Some((journal, summary)) = self.journal.as_ref().zip(self.completed.take()) {
-            return Ok(Report::of_earlier_run(&journal.path, summary));
+            let [_, target] = self.shown_ends();
+            return Ok(Report::of_earlier_run(&journal.path, &target, summary));
         }
         let mut made = self.manifest_before(&source, pool).await?;
         self.options.journal = self.journal_options(made.as_ref());

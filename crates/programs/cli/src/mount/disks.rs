@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Kind};
-use blockhaul_catalog::{Client, Export, Intent, Registry, Spec, Stack, Visit};
+use blockhaul_catalog::{ClaimOwner, Client, Export, Intent, Registry, Spec, Stack, Visit};
 use blockhaul_fuse::{DISK, DISKS_MAX, Reopen, Shown, Source, refused_name};
 
 use crate::args::{self, MountExport};
@@ -161,7 +161,8 @@ impl WantedDisks {
         let name = one.spec.to_string();
         let layers = devices::layers(&self.registry, &one.layers)?;
         // Each worker has a handle of its own.
-        let registry = self.registry.owned_by(format!("the mounted file {:?}", one.file()));
+        let registry =
+            self.registry.owned_by(ClaimOwner::new(format!("the mounted file {:?}", one.file())));
         let stack = registry.open(&one.spec, layers, one.intent).await;
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &name, &error);

@@ -206,7 +206,7 @@ pub(super) fn check_digest(line: &str, digest: &str) -> Result<(), String> {
     if digest.trim_end() == blake3::hash(line.as_bytes()).to_hex().as_str() {
         Ok(())
     } else {
-        Err("is damaged".to_string())
+        Err("is damaged: its digest does not match".to_string())
     }
 }
 

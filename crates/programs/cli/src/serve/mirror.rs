@@ -521,10 +521,9 @@ impl Mirror {
         let Err(error) = swapped else {
             state.downtime = Some(blockhaul_io::elapsed(started));
             if ending.switch {
-                let shown =
-                    format!(", and show its first {} bytes only (see --layer offset)", self.size);
+                let shown = format!(", with --layer 'offset?range={}'", self.size);
                 let keeps_size = if clients.layers.is_empty() { "" } else { &shown };
-                log::info!(export = export.name; "clients of {:?} are on {} now; change the command line of the server: it still names the old device{keeps_size}", export.name, self.target);
+                log::info!(export = export.name; "clients of {:?} are on {} now: update the command line of the server: it must name {}{keeps_size}", export.name, self.target, self.target);
                 let mut layers = export.layers.lock().expect("no panic under this lock");
                 // Gates stay.
                 layers.retain(|one| one.layer().is_none());

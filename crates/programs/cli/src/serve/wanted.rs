@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
-    Adjustable, Claim, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec, Stack,
-    StorageId, guarded, percent_decode,
+    Adjustable, Claim, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared,
+    Spec, Stack, StorageId, guarded, percent_decode,
 };
 
 use super::bitmap_files::BitmapFiles;
@@ -223,9 +223,10 @@ impl WantedExports {
         one: &One,
     ) -> Result<(Named, Running), Failure> {
         // Its clients share raw bytes, whatever handles they have.
-        let registry = self.registry.owned_by(match one.name.as_str() {
-            "" => "the default export".to_string(),
-            name => format!("{kind} {name:?}"),
+        let registry = self.registry.owned_by(match (kind, one.name.as_str()) {
+            (EXPORT, "") => ClaimOwner::export("the default export"),
+            (EXPORT, name) => ClaimOwner::export(format!("{kind} {name:?}")),
+            (_, name) => ClaimOwner::new(format!("{kind} {name:?}")),
         });
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = if self.trace {

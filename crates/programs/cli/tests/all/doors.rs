@@ -92,7 +92,7 @@ fn assert_allowed((status, said): (Option<i32>, String)) {
 #[track_caller]
 fn assert_warned((status, said): (Option<i32>, String)) {
     assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("half changed"), "{said}");
+    assert!(said.contains("half-finished writes"), "{said}");
 }
 
 fn export(name: &str, device: &str) -> String {
@@ -185,7 +185,7 @@ fn a_directory_and_a_path_in_it_meet() {
     // A file that cannot be written is served for reading.
     let said = succeed(&["info", "--json", &server.uri("d/x.raw")]);
     assert!(said.contains("\"is_read_only\": true"), "{said}");
-    assert!(server.said().contains("half changed"), "{}", server.said());
+    assert!(server.said().contains("half-finished writes"), "{}", server.said());
 }
 
 #[test]

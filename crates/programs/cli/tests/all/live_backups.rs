@@ -321,7 +321,11 @@ fn bitmaps_outlive_the_server_and_are_never_silently_wrong() {
     let changed = written.replace("\"granularity\":4096", "\"granularity\":8192");
     assert_ne!(written, changed);
     std::fs::write(&own, changed).unwrap();
-    disk.ctl_fails(&add, 1, &["bitmaps-b.json", "is damaged", "full backup"]);
+    disk.ctl_fails(
+        &add,
+        1,
+        &["bitmaps-b.json", "is damaged: its digest does not match", "full backup"],
+    );
     let cut = written.lines().next().unwrap();
     std::fs::write(&own, format!("{cut}\n")).unwrap();
     disk.ctl_fails(&add, 1, &["bitmaps-b.json", "is damaged"]);
@@ -395,7 +399,14 @@ fn several_disks_are_backed_up_at_one_moment_as_a_whole_or_not_at_all() {
     assert_eq!(exports["exports"][0]["bitmaps"][0]["dirty"], 2 << 20);
     // Two targets that are one file, one disk twice.
     let words = ["backup", "b", &to_b, "--with", "c", &to_b, "--wait"];
-    disk.ctl_fails(&words, 3, &["backup of export \"b\" has it open", "backup of export \"c\""]);
+    disk.ctl_fails(
+        &words,
+        3,
+        &[
+            "already open as the target of a copy by the backup of export \"b\"",
+            "backup of export \"c\"",
+        ],
+    );
     disk.ctl_fails(&["backup", "b", &to_b, "--with", "b", &to_c], 2, &["in the group twice"]);
     assert_eq!(number(&to_b), last, "the earlier backup was touched");
 }

@@ -234,6 +234,7 @@ fn an_export_keeps_its_size_on_a_larger_target() {
     assert_eq!(size(), "1048576\n");
     disk.ctl_succeeds(&["job-complete", "1", "--wait"]);
     assert_eq!(size(), "1048576\n");
+    disk.server.says(", with --layer 'offset?range=1048576'").unwrap();
     succeed(&["copy", "--no-progress", "random:1M?seed=5", &to]);
     succeed(&["compare", "random:1M?seed=5", &to]);
     let written = std::fs::read(&target).unwrap();

@@ -509,10 +509,12 @@ fn says_complete(args: &[&str], disk: &str, journal: &Path) {
     let output = run(&[&["copy", "--no-progress"], args].concat());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{args:?}: {said}");
-    let line = format!("blockhaul: copy: {disk}complete since an earlier run");
+    let line =
+        format!("blockhaul: copy: {disk}nothing is copied: the journal {}", journal.display());
     let lines: Vec<_> = said.lines().filter(|said| said.starts_with(&line)).collect();
     let [line] = lines[..] else { panic!("{args:?}: {said}") };
-    assert!(line.contains(&format!("remove the journal {}", journal.display())), "{line}");
+    assert!(line.contains(&format!("remove {} only if", journal.display())), "{line}");
+    assert!(line.contains("another journal and another target"), "{line}");
 }
 
 #[test]
@@ -544,11 +546,15 @@ fn a_copy_that_has_discarded_its_source_is_not_repeated() {
     untouched();
     // The journal is that of this copy alone.
     let part = ["--discard-source", "--journal", text(&journal), text(&source), &uri];
-    fails(&part, 1, &[text(&journal), "another range", "complete", "remove this file"]);
-    fails(&again[1..], 1, &["with --discard-source", "remove this file"]);
-    fails(&[&["--restart"], &again[..]].concat(), 1, &["is complete", "remove this file"]);
+    fails(
+        &part,
+        1,
+        &[text(&journal), "another range", "the journal of another copy", "another target"],
+    );
+    fails(&again[1..], 1, &["with --discard-source", "another journal and another target"]);
+    fails(&[&["--restart"], &again[..]].concat(), 1, &["is complete", "remove this file only if"]);
     server.stop().unwrap();
-    let gone = ["cannot open the target", "to copy anew, remove the journal", text(&journal)];
+    let gone = ["cannot open the target", "its source was discarded", text(&journal)];
     fails(&again, 3, &gone);
     untouched();
     std::fs::remove_file(&journal).unwrap();

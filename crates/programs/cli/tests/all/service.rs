@@ -65,7 +65,12 @@ fn what_is_served_for_writing_is_written_by_no_other_program() {
     let output = blockhaul(&["serve", &disk, "--export", &both, "--run", "true"]);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("the default export has it open for writing"), "{said}");
+    assert!(
+        said.contains(
+            "already open for writing by the default export; export \"b\" cannot open it"
+        ),
+        "{said}"
+    );
 }
 
 #[test]

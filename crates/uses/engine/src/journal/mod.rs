@@ -192,11 +192,17 @@ impl Journal {
 
 /// Why a copy with a journal must not begin anew, and what else to do.
 const DISCARDED: &str = "what it records was discarded at the source, and is on the target only: go on \
-                         with the same sides and options, or choose another journal";
+                         with the same sides and options, or use another journal and another target";
 
 /// The same for a copy that is complete.
-const COMPLETE: &str = "its copy is complete, and has discarded the source: remove this file to copy anew, or \
-                        choose another journal";
+const COMPLETE: &str = "its copy is complete, and its source was discarded, so the target may be the only \
+                        copy: use another journal and another target; remove this file only if the source has \
+                        new contents";
+
+/// The same for the journal of another copy that is complete.
+const OTHER_COMPLETE: &str = "it is the journal of another copy, which is complete and has discarded its \
+                              source, so its target may be the only copy: use another journal and another \
+                              target";
 
 /// The state of an existing journal of a copy that discards its source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,7 +263,7 @@ impl Found {
     fn refuse_other(&self, path: &Path, wanted: &Identity) -> Result<()> {
         let Some(why) = self.identity.differs(wanted) else { return Ok(()) };
         let next = match self.identity.discards {
-            true if self.is_complete() => COMPLETE,
+            true if self.is_complete() => OTHER_COMPLETE,
             true => DISCARDED,
             false => "use --restart to copy everything again",
         };
