@@ -25,13 +25,14 @@ pub static BLOCKSIZE: LayerKind = LayerKind {
         "The server advertises `minimum`, `preferred` and `maximum`. With `error-policy=error`, \
 requests that violate minimum or maximum, or the block sizes of a plugin below, are refused \
 (EINVAL); with `allow` they are served. Extents are reported in whole blocks of `minimum`. If the \
-size of the device is not a multiple of `minimum`, a smaller one is advertised and enforced: clients \
-could not read the end.
+size of the device is not a multiple of `minimum`, the largest power of two that divides the size is \
+advertised and enforced, because clients could not read the end otherwise.
 
 `minblock`, `maxdata` and `maxlen` apply to the device: it gets reads and writes of whole \
 blocks of `minblock` bytes (partial blocks are read, changed and written back), in pieces of \
 at most `maxdata` bytes, and other requests in pieces of at most `maxlen` bytes, whatever the \
-client sends. A partial block at the end of the device is not accessible, with a warning.",
+client sends. If the size of the device is not a multiple of `minblock`, a warning says so, and the \
+bytes after the last whole block are not accessible.",
     example: r#"
 blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
   --run 'blockhaul info "$uri"'
@@ -172,7 +173,8 @@ impl Limits {
         if told.minimum < minimum && !self.warned.swap(true, Ordering::Relaxed) {
             let (name, size, told) = (&facts.name, facts.size, told.minimum);
             log::warn!(
-                "blocksize: the minimum of {name} is {told}: its {size} bytes are not a multiple of {minimum}"
+                "blocksize: {name} advertises a minimum of {told}, not {minimum}: the size, {size} bytes, is not a \
+                 multiple of {minimum}"
             );
         }
         let minimum = told.minimum;

@@ -95,11 +95,17 @@ impl Changes {
         }
         match gaps(&self.covered, size).first() {
             None => Ok(()),
+            Some(_) if self.covered.is_empty() => Err(Error::new(
+                Kind::Usage,
+                "vddk: changes=: no answer has startOffset and length, which say what it covers: save the whole \
+                 answers of QueryChangedDiskAreas",
+            )),
             Some((start, stop)) => Err(Error::new(
                 Kind::Usage,
                 format!(
-                    "vddk: changes= does not cover all of the disk of {size} bytes: {start} to {stop} is \
-                     missing: query again with startOffset={start} and add the answer"
+                    "vddk: changes= does not cover all of the disk of {size} bytes: bytes {start} to {} are \
+                     missing: query again with startOffset={start} and add the answer",
+                    stop - 1
                 ),
             )),
         }
@@ -161,7 +167,10 @@ mod tests {
     #[test]
     fn answers_that_do_not_cover_the_disk_are_refused() {
         let missing = |start: u64, stop: u64| {
-            format!("{start} to {stop} is missing: query again with startOffset={start} ")
+            format!(
+                "bytes {start} to {} are missing: query again with startOffset={start} ",
+                stop - 1
+            )
         };
         for (text, said) in [
             (r#"{"startOffset": 0, "length": 50, "changedArea": []}"#, missing(50, 100)),
@@ -170,7 +179,7 @@ mod tests {
                 r#"{"startOffset": 0, "length": 20} {"startOffset": 30, "length": 70}"#,
                 missing(20, 30),
             ),
-            (r#"{"changedArea": []}"#, missing(0, 100)),
+            (r#"{"changedArea": []}"#, "no answer has startOffset and length".into()),
             ("[]", missing(0, 100)),
             (r#"{"startOffset": 0, "length": 101}"#, "ends at 101".into()),
             (

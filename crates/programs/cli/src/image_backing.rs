@@ -1,5 +1,6 @@
 //! `blockhaul rebase` and `blockhaul commit`: images and their backing files.
 
+use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::backing_change::{
     BackingChange, BackingName, Rebase, Snapshots, commit, rebase,
@@ -7,10 +8,10 @@ use blockhaul_formats::qcow2::backing_change::{
 
 use crate::args::{self, RebaseArgs};
 use crate::brackets::Groups;
-use crate::exit::Outcome;
-use crate::image_change::{failure, policy};
+use crate::exit::{self, Failure, Outcome};
+use crate::image_change::{failure, policy, with_advice};
 use crate::image_tools::{holder, run};
-use crate::out;
+use crate::{ends, out};
 
 /// Runs `blockhaul rebase`.
 pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
@@ -29,11 +30,23 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
         let context = OpenContext::new(&registry).with_names(names);
         rebase(&context, &described, new.as_ref(), how, snapshots).await
     })?;
-    let BackingChange { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
+    let BackingChange { bytes: written, .. } =
+        result.map_err(|error| refused("rebase", &name, &error))?;
     if !args.names_only {
         out::print(format!("{written} bytes were written to the image\n").as_bytes())?;
     }
     Ok(0)
+}
+
+/// What went wrong with an image, also that it cannot be changed in this way.
+fn refused(command: &str, name: &str, error: &Error) -> Failure {
+    match error.kind() {
+        Kind::Unsupported => {
+            let text = format!("cannot {command} {}: {error}", ends::shown(name));
+            with_advice(Failure::new(exit::OPEN, text), error)
+        }
+        _ => failure(name, error),
+    }
 }
 
 fn snapshots(change: bool) -> Snapshots {
@@ -51,7 +64,8 @@ pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
         let context = OpenContext::new(&registry).with_names(names);
         commit(&context, &described, None, keep, snapshots).await
     })?;
-    let BackingChange { bytes: written, .. } = result.map_err(|error| failure(&name, &error))?;
+    let BackingChange { bytes: written, .. } =
+        result.map_err(|error| refused("commit", &name, &error))?;
     out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;
     Ok(0)
 }

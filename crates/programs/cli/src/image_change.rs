@@ -44,8 +44,12 @@ pub(crate) fn failure(name: &str, error: &Error) -> Failure {
     if error.kind() == Kind::Usage {
         return Failure::usage(error.to_string());
     }
-    let failure = Failure::opening("image", name, error);
-    // The advice is that for devices.
+    with_advice(Failure::opening("image", name, error), error)
+}
+
+/// The failure of a command with `--backing`, with the advice for a name in an image.
+pub(crate) fn with_advice(failure: Failure, error: &Error) -> Failure {
+    // The advice in the error is that for devices.
     let refused = error.to_string().contains("which is not opened");
     if refused { failure.and("; here with --backing allow") } else { failure }
 }

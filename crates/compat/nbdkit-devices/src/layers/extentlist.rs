@@ -17,9 +17,9 @@ pub static EXTENTLIST: LayerKind = LayerKind {
     manual: "Each line of the file is OFFSET LENGTH TYPE, where TYPE is `hole`, `zero`, `hole,zero` or a \
 number (1 hole, 2 zero, 3 both); without TYPE it is data. Offsets and lengths may have units. \
 Empty lines and lines that start with # are ignored. Ranges that no line covers are holes that \
-read as zeroes; overlapping lines are refused. The list is not checked: clients skip what it \
-calls zero without reading it, also what is missing at the end of a list that was cut off; and \
-writes do not change it.",
+read as zeroes; overlapping lines are refused. The list is not compared with the device: \
+clients skip, without reading, what the list calls zero, and everything after the end of a truncated \
+list. Writes do not change the list.",
     example: r#"
 printf '0 1M\n32M 1M\n' > extents
 blockhaul serve --layer 'extentlist?extentlist=extents' sample:64M \

@@ -17,7 +17,8 @@ pub static SWAB: LayerKind = LayerKind {
     name: "swab",
     summary: "swaps the bytes of every word",
     manual: "For disks of machines with the other byte order. `swab-bits` is the length of a word; 8 \
-changes nothing. A partial word at the end of the device is not accessible, with a warning.",
+changes nothing. If the size of the device is not a multiple of the word, a warning says \
+so, and the bytes after the last whole word are not accessible.",
     example: r#"
 printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
 "#,

@@ -20,7 +20,7 @@ use inflate::Inflater;
 pub static GZ: LayerKind = LayerKind {
     name: "gz",
     summary: "decompresses a gzip file, with random access",
-    manual: "The device below is a gzip file of one or more members, and zeroes after them; its content is served read-only. The \
+    manual: "The device below is a gzip file of one or more members, and may be followed by zeroes; its content is served read-only. The \
 file is read once when it is first opened: this determines the length of the content, checks \
 it, and makes an index of places from which decompression can start, without a copy of the \
 content. Sequential reads continue where the last one ended; others start at the previous \

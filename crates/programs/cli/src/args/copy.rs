@@ -110,8 +110,8 @@ pub struct CopyArgs {
     /// range is discarded after it was written, flushed, and recorded in the --journal if there is one;
     /// the target is flushed each second for that, or every --journal-interval. After a failure,
     /// continue with the same journal; without a journal, never copy again what was discarded. The
-    /// journal stays after success: the same command then copies nothing, until you remove it. A range
-    /// that the source fails to discard stays there, with a warning.
+    /// journal stays after success, and the same command then copies nothing: use another journal and
+    /// another target for each backup. A failed discard causes a warning.
     #[arg(long)]
     pub discard_source: bool,
 
@@ -164,12 +164,12 @@ pub struct CopyArgs {
           help_heading = "Parts of a disk")]
     pub ranges: Option<PathBuf>,
 
-    /// Copy only the ranges that this shell command lists, if it succeeds
+    /// Run this shell command and copy only the ranges it prints; if it fails, nothing is copied
     #[arg(long, value_name = "CMD", group = "list", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
           help_heading = "Parts of a disk")]
     pub ranges_command: Option<String>,
 
-    /// Accept a list that covers a part of the disk, and warn of the rest
+    /// Accept a list that covers only a part of the disk; a warning says what is not copied
     #[arg(long, requires = "list", help_heading = "Parts of a disk")]
     pub ranges_partial: bool,
 
@@ -265,7 +265,7 @@ pub struct CopyArgs {
     /// The journal records what is durable on the target. Run the same command again with the same
     /// FILE after a crash or kill, and the copy resumes. Both sides must be unchanged; a change
     /// that their sizes, times and samples do not show is found only by --verify. The journal is
-    /// removed after success, unless --discard-source has discarded something.
+    /// removed after success; with --discard-source it stays.
     #[arg(long, value_name = "FILE", help_heading = "Long copies")]
     pub journal: Option<PathBuf>,
 
@@ -367,15 +367,15 @@ EXAMPLES
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
   Copy only what changed between two snapshots of Ceph:
-      rbd diff --from-snap a --format json p/d@b | blockhaul copy --ranges - /dev/rbd0 disk.raw
+      blockhaul copy --ranges-command 'rbd diff --from-snap a --format json p/d@b' /dev/rbd0 d.raw
   Show the first 512 bytes of a disk:
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Report progress to a program, one JSON object per line: done, total (0 while unknown), data,
   zeroed, skipped, resumed, verified (bytes), connections, requests, request_size (the current
   adaptive value), in_flight, retries, reconnects, latency (sums and histograms), bottleneck
-  (source, target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed, eta (s, null while
-  unknown), phase (copy or verify), finished; the last line also has success, exit_status and error;
-  with --job, all have disks, else source and target; with --page, map:
+  (source, target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed,
+  eta (s, null while unknown), phase (copy or verify), finished; the last line also has success,
+  exit_status and error; with --job, all have disks, else source and target; with --page, map:
       blockhaul copy --progress=json nbd://server/disk disk.raw
   Serve metrics for Prometheus, and read them with curl:
       blockhaul copy --metrics localhost:9100 nbd://server/disk disk.raw
@@ -411,7 +411,7 @@ JOB FILES
   All sources and targets are opened before the first byte is written. The run succeeds if all disks
   succeed; otherwise its exit status is that of the first disk in the file that failed. Journals of
   complete disks are kept until all disks are complete, so that the same command resumes with the
-  disks that failed. Those of disks with discard-source stay then, too.
+  disks that failed. Those of disks with discard-source stay after that, too.
 ";
 
 /// The help of `--target-layer`.

@@ -206,7 +206,9 @@ pub enum CtlCommand {
         export: String,
         /// Target in the notation of copy
         ///
-        /// A relative path is relative to the current directory, not to that of the server.
+        /// A relative path is relative to the current directory, not to that of the server. A block
+        /// device or NBD export keeps its size if it is larger than the disk; a file or qcow2 image
+        /// gets the size of the disk, and what it held is lost.
         #[arg(value_name = "TARGET")]
         target: OsString,
         /// How it is copied.

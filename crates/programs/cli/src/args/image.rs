@@ -70,7 +70,9 @@ pub struct RebaseArgs {
     #[arg(long)]
     pub flatten: bool,
 
-    /// Change the names only, for a backing file that was moved: the disk changes if the contents differ
+    /// Change only the name and format of the backing file, for one that was moved
+    ///
+    /// Nothing is read or compared: if the new file has other contents, the disk changes.
     #[arg(long = "unsafe", conflicts_with = "backing")]
     pub names_only: bool,
 
@@ -78,7 +80,9 @@ pub struct RebaseArgs {
     #[arg(long, conflicts_with = "names_only")]
     pub compress: bool,
 
-    /// Accept an image with internal snapshots: their contents change with the backing file
+    /// Accept an image with internal snapshots, whose contents may change
+    ///
+    /// A snapshot shows the backing file where it has no data of its own.
     #[arg(long)]
     pub change_snapshots: bool,
 
@@ -95,17 +99,19 @@ pub struct Commit {
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
 
-    /// Leave the image as it is, in place of emptying it
+    /// Leave the image as it is, instead of emptying it
     #[arg(long)]
     pub keep: bool,
 
-    /// Accept an image with internal snapshots: their contents change with the backing file
+    /// Accept an image with internal snapshots, whose contents may change
+    ///
+    /// A snapshot shows the backing file where it has no data of its own.
     #[arg(long)]
     pub change_snapshots: bool,
 
     /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
     ///
-    /// It is changed, so this must be allow. Other images over the same backing file are then wrong.
+    /// It is changed, so this must be allow. Other images that use this backing file become invalid.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<Backing>,
 }

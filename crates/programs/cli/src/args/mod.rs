@@ -129,13 +129,14 @@ pub enum Command {
     Resize(Resize),
     /// Give an image another backing file, or none
     ///
-    /// The disk stays as it is: what the old backing file shows and the new one does not is written to the
-    /// image, before its names change.
+    /// The disk stays as it is: where the old and the new backing file differ, the contents of the old one
+    /// are written to the image first.
     #[cfg(feature = "formats")]
     Rebase(RebaseArgs),
     /// Copy what an image has to its backing file
     ///
-    /// The image is empty then, and shows the same disk.
+    /// Afterwards the image is empty and shows the same disk. Other images that use this backing file
+    /// become invalid.
     #[cfg(feature = "formats")]
     Commit(Commit),
     /// Measure how long an image of a device would be

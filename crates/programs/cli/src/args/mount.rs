@@ -79,8 +79,9 @@ pub struct Mount {
 
     /// Let other users read the file
     ///
-    /// With --writable, the owner can let them write, too, with chmod(1). For users other than root,
-    /// this needs the line user_allow_other in /etc/fuse.conf.
+    /// With --writable, the owner can give them write permission with chmod(1), for example for a virtual
+    /// machine that runs as another user. For users other than root, this option needs the line
+    /// user_allow_other in /etc/fuse.conf.
     #[arg(long)]
     pub allow_other: bool,
 

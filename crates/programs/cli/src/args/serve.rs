@@ -126,7 +126,8 @@ pub struct Serve {
     /// Open the device again for each client
     ///
     /// A client gets the device as it is at that time: a file may have another size. Whether one
-    /// client sees what another writes depends on the storage.
+    /// client sees what another writes depends on the storage. A disk image such as qcow2 is refused,
+    /// unless it is served with --readonly.
     #[arg(long)]
     pub per_client: bool,
 
@@ -203,8 +204,9 @@ pub struct Serve {
     /// Keep dirty bitmaps in this directory when the server ends
     ///
     /// A later server continues them for the export of the same name and device. After a crash they
-    /// are inconsistent: ctl exports shows them, and ctl bitmap-remove removes them. Other programs
-    /// must not write to the device in between.
+    /// are inconsistent: ctl exports shows them, and ctl bitmap-remove removes them. Each file has a
+    /// digest; if it does not match, the server does not start. Other programs must not write to the
+    /// device in between.
     #[arg(long, value_name = "DIR", conflicts_with = "per_client")]
     pub bitmaps: Option<PathBuf>,
 

@@ -1,6 +1,7 @@
 //! `--ranges-command`: the output of a command that succeeds.
 
 use std::io::{Read, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -54,10 +55,15 @@ pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
     let last = receiver.recv_timeout(PATIENCE).unwrap_or_default();
     let last = String::from_utf8_lossy(&last);
     let last = match last.lines().map(str::trim).rfind(|line| !line.is_empty()) {
-        Some(line) => format!(": {}", out::one_line(line)),
+        Some(line) => format!("; its last message: {}", out::one_line(line)),
         None => String::new(),
     };
-    Err(format!("the command failed, so that its list is not used: {status}{last}"))
+    let how = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => status.to_string(),
+    };
+    Err(format!("the command failed ({how}): its list is not used{last}"))
 }
 
 fn read(child: &mut Child, most: u64) -> Result<Vec<u8>, String> {
@@ -103,10 +109,13 @@ mod tests {
     #[test]
     fn a_command_that_fails_has_no_output() {
         for (script, said) in [
-            ("echo []; echo one >&2; echo two >&2; exit 3", "exit status: 3: two"),
-            ("echo []; kill -KILL $$", "signal: 9 (SIGKILL)"),
-            ("echo []; exit 1", "exit status: 1"),
-            ("/no/such/program", "exit status: 127"),
+            (
+                "echo []; echo one >&2; echo two >&2; exit 3",
+                "(exit status 3): its list is not used; its last message: two",
+            ),
+            ("echo []; kill -KILL $$", "(signal 9): its list"),
+            ("echo []; exit 1", "exit status 1"),
+            ("/no/such/program", "exit status 127"),
         ] {
             let error = output(script, 99).unwrap_err();
             assert!(error.contains("the command failed") && error.contains(said), "{error}");

@@ -30,45 +30,57 @@ impl Kind {
         let it = match self {
             Kind::CsiMessages => {
                 return format!(
-                    "the list is of a volume of {end} bytes (volume_capacity_bytes), and the source has \
+                    "the list is of a volume of {end} bytes (volume_capacity_bytes), but the source has \
                      {size} bytes: use the list of this volume"
                 );
             }
             Kind::XapiBitmap => {
                 return format!(
-                    "the bitmap is of a disk of about {end} bytes, a bit for each 64 KiB, and the source \
-                     has {size} bytes: use the bitmap of this disk"
+                    "the bitmap is for a disk of about {end} bytes (one bit per 64 KiB), but the source has \
+                     {size} bytes: use the bitmap of this disk"
                 );
             }
             Kind::VmwareAnswers => "startOffset and length of the last answer",
             Kind::BitmapMap => "the ranges of the map",
         };
-        format!("{it} end at {end}, and the source has {size} bytes: use the list of this disk")
+        format!("{it} end at {end}, but the source has {size} bytes: use the list of this disk")
+    }
+
+    /// Why a list is not enough that does not say what it covers.
+    pub(super) fn silent(self) -> String {
+        let text = match self {
+            Kind::VmwareAnswers => {
+                "no answer of QueryChangedDiskAreas has startOffset and length, which say what it covers: save \
+                 the whole answers"
+            }
+            Kind::CsiMessages => {
+                "the messages do not say the size of their volume (volume_capacity_bytes): save the whole \
+                 messages"
+            }
+            // They always do.
+            Kind::BitmapMap | Kind::XapiBitmap => "it does not say what it covers: save all of it",
+        };
+        text.to_string()
     }
 
     /// Why a list is not enough; `missing`: what is missing, from `at` on.
     pub(super) fn incomplete(self, size: u64, missing: &str, at: u64) -> String {
-        let partial = "or copy only what it covers with --ranges-partial";
         match self {
             Kind::VmwareAnswers => format!(
                 "the answers of QueryChangedDiskAreas do not cover all of the source's {size} bytes: \
-                 {missing}: query again with startOffset={at} and add the answer, {partial}"
-            ),
-            Kind::CsiMessages if at == 0 => format!(
-                "the messages do not say the size of their volume (volume_capacity_bytes): save them whole, \
-                 {partial}"
+                 {missing}: query again with startOffset={at} and add the answer"
             ),
             Kind::CsiMessages => format!(
-                "the list is of a volume of {at} bytes (volume_capacity_bytes), and the source has {size} \
-                 bytes: use the list of this volume, {partial}"
+                "the list is of a volume of {at} bytes (volume_capacity_bytes), but the source has {size} \
+                 bytes: use the list of this volume"
             ),
             Kind::BitmapMap => format!(
                 "the map does not cover all of the source's {size} bytes: {missing}: save the \
-                 whole map, {partial}"
+                 whole map"
             ),
             Kind::XapiBitmap => format!(
-                "the bitmap ends at {at}, a bit for each 64 KiB, and the source has {size} bytes: save the \
-                 whole bitmap, {partial}"
+                "the bitmap is for a disk of about {at} bytes (one bit per 64 KiB), but the source has {size} \
+                 bytes: save the whole bitmap"
             ),
         }
     }

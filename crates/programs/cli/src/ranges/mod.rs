@@ -86,6 +86,7 @@ impl List {
         let List { name, ranges, coverage } = self;
         let mut ranges = ranges.clone();
         if let Some(Coverage { kind, ranges: covered }) = coverage {
+            let is_silent = covered.is_empty();
             let covered = join_ranges(covered.clone());
             let end = covered.last().map_or(0, |range| range.1);
             match kind {
@@ -100,10 +101,15 @@ impl List {
             let missing = gaps(&covered, size);
             if let Some(first) = missing.first() {
                 let total: u64 = missing.iter().map(|(start, end)| end - start).sum();
-                let more = if missing.len() > 1 { "and other ranges are" } else { "is" };
-                let missing = format!("{} to {} {more} missing", first.0, first.1);
+                let more = if missing.len() > 1 { "and others are" } else { "are" };
+                let missing = format!("bytes {} to {} {more} missing", first.0, first.1 - 1);
                 if !partial {
-                    return Err(format!("{name}: {}", kind.incomplete(size, &missing, first.0)));
+                    let why = match first.0 {
+                        0 if is_silent => kind.silent(),
+                        at => kind.incomplete(size, &missing, at),
+                    };
+                    let partial = "or copy only what it covers with --ranges-partial";
+                    return Err(format!("{name}: {why}, {partial}"));
                 }
                 log::warn!(
                     "{name}: {missing} in the list: {total} of the source's {size} bytes are not copied"
@@ -116,7 +122,10 @@ impl List {
 
 fn parse(text: &str) -> Result<Contents, String> {
     match text.trim_start().as_bytes().first() {
-        None => Err("the list is empty: write an empty list as []".to_string()),
+        None => {
+            Err("the list is empty: did the program fail? If nothing has changed, write []"
+                .to_string())
+        }
         Some(b'<') => Ok((thin_delta::parse(text)?, None)),
         Some(b'{' | b'[') => json::parse(text),
         Some(_) => bitmap::parse(text).map_err(|why| {
@@ -185,21 +194,29 @@ mod tests {
                       {"offset":10,"length":4990,"type":0,"description":"clean"}]"#;
         let without = r#"{"changedArea":[{"start":0,"length":10}]}"#;
         for (text, said, left) in [
-            (answer(0, 5000), "5000 to 9000 is missing: query again with startOffset=5000", 1),
-            (answer(5000, 4000), "0 to 5000 is missing: query again with startOffset=0 ", 1),
+            (
+                answer(0, 5000),
+                "bytes 5000 to 8999 are missing: query again with startOffset=5000",
+                1,
+            ),
+            (answer(5000, 4000), "bytes 0 to 4999 are missing: query again with startOffset=0 ", 1),
             (
                 answer(0, 2000) + &answer(3000, 2000) + &answer(7000, 2000),
-                "2000 to 3000 and other ranges are missing: query again with startOffset=2000",
+                "bytes 2000 to 2999 and others are missing: query again with startOffset=2000",
                 3,
             ),
-            (without.into(), "0 to 9000 is missing: query again with startOffset=0 ", 1),
+            (without.into(), "no answer of QueryChangedDiskAreas has startOffset and length", 1),
             (
                 csi.into(),
-                "a volume of 5000 bytes (volume_capacity_bytes), and the source has 9000",
+                "a volume of 5000 bytes (volume_capacity_bytes), but the source has 9000",
                 1,
             ),
             (csi_without.into(), "do not say the size of their volume", 1),
-            (map.into(), "the map does not cover all of the source's 9000 bytes: 5000 to 9000", 1),
+            (
+                map.into(),
+                "the map does not cover all of the source's 9000 bytes: bytes 5000 to 8999",
+                1,
+            ),
         ] {
             let error = fit(&text, 9000, false).unwrap_err();
             assert!(error.starts_with("--ranges: list: ") && error.contains(said), "{error}");
@@ -208,10 +225,10 @@ mod tests {
         }
         // Of a larger disk: it is another one.
         for (text, said) in [
-            (answer(0, 9001), "end at 9001, and the source has 9000 bytes"),
+            (answer(0, 9001), "end at 9001, but the source has 9000 bytes"),
             (
                 csi.replace("5000", "9001"),
-                "a volume of 9001 bytes (volume_capacity_bytes), and the",
+                "a volume of 9001 bytes (volume_capacity_bytes), but the",
             ),
             (map.replace("4990", "8991"), "the ranges of the map end at 9001"),
         ] {
@@ -289,10 +306,18 @@ mod tests {
     #[test]
     fn a_bitmap_of_another_length_is_refused() {
         for (text, size, said) in [
-            ("gcAA", 24 * BLOCK + 1, "the bitmap ends at 1572864, a bit for each 64 KiB"),
-            ("gcAA", 16 * BLOCK, "is of a disk of about 1572864 bytes"),
+            (
+                "gcAA",
+                24 * BLOCK + 1,
+                "for a disk of about 1572864 bytes (one bit per 64 KiB), but the source has 1572865 bytes: save",
+            ),
+            (
+                "gcAA",
+                16 * BLOCK,
+                "is for a disk of about 1572864 bytes (one bit per 64 KiB), but the source has 1048576",
+            ),
             ("8A==", 3 * BLOCK, "block 3 has changed, and the source of 196608 bytes has 3 blocks"),
-            ("gcA", 20 * BLOCK, "is cut off"),
+            ("gcA", 20 * BLOCK, "is cut off (its length is not a multiple of 4)"),
             ("gc AA", 20 * BLOCK, "white space"),
             ("gcAA\n\"", 20 * BLOCK, "not a base64 symbol"),
         ] {

@@ -91,11 +91,17 @@ fn a_page_of_vmware_is_not_the_list() {
     for (pages, words) in [
         (
             json!(answer(0, MIB)),
-            "1048576 to 4194304 is missing: query again with startOffset=1048576",
+            "bytes 1048576 to 4194303 are missing: query again with startOffset=1048576",
         ),
-        (json!(answer(MIB, 3 * MIB)), "0 to 1048576 is missing: query again with startOffset=0"),
-        (json!([answer(0, MIB), answer(3 * MIB, MIB)]), "1048576 to 3145728 is missing: query"),
-        (json!([answer(0, 5 * MIB)]), "end at 5242880, and the source has 4194304 bytes"),
+        (
+            json!(answer(MIB, 3 * MIB)),
+            "bytes 0 to 1048575 are missing: query again with startOffset=0",
+        ),
+        (
+            json!([answer(0, MIB), answer(3 * MIB, MIB)]),
+            "bytes 1048576 to 3145727 are missing: query",
+        ),
+        (json!([answer(0, 5 * MIB)]), "end at 5242880, but the source has 4194304 bytes"),
     ] {
         lab.refused(lab.list(&pages.to_string()), words);
     }
@@ -129,13 +135,16 @@ fn lists_of_another_disk_are_refused() {
     lab.copied(lab.list(&csi(4 * MIB)), std::slice::from_ref(&(0..4096)));
     for size in [1 << 40, 4 * MIB - 1] {
         let words =
-            format!("a volume of {size} bytes (volume_capacity_bytes), and the source has 4194304");
+            format!("a volume of {size} bytes (volume_capacity_bytes), but the source has 4194304");
         lab.refused(lab.list(&csi(size)), &words);
     }
     // 64 blocks: the second one, and the last one.
     lab.copied(lab.list("QAAAAAAAAAE=\n"), &[BLOCK..2 * BLOCK, 63 * BLOCK..64 * BLOCK]);
-    lab.refused(lab.list("QAAAAAAAAA==\n"), "ends at 3670016, a bit for each 64 KiB");
-    lab.refused(lab.list("QAAAAAAAAAEA\n"), "is of a disk of about 4718592 bytes");
+    lab.refused(
+        lab.list("QAAAAAAAAA==\n"),
+        "for a disk of about 3670016 bytes (one bit per 64 KiB), but",
+    );
+    lab.refused(lab.list("QAAAAAAAAAEA\n"), "is for a disk of about 4718592 bytes");
 }
 
 #[test]
@@ -148,9 +157,9 @@ fn a_list_of_a_command_that_fails_is_not_used() {
     let said = lab.copied(command("echo a warning >&2; cat list"), copied);
     assert!(said.is_empty() || said == "a warning\n", "{said}");
     for (script, words) in [
-        ("cat list; exit 3", "exit status: 3"),
-        ("cat list; kill -SEGV $$", "signal: 11"),
-        ("cat list; exec /no/such/program", "exit status: 127"),
+        ("cat list; exit 3", "the command failed (exit status 3): its list is not used"),
+        ("cat list; kill -SEGV $$", "the command failed (signal 11)"),
+        ("cat list; exec /no/such/program", "exit status 127"),
         ("true", "the list is empty"),
         ("cat list; printf {", "not JSON, or cut off"),
     ] {
@@ -160,7 +169,12 @@ fn a_list_of_a_command_that_fails_is_not_used() {
     // The last line of its messages is in the error.
     let (output, target) = command("cat list; echo one >&2; echo no such snapshot >&2; exit 1");
     let said = text(&output.stderr);
-    assert!(said.ends_with("exit status: 1: no such snapshot\n"), "{said}");
+    assert!(
+        said.ends_with(
+            "(exit status 1): its list is not used; its last message: no such snapshot\n"
+        ),
+        "{said}"
+    );
     assert!(output.status.code() == Some(3) && target == lab.with(&[]));
 
     // In job files.
@@ -174,7 +188,7 @@ fn a_list_of_a_command_that_fails_is_not_used() {
         (output, std::fs::read(lab.file("target")).unwrap())
     };
     lab.copied(job("cat list"), copied);
-    lab.refused(job("cat list; exit 1"), "exit status: 1");
+    lab.refused(job("cat list; exit 1"), "exit status 1");
 }
 
 /// A list as a program prints it.

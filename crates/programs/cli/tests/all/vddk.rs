@@ -205,8 +205,12 @@ fn wrong_lists_of_changes_are_one_line() {
         ("{}", "not an answer of QueryChangedDiskAreas"),
         (r#"{"changedArea": [{"start": 0, "length": 2097152}]}"#, "changes= ends at 2097152"),
         (
+            r#"{"changedArea": [{"start": 0, "length": 512}]}"#,
+            "changes=: no answer has startOffset and length",
+        ),
+        (
             r#"{"startOffset": 0, "length": 524288, "changedArea": []}"#,
-            "524288 to 1048576 is missing: query again with startOffset=524288",
+            "bytes 524288 to 1048575 are missing: query again with startOffset=524288",
         ),
     ] {
         std::fs::write(lab.path("list"), text).unwrap();

@@ -120,8 +120,12 @@ pub fn base64(text: &str) -> Result<Vec<u8>> {
             bits = 0;
         }
     }
-    if count % 4 != 0 || padding > 2 || padding > bytes.len() {
-        return Err(wrong("is cut off: four symbols are three bytes, filled up with ="));
+    if count % 4 != 0 {
+        let text = "the base64 text is cut off (its length is not a multiple of 4)";
+        return Err(Error::new(Kind::Usage, text));
+    }
+    if padding > 2 || padding > bytes.len() {
+        return Err(wrong("has too many = at its end"));
     }
     bytes.truncate(bytes.len() - padding);
     Ok(bytes)
