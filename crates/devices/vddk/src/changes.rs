@@ -180,7 +180,7 @@ mod tests {
                 missing(20, 30),
             ),
             (r#"{"changedArea": []}"#, "no answer has startOffset and length".into()),
-            ("[]", missing(0, 100)),
+            ("[]", "no answer has startOffset and length".into()),
             (r#"{"startOffset": 0, "length": 101}"#, "ends at 101".into()),
             (
                 r#"{"startOffset": 0, "length": 100, "changedArea": [{"start": 90, "length": 11}]}"#,

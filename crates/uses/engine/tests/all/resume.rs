@@ -406,9 +406,13 @@ fn a_discarding_copy_that_is_complete_is_never_repeated() {
         anew.journal.as_mut().unwrap().restart = true;
         let mut other = options.clone();
         other.journal.as_mut().unwrap().target.push_str(" other");
-        for (options, words) in [(&anew, "complete"), (&other, "the target is not")] {
+        for (options, words) in [
+            (&anew, ["its copy is complete", "remove this file only if"]),
+            (&other, ["the target is not", "it is the journal of another copy"]),
+        ] {
             let error = run(&source, &target, options).await.unwrap_err().to_string();
-            assert!(error.contains(words) && error.contains("remove this file"), "{error}");
+            assert!(words.iter().all(|words| error.contains(words)), "{error}");
+            assert!(error.contains("use another journal and another target"), "{error}");
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }
         // Where no block can be discarded, nothing was.
