@@ -44,7 +44,8 @@ impl Target {
     pub fn claim(&self, ids: StorageIds, name: &str, shares_writes: bool) -> Result<Claim> {
         let Registry { claims, owner, .. } = self.context.registry();
         let usage = ClaimUse::from_intent(&self.intent);
-        let request = ClaimRequest { usage, owner: owner.clone(), shares_writes };
+        let is_image = self.intent.image;
+        let request = ClaimRequest { usage, owner: owner.clone(), shares_writes, is_image };
         claims.claim(ids, request, name)
     }
 

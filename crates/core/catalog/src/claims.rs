@@ -8,7 +8,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::opening::Intent;
@@ -23,22 +22,6 @@ pub enum StorageId {
     Export(String),
 }
 
-impl StorageId {
-    /// The export `name` of the NBD server that listens on a Unix socket.
-    pub fn unix_export(socket: &Path, name: &str) -> StorageId {
-        // A path that cannot be completed is that of no other server, either.
-        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_path_buf());
-        StorageId::Export(format!("{} {name}", socket.display()))
-    }
-
-    /// The export `name` of the NBD server at a host and port.
-    pub fn tcp_export(host: &str, port: u16, name: &str) -> StorageId {
-        // The names of this machine.
-        let host = if matches!(host, "127.0.0.1" | "::1") { "localhost" } else { host };
-        StorageId::Export(format!("{host} {port} {name}"))
-    }
-}
-
 /// All identities of a storage.
 #[derive(Debug, Clone, Default)]
 pub struct StorageIds {
@@ -46,6 +29,14 @@ pub struct StorageIds {
     pub same: Vec<StorageId>,
     /// Storages that contain it: the disk of a partition, the file below a part of it.
     pub below: Vec<StorageId>,
+}
+
+impl StorageIds {
+    /// All of them; `true`: the storage itself.
+    fn all(&self) -> impl Iterator<Item = (&StorageId, bool)> {
+        let same = self.same.iter().map(|id| (id, true));
+        same.chain(self.below.iter().map(|id| (id, false)))
+    }
 }
 
 /// The use of a storage by one claim.
@@ -125,7 +116,7 @@ impl ClaimOwner {
 
     /// Whether it owns more than one claim.
     pub(crate) fn is_named(&self) -> bool {
-        self.0.is_some()
+        self.label.is_some()
     }
 
     fn is(&self, other: &ClaimOwner) -> bool {
@@ -146,6 +137,8 @@ pub(crate) struct ClaimRequest {
     pub(crate) owner: ClaimOwner,
     /// Writers of raw bytes may share the storage with writers that allow it, too.
     pub(crate) shares_writes: bool,
+    /// The storage holds a disk image in a format.
+    pub(crate) is_image: bool,
 }
 
 /// The storages that are open.
@@ -156,9 +149,59 @@ pub struct Claims(Mutex<Table>);
 struct Table {
     /// The number of the next claim.
     next: u64,
-    claims: HashMap<u64, ClaimRequest>,
+    claims: HashMap<u64, (ClaimRequest, StorageIds)>,
     /// The claims on a storage; `true`: the storage itself, `false`: a storage inside it.
     on: HashMap<StorageId, Vec<(u64, bool)>>,
+}
+
+impl Table {
+    /// Checks a request against the claims on these storages but `own`. Returns one that calls for a
+    /// warning.
+    fn check(
+        &self,
+        ids: &StorageIds,
+        request: &ClaimRequest,
+        own: Option<u64>,
+    ) -> Result<Option<ClaimRequest>> {
+        let mut warning = None;
+        for (id, is_itself) in ids.all() {
+            // Two parts of one storage do not meet.
+            let meeting = |&&(number, holds_itself): &&(u64, bool)| {
+                (is_itself || holds_itself) && Some(number) != own
+            };
+            for (number, _) in self.on.get(id).into_iter().flatten().filter(meeting) {
+                let Some((held, _)) = self.claims.get(number) else { continue };
+                match Verdict::of(held, request) {
+                    Verdict::Allow => {}
+                    Verdict::Warn => warning = Some(held.clone()),
+                    Verdict::Refuse => return Err(refusal(held, request)),
+                }
+            }
+        }
+        Ok(warning)
+    }
+
+    fn set_usage(&mut self, number: u64, usage: ClaimUse) {
+        if let Some((held, _)) = self.claims.get_mut(&number) {
+            held.usage = usage;
+        }
+    }
+}
+
+/// The claims of a node as the target of a job, until this is dropped.
+pub struct TargetClaims {
+    claims: Arc<Claims>,
+    /// The use of each claim before.
+    before: Vec<(u64, ClaimUse)>,
+}
+
+impl Drop for TargetClaims {
+    fn drop(&mut self) {
+        let mut table = self.claims.table();
+        for (number, usage) in &self.before {
+            table.set_usage(*number, *usage);
+        }
+    }
 }
 
 /// A claim on a storage, which ends when this is dropped.
@@ -193,21 +236,7 @@ impl Claims {
         name: &str,
     ) -> Result<Claim> {
         let mut table = self.table();
-        let itself = ids.same.iter().map(|id| (id, true));
-        let below = ids.below.iter().map(|id| (id, false));
-        let mut warning = None;
-        for (id, is_itself) in itself.clone().chain(below.clone()) {
-            // Two parts of one storage do not meet.
-            let meeting = |&&(_, holds_itself): &&(u64, bool)| is_itself || holds_itself;
-            for (number, _) in table.on.get(id).into_iter().flatten().filter(meeting) {
-                let Some(held) = table.claims.get(number) else { continue };
-                match Verdict::of(held, &request) {
-                    Verdict::Allow => {}
-                    Verdict::Warn => warning = Some(held.clone()),
-                    Verdict::Refuse => return Err(refusal(held, &request)),
-                }
-            }
-        }
+        let warning = table.check(&ids, &request, None)?;
         if let Some(held) = warning {
             log::warn!(
                 "{name}: already open {} by {}, and {} opens it {}: readers may see half-finished writes",
@@ -219,19 +248,63 @@ impl Claims {
         }
         let number = table.next;
         table.next += 1;
-        let places: Vec<_> =
-            itself.chain(below).map(|(id, is_itself)| (id.clone(), is_itself)).collect();
-        for (id, is_itself) in places {
-            table.on.entry(id).or_default().push((number, is_itself));
+        for (id, is_itself) in ids.all() {
+            table.on.entry(id.clone()).or_default().push((number, is_itself));
         }
-        table.claims.insert(number, request);
+        table.claims.insert(number, (request, ids.clone()));
         Ok(Claim { claims: self.clone(), number, ids })
+    }
+
+    /// Makes what an owner writes the target of a job, until the result is dropped.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] if another owner uses a storage of it.
+    pub fn claim_as_target(self: &Arc<Claims>, owner: &ClaimOwner) -> Result<TargetClaims> {
+        let mut table = self.table();
+        let own: Vec<_> = table
+            .claims
+            .iter()
+            .filter(|(_, (held, _))| held.owner.is(owner) && held.usage.writes())
+            .map(|(number, (held, ids))| (*number, held.clone(), ids.clone()))
+            .collect();
+        for (number, held, ids) in &own {
+            let target = ClaimRequest { usage: ClaimUse::CopyTarget, ..held.clone() };
+            table.check(ids, &target, Some(*number))?;
+        }
+        for (number, ..) in &own {
+            table.set_usage(*number, ClaimUse::CopyTarget);
+        }
+        let before = own.into_iter().map(|(number, held, _)| (number, held.usage)).collect();
+        Ok(TargetClaims { claims: self.clone(), before })
+    }
+
+    /// Two owners have exchanged their storages.
+    pub fn exchange(&self, one: &ClaimOwner, other: &ClaimOwner) {
+        for (held, _) in self.table().claims.values_mut() {
+            if held.owner.is(one) {
+                held.owner = other.clone();
+            } else if held.owner.is(other) {
+                held.owner = one.clone();
+            }
+        }
+    }
+
+    /// Gives the targets of a job to the owner who writes to them from now on.
+    pub fn hand_over(&self, job: &ClaimOwner, owner: &ClaimOwner) {
+        for (held, _) in self.table().claims.values_mut().filter(|(held, _)| held.owner.is(job)) {
+            held.owner = owner.clone();
+            held.usage = match held.usage {
+                ClaimUse::CopyTarget if held.is_image => ClaimUse::WriteImage,
+                ClaimUse::CopyTarget => ClaimUse::Write,
+                usage => usage,
+            };
+        }
     }
 
     /// Whether a further device of this owner would be refused: one of its devices writes an image.
     pub fn is_exclusive(&self, owner: &ClaimOwner) -> bool {
         let table = self.table();
-        table.claims.values().any(|held| held.usage.is_exclusive() && held.owner.is(owner))
+        table.claims.values().any(|(held, _)| held.usage.is_exclusive() && held.owner.is(owner))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -244,7 +317,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut table = self.claims.table();
         table.claims.remove(&self.number);
-        for id in self.ids.same.iter().chain(&self.ids.below) {
+        for (id, _) in self.ids.all() {
             if let Some(claims) = table.on.get_mut(id) {
                 claims.retain(|(number, _)| *number != self.number);
                 if claims.is_empty() {
@@ -318,7 +391,7 @@ mod tests {
     use ClaimUse::{CopyTarget, Read, ReadImage, Write, WriteImage};
 
     fn request(usage: ClaimUse, owner: &ClaimOwner) -> ClaimRequest {
-        ClaimRequest { usage, owner: owner.clone(), shares_writes: false }
+        ClaimRequest { usage, owner: owner.clone(), shares_writes: false, is_image: false }
     }
 
     fn ids(same: &[u64], below: &[u64]) -> StorageIds {
@@ -426,6 +499,38 @@ mod tests {
                     assert!(text.contains(word), "{held:?} then {new:?}: {text}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_target_of_a_job_is_used_by_nobody_else_until_the_job_has_ended() {
+        let claims = Arc::new(Claims::default());
+        let claim =
+            |usage, owner: &ClaimOwner| claims.claim(ids(&[1], &[]), request(usage, owner), "disk");
+        let [node, other] = ["node \"n\"", "export \"b\""].map(ClaimOwner::new);
+        let _node = claim(Write, &node).unwrap();
+        let reader = claim(Read, &other).unwrap();
+        assert!(claims.claim_as_target(&node).is_err(), "it is read");
+        drop(reader);
+        let target = claims.claim_as_target(&node).unwrap();
+        assert!(claim(Read, &other).is_err());
+        drop(target);
+        drop(claim(Read, &other).unwrap());
+    }
+
+    #[test]
+    fn the_target_of_a_mirror_becomes_the_disk_of_the_export() {
+        for (is_image, readable) in [(false, true), (true, false)] {
+            let claims = Arc::new(Claims::default());
+            let [job, export, other] = ["the mirror", "export \"a\"", "b"].map(ClaimOwner::new);
+            let target = ClaimRequest { is_image, ..request(CopyTarget, &job) };
+            let _target = claims.claim(ids(&[1], &[]), target, "disk").unwrap();
+            claims.hand_over(&job, &export);
+            let read = claims.claim(ids(&[1], &[]), request(Read, &other), "disk");
+            assert_eq!(read.is_ok(), readable);
+            assert_eq!(claims.is_exclusive(&export), is_image);
+            claims.exchange(&export, &other);
+            assert_eq!(claims.is_exclusive(&other), is_image);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::backend::{Backend, Target};
-use crate::claims::{Claim, ClaimOwner, ClaimRequest, ClaimUse, Claims, StorageId, StorageIds};
+use crate::claims::{ClaimOwner, Claims};
 use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
@@ -63,21 +63,9 @@ impl Registry {
         Registry { owner, ..self.clone() }
     }
 
-    /// Claims exports of this process by the addresses at which clients reach them, so that it does not
-    /// copy onto them through a connection to itself. `name` is for warnings.
-    ///
-    /// # Errors
-    /// [`Kind::InUse`] if a device of this process is such a connection, and uses the export in a way
-    /// that does not fit.
-    pub fn claim_exports(&self, same: Vec<StorageId>, write: bool, name: &str) -> Result<Claim> {
-        let usage = if write { ClaimUse::Write } else { ClaimUse::Read };
-        let request = ClaimRequest { usage, owner: self.owner.clone(), shares_writes: true };
-        self.claims.claim(StorageIds { same, below: Vec::new() }, request, name)
-    }
-
     /// The same registry, for another owner if it has none.
     fn or_owned_by(&self, label: impl FnOnce() -> String) -> Registry {
-        if self.owner.is_named() { self.clone() } else { self.owned_by(label()) }
+        if self.owner.is_named() { self.clone() } else { self.owned_by(ClaimOwner::new(label())) }
     }
 
     /// The same registry for the command that this process runs ([`ClaimOwner::command`]).

@@ -148,6 +148,14 @@ impl Backend for NbdCommand {
     }
 }
 
+/// Whether a URI is that of an export of this process.
+///
+/// # Errors
+/// [`Kind::Usage`] if it is not a URI for NBD.
+pub async fn is_own_export(uri: &str) -> Result<bool> {
+    Ok(parse(uri)?.address.is_own().await)
+}
+
 /// Claims an export of a server in this process. Raw bytes may be written by any number of devices:
 /// the server keeps them in order, and other programs write as well.
 async fn claim_on(
@@ -156,9 +164,17 @@ async fn claim_on(
     export: &str,
     uri: &str,
 ) -> Result<Option<Arc<Claim>>> {
+    // A copy or job onto an export of its own process would write below the clients of that export.
+    if target.intent.exclusive && target.intent.write && address.is_own().await {
+        let text = "is an export of this server: choose another target";
+        return Err(Error::new(Kind::InUse, text).on(&uri.into()));
+    }
     let id = match address {
-        Address::Unix(path) => StorageId::unix_export(path, export),
-        Address::Tcp(host, port) => StorageId::tcp_export(host, *port, export),
+        // A path that cannot be completed is that of no other device, either.
+        Address::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            StorageId::Export(format!("{} {export}", path.display()))
+        }
         Address::Open(_) => return Ok(None),
         address => StorageId::Export(format!("{address:?} {export}")),
     };

@@ -83,6 +83,28 @@ pub struct HttpAddress {
 }
 
 impl Address {
+    /// Whether this process listens there. The addresses of SSH servers are not looked at.
+    pub(crate) async fn is_own(&self) -> bool {
+        if blockhaul_io::is_simulated() {
+            return false;
+        }
+        let is_own = match self.clone() {
+            Address::Unix(path) => {
+                blockhaul_io::offload(move || blockhaul_io::listens_on_unix(&path)).await
+            }
+            Address::Tcp(host, port) => {
+                let look = move || {
+                    let found = (host.as_str(), port).to_socket_addrs();
+                    found.is_ok_and(|mut found| found.any(blockhaul_io::listens_on_tcp))
+                };
+                blockhaul_io::offload(look).await
+            }
+            Address::Http(http) => return Box::pin(http.address.is_own()).await,
+            Address::Vsock(..) | Address::Ssh(_) | Address::Open(_) => return false,
+        };
+        is_own.unwrap_or(false)
+    }
+
     /// Whether NBD begins after an HTTP request: TLS is then around both.
     fn is_http(&self) -> bool {
         matches!(self, Address::Http(_))

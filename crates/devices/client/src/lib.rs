@@ -32,7 +32,7 @@ mod ssh;
 mod traffic;
 mod upgrade;
 
-pub use backends::all;
+pub use backends::{all, is_own_export};
 pub use command::ServerProcess;
 pub use connect::{
     Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping,

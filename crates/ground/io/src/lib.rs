@@ -38,6 +38,7 @@ mod memory;
 mod net;
 mod offload_file;
 mod op;
+mod own_listeners;
 mod panic;
 mod plain;
 mod range_locks;
@@ -70,6 +71,7 @@ pub use memory::{
 };
 pub use net::{Listener, Peer, Stream};
 pub use op::ready;
+pub use own_listeners::{listens_on_tcp, listens_on_unix};
 pub use panic::abort_on_panic;
 pub use plain::plain;
 pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};

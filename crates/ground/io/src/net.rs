@@ -20,6 +20,7 @@ use rustix::net::{
 use crate::context::with_worker;
 use crate::driver::{FileOp, Interest};
 use crate::op::{file_op, ready};
+use crate::own_listeners::OwnListener;
 use crate::vsock;
 
 /// Requested size of socket buffers: two of the largest common requests (256 KiB) and their
@@ -347,11 +348,15 @@ fn is_dead(path: &Path) -> io::Result<bool> {
 }
 
 /// A listening socket.
-pub struct Listener(OwnedFd, Closing);
+pub struct Listener {
+    fd: OwnedFd,
+    _closing: Closing,
+    _own: OwnListener,
+}
 
 impl From<Listener> for OwnedFd {
     fn from(listener: Listener) -> OwnedFd {
-        listener.0
+        listener.fd
     }
 }
 
@@ -359,7 +364,7 @@ impl Listener {
     /// Takes ownership of a listening socket (socket activation).
     pub fn new(fd: OwnedFd) -> io::Result<Listener> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Listener(fd, Closing))
+        Ok(Listener::over(fd))
     }
 
     /// Listens on a Unix socket at `path`, which must not exist yet.
@@ -368,7 +373,7 @@ impl Listener {
         let fd = Self::socket(AddressFamily::UNIX)?;
         rustix::net::bind(&fd, &address)?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd, Closing))
+        Ok(Listener::over(fd))
     }
 
     /// The same, replacing a socket without a listener, as a killed server leaves behind. Blocks
@@ -405,7 +410,7 @@ impl Listener {
         }
         rustix::net::bind(&fd, &address)?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd, Closing))
+        Ok(Listener::over(fd))
     }
 
     /// Listens for connections between virtual machines and their host (vsock(7)): on the context
@@ -414,7 +419,11 @@ impl Listener {
         let fd = Self::socket(AddressFamily::VSOCK)?;
         rustix::net::bind(&fd, &vsock::Address { cid: cid.unwrap_or(vsock::ANY), port })?;
         rustix::net::listen(&fd, BACKLOG)?;
-        Ok(Listener(fd, Closing))
+        Ok(Listener::over(fd))
+    }
+
+    fn over(fd: OwnedFd) -> Listener {
+        Listener { _closing: Closing, _own: OwnListener::new(&fd), fd }
     }
 
     fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
@@ -424,7 +433,7 @@ impl Listener {
 
     /// The TCP address in use.
     pub fn local_tcp(&self) -> Option<SocketAddr> {
-        SocketAddr::try_from(rustix::net::getsockname(&self.0).ok()?).ok()
+        SocketAddr::try_from(rustix::net::getsockname(&self.fd).ok()?).ok()
     }
 
     /// Waits for a connection. The descriptor may be passed to another worker.
@@ -432,9 +441,9 @@ impl Listener {
         loop {
             #[cfg(feature = "simulation")]
             crate::simulation::touch();
-            match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(fd) => return Ok(fd),
-                Err(rustix::io::Errno::AGAIN) => ready(&self.0, Interest::Readable).await?,
+                Err(rustix::io::Errno::AGAIN) => ready(&self.fd, Interest::Readable).await?,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -125,7 +125,8 @@ fn intent(target: &Target, wanted: &Wanted) -> Result<Intent> {
     }
     // All clusters with their entries and refcounts, and those that are replaced before a flush.
     let most = wanted.size.saturating_mul(4).saturating_add(256 << 20).min(1 << 55);
-    Ok(Intent { direct: target.intent.direct, exclusive: true, ..Intent::growing(most) })
+    let intent = Intent { image: true, exclusive: true, ..Intent::growing(most) };
+    Ok(intent.direct(target.intent.direct))
 }
 
 async fn data_file(target: &Target, wanted: &Wanted) -> Result<(Option<Storage>, Preparation)> {

@@ -272,6 +272,11 @@ impl CopyJob {
         CopyJob { registry: self.registry.owned_by(ClaimOwner::new(label)), ..self }
     }
 
+    /// The owner of the claims of its sides.
+    pub(crate) fn owner(&self) -> ClaimOwner {
+        self.registry.owner.clone()
+    }
+
     /// Parses the arguments, with all checks possible without opening anything.
     pub(crate) fn new(args: &args::CopyArgs, groups: &Groups) -> Result<CopyJob, Failure> {
         let (Some(source), Some(target)) = (&args.source, &args.target) else {

@@ -23,7 +23,7 @@ use super::running::{Running, Writing};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args;
 use crate::copy::job::{CopyJob, JobControl, Report};
-use crate::exit::{FAILED, Failure, LOST};
+use crate::exit::{FAILED, Failure, LOST, OPEN};
 use crate::long;
 
 /// Number of ended jobs that are remembered.
@@ -218,11 +218,15 @@ impl To {
     }
 
     /// A disk of the server is its target from now on.
-    fn begin(&self) -> Result<Option<Writing>, Failure> {
-        match self {
-            To::Open(.., Some(running)) => running.begin_writing().map(Some),
-            _ => Ok(None),
+    async fn begin(&self) -> Result<Option<Writing>, Failure> {
+        let To::Open(spec, _, Some(running)) = self else { return Ok(None) };
+        if let Spec::Scheme { scheme, rest } = spec
+            && blockhaul_client::is_own_export(&format!("{scheme}:{rest}")).await.unwrap_or(false)
+        {
+            let text = format!("{spec} is an export of this server: choose another target");
+            return Err(Failure::new(OPEN, text));
         }
+        running.begin_writing().map(Some)
     }
 }
 
@@ -314,8 +318,10 @@ impl Jobs {
     ) -> Result<Vec<Arc<Job>>, Failure> {
         let WantedJobs { disks, grouped, at_once } = wanted;
         let copies = copies(&disks, grouped)?;
-        let writing: Vec<_> =
-            disks.iter().map(|disk| disk.target.begin()).collect::<Result<_, _>>()?;
+        let mut writing = Vec::new();
+        for disk in &disks {
+            writing.push(disk.target.begin().await?);
+        }
         let kept = self.kept_for(table, &disks, grouped).await?;
         let mut all = Jobs::begin_at_once(table, &disks, &kept, &at_once).await?.into_iter();
         let mut begun = Vec::new();
@@ -364,7 +370,7 @@ impl Jobs {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
         let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
-        let writing = wanted.target.begin()?;
+        let writing = wanted.target.begin().await?;
         let kept = self.kept_for_mirror(table, &wanted).await?;
         let WantedMirror { export, target, within, first, copy_mode, settings, resumes, .. } =
             wanted;
@@ -381,6 +387,7 @@ impl Jobs {
             copy_mode,
             errors_wait: errors.watches_target(),
             is_to_node: matches!(target, To::Open(..)),
+            target_owner: copy.owner(),
             kept: kept.clone(),
             is_resumed,
         };

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Adjustable, Barrier, PROVIDED, Stack};
+use blockhaul_catalog::{Adjustable, Barrier, ClaimOwner, PROVIDED, Stack};
 use blockhaul_engine::{Control, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::{Changes, Remaining};
@@ -60,6 +60,8 @@ pub struct Mirror {
     errors_wait: bool,
     /// The target is a node.
     is_to_node: bool,
+    /// The owner of the claims of the target.
+    target_owner: ClaimOwner,
     /// What was dirty in the bitmap of [`First::Dirty`].
     taken: Option<Taken>,
     /// It outlives the server, with this map.
@@ -167,6 +169,8 @@ pub struct Beginning {
     pub errors_wait: bool,
     /// The target is a node, whose disk becomes the one that clients have left.
     pub is_to_node: bool,
+    /// The owner of the claims of the target.
+    pub target_owner: ClaimOwner,
     /// It outlives the server.
     pub kept: Option<Arc<Kept>>,
     /// A job of an earlier server goes on.
@@ -190,7 +194,15 @@ impl Mirror {
         beginning: Beginning,
     ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
         let Beginning {
-            target, progress, within, first, copy_mode, errors_wait, is_to_node, ..
+            target,
+            progress,
+            within,
+            first,
+            copy_mode,
+            errors_wait,
+            is_to_node,
+            target_owner,
+            ..
         } = beginning;
         let is_resumed = beginning.is_resumed;
         let kept = beginning.kept.and_then(|kept| kept.map().map(|map| (kept, map)));
@@ -241,6 +253,7 @@ impl Mirror {
             first,
             errors_wait,
             is_to_node,
+            target_owner,
             taken,
             kept,
             rest,
@@ -533,6 +546,9 @@ impl Mirror {
                 let before = std::mem::replace(&mut *storage, self.target.clone());
                 let former = stack.replace(next).map(|stack| (stack, before));
                 state.former = former.filter(|_| self.is_to_node);
+                if !self.is_to_node {
+                    export.claims.hand_over(&self.target_owner, &export.owner);
+                }
             }
             return Ok(true);
         };

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
-use blockhaul_catalog::{Adjustable, Claim, Exports, Shared, Stack};
+use blockhaul_catalog::{Adjustable, ClaimOwner, Claims, Exports, Shared, Stack, TargetClaims};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 
 use crate::exit::{Failure, OPEN};
@@ -42,8 +42,10 @@ pub struct Running {
     pub mirrored: Mutex<Option<Changes>>,
     /// Where its disk differs from the targets of jobs that outlive the server.
     pub maps: Mutex<Vec<Remaining>>,
-    /// The claim on the addresses at which clients reach it.
-    pub _address_claim: Option<Claim>,
+    /// The storages that are open.
+    pub claims: Arc<Claims>,
+    /// The owner of the claims of its disk.
+    pub owner: ClaimOwner,
     /// A job writes to it, below its bitmaps and points in time.
     pub written: Arc<AtomicBool>,
     /// The export of which this one is a point in time.
@@ -152,7 +154,9 @@ impl Running {
             let text = format!("a job or a point in time uses {name:?}: choose another target");
             return Err(Failure::new(OPEN, text));
         }
-        Ok(Writing(self.written.clone()))
+        let mut writing = Writing { written: self.written.clone(), _claims: None };
+        writing._claims = Some(self.claims.claim_as_target(&self.owner)?);
+        Ok(writing)
     }
 
     /// Refuses a job or a point in time of a disk that does not change, or that a job writes.
@@ -198,11 +202,14 @@ impl Running {
 }
 
 /// A job writes to a disk until this is dropped.
-pub struct Writing(Arc<AtomicBool>);
+pub struct Writing {
+    written: Arc<AtomicBool>,
+    _claims: Option<TargetClaims>,
+}
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.written.store(false, Ordering::SeqCst);
     }
 }
 

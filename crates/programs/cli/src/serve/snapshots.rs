@@ -497,7 +497,8 @@ impl Table {
             inconsistent: std::sync::Mutex::default(),
             mirrored: std::sync::Mutex::default(),
             maps: std::sync::Mutex::default(),
-            _address_claim: None,
+            claims: blockhaul_catalog::Claims::for_process(),
+            owner: blockhaul_catalog::ClaimOwner::default(),
             written: std::sync::Arc::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };

@@ -1,13 +1,12 @@
 //! The exports that the command line asks for, and how each is opened.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
-    Adjustable, Claim, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared,
-    Spec, Stack, StorageId, guarded, percent_decode,
+    Adjustable, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec,
+    Stack, guarded, percent_decode,
 };
 
 use super::bitmap_files::BitmapFiles;
@@ -29,8 +28,6 @@ pub struct WantedExports {
     pub(super) layers: Vec<String>,
     /// The only export is available under any name.
     pub(super) any_name: bool,
-    /// Where clients reach the exports, as far as the options say.
-    pub(super) addresses: Vec<ListenAddress>,
     /// Each client gets separate devices.
     pub(super) per_client: bool,
     /// Requests are logged.
@@ -39,34 +36,6 @@ pub struct WantedExports {
     pub bitmap_files: Option<BitmapFiles>,
     /// Where jobs are kept.
     pub job_files: Option<Arc<JobFiles>>,
-}
-
-/// An address in the options at which clients reach exports.
-pub enum ListenAddress {
-    /// A Unix socket.
-    Unix(PathBuf),
-    /// A port of a host.
-    Tcp(String, u16),
-}
-
-impl ListenAddress {
-    /// The addresses in the options, but for ports that the system chooses.
-    fn all(args: &args::Serve) -> Vec<ListenAddress> {
-        let unix = args.unix.iter().filter(|path| path.as_os_str() != "-");
-        let mut all: Vec<_> = unix.map(|path| ListenAddress::Unix(path.clone())).collect();
-        for &port in args.port.iter().filter(|&&port| port != 0) {
-            let hosts = args.ip_addr.iter().map(String::as_str).chain(["localhost"]);
-            all.extend(hosts.map(|host| ListenAddress::Tcp(host.to_string(), port)));
-        }
-        all
-    }
-
-    fn export(&self, name: &str) -> StorageId {
-        match self {
-            ListenAddress::Unix(socket) => StorageId::unix_export(socket, name),
-            ListenAddress::Tcp(host, port) => StorageId::tcp_export(host, *port, name),
-        }
-    }
 }
 
 /// What messages call an export.
@@ -149,7 +118,6 @@ impl WantedExports {
             exports,
             layers,
             any_name,
-            addresses: ListenAddress::all(args),
             per_client,
             trace,
             bitmap_files,
@@ -251,7 +219,8 @@ impl WantedExports {
             inconsistent: Mutex::default(),
             mirrored: Mutex::default(),
             maps: Mutex::default(),
-            _address_claim: self.claim_addresses(&registry, kind, one)?,
+            claims: registry.claims.clone(),
+            owner: registry.owner.clone(),
             written: Arc::default(),
             snapshot_of: None,
         };
@@ -278,27 +247,6 @@ impl WantedExports {
             single: running.single,
         };
         Ok((storage, running))
-    }
-
-    /// Claims the addresses of an export.
-    fn claim_addresses(
-        &self,
-        registry: &Registry,
-        kind: &str,
-        one: &One,
-    ) -> Result<Option<Claim>, Failure> {
-        let is_default = self.exports.first().is_some_and(|first| first.name == one.name);
-        let also = if is_default && !one.name.is_empty() { Some("") } else { None };
-        let names = || std::iter::once(one.name.as_str()).chain(also);
-        let ids: Vec<_> = self
-            .addresses
-            .iter()
-            .flat_map(|address| names().map(|name| address.export(name)))
-            .collect();
-        if ids.is_empty() || kind != EXPORT {
-            return Ok(None);
-        }
-        Ok(Some(registry.claim_exports(ids, one.intent.write, &one.name)?))
     }
 
     /// The layers and gates of an export, first innermost: its own below the common ones. They are

@@ -90,6 +90,11 @@ fn assert_allowed((status, said): (Option<i32>, String)) {
 }
 
 #[track_caller]
+fn assert_allowed_quietly((status, said): (Option<i32>, String)) {
+    assert_eq!(status, Some(0), "{said}");
+}
+
+#[track_caller]
 fn assert_warned((status, said): (Option<i32>, String)) {
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("half-finished writes"), "{said}");
@@ -276,14 +281,25 @@ fn no_job_copies_onto_an_export_of_its_own_server_through_a_connection() {
     fs::copy(storage.path("x.raw"), &other).unwrap();
     let named = [export("a", &storage.path("x.raw")), export("b", &other)];
     let server = storage.serve(&["--export", &named[0], "--export", &named[1]]).unwrap();
-    for target in ["a", "b", ""].map(|name| server.uri(name)) {
+    // By any name of the socket.
+    let socket = server.socket();
+    let link = storage.path("link");
+    std::os::unix::fs::symlink(socket, &link).unwrap();
+    let folder = storage.path("folder");
+    fs::create_dir(&folder).unwrap();
+    let around = format!("{folder}/../link");
+    let of = |socket: &str, name: &str| format!("nbd+unix:///{name}?socket={socket}");
+    let targets =
+        [server.uri("a"), server.uri("b"), server.uri(""), of(&link, "b"), of(&around, "a")];
+    for target in &targets {
         for command in ["backup", "mirror"] {
-            assert_refused(
-                storage.ctl(&[command, "a", &target, "--wait"]),
-                &["export", "of export \"a\""],
-            );
+            let outcome = storage.ctl(&[command, "a", target, "--wait"]);
+            assert_refused(outcome, &["is an export of this server"]);
         }
     }
+    assert!(fs::read(&other).unwrap() == fs::read(storage.path("x.raw")).unwrap());
+    // A second name through a connection is no target.
+    assert_allowed(storage.ctl(&["export-add", &export("c", &server.uri("b"))]));
     // An image is written by one device, also through an NBD server.
     let disk = storage.serve_other(&format!("file:{}", storage.path("x.qcow2")));
     let uri = disk.uri("").replace('?', "%3f");
@@ -323,6 +339,20 @@ fn a_job_that_has_ended_keeps_nothing_open() {
 }
 
 #[test]
+fn the_disk_that_a_mirror_has_moved_to_is_that_of_the_export() {
+    let storage = Storage::new();
+    let moved = storage.path("moved.raw");
+    let named = export("a", &storage.path("x.raw"));
+    let _server = storage.serve(&["--export", &named]).unwrap();
+    assert_allowed_quietly(storage.ctl(&["mirror", "a", &moved, "--wait"]));
+    assert_refused_by_ctl(storage.ctl(&["export-add", "-r", &export("r", &moved)]), &["mirror"]);
+    assert_allowed_quietly(storage.ctl(&["job-complete", "1", "--wait"]));
+    assert_allowed(storage.ctl(&["export-add", "-r", &export("r", &moved)]));
+    let writer = storage.ctl(&["export-add", &export("w", &moved)]);
+    assert_refused_by_ctl(writer, &["export \"a\"", "export \"w\""]);
+}
+
+#[test]
 fn two_mounted_names_do_not_write_one_storage() {
     let storage = Storage::new();
     let folder = storage.path("folder");
@@ -351,7 +381,7 @@ fn a_node_and_an_export_or_two_nodes_do_not_write_one_storage() {
     let socket = storage.0.socket("qmp");
     let named = export("a", &raw);
     let qmp = socket.to_str().unwrap();
-    let _server = storage.serve(&["--qmp", qmp, "--export", &named]).unwrap();
+    let server = storage.serve(&["--qmp", qmp, "--export", &named]).unwrap();
     let mut qmp = Qmp::connect(Path::new(qmp));
     let file = |name: &str, path: &str| serde_json::json!({ "driver": "file", "node-name": name, "filename": path });
     let qcow2 = |name: &str, path: &str| {
@@ -368,4 +398,18 @@ fn a_node_and_an_export_or_two_nodes_do_not_write_one_storage() {
     refused(qmp.ask("blockdev-add", file("f", &image)), &["node \"q\"", "node \"f\""]);
     qmp.succeeds("blockdev-del", serde_json::json!({ "node-name": "q" }));
     qmp.succeeds("blockdev-add", qcow2("r", &image));
+    // A node that is an export of this server is no target, and the target of a job has no readers.
+    let socket = server.socket().to_str().unwrap();
+    let server = serde_json::json!({ "type": "unix", "path": socket });
+    let nbd =
+        serde_json::json!({ "driver": "nbd", "node-name": "t", "server": server, "export": "a" });
+    qmp.succeeds("blockdev-add", nbd);
+    let job = |target: &str| serde_json::json!({ "job-id": "m", "device": "a", "target": target, "sync": "full", "speed": 65536 });
+    refused(qmp.ask("blockdev-mirror", job("t")), &["export of this server"]);
+    let target = storage.path("target.raw");
+    fs::copy(&raw, &target).unwrap();
+    qmp.succeeds("blockdev-add", file("u", &target));
+    qmp.succeeds("blockdev-mirror", job("u"));
+    let reader = storage.ctl(&["export-add", "-r", &export("reader", &target)]);
+    assert_refused_by_ctl(reader, &["node \"u\"", "target of a copy"]);
 }

@@ -491,7 +491,8 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
         inconsistent: Mutex::default(),
         mirrored: Mutex::default(),
         maps: Mutex::default(),
-        _address_claim: None,
+        claims: blockhaul_catalog::Claims::for_process(),
+        owner: blockhaul_catalog::ClaimOwner::default(),
         written: Arc::default(),
         snapshot_of: None,
     };

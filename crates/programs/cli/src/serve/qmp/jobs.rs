@@ -285,6 +285,7 @@ impl Monitor {
                 }));
             }
         }
+        from.claims.exchange(&from.owner, &to.owner);
         let mut state = self.state();
         state.moved.retain(|(node, _)| *node != source && *node != target);
         state.moved.push((source.clone(), to.name.clone()));
