@@ -347,7 +347,8 @@ pub enum CtlCommand {
     ///
     /// The requests of clients wait while the last changes are copied and the target is flushed, and
     /// continue on the target. Nobody is disconnected. If clients write so fast that they would have
-    /// to wait longer than --within, the job goes on until they write less, or is cancelled.
+    /// to wait longer than --within, the job goes on until they write less, or is cancelled. If the
+    /// target does not answer in that time or fails, clients continue on the old device.
     JobComplete {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]

@@ -881,6 +881,11 @@ impl Job {
     /// A request of it has failed. With `Action::Stop` it pauses.
     pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
         self.tell(&Happened::Error { is_read, action, text: error.to_string() });
+        if action != Action::Report
+            && let Some(mirror) = self.mirror()
+        {
+            mirror.release_clients();
+        }
         if action == Action::Stop {
             self.pause(true);
         }

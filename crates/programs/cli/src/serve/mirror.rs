@@ -186,6 +186,16 @@ pub struct Ending {
     pub switch: bool,
 }
 
+/// What an attempt to move the clients has come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moved {
+    Done,
+    /// It is to be tried again.
+    Postponed,
+    /// The same, and the last round has begun and not ended.
+    Unfinished,
+}
+
 impl Mirror {
     /// Begins to note what clients write to the export.
     pub async fn begin(
@@ -386,12 +396,7 @@ impl Mirror {
         let ranges = [(at, len)];
         let mut copying = pin!(self.copy(engine, &ranges));
         let until = blockhaul_io::now() + PATIENCE;
-        let mut overdue = pin!(self.overdue(&control, until));
-        let in_time = poll_fn(|context| match copying.as_mut().poll(context) {
-            Poll::Ready(copied) => Poll::Ready(Some(copied)),
-            Poll::Pending => overdue.as_mut().poll(context).map(|()| None),
-        });
-        let copied = match in_time.await {
+        let copied = match before(copying.as_mut(), self.overdue(&control, until)).await {
             Some(copied) => copied,
             None => {
                 piece.open();
@@ -495,6 +500,9 @@ impl Mirror {
     }
 
     /// The end: clients wait for the last round and a flush. False: it is to be tried again.
+    ///
+    /// A round that clients cannot wait for continues after they are released, like any other round:
+    /// what they write meanwhile is copied again.
     async fn cut_over(
         &self,
         engine: &mut Engine,
@@ -505,6 +513,22 @@ impl Mirror {
         if self.predicted() > ending.within {
             return Ok(false);
         }
+        let mut round = pin!(self.last_round(engine, clients.stack.device()));
+        let moved = self.move_clients(round.as_mut(), control, clients, ending).await?;
+        if moved == Moved::Unfinished {
+            round.await?;
+        }
+        Ok(moved == Moved::Done)
+    }
+
+    /// Holds the clients while the last round ends, and moves them.
+    async fn move_clients(
+        &self,
+        mut round: Pin<&mut impl Future<Output = Result<()>>>,
+        control: &Control,
+        clients: &Destination,
+        ending: Ending,
+    ) -> Result<Moved> {
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
         let Some(export) = self.export.upgrade() else { return Err(no_export()) };
@@ -519,13 +543,21 @@ impl Mirror {
             }
         };
         let started = blockhaul_io::now();
-        let also = clients.stack.device();
+        let mut is_unfinished = false;
         let last = async || {
             if ending.switch && !export.served {
                 // Its first clients may have come since the beginning.
-                self.check_fits(also)?;
+                self.check_fits(clients.stack.device())?;
             }
-            self.last_round(engine, also, control, ending).await?;
+            let left = ending.within.saturating_sub(blockhaul_io::elapsed(started));
+            self.begin_last_round(control, left)?;
+            let until = blockhaul_io::now() + left;
+            let Some(copied) = before(round.as_mut(), self.released(until)).await else {
+                is_unfinished = true;
+                let text = "the last round did not end while clients could wait for it";
+                return Err(Error::new(Kind::TimedOut, text));
+            };
+            copied?;
             if ending.switch { self.note_move().await } else { Ok(()) }
         };
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
@@ -550,7 +582,7 @@ impl Mirror {
                     export.claims.hand_over(&self.target_owner, &export.owner);
                 }
             }
-            return Ok(true);
+            return Ok(Moved::Done);
         };
         // The layers that mark are still there.
         self.go_on_marking(&export);
@@ -559,7 +591,7 @@ impl Mirror {
         }
         log::info!(export = export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
-        Ok(false)
+        Ok(if is_unfinished { Moved::Unfinished } else { Moved::Postponed })
     }
 
     /// Refuses a device that clients could not move to. A disk of the monitor protocol may have none.
@@ -600,31 +632,54 @@ impl Mirror {
         noted.map_err(|failure| Error::new(Kind::Io, failure.to_string()))
     }
 
-    /// While no request is in flight: copies the rest, and makes it durable.
-    async fn last_round(
-        &self,
-        engine: &mut Engine,
-        also: &Arc<dyn Device>,
-        control: &Control,
-        ending: Ending,
-    ) -> Result<()> {
+    /// Refuses a last round that would not end in this time.
+    fn begin_last_round(&self, control: &Control, left: Duration) -> Result<()> {
         self.lock().cutting = true;
         let too_late = |why: &'static str| Err(Error::new(Kind::TimedOut, why));
         if control.is_paused() {
             return too_late("it is paused");
         }
-        if self.predicted() > ending.within {
+        let (limit, _) = control.rate_limits();
+        let limited =
+            self.changed_bytes().checked_div(limit).map_or(Duration::ZERO, Duration::from_secs);
+        if self.predicted().max(limited) > left {
             return too_late("clients would wait too long for what has changed");
         }
+        Ok(())
+    }
+
+    /// Copies the rest, and makes it durable. It begins while no request is in flight.
+    async fn last_round(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
         let dirty = self.take();
         let copied = async {
             self.round(engine, &dirty).await?;
-            flush_all(engine, also).await
+            flush_all(engine, also).await?;
+            self.note_rewrites(engine);
+            Ok(())
         };
         copied.await.inspect_err(|_| {
             self.lock().left = 0;
             self.changes.give_back(&dirty);
         })
+    }
+
+    /// Returns at this time, or once clients need not wait any more: the job has met an error, or is
+    /// cancelled.
+    async fn released(&self, until: Instant) {
+        loop {
+            let changed = self.changes.listen();
+            let left = until.saturating_duration_since(blockhaul_io::now());
+            if !self.is_cutting() || self.progress.is_cancelled() || left.is_zero() {
+                return;
+            }
+            let _ = blockhaul_io::timeout(left, changed).await;
+        }
+    }
+
+    /// A request of the job has failed and will be repeated: clients do not wait for that.
+    pub fn release_clients(&self) {
+        self.lock().cutting = false;
+        self.changes.wake();
     }
 
     /// Time that clients would wait now.
@@ -789,6 +844,19 @@ impl Follower for Mirror {
     ) -> Pin<Box<dyn Future<Output = Result<Summary>>>> {
         Box::pin(async move { self.run(engine, target).await })
     }
+}
+
+/// The output of a future, unless `end` completes first: then the future can be continued.
+async fn before<T>(
+    mut future: Pin<&mut impl Future<Output = T>>,
+    end: impl Future<Output = ()>,
+) -> Option<T> {
+    let mut end = pin!(end);
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Some(output)),
+        Poll::Pending => end.as_mut().poll(context).map(|()| None),
+    })
+    .await
 }
 
 /// The export of a mirror is not there any more.

@@ -288,6 +288,95 @@ fn a_job_that_waits_holds_no_write_of_a_client() {
     succeed(&["compare", disk.path.to_str().unwrap(), &target]);
 }
 
+/// A mirror of the disk to memory of another server, which is paused with 2 MiB that it has not
+/// copied. The second result is the control socket of that server.
+fn paused_mirror(disk: &Disk, options: &[&str]) -> (Server, String) {
+    let control = disk.file("ctl-t");
+    let args = ["--control", &control, "--export", "t=memory:32M"];
+    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
+    let target = server.uri("t");
+    let mirror = ["mirror", "a", &target, "--wait"];
+    disk.ctl_succeeds(&[&mirror, options].concat());
+    disk.ctl_succeeds(&["job-pause", "1"]);
+    disk.write_part();
+    (server, control)
+}
+
+/// A client overwrites 2 MiB in the middle with other bytes.
+fn write_other_part(disk: &Disk) {
+    let to = disk.server.uri("a");
+    succeed(&["copy", "--no-progress", "--range", "9M:2M", "random:32M?seed=3", &to]);
+}
+
+#[test]
+fn clients_do_not_wait_for_a_job_that_waits_after_an_error() {
+    for policy in ["stop", "ignore"] {
+        let disk = Disk::serve(&[]);
+        let (server, control) = paused_mirror(&disk, &["--on-target-error", policy]);
+        let full = "error?error=ENOSPC&write=100%&zero=100%";
+        succeed(&["ctl", &control, "layer-add", "t", full]);
+        disk.ctl_succeeds(&["job-complete", "1", "--within", "60s"]);
+        disk.ctl_succeeds(&["job-resume", "1"]);
+        let is_stopped = policy == "stop";
+        let state = if is_stopped { "paused" } else { "completing" };
+        disk.wait_for("clients are released", |job| {
+            job["state"] == state && job["postponed"].is_string()
+        });
+        write_other_part(&disk);
+        disk.ctl_succeeds(&["export-add", "b=memory:1M"]);
+        assert_eq!(device(&disk), disk.path.to_str().unwrap());
+        succeed(&["ctl", &control, "layer-remove", "t", "error"]);
+        if is_stopped {
+            disk.ctl_succeeds(&["job-resume", "1"]);
+        }
+        disk.ctl_succeeds(&["job-wait", "1"]);
+        assert_eq!(device(&disk), server.uri("t"));
+        succeed(&["compare", disk.path.to_str().unwrap(), &server.uri("t")]);
+    }
+}
+
+/// Stops a server, or continues it.
+fn signal(server: &Server, name: &str) {
+    let mut kill = Command::new("kill");
+    assert!(kill.args([name, &server.pid().to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn clients_do_not_wait_for_a_target_that_does_not_answer() {
+    let disk = Disk::serve(&[]);
+    let (server, _) = paused_mirror(&disk, &[]);
+    let target = server.uri("t");
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "300ms"]);
+    signal(&server, "-STOP");
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    disk.wait_for("clients are released", |job| job["postponed"].is_string());
+    write_other_part(&disk);
+    assert_eq!(disk.job(1)["state"], "completing");
+    assert_eq!(device(&disk), disk.path.to_str().unwrap());
+    signal(&server, "-CONT");
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "60s", "--wait"]);
+    assert_eq!(device(&disk), target);
+    succeed(&["compare", disk.path.to_str().unwrap(), &target]);
+}
+
+#[test]
+fn a_cancelled_job_releases_clients_that_wait_for_its_end() {
+    let disk = Disk::serve(&[]);
+    let (server, _) = paused_mirror(&disk, &[]);
+    disk.ctl_succeeds(&["job-complete", "1", "--within", "1h"]);
+    signal(&server, "-STOP");
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    // A job cannot be paused while clients wait for it.
+    while disk.ctl(&["job-pause", "1"]).status.success() {
+        disk.ctl_succeeds(&["job-resume", "1"]);
+    }
+    disk.ctl_succeeds(&["job-cancel", "1"]);
+    write_other_part(&disk);
+    signal(&server, "-CONT");
+    disk.wait_for("cancelled", |job| job["state"] == "cancelled");
+    assert_eq!(device(&disk), disk.path.to_str().unwrap());
+}
+
 /// fio writes at random and verifies, while its export moves from file to file.
 #[test]
 fn an_export_moves_between_files_under_a_client_that_verifies() {
