@@ -70,7 +70,11 @@ impl Changes {
         };
         let list = match (answer.get("changedArea"), answer.get("startOffset")) {
             (Some(Value::Array(list)), _) => &list[..],
-            (Some(Value::Null), _) | (None, Some(_)) => &[],
+            (Some(Value::Null), _) => &[],
+            (None, Some(_)) => {
+                refuse_others(answer)?;
+                &[]
+            }
             _ => return Err("not an answer of QueryChangedDiskAreas: no changedArea".into()),
         };
         for area in list {
@@ -134,6 +138,19 @@ impl Changes {
     }
 }
 
+/// Refuses an answer without `changedArea` that has members which may stand for it. pyVmomi and others add
+/// members that describe the object.
+fn refuse_others(answer: &Value) -> std::result::Result<(), String> {
+    const KNOWN: [&str; 4] = ["startOffset", "length", "dynamicProperty", "dynamicType"];
+    let mut names = answer.as_object().into_iter().flat_map(|members| members.keys());
+    match names.find(|name| !name.starts_with('_') && !KNOWN.contains(&name.as_str())) {
+        Some(name) => Err(format!(
+            "not an answer of QueryChangedDiskAreas: no changedArea, but the unknown member {name:?}"
+        )),
+        None => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +164,8 @@ mod tests {
     fn answers_are_joined() {
         let text = r#"{"startOffset": 0, "length": 100, "changedArea":
             [{"start": 10, "length": 5}, {"start": 15, "length": 1}, {"start": 50, "length": 0}]}
-            [{"startOffset": 99, "length": 11, "changedArea": null}, {"startOffset": 110, "length": 10},
+            [{"startOffset": 99, "length": 11, "changedArea": null},
+             {"_vimtype": "x", "dynamicProperty": [], "startOffset": 110, "length": 10},
              {"startOffset": 80, "length": 20, "changedArea": [{"start": 90, "length": 10}]}]"#;
         let changes = Changes::parse(text).unwrap();
         let areas = vec![(10, 16), (90, 100)];
@@ -197,6 +215,8 @@ mod tests {
         for (text, part) in [
             ("", "is empty"),
             ("[{}]", "no changedArea"),
+            (r#"{"startOffset": 0, "length": 9, "changedAreas": []}"#, "member \"changedAreas\""),
+            (r#"{"startOffset": 0, "length": 9, "error": "fault"}"#, "member \"error\""),
             ("disk", "expected"),
             (r#"{"changedArea": [{"start": 1}]}"#, "without start and length"),
             (r#"{"changedArea": [{"start": -1, "length": 5}]}"#, "without start and length"),

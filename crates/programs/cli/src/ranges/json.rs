@@ -4,6 +4,9 @@
 //! Names of members: `offset` and `length` (nbdinfo --map --json, rbd diff --format json), `start` and
 //! `length` in `changedArea` (VMware's QueryChangedDiskAreas), `byte_offset` and `size_bytes` in
 //! `block_metadata` (the SnapshotMetadata service of CSI; also in camel case, with numbers as strings).
+//!
+//! A range with two offsets is refused: `start` and `offset` of `qemu-img map --output=json` are places on the
+//! disk and in its file. A list that may be absent is absent only if no other member may be a list.
 
 use serde_json::{Map, Value};
 
@@ -14,9 +17,14 @@ const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
 const LENGTHS: [&str; 3] = ["length", "size_bytes", "sizeBytes"];
 /// Where an answer of VMware begins, and its list of ranges, which may be absent if it is empty.
 const ANSWER: [&str; 2] = ["startOffset", "changedArea"];
-/// Names of the list of ranges in a message of CSI, and of the size of the volume.
+/// Other members of an answer; pyVmomi prints the last two for each object.
+const ANSWER_OTHERS: [&str; 3] = ["length", "dynamicProperty", "dynamicType"];
+/// Names of the list of ranges in a message of CSI, of the size of the volume, and of the kind of message.
 const MESSAGE: [&str; 2] = ["block_metadata", "blockMetadata"];
 const CAPACITY: [&str; 2] = ["volume_capacity_bytes", "volumeCapacityBytes"];
+const MESSAGE_KIND: [&str; 2] = ["block_metadata_type", "blockMetadataType"];
+/// Names of the length of a range in a message.
+const MESSAGE_LENGTH: [&str; 2] = ["size_bytes", "sizeBytes"];
 
 pub(super) fn parse(text: &str) -> Result<Contents, String> {
     let mut reader = Reader::default();
@@ -63,8 +71,8 @@ impl Reader {
         };
         if ANSWER.iter().any(|name| members.contains_key(*name)) {
             self.answer(value, members)
-        } else if let Some(list) = member(members, &MESSAGE) {
-            self.message(list, members)
+        } else if MESSAGE.iter().chain(&CAPACITY).any(|name| members.contains_key(*name)) {
+            self.message(members)
         } else {
             self.range(value)
         }
@@ -78,12 +86,15 @@ impl Reader {
             let place = number(at).zip(number(len)).ok_or_else(|| no_range(value))?;
             covered.push(range(place.0, place.1)?);
         }
-        members.get("changedArea").map_or(Ok(()), |list| self.list(list))
+        match members.get("changedArea") {
+            Some(list) => entries(list)?.iter().try_for_each(|entry| self.range(entry)),
+            None => refuse_others(members, "changedArea", &[&ANSWER, &ANSWER_OTHERS]),
+        }
     }
 
-    fn message(&mut self, list: &Value, members: &Map<String, Value>) -> Result<(), String> {
+    fn message(&mut self, members: &Map<String, Value>) -> Result<(), String> {
         let covered = self.cover(Kind::CsiMessages)?;
-        if let Some(capacity) = member(members, &CAPACITY) {
+        if let Some(capacity) = member(members, &CAPACITY)? {
             let size = number(capacity).ok_or_else(|| {
                 format!("volume_capacity_bytes is not a number of bytes: {}", shortened(capacity))
             })?;
@@ -97,22 +108,29 @@ impl Reader {
                 None => covered.push(range(0, size)?),
             }
         }
-        self.list(list)
+        match member(members, &MESSAGE)? {
+            Some(list) => entries(list)?.iter().try_for_each(|entry| self.message_range(entry)),
+            // JSON made from protocol buffers omits an empty list.
+            None => refuse_others(members, "block_metadata", &[&CAPACITY, &MESSAGE_KIND]),
+        }
     }
 
-    /// Adds a list that has ranges only.
-    fn list(&mut self, list: &Value) -> Result<(), String> {
-        match list {
-            Value::Array(entries) => entries.iter().try_for_each(|entry| self.range(entry)),
-            Value::Null => Ok(()),
-            other => Err(format!("not a list of ranges: {}", shortened(other))),
+    /// Adds a range of a message, which omits the offset 0.
+    fn message_range(&mut self, value: &Value) -> Result<(), String> {
+        let members = value.as_object().ok_or_else(|| no_range(value))?;
+        if member(members, &OFFSETS)?.is_some() {
+            return self.range(value);
         }
+        refuse_others(members, "byte_offset", &[&MESSAGE_LENGTH])?;
+        let len = member(members, &MESSAGE_LENGTH)?.and_then(number);
+        self.found.push(range(0, len.ok_or_else(|| no_range(value))?)?);
+        Ok(())
     }
 
     fn range(&mut self, value: &Value) -> Result<(), String> {
         let members = value.as_object().ok_or_else(|| no_range(value))?;
-        let at = member(members, &OFFSETS).and_then(number);
-        let len = member(members, &LENGTHS).and_then(number);
+        let at = member(members, &OFFSETS)?.and_then(number);
+        let len = member(members, &LENGTHS)?.and_then(number);
         let (at, len) = at.zip(len).ok_or_else(|| no_range(value))?;
         let found = range(at, len)?;
         // The map of a bitmap: what has not changed is listed, too.
@@ -129,8 +147,48 @@ impl Reader {
     }
 }
 
-fn member<'a>(members: &'a Map<String, Value>, names: &[&str]) -> Option<&'a Value> {
-    names.iter().find_map(|name| members.get(*name))
+/// The member with one of these names.
+///
+/// # Errors
+/// It has more than one.
+fn member<'a>(
+    members: &'a Map<String, Value>,
+    names: &[&str],
+) -> Result<Option<&'a Value>, String> {
+    let mut found = names.iter().filter_map(|name| Some((name, members.get(*name)?)));
+    let first = found.next();
+    match (first, found.next()) {
+        (Some((one, _)), Some((other, _))) => Err(format!(
+            "ambiguous: the same object has \"{one}\" and \"{other}\": keep the one that is about the disk"
+        )),
+        _ => Ok(first.map(|(_, value)| value)),
+    }
+}
+
+/// Refuses members that are not known, where `absent` may be omitted: they may stand for it. Names that begin
+/// with `_` describe the object.
+fn refuse_others(
+    members: &Map<String, Value>,
+    absent: &str,
+    known: &[&[&str]],
+) -> Result<(), String> {
+    let is_known = |name: &str| name.starts_with('_') || known.iter().any(|of| of.contains(&name));
+    match members.keys().find(|name| !is_known(name)) {
+        Some(other) => Err(format!(
+            "no {absent}, but the unknown member {}: is the answer an error, or the list renamed?",
+            shortened(&Value::from(other.as_str()))
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The ranges of a list, which may be null.
+fn entries(list: &Value) -> Result<&[Value], String> {
+    match list {
+        Value::Array(entries) => Ok(entries),
+        Value::Null => Ok(&[]),
+        other => Err(format!("not a list of ranges: {}", shortened(other))),
+    }
 }
 
 /// A number of bytes, which JSON made from protocol buffers writes as a string.

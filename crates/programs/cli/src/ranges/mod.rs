@@ -33,6 +33,8 @@ pub struct List {
     ranges: Vec<(u64, u64)>,
     /// None for lists that do not say it.
     coverage: Option<Coverage>,
+    /// Bytes of a block, if ranges are in blocks, of which the last may reach beyond the end of the source.
+    block: u64,
 }
 
 impl List {
@@ -71,7 +73,9 @@ impl List {
             parse(&text.map_err(|error| format!("the list is not text: {}", error.utf8_error()))?)
         });
         match parsed {
-            Ok((ranges, coverage)) => Ok(List { name, ranges: join_ranges(ranges), coverage }),
+            Ok(((ranges, coverage), block)) => {
+                Ok(List { name, ranges: join_ranges(ranges), coverage, block })
+            }
             Err(why) => Err(Failure::new(exit::OPEN, format!("{name}: {why}"))),
         }
     }
@@ -83,8 +87,13 @@ impl List {
     /// # Errors
     /// Why it is not the list of such a source, with a remedy.
     pub fn fit(&self, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
-        let List { name, ranges, coverage } = self;
+        let List { name, ranges, coverage, block } = self;
         let mut ranges = ranges.clone();
+        if let Some((_, end)) = ranges.last_mut()
+            && (1..*block).contains(&end.saturating_sub(size))
+        {
+            *end = size;
+        }
         if let Some(Coverage { kind, ranges: covered }) = coverage {
             let is_silent = covered.is_empty();
             let covered = join_ranges(covered.clone());
@@ -120,17 +129,23 @@ impl List {
     }
 }
 
-fn parse(text: &str) -> Result<Contents, String> {
+/// The contents of a list, and the bytes of a block.
+fn parse(text: &str) -> Result<(Contents, u64), String> {
+    // PowerShell writes a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match text.trim_start().as_bytes().first() {
         None => {
             Err("the list is empty: did the program fail? If nothing has changed, write []"
                 .to_string())
         }
-        Some(b'<') => Ok((thin_delta::parse(text)?, None)),
-        Some(b'{' | b'[') => json::parse(text),
-        Some(_) => bitmap::parse(text).map_err(|why| {
-            format!("neither JSON nor XML of thin_delta, nor a bitmap in base64: {why}")
-        }),
+        Some(b'<') => thin_delta::parse(text).map(|(ranges, block)| ((ranges, None), block)),
+        Some(b'{' | b'[') => Ok((json::parse(text)?, 1)),
+        Some(_) => match bitmap::parse(text) {
+            Ok(contents) => Ok((contents, 1)),
+            Err(why) => {
+                Err(format!("neither JSON nor XML of thin_delta, nor a bitmap in base64: {why}"))
+            }
+        },
     }
 }
 
@@ -171,6 +186,15 @@ mod tests {
             r#"{"block_metadata_type": 1, "volume_capacity_bytes": 9000,
                 "block_metadata": [{"byte_offset": 0, "size_bytes": 4096}]}
                {"volumeCapacityBytes": "9000", "blockMetadata": [{"byteOffset": "8192", "sizeBytes": "512"}]}"#,
+            // Without zeroes and empty lists, as protocol buffers are printed.
+            r#"{"volumeCapacityBytes": "9000", "blockMetadataType": "VARIABLE_LENGTH"}
+               {"volumeCapacityBytes": "9000",
+                "blockMetadata": [{"sizeBytes": "4096"}, {"byteOffset": "8192", "sizeBytes": "512"}]}"#,
+            // As pyVmomi and PowerShell write.
+            "\u{feff}{\"_vimtype\": \"vim.VirtualMachine.DiskChangeInfo\", \"dynamicType\": null,
+              \"dynamicProperty\": [], \"startOffset\": 0, \"length\": 8000,
+              \"changedArea\": [{\"start\": 0, \"length\": 4096}, {\"start\": 8192, \"length\": 512}]}
+             {\"_vimtype\": \"x\", \"dynamicProperty\": [], \"startOffset\": 8000, \"length\": 1000}",
         ];
         for text in lists {
             assert_eq!(fit(text, 9000, false).unwrap(), [(0, 4096), (8192, 512)], "{text}");
@@ -270,10 +294,63 @@ mod tests {
                 "more than one kind",
             ),
             ("<html></html>", "unknown element <html>"),
+            (
+                r#"{"startOffset": 0, "length": 9, "ChangedArea": [{"start": 0, "length": 9}]}"#,
+                "line 1: no changedArea, but the unknown member \"ChangedArea\"",
+            ),
+            (r#"{"startOffset": 0, "length": 9, "changedAreas": []}"#, "member \"changedAreas\""),
+            (r#"{"startOffset": 0, "length": 9, "error": "fault"}"#, "unknown member \"error\""),
+            (
+                r#"{"volumeCapacityBytes": "9", "error": "fault"}"#,
+                "no block_metadata, but the unknown member \"error\"",
+            ),
+            (
+                r#"{"block_metadata": [], "blockMetadata": [], "volume_capacity_bytes": 9}"#,
+                "has \"block_metadata\" and \"blockMetadata\"",
+            ),
+            (
+                r#"{"volumeCapacityBytes": 9, "volume_capacity_bytes": 9}"#,
+                "has \"volume_capacity_bytes\" and",
+            ),
+            (
+                r#"{"volumeCapacityBytes": 9, "blockMetadata": [{"Offset": 5, "sizeBytes": 1}]}"#,
+                "no byte_offset, but the unknown member \"Offset\"",
+            ),
+            (r#"{"volumeCapacityBytes": 9, "blockMetadata": [{}]}"#, "not a range"),
+            (r#"{"sizeBytes": 9}"#, "not a range"),
+            // qemu-img map --output=json: on the disk, and in the file.
+            (
+                r#"[{"start": 0, "length": 4, "depth": 0, "present": true, "zero": true, "data": false},
+                    {"start": 4, "length": 5, "depth": 0, "present": true, "zero": false, "data": true,
+                     "offset": 327680}]"#,
+                "has \"offset\" and \"start\"",
+            ),
+            (r#"{"offset": 0, "length": 1, "size_bytes": 2}"#, "has \"length\" and \"size_bytes\""),
         ] {
             let error = fit(text, 9, false).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn the_last_block_of_thin_delta_ends_with_the_volume() {
+        let list = |begin: u64, length: u64| {
+            format!(
+                "<superblock data_block_size=\"8\"><diff left=\"1\" right=\"2\"><different begin=\"{begin}\" \
+                 length=\"{length}\"/></diff></superblock>"
+            )
+        };
+        let size = 3 * 4096 + 512;
+        assert_eq!(fit(&list(2, 2), size, false).unwrap(), [(8192, 4096 + 512)]);
+        assert_eq!(fit(&list(3, 1), size, false).unwrap(), [(3 * 4096, 512)]);
+        // What is of another disk stays so, and is refused where it is used.
+        for (begin, length) in [(3, 2), (4, 1)] {
+            let expected = [(begin * 4096, length * 4096)];
+            assert_eq!(fit(&list(begin, length), size, false).unwrap(), expected);
+        }
+        assert_eq!(fit(&list(3, 1), 3 * 4096, false).unwrap(), [(3 * 4096, 4096)]);
+        let json = r#"{"offset": 0, "length": 10}"#;
+        assert_eq!(fit(json, 9, false).unwrap(), [(0, 10)]);
     }
 
     #[test]

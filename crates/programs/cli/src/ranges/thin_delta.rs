@@ -4,11 +4,12 @@ use quick_xml::events::{BytesStart, Event};
 
 use super::coverage::range;
 
-/// Start and end of the ranges that differ.
+/// Start and end of the ranges that differ, and the bytes of a block: the last block of a volume may reach
+/// beyond its end.
 ///
 /// # Errors
 /// With the line. The output of a program that has not ended lacks the end of an element.
-pub(super) fn parse(text: &str) -> Result<Vec<(u64, u64)>, String> {
+pub(super) fn parse(text: &str) -> Result<(Vec<(u64, u64)>, u64), String> {
     let mut reader = quick_xml::Reader::from_str(text);
     let mut found = Vec::new();
     let mut block = None;
@@ -28,7 +29,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<(u64, u64)>, String> {
                 depth = depth.saturating_sub(1);
                 continue;
             }
-            Event::Eof if depth == 0 && has_diff => return Ok(found),
+            Event::Eof if depth == 0 && has_diff => return Ok((found, block.unwrap_or(1))),
             Event::Eof if depth > 0 || !began => {
                 return Err(
                     "the output of thin_delta is cut off: the end of an element is missing: run \
@@ -101,11 +102,12 @@ mod tests {
 
     #[test]
     fn ranges_are_in_bytes() {
-        assert_eq!(parse(WHOLE).unwrap(), [(0, 4096), (16384, 24576), (36864, 40960)]);
+        let ranges = vec![(0, 4096), (16384, 24576), (36864, 40960)];
+        assert_eq!(parse(WHOLE).unwrap(), (ranges, 4096));
         let with_header = format!("<?xml version=\"1.0\"?>\n{WHOLE}\n<!-- end -->");
-        assert_eq!(parse(&with_header).unwrap().len(), 3);
+        assert_eq!(parse(&with_header).unwrap().0.len(), 3);
         let empty = "<superblock data_block_size=\"8\"><diff left=\"1\" right=\"2\"/></superblock>";
-        assert_eq!(parse(empty).unwrap(), []);
+        assert_eq!(parse(empty).unwrap().0, []);
     }
 
     #[test]

@@ -105,6 +105,11 @@ fn a_page_of_vmware_is_not_the_list() {
     ] {
         lab.refused(lab.list(&pages.to_string()), words);
     }
+    // An answer whose list is absent, and something else is there.
+    for (name, value) in [("ChangedArea", json!([])), ("error", json!("fault"))] {
+        let answer = json!({ "startOffset": 0, "length": 4 * MIB, name: value });
+        lab.refused(lab.list(&answer.to_string()), &format!("unknown member \"{name}\""));
+    }
     // A target that is not there is not made.
     let mut command = Command::new(OURS);
     command.args(["copy", "--ranges", "list", "source", "absent"]);
@@ -122,6 +127,32 @@ fn a_page_of_vmware_is_not_the_list() {
     std::fs::write(lab.file("list"), pages).unwrap();
     let both = lab.copy(&["--ranges", "list", "--ranges-partial"]);
     assert_eq!(lab.copied(both, &[area(0), area(MIB)]), "");
+}
+
+/// Its offsets are those of the file.
+#[test]
+fn the_map_of_qemu_img_is_refused() {
+    let lab = Lab::new(4 * MIB);
+    let map = json!([
+        { "start": 0, "length": MIB, "depth": 0, "present": true, "zero": true, "data": false },
+        { "start": MIB, "length": 3 * MIB, "depth": 0, "present": true, "zero": false, "data": true,
+          "offset": 5 * BLOCK },
+    ]);
+    lab.refused(lab.list(&map.to_string()), "has \"offset\" and \"start\"");
+}
+
+#[test]
+fn the_last_block_of_thin_delta_ends_with_the_volume() {
+    let lab = Lab::new(MIB + 512);
+    let list = |begin: u64| {
+        format!(
+            "<superblock data_block_size=\"128\"><diff left=\"1\" right=\"2\"><different begin=\"{begin}\" \
+             length=\"1\"/></diff></superblock>"
+        )
+    };
+    lab.copied(lab.list(&list(16)), std::slice::from_ref(&(MIB..MIB + 512)));
+    let (output, target) = lab.list(&list(17));
+    assert!(!output.status.success() && target.iter().all(|byte| *byte == 0));
 }
 
 #[test]
