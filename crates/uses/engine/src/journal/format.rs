@@ -252,6 +252,21 @@ pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
     records.map_while(|(record, index)| Record::decode(record, id, index)).collect()
 }
 
+/// Whether a journal's file is damaged where its first `count` records end, which are those that [`recover`]
+/// finds: no crash leaves the rest so.
+///
+/// A crash leaves a part of the last write, as records are durable before the next write: of each sector, what
+/// was written, or zeroes. A sector has whole records. All that is written at once has one batch, and the last
+/// record of all is written alone.
+pub(super) fn is_damaged(bytes: &[u8], id: &[u8; 16], count: usize) -> bool {
+    let rest = bytes.get(HEADER + count * RECORD..).unwrap_or_default();
+    let records = rest.chunks_exact(RECORD).zip(count as u64..);
+    let mut valid = records.filter_map(|(record, index)| Record::decode(record, id, index));
+    let Some(first) = valid.next() else { return false };
+    let is_written = rest[..RECORD].iter().any(|&byte| byte != 0);
+    is_written || first == Record::COMPLETE || valid.any(|record| record.batch != first.batch)
+}
+
 /// What a journal records of earlier runs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recorded {
@@ -380,11 +395,12 @@ mod tests {
                     let left = cut.saturating_sub(HEADER) / RECORD;
                     prop_assert!(cut >= HEADER);
                     prop_assert_eq!(recover(&bytes[..cut], &ID), &records[..left]);
+                    prop_assert!(!is_damaged(&bytes[..cut], &ID, left));
                 }
                 Err(_) => prop_assert!(cut < HEADER),
             }
             // One flipped bit: in the header the journal is refused, in a record the records end
-            // there.
+            // there, and it is damage unless it is the last.
             let bit = bit.index(bytes.len() * 8);
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
@@ -393,6 +409,7 @@ mod tests {
                     prop_assert!(bit / 8 >= HEADER);
                     let left = (bit / 8 - HEADER) / RECORD;
                     prop_assert_eq!(recover(&damaged, &ID), &records[..left]);
+                    prop_assert_eq!(is_damaged(&damaged, &ID, left), left + 1 < records.len());
                 }
                 Err(_) => prop_assert!(bit / 8 < HEADER),
             }
@@ -412,6 +429,33 @@ mod tests {
         let mut moved = bytes[..HEADER].to_vec();
         moved.extend(&bytes[HEADER + RECORD..]);
         assert!(recover(&moved, &ID).is_empty());
+    }
+
+    #[test]
+    fn a_crash_leaves_a_part_of_the_last_write_only() {
+        // Sectors of 16 records; the last write has 36 of them, from the middle of a sector on.
+        let segments: Vec<_> =
+            (0..44).map(|number| (number, u32::from(number > 7) + 1, 0)).collect();
+        let (bytes, records) = file(&segments);
+        for lost in 0..8_u32 {
+            let mut left = bytes.clone();
+            for sector in (0..3).filter(|sector| lost >> sector & 1 == 1) {
+                let start = if sector == 0 { 8 } else { sector * 16 };
+                let end = (sector * 16 + 16).min(44);
+                left[HEADER + start * RECORD..HEADER + end * RECORD].fill(0);
+            }
+            let count = recover(&left, &ID).len();
+            let expected = [44, 8, 16, 8, 32, 8, 16, 8][lost as usize];
+            assert_eq!((count, is_damaged(&left, &ID, count)), (expected, false), "{lost}");
+        }
+        // Of an earlier write, or before the record that is written alone.
+        let mut left = bytes.clone();
+        left[HEADER..HEADER + RECORD].fill(0);
+        assert!(is_damaged(&left, &ID, 0));
+        let mut left = bytes;
+        left.extend(Record::COMPLETE.encode(&ID, records.len() as u64));
+        left[HEADER + 43 * RECORD..HEADER + 44 * RECORD].fill(0);
+        assert!(is_damaged(&left, &ID, 43));
     }
 
     #[test]

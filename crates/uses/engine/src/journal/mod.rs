@@ -6,6 +6,7 @@
 //! after the segment's writes have completed and the connection that wrote them has then been
 //! flushed; it is itself made durable before the next batch. Everything from the first record with
 //! a wrong checksum on is a torn batch of a crash and is discarded: its segments are copied again.
+//! If more follows than a crash can leave, the file is damaged, and refused.
 //!
 //! What a copy discards at its source is recorded before. Its journal gets a last record that
 //! everything is copied, and stays: a copy that began anew would copy what the discards have left.
@@ -26,7 +27,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use self::format::{HEADER, MAGIC, RECORD, Record, recover};
+use self::format::{HEADER, MAGIC, RECORD, Record, is_damaged, recover};
 pub(crate) use self::format::{Identity, Recorded};
 pub(crate) use self::parts::SelectedParts;
 
@@ -108,18 +109,27 @@ impl Journal {
         lock(&file, path)?;
         let found = Found::read(&mut file, path)?.map_err(|why| refused(path, &why))?;
         found.refuse_other(path, wanted)?;
+        found.refuse_damaged(path)?;
         let segments = wanted.range.1.div_ceil(wanted.segment);
         let is_complete = found.is_complete();
-        let Found { id, identity, records } = found;
+        let Found { id, identity, records, rest, .. } = found;
         if is_complete {
             let journal = Journal::new(path, id, file, records.len() as u64, 0);
             return Ok((journal, Recorded::everything(segments)));
         }
         let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
-        // Remove the torn tail, so that new records follow valid ones.
+        if rest > 0 && identity.discards {
+            log::warn!(
+                "journal {}: its last record is damaged, as after a crash: what it recorded is copied again",
+                path.display()
+            );
+        }
+        // Remove the torn tail, so that new records follow valid ones, also after the next crash.
         let len = (HEADER + records.len() * RECORD) as u64;
-        file.set_len(len).map_err(|error| failed("cut", path, error))?;
+        file.set_len(len)
+            .and_then(|()| file.sync_all())
+            .map_err(|error| failed("cut", path, error))?;
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
         let journal = Journal::new(path, id, file, records.len() as u64, batch);
         Ok((journal, Recorded::of(&records, identity.discards)))
@@ -194,6 +204,11 @@ impl Journal {
 const DISCARDED: &str = "what it records was discarded at the source, and is on the target only: go on \
                          with the same sides and options, or use another journal and another target";
 
+/// The same for a copy whose journal is damaged.
+const DAMAGED: &str = "what it recorded was discarded at the source, and is on the target only: keep the journal \
+                       and the target, and put an undamaged copy of the journal in its place, or use another \
+                       journal and another target";
+
 /// The same for a copy that is complete.
 const COMPLETE: &str = "its copy is complete, and its source was discarded, so the target may be the only \
                         copy: use another journal and another target; remove this file only if the source has \
@@ -241,6 +256,10 @@ struct Found {
     id: [u8; 16],
     identity: Identity,
     records: Vec<Record>,
+    /// Bytes after the valid records.
+    rest: usize,
+    /// They are not what a crash leaves.
+    is_damaged: bool,
 }
 
 impl Found {
@@ -250,7 +269,9 @@ impl Found {
         file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
         Ok(Identity::decode(&bytes).map(|(id, identity)| {
             let records = recover(&bytes, &id);
-            Found { id, identity, records }
+            let rest = bytes.len().saturating_sub(HEADER + records.len() * RECORD);
+            let is_damaged = is_damaged(&bytes, &id, records.len());
+            Found { id, identity, records, rest, is_damaged }
         }))
     }
 
@@ -268,6 +289,20 @@ impl Found {
             false => "use --restart to copy everything again",
         };
         Err(refused(path, &format!("{why}; {next}")))
+    }
+
+    /// Refuses a journal that no crash leaves so.
+    fn refuse_damaged(&self, path: &Path) -> Result<()> {
+        if !self.is_damaged {
+            return Ok(());
+        }
+        let next =
+            if self.identity.discards { DAMAGED } else { "use --restart to copy everything again" };
+        let number = self.records.len() + 1;
+        let at = HEADER + self.records.len() * RECORD;
+        let text =
+            format!("its record {number} (at offset {at}) is damaged, and valid ones follow");
+        Err(refused(path, &format!("{text}: {next}")))
     }
 }
 

@@ -401,6 +401,27 @@ fn a_discarding_copy_that_is_complete_is_never_repeated() {
             assert!(disk.bytes() == bytes && again.journal_stays);
             assert!(std::fs::read(&path).unwrap() == whole, "cut by {cut}");
         }
+        // A damaged record that no crash leaves so.
+        let mut damaged = whole.clone();
+        damaged[4096 + 5] ^= 1;
+        std::fs::write(&path, &damaged).unwrap();
+        assert_eq!(discarding_journal(&path).unwrap(), Some(JournalState::Begun));
+        let mut restart = options.clone();
+        restart.journal.as_mut().unwrap().restart = true;
+        let before = disk.seen().len();
+        for (options, words) in [
+            (&options, "its record 1 (at offset 4096) is damaged, and valid ones follow"),
+            (&restart, "on the target only"),
+        ] {
+            let error = run(&source, &target, options).await.unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(words) && said.contains("on the target only"), "{said}");
+            assert!(!said.contains("--restart") && !said.contains("remove"), "{said}");
+            assert_eq!(error.kind(), blockhaul_block::Kind::Invalid);
+        }
+        assert!(disk.seen()[before..].iter().all(|seen| !seen.kind.changes()));
+        assert!(std::fs::read(&path).unwrap() == damaged, "the journal was changed");
+        std::fs::write(&path, &whole).unwrap();
         // Nor is anything else done with this journal.
         let mut anew = options.clone();
         anew.journal.as_mut().unwrap().restart = true;
@@ -468,6 +489,15 @@ fn changes_are_refused_and_restart_begins_anew() {
         let other = Options { segment: 128 << 10, spread: false, ..options(&path) };
         let text = refused(bytes.clone(), other).await;
         assert!(text.contains("segment size"), "{text}");
+
+        let whole = std::fs::read(&path).unwrap();
+        assert!(whole.len() >= 4096 + 2 * 32);
+        let mut damaged = whole.clone();
+        damaged[4096] ^= 1;
+        std::fs::write(&path, &damaged).unwrap();
+        let text = refused(bytes.clone(), options(&path)).await;
+        assert!(text.contains("its record 1 (at offset 4096) is damaged"), "{text}");
+        assert!(text.contains("--restart"), "{text}");
 
         // Started over, with the current contents of the source.
         let anew = JournalOptions { restart: true, ..journal(&path) };
