@@ -380,6 +380,38 @@ fn jobs_accept_what_their_state_allows() {
     assert_eq!(qmp.fails("job-dismiss", json!({ "id": "b" })), "Job not found");
 }
 
+/// After mirrors in a circle, disks have the names of other nodes.
+#[test]
+fn a_deleted_node_is_no_other_one_and_its_name_is_free() {
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    served.target(&mut qmp, "t");
+    served.target(&mut qmp, "u");
+    for (device, target) in [("a", "t"), ("t", "u"), ("u", "a")] {
+        let mirror = json!({ "job-id": "m", "device": device, "target": target, "sync": "full" });
+        qmp.succeeds("blockdev-mirror", mirror);
+        qmp.until(|event| event["event"] == "BLOCK_JOB_READY");
+        qmp.succeeds("job-complete", json!({ "id": "m" }));
+        qmp.until_gone("m");
+    }
+    fill(&served.server.uri("a"), 2);
+    qmp.succeeds("blockdev-del", json!({ "node-name": "t" }));
+    let backup = json!({ "job-id": "b", "device": "a", "target": "t", "sync": "full" });
+    let said = qmp.fails("blockdev-backup", backup.clone());
+    assert_eq!(said, "Cannot find device='t' nor node-name='t'");
+    assert_holds(served.file("u.raw").to_str().unwrap(), 1);
+    // The same name again, for another file.
+    let other = served.file("other.raw");
+    std::fs::File::create(&other).unwrap().set_len(32 << 20).unwrap();
+    qmp.add("t", &other);
+    qmp.succeeds("blockdev-backup", backup);
+    qmp.until_gone("b");
+    assert_holds(other.to_str().unwrap(), 2);
+    assert_holds(served.file("u.raw").to_str().unwrap(), 1);
+    qmp.succeeds("blockdev-del", json!({ "node-name": "u" }));
+    qmp.succeeds("blockdev-del", json!({ "node-name": "t" }));
+}
+
 /// A job writes to its target below the bitmaps and points in time of that disk.
 #[test]
 fn the_target_of_a_job_is_no_source_and_no_export_and_its_bitmaps_show_everything() {

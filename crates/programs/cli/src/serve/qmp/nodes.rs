@@ -116,8 +116,23 @@ impl Monitor {
         let What::Disk { spec, layers } = &node.what else {
             return Err(Error::generic(format!("Node '{}' is not a disk", node.name)));
         };
-        let one = One::described(&node.name, "", spec.clone(), node.read_only, layers.clone());
-        Ok(self.table.add_disk(one).await?)
+        let name = self.free_name(&node.name);
+        let one = One::described(&name, "", spec.clone(), node.read_only, layers.clone());
+        let running = self.table.add_disk(one).await?;
+        if name != node.name {
+            self.state().moved.push((node.name.clone(), name));
+        }
+        Ok(running)
+    }
+
+    /// A name for the disk of a node: its own, unless the disk of another node has it after a mirror.
+    fn free_name(&self, node: &str) -> String {
+        let all = self.table.running();
+        let is_free = |name: &String| !all.iter().any(|one| one.name == *name);
+        // No node has such a name.
+        let others = (2..).map(|number| format!("{node}#{number}"));
+        let mut names = std::iter::once(node.to_string()).chain(others);
+        names.find(is_free).unwrap_or_default()
     }
 
     /// A node is about to be opened as a part of another one.
@@ -344,9 +359,9 @@ impl Monitor {
 
     /// The open disk of the node of this name.
     pub(super) fn running(&self, node: &str) -> Option<Arc<Running>> {
-        let moved = self.state().moved.iter().find(|(from, _)| from == node).cloned();
-        let name = moved.as_ref().map_or(node, |(_, to)| to.as_str());
-        self.table.running().into_iter().find(|one| node_name(one) == name && one.shared.is_some())
+        let all = self.table.running().into_iter().filter(|one| one.shared.is_some());
+        // After a mirror, a disk may have the name of another node, also of one that was deleted.
+        all.into_iter().find(|one| self.node_of(one) == node)
     }
 
     /// The name of the node of a disk.
