@@ -5,6 +5,7 @@ pub mod arbitrary;
 pub mod conform;
 pub mod crash;
 pub mod fault;
+pub mod history;
 pub mod image;
 pub mod model;
 pub mod mutate;

@@ -9,15 +9,15 @@ use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spe
 use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::history::{History, SECTOR};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::{self, Rng};
 
-use blockhaul_formats::qcow2::check::Repair;
+use blockhaul_formats::qcow2::{self, check::Repair};
 
 use crate::checks::checked;
-use crate::common::{Qemu, registry, write};
+use crate::common::{Qemu, content, registry, write};
 
-const SECTOR: usize = 512;
 /// Size of the disk, and of the device with its image, in bytes.
 const DISK: u64 = 1 << 20;
 const DEVICE: u64 = 6 << 20;
@@ -62,55 +62,14 @@ fn registry_with(given: Given) -> Registry {
     Registry { backends, ..base }
 }
 
-/// What each sector of a disk may contain.
-struct History(Vec<Sector>);
+/// Requests and power cuts of this process.
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+static CUTS: AtomicU64 = AtomicU64::new(0);
 
-struct Sector {
-    /// All contents that are possible.
-    values: Vec<Vec<u8>>,
-    /// The first of them that is possible after a flush.
-    base: usize,
-}
-
-impl History {
-    fn new(disk: &[u8]) -> History {
-        let sector = |bytes: &[u8]| Sector { values: vec![bytes.to_vec()], base: 0 };
-        History(disk.chunks(SECTOR).map(sector).collect())
-    }
-
-    fn sectors(&mut self, at: u64, len: usize) -> impl Iterator<Item = &mut Sector> {
-        self.0[at as usize / SECTOR..][..len / SECTOR].iter_mut()
-    }
-
-    /// A request has begun.
-    fn begun(&mut self, at: u64, bytes: &[u8]) {
-        for (sector, bytes) in self.sectors(at, bytes.len()).zip(bytes.chunks(SECTOR)) {
-            sector.values.push(bytes.to_vec());
-        }
-    }
-
-    /// It has completed.
-    fn done(&mut self, at: u64, len: usize) {
-        self.sectors(at, len).for_each(|sector| sector.base = sector.values.len() - 1);
-    }
-
-    /// What had completed was flushed.
-    fn flushed(&mut self) {
-        for sector in &mut self.0 {
-            sector.values.drain(..sector.base);
-            sector.base = 0;
-        }
-    }
-
-    fn check(&self, disk: &[u8], label: &str) {
-        assert_eq!(disk.len(), self.0.len() * SECTOR);
-        for (number, (found, sector)) in disk.chunks(SECTOR).zip(&self.0).enumerate() {
-            let known = sector.values.iter().any(|value| value == found);
-            let first = &found[..8];
-            let count = sector.values.len();
-            assert!(known, "{label}: sector {number} is none of {count} contents: {first:?} …");
-        }
-    }
+/// Prints how many there were so far.
+fn print_counts() {
+    let [requests, cuts] = [&REQUESTS, &CUTS].map(|count| count.load(Ordering::Relaxed));
+    println!("{requests} requests, {cuts} power cuts");
 }
 
 /// Random requests, some at a time, and flushes; ends when `stop` says so. Failures are noted.
@@ -146,6 +105,7 @@ async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rou
             history.lock().unwrap().begun(at, &bytes);
             flying.push((at, bytes.len(), kind, device.submit(request)));
         }
+        REQUESTS.fetch_add(flying.len() as u64, Ordering::Relaxed);
         for (at, len, kind, pending) in flying {
             if pending.await.is_ok() && kind != 2 {
                 history.lock().unwrap().done(at, len);
@@ -186,6 +146,7 @@ impl Device for Cut {
         let counts = !matches!(request.op, Op::Read(_) | Op::Extents(_) | Op::Cache);
         if counts && self.seen.fetch_add(1, Ordering::SeqCst) + 1 == self.number {
             *self.left.lock().unwrap() = Some(self.inner.power_cut(self.seed));
+            CUTS.fetch_add(1, Ordering::Relaxed);
         }
         self.inner.submit(request)
     }
@@ -353,7 +314,8 @@ fn check(qemu: &Qemu, start: &Start, image: &[u8], history: &Mutex<History>, lab
     if !start.options.is_empty() {
         qemu.img(&["rebase", "-u", "-f", "qcow2", "-F", "raw", "-b", "base", "left"]);
     }
-    history.lock().unwrap().check(&qemu.raw("left"), label);
+    let right = history.lock().unwrap().check(&qemu.raw("left"));
+    right.unwrap_or_else(|wrong| panic!("{label}: {wrong}"));
     leaks
 }
 
@@ -385,6 +347,7 @@ fn a_power_cut_at_any_write_loses_nothing_that_was_flushed() {
             cut_at_each(&qemu, &name, &start, seed.wrapping_add(round));
         }
     }
+    print_counts();
 }
 
 fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
@@ -436,6 +399,121 @@ fn a_failure_at_any_write_ruins_nothing() {
             assert!(number > 1, "{name}: no {op:?}");
         }
     }
+}
+
+/// Options of a new image, at random.
+fn any_options(rng: &mut Rng) -> String {
+    let cluster = *rng.pick(&["512", "1k", "4k", "16k", "64k", "256k"]);
+    let mut options = format!("cluster={cluster}&cache={}", rng.pick(&["4k", "1M"]));
+    let may_have_subclusters = !["512", "1k", "4k"].contains(&cluster);
+    if rng.chance(20) {
+        options += "&version=2";
+    } else {
+        options += &format!("&refcount-bits={}", rng.pick(&[1, 2, 4, 8, 16, 32, 64]));
+        if rng.chance(30) {
+            options += "&lazy-refcounts=on";
+        }
+        if may_have_subclusters && rng.chance(40) {
+            options += "&subclusters=on";
+        }
+        if rng.chance(40) {
+            options += "&compression=zstd";
+        }
+    }
+    if rng.chance(30) { options + "&compress=on" } else { options }
+}
+
+/// Makes an image in a device, and leaves it.
+fn make(device: Arc<dyn Device>, options: &str) {
+    let spec = Spec::parse(format!("qcow2:given:?{options}").as_ref()).unwrap();
+    let done = change_given(device, move |registry| async move {
+        let made = registry.open_target(&spec, Vec::new(), Intent::target(DISK)).await;
+        let (stack, ready) = made.unwrap();
+        ready.run().await.unwrap();
+        stack.device().submit(Request::flush()).await.is_ok()
+    });
+    assert!(done);
+}
+
+/// Checks an image in memory, and returns its disk.
+fn checked_disk(image: Vec<u8>, label: &str) -> Vec<u8> {
+    let model = Model::with_facts(Model::all_facts(DEVICE)).with_content(image);
+    let device = ModelDevice::new(model, Completion::Immediate);
+    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let label = label.to_string();
+    runtime.block_on(move || async move {
+        let file: Arc<dyn Device> = device.clone();
+        let found = qcow2::check::check(&file, Repair::Nothing);
+        let found = found.await.unwrap_or_else(|error| panic!("{label}: {error}"));
+        assert_eq!(found.corruptions, 0, "{label}: {:?}", found.faults);
+        let stack = open_over(device, "").await.unwrap_or_else(|error| panic!("{label}: {error}"));
+        content(stack.device()).await.unwrap()
+    })
+}
+
+/// An image with random options: requests until the power is cut, several times one after another.
+fn cut_again_and_again(qemu: &Qemu, seed: u64) {
+    let mut rng = Rng::new(seed);
+    let options = any_options(&mut rng);
+    let mut facts = Model::all_facts(DEVICE);
+    facts.zeroed = false;
+    let model = Model::with_facts(facts.clone()).with_content(vec![0; DEVICE as usize]);
+    let device = ModelDevice::new(model, Completion::Immediate);
+    make(device.clone(), &options);
+    let mut image = device.bytes();
+    let mut history = History::new(&vec![0; DISK as usize]);
+    let packs = if options.contains("compress=on") { "on" } else { "off" };
+    for cut in 0..6 {
+        let label = format!("seed {seed:#x}, cut {cut}: {options}");
+        let model = Model::with_facts(facts.clone()).with_content(image);
+        let inner = CrashDevice::new(model, Completion::Shuffled(rng.number()));
+        let number = rng.between(1, 500);
+        let device = Arc::new(Cut::new(inner.clone(), number, rng.number()));
+        let shared = Arc::new(Mutex::new(history));
+        let seed = rng.number();
+        let below = device.clone();
+        let played = shared.clone();
+        let cache = *rng.pick(&["4k", "1M"]);
+        let opened = format!("cache={cache}&compress={packs}");
+        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        runtime.block_on(move || async move {
+            if let Ok(stack) = open_over(below, &opened).await {
+                play(stack.device(), &played, seed, 90).await;
+            }
+        });
+        drop(runtime);
+        // Without a cut, it has ended in order.
+        image = device.left().unwrap_or_else(|| inner.live());
+        let disk = checked_disk(image.clone(), &label);
+        let right = shared.lock().unwrap().check(&disk);
+        right.unwrap_or_else(|wrong| panic!("{label}: {wrong}"));
+        if rng.chance(3) {
+            write(&qemu.file("left"), &image);
+            assert_eq!(qemu.faults("left").0, 0, "{label}");
+            assert!(qemu.raw("left") == disk, "{label}: qemu-img reads other bytes");
+        }
+        history = History::new(&disk);
+    }
+}
+
+#[test]
+fn images_are_right_after_requests_and_power_cuts_in_great_numbers() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    // Other tests of this process count, too.
+    let first = REQUESTS.load(Ordering::Relaxed);
+    let most = if long() { 2_000_000 } else { 1 };
+    for number in 0.. {
+        cut_again_and_again(&qemu, seed.wrapping_add(number));
+        if REQUESTS.load(Ordering::Relaxed) - first >= most {
+            break;
+        }
+        if long() && number % 100 == 0 {
+            print_counts();
+        }
+    }
+    print_counts();
 }
 
 /// Size of a disk whose L2 table has three slices.

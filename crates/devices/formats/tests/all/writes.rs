@@ -2,6 +2,7 @@
 //! by QEMU's tools, which also find the tables in order.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Flags, Request};
 use blockhaul_io::Data;
@@ -9,6 +10,9 @@ use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, content, write_with};
 use crate::equality::{Case, Under, cases, make, make_noise};
+
+/// Requests of this process.
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
 
 /// What a request does to the model.
 pub enum Step {
@@ -70,6 +74,7 @@ pub async fn play_with(
                 flying.push((what, device.submit(request), step));
             }
         }
+        REQUESTS.fetch_add(flying.len() as u64, Ordering::Relaxed);
         for (what, pending, step) in flying {
             pending.await.unwrap_or_else(|error| panic!("{what}: {error}"));
             match step {
@@ -151,4 +156,5 @@ fn every_combination_is_written_as_the_model_says() {
             check(&qemu, case, seed.wrapping_add(round * 1000 + number as u64), 2);
         }
     }
+    println!("{} requests", REQUESTS.load(Ordering::Relaxed));
 }

@@ -36,6 +36,8 @@ mod qemu_img;
 #[cfg(feature = "formats")]
 mod qemu_nbd;
 mod qmp;
+mod random_doors;
+mod random_qmp;
 mod reports;
 mod serve;
 mod served_disk;
