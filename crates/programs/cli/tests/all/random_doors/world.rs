@@ -943,11 +943,15 @@ impl<'a> World<'a> {
     }
 
     fn audit_raw_after_the_end(&mut self) {
-        for file in self.files.all.iter().enumerate().filter(|(_, file)| file.kind == Kind::Raw) {
-            let (place, file) = file;
-            if let Some(history) = &file.history {
-                let bytes = fs::read(self.files.path(place)).unwrap();
+        for place in 0..self.files.all.len() {
+            let path = self.files.path(place);
+            let file = &mut self.files.all[place];
+            let known = file.history.as_ref().filter(|_| file.kind == Kind::Raw);
+            if let Some(history) = known {
+                let bytes = fs::read(path).unwrap();
                 history.check(&bytes).unwrap_or_else(|why| panic!("{}: {why}", file.name));
+                // What was in flight was written, or was not.
+                file.history = Some(History::new(&bytes));
             }
         }
     }
