@@ -548,6 +548,6 @@ mod tests {
         });
         assert_eq!(started.len(), 1);
         UnixStream::connect(&path).unwrap();
-        rustix::net::accept(&started[0].0).unwrap();
+        rustix::net::accept(&started[0].fd).unwrap();
     }
 }
