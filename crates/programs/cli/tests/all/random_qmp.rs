@@ -614,7 +614,9 @@ fn session(seed: u64, commands: u64, counts: &mut Counts) {
 
 #[test]
 fn random_commands_have_one_answer_and_no_wrong_effect() {
-    let first = seed();
+    // The short form always makes the same choices.
+    let is_random = tools::long() || std::env::var_os("BLOCKHAUL_SEED").is_some();
+    let first = if is_random { seed() } else { 1 };
     println!("BLOCKHAUL_SEED={first:#x}");
     let (commands, sessions) = if tools::long() { (250, 24) } else { (50, 1) };
     let mut counts = Counts::default();

@@ -119,7 +119,9 @@ impl Drop for Story {
 
 #[test]
 fn doors_to_one_storage_succeed_rightly_or_are_refused() {
-    let seed = rng::seed();
+    // The short form always makes the same choices.
+    let is_random = tools::long() || std::env::var_os("BLOCKHAUL_SEED").is_some();
+    let seed = if is_random { rng::seed() } else { 1 };
     println!("BLOCKHAUL_SEED={seed:#x}");
     let counts = Mutex::new(Counts::default());
     let number = AtomicU64::new(0);
