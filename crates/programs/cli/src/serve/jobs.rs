@@ -19,7 +19,7 @@ use super::job_errors::{Action, Errors, OnError};
 use super::job_files::Kept;
 use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
-use super::running::{Running, Writing};
+use super::running::{Running, TargetGuard};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args;
 use crate::copy::job::{CopyJob, JobControl, Report};
@@ -97,7 +97,7 @@ pub struct Job {
     target: String,
     work: Work,
     /// It writes to a disk of the server.
-    writing: Mutex<Option<Writing>>,
+    writing: Mutex<Option<TargetGuard>>,
     progress: Arc<Progress>,
     control: JobControl,
     settings: Settings,
@@ -218,7 +218,7 @@ impl To {
     }
 
     /// A disk of the server is its target from now on.
-    async fn begin(&self) -> Result<Option<Writing>, Failure> {
+    async fn begin(&self) -> Result<Option<TargetGuard>, Failure> {
         let To::Open(spec, _, Some(running)) = self else { return Ok(None) };
         if let Spec::Scheme { scheme, rest } = spec
             && blockhaul_client::is_own_export(&format!("{scheme}:{rest}")).await.unwrap_or(false)
@@ -279,7 +279,7 @@ struct Disk {
 struct Start<'a> {
     export: &'a Running,
     target: &'a To,
-    writing: Option<Writing>,
+    writing: Option<TargetGuard>,
     work: Work,
     settings: Settings,
     errors: Arc<Errors>,

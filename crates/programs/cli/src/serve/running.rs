@@ -147,14 +147,14 @@ impl Running {
 
     /// Begins to write to it as the target of a job, until the result is dropped. Refuses a disk that is
     /// the source or the target of a job, or has a point in time: it would not see what the job writes.
-    pub fn begin_writing(&self) -> Result<Writing, Failure> {
+    pub fn begin_writing(&self) -> Result<TargetGuard, Failure> {
         let is_read = !self.snapshots().is_empty() || self.mirrored().is_some();
         if is_read || self.written.swap(true, Ordering::SeqCst) {
             let name = &self.name;
             let text = format!("a job or a point in time uses {name:?}: choose another target");
             return Err(Failure::new(OPEN, text));
         }
-        let mut writing = Writing { written: self.written.clone(), _claims: None };
+        let mut writing = TargetGuard { written: self.written.clone(), _claims: None };
         writing._claims = Some(self.claims.claim_as_target(&self.owner)?);
         Ok(writing)
     }
@@ -202,12 +202,12 @@ impl Running {
 }
 
 /// A job writes to a disk until this is dropped.
-pub struct Writing {
+pub struct TargetGuard {
     written: Arc<AtomicBool>,
     _claims: Option<TargetClaims>,
 }
 
-impl Drop for Writing {
+impl Drop for TargetGuard {
     fn drop(&mut self) {
         self.written.store(false, Ordering::SeqCst);
     }
