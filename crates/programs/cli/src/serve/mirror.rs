@@ -186,9 +186,9 @@ pub struct Ending {
     pub switch: bool,
 }
 
-/// What an attempt to move the clients has come to.
+/// The result of an attempt to move the clients.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Moved {
+enum CutOverResult {
     Done,
     /// It is to be tried again.
     Postponed,
@@ -515,10 +515,10 @@ impl Mirror {
         }
         let mut round = pin!(self.last_round(engine, clients.stack.device()));
         let moved = self.move_clients(round.as_mut(), control, clients, ending).await?;
-        if moved == Moved::Unfinished {
+        if moved == CutOverResult::Unfinished {
             round.await?;
         }
-        Ok(moved == Moved::Done)
+        Ok(moved == CutOverResult::Done)
     }
 
     /// Holds the clients while the last round ends, and moves them.
@@ -528,7 +528,7 @@ impl Mirror {
         control: &Control,
         clients: &Destination,
         ending: Ending,
-    ) -> Result<Moved> {
+    ) -> Result<CutOverResult> {
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
         let Some(export) = self.export.upgrade() else { return Err(no_export()) };
@@ -582,7 +582,7 @@ impl Mirror {
                     export.claims.hand_over(&self.target_owner, &export.owner);
                 }
             }
-            return Ok(Moved::Done);
+            return Ok(CutOverResult::Done);
         };
         // The layers that mark are still there.
         self.go_on_marking(&export);
@@ -591,7 +591,7 @@ impl Mirror {
         }
         log::info!(export = export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
-        Ok(if is_unfinished { Moved::Unfinished } else { Moved::Postponed })
+        Ok(if is_unfinished { CutOverResult::Unfinished } else { CutOverResult::Postponed })
     }
 
     /// Refuses a device that clients could not move to. A disk of the monitor protocol may have none.
