@@ -19,7 +19,7 @@ struct Sector {
 
 /// A sector has contents that were never written to it, or are older than a flush.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unknown {
+pub struct ContentMismatch {
     /// Number of the sector.
     pub sector: usize,
     /// Number of the contents that were possible.
@@ -28,9 +28,9 @@ pub struct Unknown {
     pub found: Vec<u8>,
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for ContentMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unknown { sector, known, found } = self;
+        let ContentMismatch { sector, known, found } = self;
         write!(f, "sector {sector} is none of {known} contents: {found:?} …")
     }
 }
@@ -82,7 +82,7 @@ impl History {
     ///
     /// # Errors
     /// The first sector with other contents.
-    pub fn check(&self, disk: &[u8]) -> Result<(), Unknown> {
+    pub fn check(&self, disk: &[u8]) -> Result<(), ContentMismatch> {
         assert_eq!(disk.len(), self.0.len() * SECTOR, "the size of the disk");
         let wrong =
             |(found, sector): &(&[u8], &Sector)| !sector.values.iter().any(|one| one == found);
@@ -91,7 +91,7 @@ impl History {
             None => Ok(()),
             Some((number, (found, sector))) => {
                 let found = found[..8].to_vec();
-                Err(Unknown { sector: number, known: sector.values.len(), found })
+                Err(ContentMismatch { sector: number, known: sector.values.len(), found })
             }
         }
     }
@@ -130,7 +130,7 @@ mod tests {
         history.flushed();
         assert_eq!(history.check(&disk(1, 0)), Ok(()));
         let wrong = history.check(&disk(0, 1)).unwrap_err();
-        assert_eq!(wrong, Unknown { sector: 0, known: 1, found: vec![0; 8] });
+        assert_eq!(wrong, ContentMismatch { sector: 0, known: 1, found: vec![0; 8] });
         history.done(512, SECTOR);
         history.flushed_part(512, SECTOR);
         assert_eq!(history.check(&disk(1, 0)).unwrap_err().sector, 1);

@@ -243,9 +243,9 @@ impl Visit for SeveralVisit {
 mod tests {
     use super::*;
 
-    struct Nothing;
+    struct NullDevice;
 
-    impl blockhaul_block::Device for Nothing {
+    impl blockhaul_block::Device for NullDevice {
         fn facts(&self) -> Arc<blockhaul_block::Facts> {
             Arc::new(blockhaul_block::Facts::new("nothing", 512))
         }
@@ -304,7 +304,7 @@ mod tests {
         let named = |name: &str, single: bool| Named {
             name: name.to_string(),
             description: "text".to_string(),
-            exports: crate::Shared::under_any_name("", "", Arc::new(Nothing)),
+            exports: crate::Shared::under_any_name("", "", Arc::new(NullDevice)),
             single,
         };
         let storages = [named("a", true), named("d", false)].map(Storage::new).map(Arc::new).into();
@@ -342,7 +342,7 @@ mod tests {
     }
     #[test]
     fn a_removed_storage_is_released_while_clients_use_others() {
-        let devices = [(); 3].map(|()| Arc::new(Nothing) as Arc<dyn blockhaul_block::Device>);
+        let devices = [(); 3].map(|()| Arc::new(NullDevice) as Arc<dyn blockhaul_block::Device>);
         let named = |name: &str, device: &Arc<dyn blockhaul_block::Device>| Named {
             name: name.to_string(),
             description: String::new(),

@@ -223,7 +223,7 @@ fn a_list_of_a_command_that_fails_is_not_used() {
 }
 
 /// A list as a program prints it.
-struct Listed {
+struct ListCase {
     text: String,
     /// Whether its end, and what it covers, can be seen: else each line counts alone.
     is_whole: bool,
@@ -243,7 +243,7 @@ fn areas(rng: &mut Rng, size: u64, unit: u64) -> Vec<(u64, u64)> {
 }
 
 /// A list of these areas of a disk of `size` bytes; one that lies about its disk if `lies`.
-fn listed(rng: &mut Rng, kind: usize, size: u64, all: &[(u64, u64)], lies: bool) -> Listed {
+fn listed(rng: &mut Rng, kind: usize, size: u64, all: &[(u64, u64)], lies: bool) -> ListCase {
     let said = if lies { size ^ (512 << rng.below(12)) } else { size };
     let lines = |values: Vec<Value>| values.iter().map(|value| format!("{value}\n")).collect();
     let (text, is_whole): (String, bool) = match kind {
@@ -348,7 +348,7 @@ fn listed(rng: &mut Rng, kind: usize, size: u64, all: &[(u64, u64)], lies: bool)
         ),
     };
     let areas = all.iter().map(|(at, len)| *at..(at + len).min(size)).collect();
-    Listed { text, is_whole, areas }
+    ListCase { text, is_whole, areas }
 }
 
 fn base64(bytes: &[u8]) -> String {

@@ -8,14 +8,14 @@ use std::time::Instant;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{self, Server, text};
 
-use crate::served_disk::{Disk, Killed, LIMIT, OURS, assert_holds, blockhaul, succeed};
+use crate::served_disk::{ChildGuard, Disk, LIMIT, OURS, assert_holds, blockhaul, succeed};
 
 /// A client that slowly overwrites the disk.
-fn slow_writer(disk: &Disk, seed: u32, rate: &str) -> Killed {
+fn slow_writer(disk: &Disk, seed: u32, rate: &str) -> ChildGuard {
     let random = format!("random:32M?seed={seed}");
     let mut command = Command::new(OURS);
     command.args(["copy", "--no-progress", "--rate", rate, &random, &disk.server.uri("a")]);
-    Killed(command.spawn().unwrap())
+    ChildGuard(command.spawn().unwrap())
 }
 
 /// The device of the export, as `ctl exports` shows it.
@@ -63,7 +63,7 @@ fn clients_move_to_a_target_that_caches_nothing() {
     assert_eq!(facts["exports"][0]["can_cache"], true, "{facts}");
     let mut command = Command::new(OURS);
     command.args(["copy", "--no-progress", "--rate", "16M", "random:32M?seed=3", &uri]);
-    let mut writer = Killed(command.spawn().unwrap());
+    let mut writer = ChildGuard(command.spawn().unwrap());
     let target = disk.file("moved.raw");
     disk.ctl_succeeds(&["mirror", "b", &target, "--wait"]);
     disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait"]);
@@ -161,7 +161,7 @@ fn wrong_mirrors_are_refused_before_anything_is_touched() {
 }
 
 /// fio, which writes at random and verifies, until it is killed.
-fn verifying_client(disk: &Disk, rate: &str) -> Option<Killed> {
+fn verifying_client(disk: &Disk, rate: &str) -> Option<ChildGuard> {
     let fio = require_peer!("fio", None);
     let mut command = fio.command();
     command.args(["--name=verified", "--thread", "--ioengine=nbd", "--rw=randwrite"]);
@@ -178,11 +178,11 @@ fn verifying_client(disk: &Disk, rate: &str) -> Option<Killed> {
     command.arg(format!("--aux-path={}", disk.scratch.path().display()));
     let log = File::create(disk.scratch.file("fio.log")).unwrap();
     command.stdout(log.try_clone().unwrap()).stderr(log);
-    Some(Killed(command.spawn().unwrap()))
+    Some(ChildGuard(command.spawn().unwrap()))
 }
 
 #[track_caller]
-fn assert_still_verifies(disk: &Disk, client: &mut Killed) {
+fn assert_still_verifies(disk: &Disk, client: &mut ChildGuard) {
     let ended = client.0.try_wait().unwrap();
     let said = || std::fs::read_to_string(disk.scratch.file("fio.log")).unwrap();
     assert!(ended.is_none(), "fio has ended: {ended:?}: {}", said());

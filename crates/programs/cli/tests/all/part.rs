@@ -611,14 +611,14 @@ fn disks_of_a_job_that_have_discarded_their_source_are_not_copied_again() {
 }
 
 /// A copy that discards its source, and is killed.
-struct Killed {
+struct DiscardingCopy {
     scratch: Scratch,
     bytes: Vec<u8>,
 }
 
-impl Killed {
-    fn new(len: usize) -> Killed {
-        Killed { scratch: Scratch::new().unwrap(), bytes: pattern(len) }
+impl DiscardingCopy {
+    fn new(len: usize) -> DiscardingCopy {
+        DiscardingCopy { scratch: Scratch::new().unwrap(), bytes: pattern(len) }
     }
 
     fn fill(&self) {
@@ -667,7 +667,7 @@ impl Killed {
 
 #[test]
 fn a_discarding_copy_that_is_killed_while_it_flushes_or_discards_loses_nothing() {
-    let copy = Killed::new(1 << 20);
+    let copy = DiscardingCopy::new(1 << 20);
     let one = ["-C", "1", "--segment=1M"];
     let is_empty = || allocated(&copy.scratch.file("source")) == 0;
     let target = copy.scratch.file("target");
@@ -696,7 +696,7 @@ fn a_discarding_copy_that_is_killed_at_any_moment_goes_on_with_the_same_command(
     let seed = seed();
     println!("BLOCKHAUL_SEED={seed}");
     let mut random = Rng::new(seed);
-    let copy = Killed::new(2 << 20);
+    let copy = DiscardingCopy::new(2 << 20);
     copy.fill();
     let begun = std::time::Instant::now();
     copy.is_right("not killed");

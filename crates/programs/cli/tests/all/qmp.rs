@@ -12,7 +12,7 @@ use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
 use serde_json::{Value, json};
 
-use crate::served_disk::{Killed, LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
+use crate::served_disk::{ChildGuard, LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
 
 /// A client that keeps events until they are asked for.
 pub struct Qmp {
@@ -992,7 +992,7 @@ fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
     let (client, server) = UnixStream::pair().unwrap();
     let script = "exec 3<&0 </dev/null; exec \"$@\"";
     let mut command = daemon_of_one_client(script, "socket,id=c,fd=3");
-    let mut child = Killed(command.stdin(OwnedFd::from(server)).spawn().unwrap());
+    let mut child = ChildGuard(command.stdin(OwnedFd::from(server)).spawn().unwrap());
     // Its socket is closed here: a daemon that fails ends the stream.
     drop(command);
     let mut qmp = Qmp::over(client);
@@ -1016,7 +1016,7 @@ fn qemus_daemon_connects_to_a_client_that_listens() {
     let refused = tools::output(&mut command, LIMIT).unwrap();
     assert!(text(&refused.stderr).contains("Failed to connect to"), "{refused:?}");
     let listener = UnixListener::bind(&path).unwrap();
-    let mut child = Killed(command.spawn().unwrap());
+    let mut child = ChildGuard(command.spawn().unwrap());
     let mut qmp = Qmp::over(listener.accept().unwrap().0);
     qmp.succeeds("qmp_capabilities", json!({}));
     qmp.succeeds("quit", json!({}));

@@ -22,9 +22,9 @@ pub fn succeed(args: &[&str]) -> String {
 }
 
 /// A process that is killed at the end of the test.
-pub struct Killed(pub Child);
+pub struct ChildGuard(pub Child);
 
-impl Drop for Killed {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

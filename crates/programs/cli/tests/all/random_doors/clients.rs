@@ -34,14 +34,14 @@ pub enum Owner {
 }
 
 /// A request in flight.
-pub struct Flying {
+pub struct RequestInFlight {
     pub client: usize,
     header: Header,
     /// What it writes.
     pub bytes: Vec<u8>,
 }
 
-impl Flying {
+impl RequestInFlight {
     pub fn at(&self) -> u64 {
         self.header.offset
     }
@@ -94,13 +94,14 @@ impl Door {
         rng: &mut Rng,
         history: &mut History,
         trims: bool,
-    ) -> Vec<Flying> {
-        let mut flying: Vec<Flying> = Vec::new();
+    ) -> Vec<RequestInFlight> {
+        let mut flying: Vec<RequestInFlight> = Vec::new();
         for client in 0..self.clients.len() {
             let at = rng.below(SIZE as u64 / 512) * 512;
             let most = *rng.pick(&[1, 8, 40, 200]);
             let len = (rng.between(1, most) * 512).min(SIZE as u64 - at);
-            let is_free = |one: &Flying| at + len <= one.at() || one.at() + one.header.length <= at;
+            let is_free =
+                |one: &RequestInFlight| at + len <= one.at() || one.at() + one.header.length <= at;
             if !flying.iter().all(is_free) {
                 continue;
             }
@@ -127,13 +128,13 @@ impl Door {
             }
             history.begun(at, &bytes);
             self.clients[client].send_request(&header, payload).unwrap();
-            flying.push(Flying { client, header, bytes });
+            flying.push(RequestInFlight { client, header, bytes });
         }
         flying
     }
 
     /// Receives the replies.
-    pub fn finish(&mut self, flying: Vec<Flying>, history: &mut History) {
+    pub fn finish(&mut self, flying: Vec<RequestInFlight>, history: &mut History) {
         for one in &flying {
             let answer = self.clients[one.client].receive_answer(&one.header);
             let what = || format!("{}: {:?} at {}", self.name, one.header.command, one.at());

@@ -11,7 +11,7 @@ use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{self, Peer, Server, text};
 use serde_json::{Value, json};
 
-use super::clients::{Door, Flying, Owner, assert_same};
+use super::clients::{Door, Owner, RequestInFlight, assert_same};
 use super::files::{Files, Form, Kind, SIZE};
 use super::rules::{self, Held, Use, fit};
 use super::{Counts, Story};
@@ -49,7 +49,7 @@ struct Job {
     source: String,
     file: usize,
     is_mirror: bool,
-    expected: Expected,
+    expected: Moment,
     /// Why it must not succeed.
     conflict: Option<String>,
     /// It has the target open.
@@ -63,7 +63,7 @@ struct Job {
 }
 
 /// A disk at a moment; each of these requests was carried out before it, or after it.
-struct Expected {
+struct Moment {
     disk: Vec<u8>,
     flying: Vec<(u64, Vec<u8>)>,
 }
@@ -98,7 +98,7 @@ impl Control {
     }
 }
 
-impl Expected {
+impl Moment {
     fn check(&self, found: &[u8], what: &str) {
         let mut wanted = self.disk.clone();
         for (at, bytes) in &self.flying {
@@ -651,7 +651,7 @@ impl<'a> World<'a> {
     }
 
     /// The disk of now, and often requests that are in flight.
-    fn send_at_the_moment(&mut self, source: usize) -> (Vec<Flying>, Expected) {
+    fn send_at_the_moment(&mut self, source: usize) -> (Vec<RequestInFlight>, Moment) {
         let door = &mut self.doors[source];
         let history = self.files.all[door.file].history.as_mut().unwrap();
         let disk = history.latest(0, SIZE);
@@ -662,10 +662,10 @@ impl<'a> World<'a> {
             self.files.has_changed(door.file);
         }
         let expected = flying.iter().map(|one| (one.at(), one.bytes.clone())).collect();
-        (flying, Expected { disk, flying: expected })
+        (flying, Moment { disk, flying: expected })
     }
 
-    fn finish(&mut self, door: usize, flying: Vec<Flying>) {
+    fn finish(&mut self, door: usize, flying: Vec<RequestInFlight>) {
         let door = &mut self.doors[door];
         door.finish(flying, self.files.all[door.file].history.as_mut().unwrap());
     }
