@@ -1076,6 +1076,7 @@ impl CopyJob {
             (Kind::NoSpace, Some(exit::TARGET)) => exit::FULL,
             (Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown, _) => exit::LOST,
             (_, Some(side)) => side,
+            (Kind::Usage, None) => exit::USAGE,
             (_, None) => exit::FAILED,
         };
         let what = match side {

@@ -31,7 +31,12 @@ impl ManifestFile {
     pub(crate) fn check(&self) -> Result<(), Failure> {
         match std::fs::metadata(&self.path) {
             Ok(data) if data.is_file() && data.len() > 0 => {}
-            Ok(data) if data.is_dir() => return Err(self.failed(ErrorKind::IsADirectory.into())),
+            Ok(data) if data.is_dir() => {
+                let path = self.path.display();
+                let next = "give the name of a file in it";
+                let text = format!("manifest {path}: it is a directory: {next}");
+                return Err(Failure::usage(text));
+            }
             // A device or a pipe accepts anything. Opening a pipe waits for its other end.
             Ok(data) if data.file_type().is_char_device() => {
                 let opened = OpenOptions::new().write(true).open(&self.path);

@@ -139,12 +139,14 @@ pub(super) fn begin(
 ) -> Result<Begin, Failure> {
     let Some(left) = writer.unfinished() else { return Ok(Begin::Anew) };
     let journal = writer.journal(left.number);
+    let dir = writer.store().dir().display();
+    let is_discarded = blockhaul_engine::discarding_journal(&journal).map_err(stored)?.is_some();
+    let abandon = format!("if its source is gone: blockhaul chain abandon {dir}");
     if restart {
-        if blockhaul_engine::discarding_journal(&journal).map_err(stored)?.is_some() {
-            let dir = writer.store().dir().display();
+        if is_discarded {
             let text = format!(
                 "{}: what it records was discarded at the source, and is in {dir} only: resume the pull \
-                 without --restart; if its source is gone: blockhaul chain abandon {dir}",
+                 without --restart; {abandon}",
                 journal.display()
             );
             return Err(Failure::new(exit::OPEN, text));
@@ -175,11 +177,12 @@ pub(super) fn begin(
             "the source or the checkpoint is another one than when it began".to_string()
         }
     };
-    let text = format!(
-        "{} has an unfinished point {:?}: {why}; or discard it with --restart",
-        writer.store().dir().display(),
-        left.name
-    );
+    let next = if is_discarded {
+        format!("what it records was discarded at the source, and is in {dir} only; {abandon}")
+    } else {
+        "or discard it with --restart".to_string()
+    };
+    let text = format!("{dir} has an unfinished point {:?}: {why}; {next}", left.name);
     Err(Failure::new(exit::OPEN, text))
 }
 

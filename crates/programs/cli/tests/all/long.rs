@@ -330,13 +330,18 @@ fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
     let [to, letter, new] = [&target, &other, &fresh].map(|path| path.to_str().unwrap());
     let nowhere = scratch.file("no/where");
     let nowhere = nowhere.to_str().unwrap();
+    let here = scratch.path().display();
+    let directory = "it is a directory: give the name of a file in it";
     let make = "create its directory first";
     for (args, status, words) in [
         ([&format!("--journal={nowhere}"), "--flush"], 1, make),
         ([&format!("--journal={nowhere}"), "--restart"], 1, make),
         ([&format!("--journal={letter}"), "--flush"], 1, "journal"),
+        ([&format!("--journal={here}"), "--flush"], 2, directory),
+        ([&format!("--journal={here}"), "--restart"], 2, directory),
         ([&format!("--journal={letter}"), "--restart"], 1, "not a journal"),
         ([&format!("--manifest={nowhere}"), "--flush"], 1, make),
+        ([&format!("--manifest={here}"), "--flush"], 2, directory),
         ([&format!("--metrics=unix:{nowhere}"), "--flush"], 1, "--metrics"),
         ([&format!("--rate-file={}", scratch.path().display()), "--flush"], 2, "--rate-file"),
         ([&format!("--since={nowhere}"), "--flush"], 3, "--since"),

@@ -712,6 +712,17 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     child.kill().unwrap();
     child.wait().unwrap();
     refused(&[&args[..], &["--restart"]].concat(), 3, &["000002.journal", "chain abandon"]);
+    let other = ["pull", &job, "--bitmap", "monday", "--point", "wednesday"];
+    refused(&other, 3, &["--point \"tuesday\"", "discarded at the source", "chain abandon"]);
+    let whole = fs::read(&journal).unwrap();
+    let mut damaged = whole.clone();
+    damaged[100] ^= 1;
+    fs::write(&journal, &damaged).unwrap();
+    for more in [&[][..], &["--restart"]] {
+        refused(&[&args[..], more].concat(), 3, &["its header is damaged", "on the target only"]);
+    }
+    assert!(fs::read(&journal).unwrap() == damaged);
+    fs::write(&journal, whole).unwrap();
     write(&uri, "rate = '1G'\n");
     // All is copied, and the point cannot be listed.
     let list = scratch.file("store/manifest.json.tmp");

@@ -16,6 +16,30 @@ pub(super) const CHECK: usize = 16;
 /// Longest text that identifies a side; a longer one is replaced by its digest.
 const TEXT_MAX: usize = 1500;
 
+/// Why a file's header is not that of a journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HeaderError {
+    /// It is the file of another program.
+    Foreign,
+    /// It is a journal's, and what it said of its copy is not known.
+    Damaged,
+}
+
+impl HeaderError {
+    /// The message, with a remedy.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            HeaderError::Foreign => "it is not a journal: choose another name",
+            HeaderError::Damaged => {
+                "its header is damaged: if its copy was begun with --discard-source, what it recorded is on the \
+                 target only: keep the journal and the target, and put an undamaged copy of the journal in its \
+                 place, or use another journal and another target. Only if it was begun without, remove the \
+                 journal, and copy everything again"
+            }
+        }
+    }
+}
+
 /// The bit of a record's lane that marks a segment with content. Old journals never set it.
 const CONTENT: u32 = 1 << 31;
 
@@ -73,17 +97,14 @@ impl Identity {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), String> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), HeaderError> {
+        let damaged = HeaderError::Damaged;
         if !bytes.starts_with(MAGIC) {
-            return Err("it is not a journal: choose another name".into());
+            // The rest may be that of a journal.
+            return Err(if has_check(bytes) { damaged } else { HeaderError::Foreign });
         }
-        let damaged =
-            || "its header is damaged: use --restart to copy everything again".to_string();
-        let header = bytes.get(..HEADER).ok_or_else(damaged)?;
-        let (body, check) = header.split_at(HEADER - CHECK);
-        if blake3::hash(body).as_bytes()[..CHECK] != *check {
-            return Err(damaged());
-        }
+        let header = bytes.get(..HEADER).filter(|header| has_check(header)).ok_or(damaged)?;
+        let body = &header[..HEADER - CHECK];
         let mut fields = Fields(&body[MAGIC.len()..]);
         let parsed = (|| {
             let id = fields.array()?;
@@ -112,7 +133,7 @@ impl Identity {
             };
             Some((id, identity))
         })();
-        parsed.ok_or_else(damaged)
+        parsed.ok_or(damaged)
     }
 
     /// Why a copy with this identity cannot continue as `now`.
@@ -143,6 +164,15 @@ impl Identity {
         }
         (!text.is_empty()).then_some(text)
     }
+}
+
+/// Whether the checksum of a header is right, whatever its first bytes are.
+fn has_check(bytes: &[u8]) -> bool {
+    let Some(header) = bytes.get(..HEADER) else { return false };
+    let (body, check) = header.split_at(HEADER - CHECK);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(MAGIC).update(&body[MAGIC.len()..]);
+    hasher.finalize().as_bytes()[..CHECK] == *check
 }
 
 /// Segments that are durable.

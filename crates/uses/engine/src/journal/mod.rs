@@ -27,7 +27,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use self::format::{HEADER, MAGIC, RECORD, Record, is_damaged, recover};
+use self::format::{HEADER, HeaderError, RECORD, Record, is_damaged, recover};
 pub(crate) use self::format::{Identity, Recorded};
 pub(crate) use self::parts::SelectedParts;
 
@@ -107,7 +107,7 @@ impl Journal {
 
     fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
         lock(&file, path)?;
-        let found = Found::read(&mut file, path)?.map_err(|why| refused(path, &why))?;
+        let found = Found::read(&mut file, path)?;
         found.refuse_other(path, wanted)?;
         found.refuse_damaged(path)?;
         let segments = wanted.range.1.div_ceil(wanted.segment);
@@ -232,11 +232,11 @@ pub enum JournalState {
 /// its source. Blocks.
 ///
 /// # Errors
-/// The file cannot be read.
+/// The file cannot be read, or is not a journal, or its header is damaged: what it says of the source is
+/// not known then.
 pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
     let Some(mut file) = there(path)? else { return Ok(None) };
-    // A foreign or damaged file is refused when it is to be continued.
-    let Ok(found) = Found::read(&mut file, path)? else { return Ok(None) };
+    let found = Found::read(&mut file, path)?;
     let state = if found.is_complete() { JournalState::Complete } else { JournalState::Begun };
     Ok(found.identity.discards.then_some(state))
 }
@@ -247,7 +247,7 @@ pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<()> {
         return Err(refused(path, "it has just been removed: run the copy again"));
     };
     lock(&file, path)?;
-    let found = Found::read(&mut file, path)?.map_err(|why| refused(path, &why))?;
+    let found = Found::read(&mut file, path)?;
     found.refuse_other(path, &wanted.clone().shortened())
 }
 
@@ -263,16 +263,15 @@ struct Found {
 }
 
 impl Found {
-    /// Reads the whole file; or says why it is no journal.
-    fn read(file: &mut File, path: &Path) -> Result<Result<Found, String>> {
+    /// Reads the whole file. Refuses one that is no journal, or whose header is damaged.
+    fn read(file: &mut File, path: &Path) -> Result<Found> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
-        Ok(Identity::decode(&bytes).map(|(id, identity)| {
-            let records = recover(&bytes, &id);
-            let rest = bytes.len().saturating_sub(HEADER + records.len() * RECORD);
-            let is_damaged = is_damaged(&bytes, &id, records.len());
-            Found { id, identity, records, rest, is_damaged }
-        }))
+        let (id, identity) = decode(&bytes, path)?;
+        let records = recover(&bytes, &id);
+        let rest = bytes.len().saturating_sub(HEADER + records.len() * RECORD);
+        let is_damaged = is_damaged(&bytes, &id, records.len());
+        Ok(Found { id, identity, records, rest, is_damaged })
     }
 
     /// Whether everything is copied, and may be discarded at the source.
@@ -311,7 +310,8 @@ impl Found {
 /// does not change an existing journal. Blocks.
 ///
 /// # Errors
-/// The existing file is not a journal or is in use, or none can be created there.
+/// The existing file is not a journal, has a damaged header or is in use, or none can be created there.
+/// [`Kind::Usage`]: it is not a regular file.
 pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
     if let Some(mut old) = there(path)? {
         check_old(&mut old, path)?;
@@ -344,13 +344,18 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     Ok((fresh, file))
 }
 
-/// Refuses a foreign file and a journal in use; otherwise locks it.
+/// Refuses a foreign file, a journal with a damaged header, and one in use; otherwise locks it.
 fn check_old(old: &mut File, path: &Path) -> Result<()> {
-    let mut magic = [0; MAGIC.len()];
-    if old.read_exact(&mut magic).is_err() || magic != *MAGIC {
-        return Err(refused(path, "it is not a journal: choose another name"));
-    }
+    let mut header = Vec::with_capacity(HEADER);
+    let read = old.take(HEADER as u64).read_to_end(&mut header);
+    read.map_err(|error| failed("read", path, error))?;
+    decode(&header, path)?;
     lock(old, path)
+}
+
+/// The ID of a journal, and what it says of its copy.
+fn decode(bytes: &[u8], path: &Path) -> Result<([u8; 16], Identity)> {
+    Identity::decode(bytes).map_err(|error: HeaderError| refused(path, error.text()))
 }
 
 /// Refuses a journal of which the source was discarded.
@@ -376,8 +381,16 @@ pub fn discard_journal(path: &Path) -> Result<()> {
 /// Opens the existing file. Anything but a regular file (a device, a pipe) may have no end.
 fn there(path: &Path) -> Result<Option<File>> {
     match std::fs::metadata(path) {
-        Ok(data) if data.is_file() || data.is_dir() => {}
-        Ok(_) => return Err(refused(path, "it is not a regular file: choose another name")),
+        Ok(data) if data.is_file() => {}
+        Ok(data) => {
+            let path = path.display();
+            let text = if data.is_dir() {
+                format!("journal {path}: it is a directory: give the name of a file in it")
+            } else {
+                format!("journal {path}: it is not a regular file: choose another name")
+            };
+            return Err(Error::new(Kind::Usage, text));
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed("open", path, error)),
     }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{
-    JournalOptions, JournalState, Options, Progress, SEGMENT, Summary, copy, discarding_journal,
+    JournalOptions, JournalState, Options, Progress, SEGMENT, Summary, check_journal, copy,
+    discard_journal, discarding_journal,
 };
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
@@ -442,6 +443,71 @@ fn a_discarding_copy_that_is_complete_is_never_repeated() {
         let summary = run(&target, &source, &part).await.unwrap();
         assert!(!summary.journal_stays && summary.discarded == 0 && !path.exists());
     });
+}
+
+/// What it says of its source is not known then: what it recorded may be on the target only.
+#[test]
+fn a_journal_with_a_damaged_header_is_not_begun_anew() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let size = 1_u64 << 20;
+        let bytes = content(&mut Rng::new(seed()), size as usize);
+        let source = ModelDevice::new(
+            Model::new(size).with_content(bytes.clone()).with_trim(Trim::Garbage),
+            Completion::Immediate,
+        );
+        let target = ModelDevice::new(
+            Model::new(size).with_content(vec![0xaa; size as usize]),
+            Completion::Immediate,
+        );
+        let options = Options { discard_source: true, connections: 1, ..options(&path) };
+        let ends = [&source, &target].map(|end| Stack::over(end.clone()));
+        run(&ends[0], &ends[1], &options).await.unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let before = target.seen().len();
+        let assert_refused = |at: usize, error: &str| {
+            let words = ["its header is damaged", "on the target only", path.to_str().unwrap()];
+            assert!(words.iter().all(|words| error.contains(words)), "byte {at}: {error}");
+            assert!(!error.contains("--restart"), "byte {at}: {error}");
+        };
+        for at in 0..4096 {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << (at % 8);
+            std::fs::write(&path, &damaged).unwrap();
+            let mut errors = vec![
+                discarding_journal(&path).unwrap_err(),
+                check_journal(&path, at % 2 == 0).unwrap_err(),
+            ];
+            if at % 256 == 0 {
+                errors.push(check_journal(&path, at % 512 != 0).unwrap_err());
+                errors.push(discard_journal(&path).unwrap_err());
+                for restart in [false, true] {
+                    let mut options = options.clone();
+                    options.journal.as_mut().unwrap().restart = restart;
+                    errors.push(run(&ends[0], &ends[1], &options).await.unwrap_err());
+                }
+            }
+            errors.iter().for_each(|error| assert_refused(at, &error.to_string()));
+            assert!(std::fs::read(&path).unwrap() == damaged, "byte {at}: the journal was changed");
+        }
+        // All that names it as a journal, and a file that was cut.
+        for damaged in [[&[0; 20], &whole[20..]].concat(), whole[..4095].to_vec()] {
+            std::fs::write(&path, &damaged).unwrap();
+            assert_refused(0, &check_journal(&path, true).unwrap_err().to_string());
+        }
+        assert!(target.seen()[before..].iter().all(|seen| !seen.kind.changes()));
+    });
+}
+
+#[test]
+fn a_directory_is_not_a_journal() {
+    let scratch = Scratch::new().unwrap();
+    for restart in [false, true] {
+        let error = check_journal(scratch.path(), restart).unwrap_err();
+        assert_eq!(error.kind(), blockhaul_block::Kind::Usage);
+        assert!(error.to_string().contains("it is a directory: give the name"), "{error}");
+    }
 }
 
 /// A journal that was begun and not finished, and the contents of the target.
