@@ -1,6 +1,7 @@
 //! Options adapted to the devices.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{Can, Compression, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
@@ -104,7 +105,7 @@ const LANES_FIRST_MIN: usize = 2;
 const REQUESTS_PER_SEGMENT: u64 = 16;
 
 /// Options adapted to the devices.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Resolved {
     /// Lanes to start with if requests take long.
     pub(crate) connections: usize,
@@ -134,6 +135,8 @@ pub(crate) struct Resolved {
     rate: Arc<Rate>,
     /// The options include a rate, possibly without a limit at the moment.
     has_rate: bool,
+    /// The rate does not limit this engine at the moment.
+    ignores_rate: AtomicBool,
 }
 
 impl Resolved {
@@ -193,6 +196,7 @@ impl Resolved {
                 .max(u64::from(block(&to))),
             rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
             has_rate: options.rate.is_some(),
+            ignores_rate: AtomicBool::new(false),
         }
     }
 
@@ -213,10 +217,16 @@ impl Resolved {
         &self.rate
     }
 
+    /// Starts requests without regard to the rate limit from now on, or not.
+    pub(crate) fn ignore_rate(&self, ignores: bool) {
+        self.ignores_rate.store(ignores, Ordering::Relaxed);
+    }
+
     /// Waits until the rate limit admits a request of `bytes` bytes.
     pub(crate) async fn pace(&self, bytes: u64, stopped: impl Fn() -> bool) {
         if self.rate.is_limited() {
-            self.rate.take(bytes, stopped).await;
+            let admitted = || stopped() || self.ignores_rate.load(Ordering::Relaxed);
+            self.rate.take(bytes, admitted).await;
         }
     }
 }

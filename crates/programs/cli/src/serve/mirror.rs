@@ -88,6 +88,8 @@ struct State {
     left: u64,
     /// Bytes that the engine has written again.
     rewritten: u64,
+    /// Number of requests of the job that have failed and are repeated.
+    failures: u64,
     ready: bool,
     wanted: Option<Ending>,
     copy_mode: CopyMode,
@@ -396,7 +398,9 @@ impl Mirror {
         let ranges = [(at, len)];
         let mut copying = pin!(self.copy(engine, &ranges));
         let until = blockhaul_io::now() + PATIENCE;
-        let copied = match before(copying.as_mut(), self.overdue(&control, until)).await {
+        let failures = self.lock().failures;
+        let overdue = self.overdue(&control, until, failures);
+        let copied = match before(copying.as_mut(), overdue).await {
             Some(copied) => copied,
             None => {
                 piece.open();
@@ -406,12 +410,13 @@ impl Mirror {
         copied.map(|()| at + len)
     }
 
-    /// Returns at this time, or once the job is paused.
-    async fn overdue(&self, control: &Control, until: Instant) {
+    /// Returns at this time, or once the job is paused, or has more than so many failures: then it waits
+    /// before it repeats a request.
+    async fn overdue(&self, control: &Control, until: Instant, failures: u64) {
         loop {
             let changed = self.changes.listen();
             let left = until.saturating_duration_since(blockhaul_io::now());
-            if control.is_paused() || left.is_zero() {
+            if control.is_paused() || self.lock().failures != failures || left.is_zero() {
                 return;
             }
             let _ = blockhaul_io::timeout(left, changed).await;
@@ -561,6 +566,7 @@ impl Mirror {
             if ending.switch { self.note_move().await } else { Ok(()) }
         };
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
+        control.ignore_rate(false);
         let mut state = self.lock();
         state.cutting = false;
         let Err(error) = swapped else {
@@ -632,7 +638,8 @@ impl Mirror {
         noted.map_err(|failure| Error::new(Kind::Io, failure.to_string()))
     }
 
-    /// Refuses a last round that would not end in this time.
+    /// Refuses a last round that would not end in this time. Once it begins, nobody waits for the rate: it
+    /// copies no more than the rate would admit in this time.
     fn begin_last_round(&self, control: &Control, left: Duration) -> Result<()> {
         self.lock().cutting = true;
         let too_late = |why: &'static str| Err(Error::new(Kind::TimedOut, why));
@@ -645,6 +652,7 @@ impl Mirror {
         if self.predicted().max(limited) > left {
             return too_late("clients would wait too long for what has changed");
         }
+        control.ignore_rate(true);
         Ok(())
     }
 
@@ -678,7 +686,10 @@ impl Mirror {
 
     /// A request of the job has failed and will be repeated: clients do not wait for that.
     pub fn release_clients(&self) {
-        self.lock().cutting = false;
+        let mut state = self.lock();
+        state.cutting = false;
+        state.failures += 1;
+        drop(state);
         self.changes.wake();
     }
 

@@ -308,6 +308,21 @@ fn write_other_part(disk: &Disk) {
     succeed(&["copy", "--no-progress", "--range", "9M:2M", "random:32M?seed=3", &to]);
 }
 
+/// The last round copies what the rate would admit in that time, and clients do not wait for its tokens.
+#[test]
+fn the_last_round_does_not_wait_for_the_rate() {
+    let disk = Disk::serve(&[]);
+    let (target, _) = paused_mirror(&disk, &[]);
+    // 2 MiB would take 32 seconds.
+    disk.ctl_succeeds(&["job-rate", "1", "64k"]);
+    disk.ctl_succeeds(&["job-complete", "1", "--stay", "--within", "60s"]);
+    disk.ctl_succeeds(&["job-resume", "1"]);
+    disk.ctl_succeeds(&["job-wait", "1"]);
+    let job = disk.job(1);
+    assert!(job["downtime"].as_f64() < Some(16.0), "{job}");
+    succeed(&["compare", disk.path.to_str().unwrap(), &target.uri("t")]);
+}
+
 #[test]
 fn clients_do_not_wait_for_a_job_that_waits_after_an_error() {
     for policy in ["stop", "ignore"] {

@@ -57,6 +57,12 @@ impl Control {
         self.rate().limits()
     }
 
+    /// Lets this engine start requests without regard to the rate, which stays as it is for all others,
+    /// until this is called with `false`.
+    pub fn ignore_rate(&self, ignores: bool) {
+        self.0.resolved.ignore_rate(ignores);
+    }
+
     fn rate(&self) -> &Arc<Rate> {
         self.0.resolved.rate()
     }

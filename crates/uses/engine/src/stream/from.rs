@@ -33,7 +33,7 @@ pub async fn copy_from_pipe(
     let device = target.device();
     let facts = device.facts();
     crate::resolved::check_target(0, device).await?;
-    let resolved = Resolved::new(options, device, device, pool);
+    let resolved = Arc::new(Resolved::new(options, device, device, pool));
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
     progress.set_request_size(resolved.request_size);
@@ -152,7 +152,7 @@ impl Window {
 /// The target of the data from a pipe.
 struct Target {
     device: Arc<dyn Device>,
-    resolved: Resolved,
+    resolved: Arc<Resolved>,
     retries: Arc<Retries>,
     progress: Arc<Progress>,
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, Kind, OpKind};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Engine, Options, Progress};
+use blockhaul_engine::{Engine, Options, Progress, Rate};
 use blockhaul_io::{Config, Pool, Runtime};
 use blockhaul_testkit::fault::FaultDevice;
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -182,6 +182,25 @@ fn nothing_moves_while_the_engine_is_paused() {
         let summary = running.await.unwrap();
         assert_eq!(summary.data, 16 * MIB);
         assert!(target.bytes() == bytes);
+    });
+}
+
+#[test]
+fn an_engine_that_ignores_its_rate_waits_for_no_tokens() {
+    on_worker(|| async {
+        let rate = Arc::new(Rate::new(1, 0));
+        let options = Options { rate: Some(rate.clone()), ..narrow() };
+        let Slow { bytes, source, target, engine, .. } =
+            Slow::new(4 * MIB, Duration::ZERO, options).await;
+        let control = engine.control();
+        let plan = engine.plan();
+        let running = blockhaul_io::spawn(async move { engine.run_last(&plan).await });
+        until("the first request", || !source.seen().is_empty()).await;
+        assert!(target.bytes() != bytes, "at a byte per second");
+        control.ignore_rate(true);
+        running.await.unwrap();
+        assert!(target.bytes() == bytes);
+        assert_eq!(rate.limits(), (1, 0), "others keep to it");
     });
 }
 
