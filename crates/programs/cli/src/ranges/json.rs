@@ -6,11 +6,14 @@
 //! `block_metadata` (the SnapshotMetadata service of CSI; also in camel case, with numbers as strings).
 //!
 //! A range with two offsets is refused: `start` and `offset` of `qemu-img map --output=json` are places on the
-//! disk and in its file. A list that may be absent is absent only if no other member may be a list.
+//! disk and in its file. A list that may be absent, or null, is so only if no other member may be a list.
+//! An object with two members of one name is refused: a reader of JSON keeps one of them.
 
+use serde_json::error::Category;
 use serde_json::{Map, Value};
 
 use super::coverage::{Contents, Coverage, Kind, range};
+use super::unique::Unique;
 
 /// Names of the members with an offset, and of those with a length.
 const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
@@ -28,9 +31,12 @@ const MESSAGE_LENGTH: [&str; 2] = ["size_bytes", "sizeBytes"];
 
 pub(super) fn parse(text: &str) -> Result<Contents, String> {
     let mut reader = Reader::default();
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Unique>();
     while let Some(value) = values.next() {
-        let value = value.map_err(|error| format!("not JSON, or cut off: {error}"))?;
+        let Unique(value) = value.map_err(|error| match error.classify() {
+            Category::Data => error.to_string(),
+            _ => format!("not JSON, or cut off: {error}"),
+        })?;
         let line = || 1 + text[..values.byte_offset()].trim_end().matches('\n').count();
         reader.value(&value).map_err(|why| format!("line {}: {why}", line()))?;
     }
@@ -86,10 +92,9 @@ impl Reader {
             let place = number(at).zip(number(len)).ok_or_else(|| no_range(value))?;
             covered.push(range(place.0, place.1)?);
         }
-        match members.get("changedArea") {
-            Some(list) => entries(list)?.iter().try_for_each(|entry| self.range(entry)),
-            None => refuse_others(members, "changedArea", &[&ANSWER, &ANSWER_OTHERS]),
-        }
+        let list = members.get("changedArea");
+        let list = entries(members, list, "changedArea", &[&ANSWER, &ANSWER_OTHERS])?;
+        list.iter().try_for_each(|entry| self.range(entry))
     }
 
     fn message(&mut self, members: &Map<String, Value>) -> Result<(), String> {
@@ -108,11 +113,11 @@ impl Reader {
                 None => covered.push(range(0, size)?),
             }
         }
-        match member(members, &MESSAGE)? {
-            Some(list) => entries(list)?.iter().try_for_each(|entry| self.message_range(entry)),
-            // JSON made from protocol buffers omits an empty list.
-            None => refuse_others(members, "block_metadata", &[&CAPACITY, &MESSAGE_KIND]),
-        }
+        // JSON made from protocol buffers omits an empty list.
+        let list = member(members, &MESSAGE)?;
+        let known: [&[&str]; 3] = [&MESSAGE, &CAPACITY, &MESSAGE_KIND];
+        let list = entries(members, list, "block_metadata", &known)?;
+        list.iter().try_for_each(|entry| self.message_range(entry))
     }
 
     /// Adds a range of a message, which omits the offset 0.
@@ -182,12 +187,18 @@ fn refuse_others(
     }
 }
 
-/// The ranges of a list, which may be null.
-fn entries(list: &Value) -> Result<&[Value], String> {
+/// The ranges of the list with this name. It may be absent or null, which is an empty list, if all other
+/// members are `known`.
+fn entries<'a>(
+    members: &Map<String, Value>,
+    list: Option<&'a Value>,
+    name: &str,
+    known: &[&[&str]],
+) -> Result<&'a [Value], String> {
     match list {
-        Value::Array(entries) => Ok(entries),
-        Value::Null => Ok(&[]),
-        other => Err(format!("not a list of ranges: {}", shortened(other))),
+        Some(Value::Array(entries)) => Ok(entries),
+        None | Some(Value::Null) => refuse_others(members, name, known).map(|()| &[][..]),
+        Some(other) => Err(format!("not a list of ranges: {}", shortened(other))),
     }
 }
 

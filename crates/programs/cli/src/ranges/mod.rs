@@ -12,6 +12,7 @@ mod command;
 mod coverage;
 mod json;
 mod thin_delta;
+mod unique;
 
 use std::io::Read;
 use std::path::Path;
@@ -301,6 +302,18 @@ mod tests {
             (r#"{"startOffset": 0, "length": 9, "changedAreas": []}"#, "member \"changedAreas\""),
             (r#"{"startOffset": 0, "length": 9, "error": "fault"}"#, "unknown member \"error\""),
             (
+                r#"{"startOffset": 0, "length": 9, "changedArea": null, "error": "fault"}"#,
+                "line 1: no changedArea, but the unknown member \"error\"",
+            ),
+            (
+                r#"{"volumeCapacityBytes": "9", "blockMetadata": null, "error": "fault"}"#,
+                "no block_metadata, but the unknown member \"error\"",
+            ),
+            (
+                r#"{"volume_capacity_bytes": "9", "block_metadata": null, "ranges": [1]}"#,
+                "no block_metadata, but the unknown member \"ranges\"",
+            ),
+            (
                 r#"{"volumeCapacityBytes": "9", "error": "fault"}"#,
                 "no block_metadata, but the unknown member \"error\"",
             ),
@@ -329,6 +342,53 @@ mod tests {
         ] {
             let error = fit(text, 9, false).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn lists_with_a_name_twice_are_refused() {
+        for (text, name) in [
+            (r#"{"offset": 0, "length": 1, "offset": 2}"#, "offset"),
+            (
+                r#"[{"offset": 0, "length": 1}, {"offset": 2, "length": 1, "len\u0067th": 3}]"#,
+                "length",
+            ),
+            (
+                r#"[{"offset": 0, "length": 9, "type": 1, "description": "dirty", "description": "clean"}]"#,
+                "description",
+            ),
+            (
+                r#"{"startOffset": 0, "length": 9, "changedArea": [{"start": 0, "length": 9}],
+                    "changedArea": []}"#,
+                "changedArea",
+            ),
+            (
+                r#"{"startOffset": 0, "length": 9, "changedArea": [{"start": 0, "start": 1, "length": 1}]}"#,
+                "start",
+            ),
+            (
+                r#"{"volume_capacity_bytes": 9, "block_metadata": [{"size_bytes": 9}], "block_metadata": null}"#,
+                "block_metadata",
+            ),
+            (
+                r#"{"volumeCapacityBytes": 9, "blockMetadata": [{"sizeBytes": "9", "sizeBytes": "1"}]}"#,
+                "sizeBytes",
+            ),
+        ] {
+            let error = fit(text, 9, false).unwrap_err();
+            let said = format!("ambiguous: the same object has {name:?} twice");
+            assert!(error.contains(&said) && error.contains(" at line "), "{text}: {error}");
+        }
+        for (once, twice) in [
+            ("begin=\"0\"", "begin=\"0\" begin=\"1\""),
+            ("length=\"1\"", "length=\"1\" length=\"2\""),
+            ("data_block_size=\"8\"", "data_block_size=\"8\" data_block_size=\"16\""),
+        ] {
+            let list = "<superblock data_block_size=\"8\"><diff left=\"1\" right=\"2\"><different begin=\"0\" \
+                        length=\"1\"/></diff></superblock>";
+            assert!(fit(list, 1 << 20, false).is_ok());
+            let error = fit(&list.replace(once, twice), 1 << 20, false).unwrap_err();
+            assert!(error.contains("line 1: ") && error.contains("duplicate"), "{twice}: {error}");
         }
     }
 

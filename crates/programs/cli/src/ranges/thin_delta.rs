@@ -84,9 +84,15 @@ pub(super) fn parse(text: &str) -> Result<(Vec<(u64, u64)>, u64), String> {
     }
 }
 
+/// The number in an attribute. An element with an attribute twice is refused.
 fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<u64, String> {
-    let found = tag.try_get_attribute(name).map_err(|error| error.to_string())?;
-    let value = found.and_then(|found| found.value.parse().ok());
+    let mut value = None;
+    for found in tag.attributes() {
+        let found = found.map_err(|error| error.to_string())?;
+        if found.key.as_ref() == name {
+            value = found.value.parse().ok();
+        }
+    }
     value.ok_or_else(|| format!("no number {name} in <{}>", tag.name().as_ref()))
 }
 
