@@ -1,4 +1,4 @@
-//! A small process beside each server that this program starts. It ends the server when this
+//! A small process beside each server, or script, that this program starts. It ends the server when this
 //! program is gone, even by SIGKILL, and removes the directory of the server's socket.
 //!
 //! The guard is a shell script, because it must not depend on which program uses this library. It
@@ -132,7 +132,7 @@ pub(crate) struct Guard {
     folder: PathBuf,
     process: Child,
     /// The other end of its standard input.
-    _alive: Option<ChildStdin>,
+    alive: Option<ChildStdin>,
 }
 
 impl Guard {
@@ -148,12 +148,19 @@ impl Guard {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.current_dir("/").process_group(0).spawn();
         match started {
-            Ok(mut process) => Ok(Guard { _alive: process.stdin.take(), folder, process }),
+            Ok(mut process) => Ok(Guard { alive: process.stdin.take(), folder, process }),
             Err(error) => {
                 remove(&folder);
                 Err(Error::system("cannot start /bin/sh", error))
             }
         }
+    }
+
+    /// Ends the server and all that it has started now, and waits for that.
+    pub(crate) fn end(&mut self) {
+        drop(self.alive.take());
+        // Fails only if it has been waited for.
+        let _ = self.process.wait();
     }
 
     /// The directory.

@@ -7,6 +7,7 @@
 //! - [`options`]: a connection that stays in the handshake, to query exports.
 //! - `command`: `[ CMD … ]`, a server started by socket activation.
 //! - `guard`: ends such a server when this program is killed.
+//! - [`ShellProcess`]: a script that ends with this program, too.
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - [`blocking`]: a connection for threads that send and receive themselves.
 //! - [`polled`]: a connection for the thread of an event loop.
@@ -28,6 +29,7 @@ pub mod options;
 pub mod polled;
 mod reply;
 mod session;
+mod shell;
 mod ssh;
 mod traffic;
 mod upgrade;
@@ -41,5 +43,6 @@ pub use connect::{
 pub use device::Companions;
 pub use guard::set_program;
 pub use line::Line;
+pub use shell::ShellProcess;
 pub use ssh::SshAddress;
 pub use traffic::{Traffic, TrafficFigures};

@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
+
+use blockhaul_client::ShellProcess;
 
 use crate::exit::plain;
 use crate::out;
@@ -24,33 +25,32 @@ pub(super) fn shown(script: &str) -> String {
 }
 
 /// The standard output of a script of `/bin/sh`, up to one byte more than `most`. What it writes on standard
-/// error goes to ours, too.
+/// error goes to ours, too. It ends with this program.
 ///
 /// # Errors
 /// If it cannot be run, or fails: with its status and the last line of its messages.
 pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
-    let mut command = Command::new("/bin/sh");
-    command.arg("-c").arg(script).stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| format!("cannot run: {}", plain(&error)))?;
-    let messages = child.stderr.take();
+    let started = ShellProcess::start(script);
+    let mut process = started.map_err(|error| format!("cannot run: {error}"))?;
+    let messages = process.take_messages();
     let (sender, receiver) = mpsc::channel();
     let pass_on = move || {
         // Nobody waits for them after a success.
         let _ = sender.send(messages.map(pass_on).unwrap_or_default());
     };
-    if let Err(error) = std::thread::Builder::new().name("messages".into()).spawn(pass_on) {
-        stop(&mut child);
-        return Err(format!("cannot start a thread: {}", plain(&error)));
+    let started = std::thread::Builder::new().name("messages".into()).spawn(pass_on);
+    started.map_err(|error| format!("cannot start a thread: {}", plain(&error)))?;
+    let mut bytes = Vec::new();
+    if let Some(from) = process.output() {
+        let read = from.take(most.saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| format!("cannot read the output: {}", plain(&error)))?;
     }
-    let read = read(&mut child, most);
-    if !matches!(&read, Ok(bytes) if bytes.len() as u64 <= most) {
-        stop(&mut child);
-        return read;
+    if bytes.len() as u64 > most {
+        return Ok(bytes);
     }
-    let status = child.wait().map_err(|error| format!("cannot wait: {}", plain(&error)))?;
+    let status = process.wait().map_err(|error| format!("cannot wait: {}", plain(&error)))?;
     if status.success() {
-        return read;
+        return Ok(bytes);
     }
     let last = receiver.recv_timeout(PATIENCE).unwrap_or_default();
     let last = String::from_utf8_lossy(&last);
@@ -64,22 +64,6 @@ pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
         (None, None) => status.to_string(),
     };
     Err(format!("the command failed ({how}): its list is not used{last}"))
-}
-
-fn read(child: &mut Child, most: u64) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    if let Some(out) = child.stdout.take() {
-        let read = out.take(most.saturating_add(1)).read_to_end(&mut bytes);
-        read.map_err(|error| format!("cannot read the output: {}", plain(&error)))?;
-    }
-    Ok(bytes)
-}
-
-/// Ends a command that is not needed any more.
-fn stop(child: &mut Child) {
-    // They fail only if it has ended.
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 /// Copies what it reads to standard error; the end of it.
@@ -104,6 +88,18 @@ mod tests {
         assert_eq!(output("echo warning >&2; printf '[%s' ]", 9).unwrap(), b"[]");
         assert_eq!(output("yes", 9).unwrap().len(), 10);
         assert_eq!(output("cat", 9).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_a_command_has_started_ends_with_a_list_that_is_too_long() {
+        let scratch = blockhaul_testkit::tools::Scratch::new().unwrap();
+        let file = scratch.file("pid");
+        let script = format!("sleep 1000 & echo $! >{}; yes", file.display());
+        assert_eq!(output(&script, 9).unwrap().len(), 10);
+        let pid = std::fs::read_to_string(&file).unwrap();
+        // A process that nobody has waited for has no command line.
+        let line = std::fs::read(format!("/proc/{}/cmdline", pid.trim()));
+        assert!(line.is_err() || line.is_ok_and(|line| line.is_empty()), "it goes on");
     }
 
     #[test]

@@ -2,11 +2,13 @@
 //! before the target is touched.
 
 use std::ops::Range;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::{self, Scratch, text};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::served_disk::{LIMIT, OURS};
@@ -220,6 +222,54 @@ fn a_list_of_a_command_that_fails_is_not_used() {
     };
     lab.copied(job("cat list"), copied);
     lab.refused(job("cat list; exit 1"), "exit status 1");
+}
+
+/// Whether a process, whose ID is in this file, has ended.
+fn has_ended(pid: &std::path::Path) -> bool {
+    let pid = std::fs::read_to_string(pid).unwrap();
+    // A process that nobody has waited for has no command line.
+    std::fs::read(format!("/proc/{}/cmdline", pid.trim())).is_ok_and(|line| line.is_empty())
+        || !std::path::Path::new(&format!("/proc/{}", pid.trim())).exists()
+}
+
+#[test]
+fn the_command_of_a_list_ends_with_the_copy() {
+    let lab = Lab::new(MIB);
+    let script = "echo $$ >shell; sleep 1000 & echo $! >child; touch begun; cat list; wait";
+    let files = ["shell", "child", "begun"].map(|name| lab.file(name));
+    std::fs::write(lab.file("list"), "[").unwrap();
+    std::fs::write(lab.file("target"), "untouched").unwrap();
+    std::fs::write(lab.file("job.toml"), {
+        let disk = "[[disk]]\nsource = 'source'\ntarget = 'target'\nranges-command = ";
+        format!("{disk}'{script}'\n")
+    })
+    .unwrap();
+    for (signal, args) in [
+        (Signal::TERM, &["--ranges-command", script, "source", "target"][..]),
+        (Signal::INT, &["--ranges-command", script, "source", "target"]),
+        (Signal::KILL, &["--ranges-command", script, "source", "target"]),
+        (Signal::TERM, &["--job", "job.toml"]),
+    ] {
+        let mut command = Command::new(OURS);
+        command.args(["copy", "--no-progress"]).args(args).current_dir(lab.scratch.path());
+        let mut copy = command.env("TMPDIR", lab.scratch.path()).spawn().unwrap();
+        tools::until("the command runs", || {
+            assert!(copy.try_wait().unwrap().is_none(), "the copy has ended");
+            files[2].exists()
+        });
+        kill_process(Pid::from_child(&copy), signal).unwrap();
+        // As a shell reports it: 128 and the number.
+        assert_eq!(copy.wait().unwrap().signal(), Some(signal.as_raw()));
+        for pid in &files[..2] {
+            tools::until("the command has ended", || has_ended(pid));
+        }
+        tools::until("its directory is removed", || {
+            let left = std::fs::read_dir(lab.scratch.path()).unwrap().flatten();
+            !left.into_iter().any(|entry| entry.file_type().unwrap().is_dir())
+        });
+        files.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    }
+    assert_eq!(std::fs::read(lab.file("target")).unwrap(), b"untouched");
 }
 
 /// A list as a program prints it.
