@@ -292,11 +292,16 @@ async fn run_some(
         let disk = &mut disks.lock().expect("no panic under this lock")[index];
         match ran {
             Ok((result, job)) => {
+                let is_stopped = result.is_err() && disk.watched.progress.is_cancelled();
+                let stopped = || Failure::new(exit::FAILED, job.stopped());
+                let result = if is_stopped { Err(stopped()) } else { result };
                 disk.job = Some(job);
                 // Set here only.
                 let _ = disk.watched.result.set(result.as_ref().err().map(Failure::to_string));
-                if let Err(failure) = &result {
-                    log::warn!("disk {} failed: {failure}", disk.name);
+                match &result {
+                    Err(failure) if is_stopped => log::warn!("disk {}: {failure}", disk.name),
+                    Err(failure) => log::warn!("disk {} failed: {failure}", disk.name),
+                    Ok(_) => {}
                 }
                 disk.result = Some(result);
             }

@@ -177,6 +177,34 @@ fn one_limit_is_for_all_and_a_signal_stops_all() {
 }
 
 #[test]
+fn copies_that_a_signal_has_stopped_say_how_they_resume() {
+    let scratch = Scratch::new().unwrap();
+    let disk =
+        |n| format!("[[disk]]\nsource='random:1M?seed=1'\ntarget='{n}.raw'\njournal='{n}.j'\n");
+    let disks = (0..2).map(disk).collect::<String>();
+    let slow = format!("rate = '1k'\n{disks}");
+    let mut child = command(&scratch, &slow, &[]).stderr(Stdio::piped()).spawn().unwrap();
+    tools::until("two disks are begun", || {
+        (0..2).all(|n| scratch.file(&format!("{n}.j")).exists())
+    });
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(tools::wait_within(&mut child, LIMIT).is_some(), "it goes on");
+    let output = child.wait_with_output().unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(143), "{said}");
+    for words in [
+        "disk 1: stopped by a signal: run it again to resume\n",
+        "disk 2: stopped by a signal: run it again to resume\n",
+        "stopped by a signal: 0 of 2 disks are complete: run it again to resume\n",
+    ] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert!(!said.contains("connect to") && !said.contains("failed"), "{said}");
+    let output = job(&scratch, &disks, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
     let scratch = Scratch::new().unwrap();
     let one = "[[disk]]\nsource='pattern:1M'\ntarget='a.raw'\n";
