@@ -169,10 +169,15 @@ impl WantedExports {
         self.exports.first().map(|one| one.name.as_str()).unwrap_or_default()
     }
 
-    /// What is served, for users.
+    /// What is served, for users: the storage, or the names of several exports.
     pub fn shown(&self) -> String {
-        let shown = |one: &One| crate::ends::shown(&one.spec.to_string()).into_owned();
-        self.exports.iter().map(shown).collect::<Vec<_>>().join(", ")
+        match &self.exports[..] {
+            [one] => crate::ends::shown(&one.spec.to_string()).into_owned(),
+            several => {
+                let names = several.iter().map(|one| format!("{:?}", one.name));
+                format!("exports {}", names.collect::<Vec<_>>().join(", "))
+            }
+        }
     }
 
     /// Whether clients may write to any of them, if the storage can be written.

@@ -445,6 +445,18 @@ fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
         kill_process(pid(server.id()), Signal::TERM).unwrap();
         assert!(server.wait().unwrap().success());
     }
+    // Several exports by their names: they may have the same storage.
+    let disk = scratch.file("d.raw");
+    std::fs::write(&disk, [0; 4096]).unwrap();
+    let exports = ["a", "b"].map(|name| format!("{name}={}", disk.display()));
+    let mut command = Command::new(OURS);
+    command.args(["serve", "-r", "-U", s, "--export", &exports[0], "--export", &exports[1]]);
+    let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("serving exports \"a\", \"b\" (read-only) at nbd+unix:"), "{line}");
+    kill_process(pid(server.id()), Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
     // A command of its own is not disturbed.
     let output = blockhaul(&["serve", "--run", "true", "memory:1M"]);
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
