@@ -10,6 +10,8 @@ mod compat;
 mod copy;
 mod doors;
 mod dump;
+#[cfg(all(feature = "formats", feature = "fuse", feature = "nbdkit-plugins"))]
+mod error_lines;
 mod escapes;
 mod examples;
 mod help;
