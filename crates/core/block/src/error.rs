@@ -84,17 +84,25 @@ struct Inner {
     during: Option<(OpKind, u64, u64)>,
     device: Option<Arc<str>>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    os_error: Option<i32>,
+    /// Empty: the text says everything that is known.
+    remedy: Option<Cow<'static, str>>,
     before_flush: bool,
 }
 
 impl Error {
     /// An error of this kind; the text says what failed, lower case, no full stop.
     pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
-        let text = text.into();
-        let during = None;
-        let device = None;
-        let source = None;
-        Error(Arc::new(Inner { kind, text, during, device, source, before_flush: false }))
+        Error(Arc::new(Inner {
+            kind,
+            text: text.into(),
+            during: None,
+            device: None,
+            source: None,
+            os_error: None,
+            remedy: None,
+            before_flush: false,
+        }))
     }
 
     /// A device has violated the contract: a reply of the wrong kind or length.
@@ -128,7 +136,8 @@ impl Error {
                 _ => Kind::Io,
             },
         };
-        Error::new(kind, text).because(error)
+        let os_error = error.raw_os_error();
+        Error::new(kind, text).because(error).change(|inner| inner.os_error = os_error)
     }
 
     /// The same error with its cause.
@@ -153,6 +162,49 @@ impl Error {
             return self;
         }
         self.change(|inner| inner.device = Some(device.clone()))
+    }
+
+    /// The same error with what the user can do about it: an imperative, lower case, no full stop.
+    #[must_use]
+    pub fn with_remedy(self, remedy: impl Into<Cow<'static, str>>) -> Error {
+        let remedy = remedy.into();
+        self.change(|inner| inner.remedy = Some(remedy))
+    }
+
+    /// The same error with a remedy, unless it [is complete](Error::is_complete).
+    #[must_use]
+    pub fn or_remedy(self, remedy: &'static str) -> Error {
+        if self.is_complete() { self } else { self.with_remedy(remedy) }
+    }
+
+    /// The same error, whose text says everything that is known: nobody adds a remedy.
+    #[must_use]
+    pub fn complete(self) -> Error {
+        self.with_remedy("")
+    }
+
+    /// The same error as one of a plugin or script: what is known of an I/O error is what that says.
+    #[must_use]
+    pub fn of_plugin(self) -> Error {
+        if self.kind() == Kind::Io { self.complete() } else { self }
+    }
+
+    /// The same error with another kind.
+    #[must_use]
+    pub fn with_kind(self, kind: Kind) -> Error {
+        self.change(|inner| inner.kind = kind)
+    }
+
+    /// An error of the same kind, with the same error number and remedy, and with this text, which
+    /// contains [that of this one](Error::text) or [all of it](Error::located).
+    #[must_use]
+    pub fn reworded(&self, text: impl Into<Cow<'static, str>>) -> Error {
+        let Inner { kind, os_error, ref remedy, .. } = *self.0;
+        let remedy = remedy.clone();
+        Error::new(kind, text).change(|inner| {
+            inner.os_error = os_error;
+            inner.remedy = remedy;
+        })
     }
 
     /// The same error, for a request that failed before any flush: earlier writes are as safe as
@@ -186,7 +238,40 @@ impl Error {
         self.0.during
     }
 
-    /// The message without device and place, as a server sends it to its client.
+    /// What the user can do about it, if that is known where the error arose. A front end has
+    /// remedies for kinds of errors, for those that are not [complete](Error::is_complete).
+    pub fn remedy(&self) -> Option<&str> {
+        self.0.remedy.as_deref().filter(|remedy| !remedy.is_empty())
+    }
+
+    /// Whether there is nothing to add: the error has a remedy, or its text says everything that is
+    /// known.
+    pub fn is_complete(&self) -> bool {
+        self.0.remedy.is_some()
+    }
+
+    /// The error number of the system call that failed, if one did.
+    pub fn os_error(&self) -> Option<i32> {
+        self.0.os_error
+    }
+
+    /// The device on which it happened.
+    pub fn device(&self) -> Option<&Arc<str>> {
+        self.0.device.as_ref()
+    }
+
+    /// The message with device and place, without remedy.
+    pub fn located(&self) -> String {
+        let device = self.0.device.as_ref().map(|device| format!("{device}: ")).unwrap_or_default();
+        let place = match self.0.during {
+            Some((OpKind::Flush, ..)) => "flush: ".to_string(),
+            Some((kind, at, len)) => format!("{kind} of {len} bytes at offset {at}: "),
+            None => String::new(),
+        };
+        device + &place + &self.text()
+    }
+
+    /// The message without device, place and remedy, as a server sends it to its client.
     pub fn text(&self) -> String {
         match &self.0.source {
             Some(source) => format!("{}: {}", self.0.text, blockhaul_io::plain(source.as_ref())),
@@ -197,15 +282,11 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(device) = &self.0.device {
-            write!(f, "{device}: ")?;
+        f.write_str(&self.located())?;
+        match self.remedy() {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
         }
-        match self.0.during {
-            Some((OpKind::Flush, ..)) => f.write_str("flush: ")?,
-            Some((kind, at, len)) => write!(f, "{kind} of {len} bytes at offset {at}: ")?,
-            None => {}
-        }
-        f.write_str(&self.text())
     }
 }
 
@@ -238,6 +319,29 @@ mod tests {
             "file:disk.raw: read of 4096 bytes at offset 8192: cannot read: Input/output error"
         );
         assert_eq!(error.kind(), Kind::Io);
+    }
+
+    #[test]
+    fn a_remedy_is_a_field_that_other_words_keep() {
+        let full = Error::system("cannot write", std::io::Error::from_raw_os_error(27));
+        assert_eq!((full.remedy(), full.is_complete(), full.os_error()), (None, false, Some(27)));
+        let advised = full.with_remedy("choose another place").on(&"disk.raw".into());
+        assert_eq!(
+            advised.to_string(),
+            "disk.raw: cannot write: File too large; choose another place"
+        );
+        assert_eq!(advised.text(), "cannot write: File too large");
+        let wrapped = advised.reworded(format!("no point in time: {}", advised.located()));
+        assert_eq!(
+            wrapped.to_string(),
+            "no point in time: disk.raw: cannot write: File too large; choose another place"
+        );
+        assert_eq!((wrapped.kind(), wrapped.os_error()), (Kind::NoSpace, Some(27)));
+        let complete = Error::new(Kind::Io, "the plugin says no").complete().or_remedy("never");
+        assert_eq!((complete.remedy(), complete.is_complete()), (None, true));
+        assert_eq!(complete.to_string(), "the plugin says no");
+        assert!(Error::new(Kind::Io, "EIO").of_plugin().is_complete());
+        assert!(!Error::new(Kind::NoSpace, "ENOSPC").of_plugin().is_complete());
     }
 
     #[test]

@@ -217,15 +217,31 @@ impl OpenContext {
         match self.registry.names {
             NamePolicy::Allow => self.open(description, intent).await,
             NamePolicy::Refuse => {
-                let text = format!(
-                    "{file} names {description:?}, which is not opened: whoever can write the file chooses \
-                     the name"
-                );
-                Err(Error::new(Kind::Refused, text))
+                let text = format!("{file} names {description:?}, which is not opened");
+                Err(Error::new(Kind::Refused, text).because(NameRefused))
             }
         }
     }
 }
+
+/// The cause of an error: [`NamePolicy::Refuse`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameRefused;
+
+impl NameRefused {
+    /// Whether it is the cause of an error.
+    pub fn caused(error: &Error) -> bool {
+        std::error::Error::source(error).is_some_and(|cause| cause.is::<NameRefused>())
+    }
+}
+
+impl fmt::Display for NameRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("whoever can write the file chooses the name")
+    }
+}
+
+impl std::error::Error for NameRefused {}
 
 impl fmt::Debug for OpenContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -30,7 +30,7 @@ mod stack;
 mod switch;
 
 pub use adjust::Adjustable;
-pub use backend::{Backend, NamePolicy, OpenContext, Target};
+pub use backend::{Backend, NamePolicy, NameRefused, OpenContext, Target};
 pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds, TargetClaims};
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,

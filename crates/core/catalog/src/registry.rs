@@ -308,6 +308,5 @@ fn of_outer(inner: &str, error: Error) -> Error {
     if !inner.contains("://") {
         return error;
     }
-    let text = format!("{}; in a device inside another, write %3f for ?", error.text());
-    Error::new(error.kind(), text)
+    error.with_remedy("in a device inside another, write %3f for ?")
 }

@@ -25,12 +25,13 @@ pub enum TlsErrorKind {
 pub struct Error {
     kind: TlsErrorKind,
     text: String,
+    remedy: Option<&'static str>,
 }
 
 impl Error {
     /// An error of this kind.
     pub(crate) fn new(kind: TlsErrorKind, text: impl Into<String>) -> Error {
-        Error { kind, text: text.into() }
+        Error { kind, text: text.into(), remedy: None }
     }
 
     /// OpenSSL rejects its input.
@@ -38,15 +39,34 @@ impl Error {
         Error::new(TlsErrorKind::Setup, format!("{what}: {}", first(stack)))
     }
 
+    /// The same error with what the user can do about it.
+    pub(crate) fn with_remedy(self, remedy: &'static str) -> Error {
+        Error { remedy: Some(remedy), ..self }
+    }
+
     /// What the caller can do about it.
     pub fn kind(&self) -> TlsErrorKind {
         self.kind
+    }
+
+    /// The message without the remedy.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What the user can do about it, if the message does not say so.
+    pub fn remedy(&self) -> Option<&'static str> {
+        self.remedy
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.text)?;
+        match self.remedy {
+            Some(remedy) => write!(f, "; {remedy}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -66,11 +66,8 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
         match received.map_err(|error| lost(&error))? {
             0 => {
                 // As GnuTLS servers do if they do not know the key.
-                let text = format!(
-                    "TLS: the other side closed the connection during the handshake{}",
-                    advice(&shaking.role)
-                );
-                return Err(Error::new(TlsErrorKind::Closed, text));
+                let text = "TLS: the other side closed the connection during the handshake";
+                return Err(advised(Error::new(TlsErrorKind::Closed, text), &shaking.role));
             }
             count => shaking.receive(&buffer[..count]),
         }
@@ -230,9 +227,9 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
     let verified = ssl.verify_result();
     if verified != X509VerifyResult::OK {
         if let Role::Client { keys: true, .. } = role {
-            let text = "TLS: the server does not know the key, but shows a certificate; check the user \
-                        name, and that the server has keys";
-            return refused(text.into());
+            let text = "TLS: the server does not know the key, but shows a certificate";
+            let remedy = "check the user name, and that the server has keys";
+            return refused(text.into()).with_remedy(remedy);
         }
         let whose = match role {
             Role::Server { .. } => "the client's",
@@ -243,34 +240,50 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
             _ => String::new(),
         };
         let why = verified.error_string();
-        return refused(format!("TLS: {whose} certificate is not accepted{name}: {why}"));
+        let error = refused(format!("TLS: {whose} certificate is not accepted{name}: {why}"));
+        return match role {
+            Role::Server { .. } => error,
+            Role::Client { .. } => error.with_remedy(other_certificate(verified)),
+        };
     }
     let reason = reason(error);
     let distrusted =
         ["unknown ca", "bad certificate", "certificate expired", "certificate revoked"]
             .iter()
             .any(|alert| reason.ends_with(alert));
-    let hint = match role {
+    let error = refused(format!("TLS: {reason}"));
+    match role {
         Role::Server { keys: false } if distrusted => {
-            "; the client does not accept this server's certificate"
+            error.with_remedy("the client does not accept this server's certificate")
         }
-        Role::Server { keys: true } => "; clients need a user name and a key",
-        role => advice(role),
-    };
-    refused(format!("TLS: {reason}{hint}"))
+        Role::Server { keys: true } => error.with_remedy("clients need a user name and a key"),
+        role => advised(error, role),
+    }
 }
 
 /// What a client can do if a server aborts without a reason.
-fn advice(role: &Role) -> &'static str {
+fn advised(error: Error, role: &Role) -> Error {
     match role {
-        Role::Client { keys: true, .. } => {
-            "; check the user name and its key, and that the server has keys and no certificates"
-        }
-        Role::Client { .. } => {
-            "; check that the server has certificates, and whether it requires one of its clients, or a \
-             key (tls-psk-file=FILE)"
-        }
-        Role::Server { .. } => "",
+        Role::Client { keys: true, .. } => error.with_remedy(
+            "check the user name and its key, and that the server has keys and no certificates",
+        ),
+        Role::Client { .. } => error.with_remedy(
+            "check that the server has certificates, and whether it requires one of its clients, or a \
+             key (tls-psk-file=FILE)",
+        ),
+        Role::Server { .. } => error,
+    }
+}
+
+/// What helps a client that does not accept a server's certificate.
+fn other_certificate(why: X509VerifyResult) -> &'static str {
+    /// As in OpenSSL's `x509_vfy.h`.
+    const EXPIRED: i32 = 10;
+    const REVOKED: i32 = 23;
+    match why.as_raw() {
+        EXPIRED => "the server needs a new certificate",
+        REVOKED => "the server needs another certificate",
+        _ => "set its authority with tls-certificates=DIR, or its host name with tls-hostname=NAME",
     }
 }
 

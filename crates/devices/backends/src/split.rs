@@ -96,8 +96,8 @@ pub async fn part(
         if is_path(description) {
             return error;
         }
-        let text = format!("{scheme}: part {number}, {description}: {error}");
-        Error::new(error.kind(), text)
+        let why = error.located();
+        error.reworded(format!("{scheme}: part {number}, {description}: {why}"))
     });
     Ok(emulate::emulate(opened?.device))
 }

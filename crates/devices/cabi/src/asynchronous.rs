@@ -186,7 +186,8 @@ impl AsyncDevice {
                     name_of(kind).to_string_lossy(),
                     other.unwrap_or_default()
                 ),
-            ),
+            )
+            .complete(),
         };
         match self.table.take(number) {
             Some(lent) => lent.finish(Err(error)),

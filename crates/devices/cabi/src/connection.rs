@@ -91,7 +91,7 @@ impl Connection {
             },
         };
         result.map_err(|lost| {
-            Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
+            Error::new(Kind::Io, "cannot start a thread for a plugin").complete().because(lost)
         })?
     }
 

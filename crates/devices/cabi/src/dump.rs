@@ -50,7 +50,9 @@ fn on_control<T: Send + 'static>(
         let _ = sender.send(job(&settings, own));
     });
     drop(control);
-    receiver.recv().map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin"))?
+    receiver
+        .recv()
+        .map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin").complete())?
 }
 
 fn configured(settings: &Settings, control: Arc<BlockingPool>) -> Result<(Plugin, PathBuf)> {

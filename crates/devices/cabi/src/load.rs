@@ -110,7 +110,7 @@ fn locate(name: &str) -> Result<PathBuf> {
              give a path, or set {PATH_VARIABLE} to a directory"
         ),
     };
-    Err(Error::new(Kind::NotFound, text))
+    Err(Error::new(Kind::NotFound, text).complete())
 }
 
 /// Whether this is a valid name of a plugin or filter.

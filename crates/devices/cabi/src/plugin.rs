@@ -115,7 +115,7 @@ impl Plugin {
             completer.complete(started.map(Arc::new));
         });
         ticket.await.map_err(|lost| {
-            Error::new(Kind::Io, "cannot start a thread for a plugin").because(lost)
+            Error::new(Kind::Io, "cannot start a thread for a plugin").complete().because(lost)
         })?
     }
 
@@ -129,10 +129,11 @@ impl Plugin {
         let kind = kind_of(number);
         let cause = std::io::Error::from_raw_os_error(number);
         if left.text.is_empty() {
-            Error::new(kind, format!("{callback} of plugin {} failed", self.name)).because(cause)
+            let text = format!("{callback} of plugin {} failed", self.name);
+            Error::new(kind, text).because(cause).of_plugin()
         } else {
             // Only the plugin's own text.
-            Error::new(kind, left.text.clone())
+            Error::new(kind, left.text.clone()).of_plugin()
         }
     }
 

@@ -340,9 +340,13 @@ impl Awaited {
         }
         blockhaul_io::timeout(time, work).await.unwrap_or_else(|blockhaul_io::Elapsed| {
             let what = self.0.get();
-            let doubt = if what == GREETING { ": is this an NBD server?" } else { "" };
-            let text = format!("no {what} within {} s{doubt}", time.as_secs_f32());
-            Err(Error::new(Kind::TimedOut, text))
+            let text = format!("no {what} within {} s", time.as_secs_f32());
+            Err(match what {
+                GREETING => {
+                    Error::new(Kind::TimedOut, text + ": is this an NBD server?").complete()
+                }
+                _ => Error::new(Kind::TimedOut, text),
+            })
         })
     }
 }
@@ -350,15 +354,21 @@ impl Awaited {
 /// The first message of a server.
 const GREETING: &str = "greeting";
 
-/// Adds the name and address to an error.
+/// Adds the name and address to an error, and what helps against errors of this kind at a server.
 pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
-    let what = if error.text().starts_with("the server refused") {
+    let error = match error.kind() {
+        Kind::NotFound => error.or_remedy("check that the server runs, and where it listens"),
+        Kind::Refused => error.or_remedy("check what the server requires"),
+        Kind::Io => error.or_remedy("check that an NBD server listens there"),
+        _ => error,
+    };
+    let text = error.text();
+    let what = if text.starts_with("the server refused") {
         "cannot open an export at"
     } else {
         "cannot connect to"
     };
-    let text = format!("{what} {address}: {}", error.text());
-    Error::new(error.kind(), text).on(&name.into())
+    error.reworded(format!("{what} {address}: {text}")).on(&name.into())
 }
 
 pub(crate) async fn dial(address: &Address) -> Result<Stream> {
@@ -383,7 +393,9 @@ pub(crate) async fn dial(address: &Address) -> Result<Stream> {
                 blockhaul_io::offload(move || target.to_socket_addrs().map(Vec::from_iter)).await;
             let found = found.map_err(|lost| Error::new(Kind::Io, "look-up").because(lost))?;
             let addresses = found.map_err(|error| {
-                Error::new(Kind::NotFound, format!("cannot look up host {host:?}")).because(error)
+                Error::new(Kind::NotFound, format!("cannot look up host {host:?}"))
+                    .because(error)
+                    .with_remedy("check the name of the host")
             })?;
             let mut last = Error::new(Kind::NotFound, format!("host {host:?} has no address"));
             let mut addresses = addresses.into_iter().peekable();

@@ -46,8 +46,14 @@ impl HttpServer {
             Ok(link)
         };
         let link = awaited.within(self.connect_timeout, work).await.map_err(|error| {
-            let text = format!("cannot connect to {}: {}", self.address, error.text());
-            Error::new(error.kind(), text)
+            let error = match error.kind() {
+                Kind::NotFound | Kind::Io => {
+                    error.or_remedy("check that the server runs, and where it listens")
+                }
+                Kind::Refused => error.or_remedy("check what the server requires"),
+                _ => error,
+            };
+            error.reworded(format!("cannot connect to {}: {}", self.address, error.text()))
         })?;
         let host = self.host.clone();
         Ok(HttpConnection {

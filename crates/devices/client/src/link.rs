@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
-use blockhaul_wire::OptionError;
+use blockhaul_wire::{OptionCode, OptionError};
 
 use crate::traffic::Traffic;
 
@@ -80,11 +80,9 @@ impl Link {
         if !self.unanswered || error.kind() != Kind::Disconnected {
             return error;
         }
-        let text = format!(
-            "{}; the server may refuse the certificate or key of this client: check its messages",
-            error.text()
-        );
-        Error::new(error.kind(), text)
+        error.with_remedy(
+            "the server may refuse the certificate or key of this client: check its messages",
+        )
     }
 }
 
@@ -110,7 +108,23 @@ pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
         },
         _ => Kind::Io,
     };
-    Error::new(kind, error.to_string())
+    let text = error.to_string();
+    let blockhaul_wire::Error::Refused { option, reason, .. } = error else {
+        return Error::new(kind, text);
+    };
+    let refused = Error::new(kind, text);
+    match reason {
+        OptionError::TlsRequired => {
+            refused.with_remedy("use an nbds URI, with a key or certificates")
+        }
+        OptionError::Policy | OptionError::Unsupported if *option == OptionCode::StartTls => {
+            let remedy =
+                "give the server keys or certificates, or use an nbd URI if the network is trusted";
+            refused.with_remedy(remedy)
+        }
+        OptionError::Unknown => refused.with_remedy("list the exports with blockhaul info --list"),
+        _ => refused,
+    }
 }
 
 /// Maps errors of TLS.
@@ -123,5 +137,11 @@ pub(crate) fn insecure(error: blockhaul_tls::Error) -> Error {
             Kind::Disconnected
         }
     };
-    Error::new(kind, error.to_string())
+    let insecure = Error::new(kind, error.text().to_string());
+    match error.remedy() {
+        Some(remedy) => insecure.with_remedy(remedy),
+        // The text says which file is expected.
+        None if kind == Kind::NotFound => insecure.complete(),
+        None => insecure,
+    }
 }

@@ -190,7 +190,7 @@ impl OptionSession {
             self.leave().await;
         }
         let event = event.map_err(|error| match error.kind() {
-            Kind::TimedOut => Error::new(error.kind(), format!("cannot {what}: {}", error.text())),
+            Kind::TimedOut => error.reworded(format!("cannot {what}: {}", error.text())),
             _ => error,
         });
         event.map_err(|error| at(&self.place.name, &self.place.address, error))
@@ -210,7 +210,8 @@ impl OptionSession {
     fn unexpected(&self, event: Event) -> Error {
         let error = match event {
             Event::Refused { option, reason, text } => {
-                refused(&blockhaul_wire::Error::Refused { what: option.to_string(), reason, text })
+                let what = option.to_string();
+                refused(&blockhaul_wire::Error::Refused { option, what, reason, text })
             }
             _ => Error::new(Kind::Io, "the server's reply does not match the option"),
         };

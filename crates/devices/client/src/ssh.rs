@@ -44,10 +44,8 @@ impl SshAddress {
         let started = blockhaul_io::offload(move || start(words));
         let started = started.await.map_err(|lost| Error::new(Kind::Io, "ssh").because(lost))?;
         let ours = started.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Error::new(
-                Kind::NotFound,
-                "cannot start ssh: no such program; install an SSH client",
-            ),
+            ErrorKind::NotFound => Error::new(Kind::NotFound, "cannot start ssh: no such program")
+                .with_remedy("install an SSH client"),
             _ => Error::system("cannot start ssh", error),
         })?;
         Stream::new(ours).map_err(|error| Error::system("ssh", error))

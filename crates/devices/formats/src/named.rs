@@ -104,14 +104,17 @@ impl Namer<'_> {
         let format = self.format;
         opened.map_err(|error| match (error.kind(), policy) {
             (Kind::Refused, NamePolicy::Refuse) => {
-                let text = format!(
-                    "{error}; if you trust the image, allow it with \"{format}:…?names=allow\", or name a device \
-                     with {option}=DEVICE"
+                let remedy = format!(
+                    "if you trust the image, allow it with \"{format}:…?names=allow\", or name a device with \
+                     {option}=DEVICE"
                 );
                 // No permission of the system is missing.
-                Error::new(Kind::Unsupported, text)
+                error.with_kind(Kind::Unsupported).with_remedy(remedy)
             }
-            (kind, _) => Error::new(kind, format!("{format}: {} names {named:?}: {error}", self.file)),
+            _ => {
+                let why = error.located();
+                error.reworded(format!("{format}: {} names {named:?}: {why}", self.file))
+            }
         })
     }
 

@@ -349,6 +349,7 @@ impl Apart {
                     Again::ForClients => "; a client that reconnects gets a new one",
                 };
                 Error::new(Kind::Io, format!("{name}: {}{again}", ended_with(how)))
+                    .with_remedy("see its messages")
             }
         }
     }

@@ -206,7 +206,12 @@ impl Place {
 
 fn insecure(error: blockhaul_tls::Error) -> Error {
     let kind = if error.kind() == TlsErrorKind::File { Kind::NotFound } else { Kind::Invalid };
-    Error::new(kind, error.to_string())
+    // The text says which file is expected.
+    let insecure = Error::new(kind, error.text().to_string()).complete();
+    match error.remedy() {
+        Some(remedy) => insecure.with_remedy(remedy),
+        None => insecure,
+    }
 }
 
 /// The token in a file.

@@ -192,5 +192,5 @@ fn advised(error: Error, answer: &Answer) -> Error {
         503 => "the export is not connected to the machine, or not yet",
         _ => return error,
     };
-    Error::new(error.kind(), format!("{}; {next}", error.text()))
+    error.with_remedy(next)
 }

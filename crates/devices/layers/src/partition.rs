@@ -82,7 +82,8 @@ impl Partition {
             None if first[510..512] != [0x55, 0xaa] => {
                 return Err(wrong(
                     "no partition table, neither GPT nor MBR: leave the layer out".into(),
-                ));
+                )
+                .complete());
             }
             None => self.find_mbr(disk, &first).await?,
         };
@@ -90,7 +91,8 @@ impl Partition {
             return Err(wrong(format!(
                 "there is no partition {}: choose one of the partition table",
                 self.number
-            )));
+            ))
+            .complete());
         };
         let offset = start.checked_mul(self.sector);
         let len = sectors.checked_mul(self.sector);
@@ -170,7 +172,7 @@ impl Partition {
             };
             let name = &disk.facts().name;
             let text = format!("partition: {name}: partition {}: {why}", self.number);
-            return Err(Error::new(Kind::NotFound, text));
+            return Err(Error::new(Kind::NotFound, text).complete());
         }
         let Some(extended) = entries.iter().find(|entry| entry.is_extended()) else {
             return Ok(None);

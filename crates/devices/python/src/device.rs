@@ -138,8 +138,9 @@ impl Handle {
 
     fn extents(&self, payload: &[u8], asked: Asked) -> Outcome {
         let Asked { at, len, flags, .. } = asked;
-        let mut extents = facts::extents(payload, at, self.facts.size)
-            .map_err(|why| Error::new(Kind::Io, format!("{}: extents: {why}", self.facts.name)))?;
+        let mut extents = facts::extents(payload, at, self.facts.size).map_err(|why| {
+            Error::new(Kind::Io, format!("{}: extents: {why}", self.facts.name)).complete()
+        })?;
         extents.truncate(len);
         if flags.contains(Flags::ONE_EXTENT) {
             extents.first_only();

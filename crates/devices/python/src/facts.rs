@@ -58,7 +58,9 @@ impl Answers {
     /// connection at a time.
     pub(crate) fn facts(&self, name: &str, served: bool, single: bool) -> Result<Facts> {
         if i64::try_from(self.size).is_err() {
-            return Err(Error::new(Kind::Io, format!("{name}: get_size: {} bytes", self.size)));
+            return Err(
+                Error::new(Kind::Io, format!("{name}: get_size: {} bytes", self.size)).complete()
+            );
         }
         let mut facts = Facts::new(name, self.size);
         let mut can = Can::empty();
@@ -92,7 +94,7 @@ impl Answers {
             Some([minimum, preferred, maximum]) => {
                 BlockSizes::declared(minimum, preferred, maximum).ok_or_else(|| {
                     let text = format!("{name}: block_size: {minimum}, {preferred}, {maximum}");
-                    Error::new(Kind::Io, format!("{text} are no block sizes"))
+                    Error::new(Kind::Io, format!("{text} are no block sizes")).complete()
                 })?
             }
         };

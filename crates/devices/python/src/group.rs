@@ -148,7 +148,7 @@ impl Session {
     ) -> Result<Arc<Session>> {
         let seats = (0..group.len()).map(|_| Seat::default()).collect();
         let session = Arc::new(Session { group, readonly, client, seats });
-        let mut entered = Err(Error::new(Kind::Io, "no process"));
+        let mut entered = Err(Error::new(Kind::Io, "no process").complete());
         for index in 0..session.seats.len() {
             match session.visit(index).await {
                 Ok(_) => entered = Ok(()),

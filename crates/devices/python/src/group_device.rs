@@ -111,7 +111,7 @@ impl GroupHandle {
             }
             places.push(place);
         }
-        let none = || absent.unwrap_or_else(|| Error::new(Kind::Io, "no process"));
+        let none = || absent.unwrap_or_else(|| Error::new(Kind::Io, "no process").complete());
         let (found, facts) = first.ok_or_else(none)?;
         let name = name.to_string();
         let turn = AtomicUsize::new(0);
@@ -213,7 +213,7 @@ impl GroupHandle {
         }
         let name = &self.facts.name;
         let text = format!("{name}: a process has ended with writes that were not flushed");
-        Err(Error::new(Kind::Io, text))
+        Err(Error::new(Kind::Io, text).complete())
     }
 
     /// Opens the handle again in a process, in the background.
@@ -242,7 +242,7 @@ impl GroupHandle {
                 Err(error) => drop(failed.get_or_insert(error)),
             }
         }
-        Err(failed.unwrap_or_else(|| Error::new(Kind::Io, "no process")))
+        Err(failed.unwrap_or_else(|| Error::new(Kind::Io, "no process").complete()))
     }
 
     /// The handle in a process, opened again if that has ended.
@@ -338,5 +338,5 @@ fn check_same(one: &Facts, other: &Facts) -> Result<()> {
         "{name}: its processes disagree about the disk: {one} and {other} bytes, or abilities or \
          block sizes that differ"
     );
-    Err(Error::new(Kind::Io, text))
+    Err(Error::new(Kind::Io, text).complete())
 }

@@ -171,7 +171,8 @@ impl Host {
         let of = folder.map(Path::to_path_buf);
         let started =
             blockhaul_io::offload(move || Process::start(&python, of.as_deref(), &own, links));
-        let no_thread = |lost| Error::new(Kind::Io, "cannot start a thread").because(lost);
+        let no_thread =
+            |lost| Error::new(Kind::Io, "cannot start a thread").complete().because(lost);
         let Started { process, requests, links } = started.await.map_err(no_thread)??;
         let inner = Arc::new(Inner {
             shown: settings.shown(),
@@ -369,7 +370,7 @@ impl Inner {
     ) -> Result<T> {
         serde_json::from_slice(answer).map_err(|error| {
             let text = format!("{}: {what}: the answer makes no sense", self.shown);
-            Error::new(Kind::Io, text).because(error)
+            Error::new(Kind::Io, text).complete().because(error)
         })
     }
 
@@ -506,7 +507,7 @@ impl Inner {
         if full != line && !full.is_empty() {
             log::error!("{full}");
         }
-        Error::new(kind_of(status), line.to_string())
+        Error::new(kind_of(status), line.to_string()).of_plugin()
     }
 
     fn disconnect(&self, visit: u64, at_once: bool) {
@@ -653,8 +654,9 @@ pub fn dump(settings: &Settings) -> Result<String> {
         let line = text.split('\0').next_back().unwrap_or_default();
         return Err(Error::new(Kind::Usage, line.to_string()));
     }
-    let ready: Ready = serde_json::from_slice(&payload)
-        .map_err(|error| Error::new(Kind::Io, format!("{shown}: no answer")).because(error))?;
+    let ready: Ready = serde_json::from_slice(&payload).map_err(|error| {
+        Error::new(Kind::Io, format!("{shown}: no answer")).complete().because(error)
+    })?;
     let Ready { model, api, text, python, .. } = ready;
     let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel).name();
     let about = dump_without_script();

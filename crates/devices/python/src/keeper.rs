@@ -113,7 +113,7 @@ impl Keeper {
                 let left = left.as_secs_f32();
                 let text =
                     format!("{name}: its process ended early; it can be restarted in {left:.1} s");
-                Err(Error::new(Kind::Io, text))
+                Err(Error::new(Kind::Io, text).complete())
             }
             _ => Ok(None),
         }

@@ -283,5 +283,5 @@ pub(crate) fn ended_with(name: &str, status: Option<ExitStatus>) -> Error {
         Some(status) => format!("{name}: its Python process has ended with {status}"),
         None => format!("{name}: its Python process has closed its connection, and is killed"),
     };
-    Error::new(Kind::Io, text)
+    Error::new(Kind::Io, text).complete()
 }

@@ -136,7 +136,8 @@ pub(crate) struct Message<'a> {
 /// # Errors
 /// The host, or a plugin in its process, writes something else.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Message<'_>, usize)>> {
-    let wrong = || Error::new(Kind::Io, "the Python process sends something that is no message");
+    let wrong =
+        || Error::new(Kind::Io, "the Python process sends something that is no message").complete();
     let Some((head, rest)) = bytes.split_at_checked(ANSWER) else { return Ok(None) };
     let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let number = u64::from(word(0)) | u64::from(word(4)) << 32;

@@ -54,7 +54,7 @@ pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option
     let Some(code) = run.status.code() else {
         let number = run.status.signal().unwrap_or(0);
         let text = format!("{shown}: script terminated by signal {number}");
-        return (Err(Error::new(Kind::Io, text)), None);
+        return (Err(Error::new(Kind::Io, text).complete()), None);
     };
     let failed = |otherwise| Err(error(script, &run.said, otherwise));
     match code {
@@ -87,13 +87,13 @@ fn error(script: &Path, said: &[u8], otherwise: Kind) -> Error {
     let rest = rest.trim_start().trim_end_matches('\n');
     if said.trim_end_matches('\n').is_empty() {
         let text = format!("{shown}: script exited with error, but said nothing on standard error");
-        return Error::new(kind, text);
+        return Error::new(kind, text).of_plugin();
     }
     let line = rest.lines().next().unwrap_or_default();
     if line.len() < rest.len() {
         log::debug!("{shown}: {said}");
     }
-    Error::new(kind, format!("{shown}: {line}"))
+    Error::new(kind, format!("{shown}: {line}")).of_plugin()
 }
 
 /// The error of a run without a result.
@@ -102,9 +102,11 @@ pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
     match broken {
         Broken::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             let text = format!("cannot run {shown}: check that it is executable (chmod +x)");
-            Error::system(text, error)
+            Error::system(text, error).complete()
         }
-        Broken::System(error) => Error::system(format!("cannot run {shown} {method}"), error),
+        Broken::System(error) => {
+            Error::system(format!("cannot run {shown} {method}"), error).of_plugin()
+        }
         Broken::TimedOut(limit) => {
             let limit = limit.as_secs_f32();
             log::error!("{shown}: {method} has not ended within {limit} s and was killed");
@@ -113,7 +115,7 @@ pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
         }
         Broken::TooMuch => {
             let text = format!("{shown}: {method} printed too much and was killed");
-            Error::new(Kind::Io, text)
+            Error::new(Kind::Io, text).complete()
         }
     }
 }

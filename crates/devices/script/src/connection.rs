@@ -85,5 +85,6 @@ impl Connection {
     /// The error for an invalid reply.
     pub(crate) fn wrong(&self, method: &str, why: &str) -> Error {
         Error::new(Kind::Io, format!("{}: {method}: {why}", self.plugin.script_of(method)))
+            .complete()
     }
 }

@@ -233,7 +233,7 @@ impl Plugin {
         }
         let script = self.script_of(method);
         let text = format!("{script}: {method} method returned unexpected code (3/false)");
-        Err(Error::new(Kind::Io, text))
+        Err(Error::new(Kind::Io, text).complete())
     }
 
     fn run(
@@ -378,7 +378,7 @@ fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> 
 
 /// No thread could be started for a script.
 pub(crate) fn no_thread(lost: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::new(Kind::Io, "cannot start a thread for a script").because(lost)
+    Error::new(Kind::Io, "cannot start a thread for a script").complete().because(lost)
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Point {
         };
         self.count_wait(started);
         let Err(error) = saved else { return Ok(()) };
-        let error = Error::new(error.kind(), format!("the snapshot is lost: {error}"));
+        let error = error.reworded(format!("the snapshot is lost: {}", error.located()));
         match self.on_failure {
             // It did not reach the disk: with FUA, no flush has failed.
             OnFailure::FailWrite => Err(error.before_flush()),
@@ -336,7 +336,7 @@ fn store(size: u64, options: &Options) -> Result<File> {
             "snapshot: cannot make a temporary file of {size} bytes: choose a directory on a file system \
              that has such files"
         );
-        Error::system(text, errno.into())
+        Error::system(text, errno.into()).complete()
     })?;
     Ok(file)
 }

@@ -66,7 +66,7 @@ impl Store {
         if !dir.exists() && above.is_some_and(|above| !above.is_dir()) {
             // Only the last one is created: where a file system is not mounted, nothing fills the one below.
             let text = format!("cannot create {}: create its directory first", dir.display());
-            return Err(Error::new(Kind::NotFound, text));
+            return Err(Error::new(Kind::NotFound, text).complete());
         }
         for name in names(dir, |error| failed("cannot list", dir, error))? {
             if !files::is_own(&name) {

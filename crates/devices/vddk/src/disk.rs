@@ -77,9 +77,8 @@ impl Disk {
     /// # Errors
     /// If the library refuses, or the disk has another size than before.
     pub(crate) async fn open(&self) -> Result<(OpenDisk, Arc<Facts>)> {
-        let named = |error: Error| {
-            Error::new(error.kind(), format!("{}: {}", self.options.name(), error.text()))
-        };
+        let named =
+            |error: Error| error.reworded(format!("{}: {}", self.options.name(), error.text()));
         let open = self.session.open(&self.options, self.write).await.map_err(named)?;
         let size =
             open.info.sectors.checked_mul(SECTOR).filter(|size| i64::try_from(*size).is_ok());

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::option::OptionError;
+use crate::option::{OptionCode, OptionError};
 use crate::text::printable;
 
 /// Why a message could not be parsed or made. After any of them except [`Error::Caller`] the
@@ -45,6 +45,8 @@ pub enum Error {
     },
     /// The server refused something that this session requires.
     Refused {
+        /// The option.
+        option: OptionCode,
         /// What was requested, with its object.
         what: String,
         /// The server's reply.
@@ -80,7 +82,7 @@ impl fmt::Display for Error {
             }
             Error::Malformed { what, why } => write!(f, "malformed {what}: {why}"),
             Error::Unexpected { what } => f.write_str(what),
-            Error::Refused { what, reason, text } => {
+            Error::Refused { what, reason, text, .. } => {
                 match reason {
                     // Not because of what was asked first.
                     OptionError::TlsRequired => f.write_str("TLS is required by the server")?,

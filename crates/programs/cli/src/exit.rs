@@ -109,10 +109,7 @@ impl Failure {
         } else {
             format!("{what}: ")
         };
-        let next = match error.kind() {
-            Kind::Io if is_of_plugin(what) => "",
-            kind => next(kind, &text, true),
-        };
+        let next = next(error, true);
         Failure::new(status, format!("cannot open the {role}: {place}{text}{next}"))
     }
 
@@ -141,8 +138,7 @@ pub fn stored(error: Error) -> Failure {
         Kind::NoSpace => FULL,
         _ => OPEN,
     };
-    let next =
-        if error.kind() == Kind::NoSpace { "; free some space, then run it again" } else { "" };
+    let next = if error.kind() == Kind::NoSpace { next(&error, false) } else { "" };
     Failure::new(status, format!("{error}{next}"))
 }
 
@@ -159,67 +155,28 @@ impl From<Error> for Failure {
             Kind::Disconnected | Kind::TimedOut => LOST,
             _ => FAILED,
         };
-        let text = error.to_string();
-        let next = next(error.kind(), &text, false);
-        Failure::new(status, format!("{text}{next}"))
+        let next = next(&error, false);
+        Failure::new(status, format!("{error}{next}"))
     }
 }
 
-/// The beginnings of devices that plugins and scripts implement.
-const PLUGINS: [&str; 4] = ["sh:", "eval:", "python:", "nbdkit:"];
+/// Error numbers of paths that cannot be followed: ENOTDIR, EISDIR, ENAMETOOLONG, ELOOP.
+const PATH_ERRORS: [i32; 4] = [20, 21, 36, 40];
+/// EFBIG.
+const FILE_TOO_LARGE: i32 = 27;
 
-/// The remedy for an error, appended to its text.
-pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
-    // Texts with their own remedy get no other one.
-    let advises = [
-        "choose ",
-        "check ",
-        "make ",
-        "create its directory",
-        "copy to ",
-        "is this an NBD",
-        "known are",
-        "install ",
-        "may be in a package",
-        "leave ",
-        "open it read-only",
-    ];
-    if advises.iter().any(|advice| text.contains(advice)) {
+/// What is appended to the text of an error: a remedy for errors of its kind, unless it has its own.
+pub fn next(error: &Error, opening: bool) -> &'static str {
+    if error.is_complete() {
         return "";
     }
-    let nbd = text.contains("connect to ") || text.contains("an export at ");
-    let path = ["Too many levels of symbolic links", "Not a directory", "File name too long"];
-    let path = path.iter().any(|error| text.contains(error));
-    match kind {
-        Kind::NotFound if text.contains("cannot look up host") => "; check the name of the host",
-        Kind::NotFound if text.contains("no such export") => {
-            "; list the exports with blockhaul info --list"
-        }
-        Kind::NotFound if nbd => "; check that the server runs, and where it listens",
+    match error.kind() {
         Kind::NotFound => "; check the name",
-        Kind::Refused if nbd && text.contains("TLS is required") => {
-            "; use an nbds URI, with a key or certificates"
-        }
-        Kind::Refused | Kind::Unsupported if nbd && text.contains("refused STARTTLS") => {
-            "; give the server keys or certificates, or use an nbd URI if the network is trusted"
-        }
-        Kind::Refused if nbd && text.contains("has expired") => {
-            "; the server needs a new certificate"
-        }
-        Kind::Refused if nbd && text.contains("certificate revoked") => {
-            "; the server needs another certificate"
-        }
-        Kind::Refused if nbd && text.contains("certificate is not accepted") => {
-            "; set its authority with tls-certificates=DIR, or its host name with tls-hostname=NAME"
-        }
-        // The error says who uses it.
-        Kind::InUse => "",
-        Kind::Refused if nbd => "; check what the server requires",
         Kind::Refused => "; use another user, or change the permissions",
         Kind::ReadOnly if opening => "; open it read-only, or change its permissions",
         Kind::ReadOnly => "; choose another target, or serve it for writing",
         // A limit of the file system or of the process (ulimit -f).
-        Kind::NoSpace if text.contains("File too large") => {
+        Kind::NoSpace if error.os_error() == Some(FILE_TOO_LARGE) => {
             "; no file of this size is allowed there: choose another place, or raise ulimit -f"
         }
         Kind::NoSpace => "; free some space, then run it again",
@@ -228,21 +185,15 @@ pub fn next(kind: Kind, text: &str, opening: bool) -> &'static str {
         Kind::Disconnected if opening => "; check the messages of the server",
         Kind::Disconnected => "; check the messages of the server, then run it again",
         Kind::ShuttingDown => "; connect to another server, or try again later",
-        Kind::Io if opening && nbd => "; check that an NBD server listens there",
-        // It has printed why, on standard error.
-        Kind::Io if text.contains("its process has ended with") => "; see its messages",
-        _ if opening && path => "; check the path",
-        // The plugin's message is all that is known.
-        Kind::Io if is_of_plugin(text) => "",
+        Kind::Io if error.os_error().is_some_and(|number| PATH_ERRORS.contains(&number)) => {
+            "; check the path"
+        }
         Kind::Io if opening => "; check the storage",
         Kind::Io => "; check the storage there, then run it again",
+        // The error says who uses it.
+        Kind::InUse => "",
         Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",
     }
-}
-
-/// Whether an error is of a device that a plugin or a script implements.
-fn is_of_plugin(text: &str) -> bool {
-    text.split(": ").any(|part| PLUGINS.iter().any(|scheme| part.starts_with(scheme)))
 }
 
 /// A message of several lines, as one line.
@@ -262,36 +213,24 @@ mod tests {
 
     #[test]
     fn advice_fits_the_error() {
-        let at = "cannot connect to h port 1: ";
-        for (kind, text, advice) in [
-            (
-                Kind::NotFound,
-                format!("{at}cannot look up host \"h\""),
-                "check the name of the host",
-            ),
-            (
-                Kind::NotFound,
-                "cannot open an export at h port 1: the server refused INFO: no such export".into(),
-                "info --list",
-            ),
-            (Kind::NotFound, format!("{at}connect: No such file"), "where it listens"),
-            (Kind::Io, "cannot open it: Not a directory".into(), "check the path"),
-            (
-                Kind::Io,
-                "cannot open it: Too many levels of symbolic links".into(),
-                "check the path",
-            ),
-            (Kind::Io, "cannot open it: Input/output error".into(), "check the storage"),
-            (Kind::Io, "nbd+ssh://h/: Input/output error".into(), "check the storage"),
-            (Kind::NoSpace, "cannot resize it: File too large".into(), "choose another place"),
-            (Kind::NoSpace, "cannot write: No space left on device".into(), "free some space"),
+        let system = |number: i32| {
+            Error::system("cannot open it", std::io::Error::from_raw_os_error(number))
+        };
+        for (error, advice) in [
+            (system(2), "; check the name"),
+            (system(5), "; check the storage"),
+            (system(20), "; check the path"),
+            (system(27), "choose another place"),
+            (system(28), "; free some space"),
+            (system(40), "; check the path"),
         ] {
-            let found = next(kind, &text, true);
-            assert!(found.contains(advice), "{text}{found}");
+            let found = next(&error, true);
+            assert!(found.contains(advice), "{error}{found}");
+            let wrapped = error.reworded(format!("part 1: {}", error.located()));
+            assert_eq!(next(&wrapped, true), found, "{wrapped}");
+            assert_eq!(next(&error.clone().with_remedy("do that"), true), "", "{error}");
+            assert_eq!(next(&error.complete(), true), "");
         }
-        // Its own message says what to check.
-        let script = "sh:./disk.sh: ./disk.sh: get_size: printed \"1X\", which is no size";
-        assert_eq!(next(Kind::Io, script, true), "");
     }
 
     #[test]
@@ -301,11 +240,11 @@ mod tests {
         assert_eq!(failure.status(), OPEN);
         let text = "cannot open the source: disk.raw: no such file; check the name";
         assert_eq!(failure.to_string(), text);
-        let late = Error::new(Kind::TimedOut, "no greeting within 30 s: is this an NBD server?");
+        let late = Error::new(Kind::TimedOut, "no greeting within 30 s");
         let failure = Failure::opening("source", "nbd://h", &late);
         assert_eq!(failure.status(), LOST);
         assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no greeting"));
-        let wrong = Error::new(Kind::Io, "./a.sh: get_size: printed 1X");
+        let wrong = Error::new(Kind::Io, "./a.sh: get_size: printed 1X").of_plugin();
         let failure = Failure::opening("source", "sh:./a.sh", &wrong).to_string();
         assert_eq!(failure, "cannot open the source: sh:./a.sh: ./a.sh: get_size: printed 1X");
     }

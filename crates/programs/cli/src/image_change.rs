@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
+use blockhaul_catalog::{Intent, NamePolicy, NameRefused, OpenContext, Spec};
 use blockhaul_formats::qcow2::resize::resize;
 
 use crate::args::{self, Backing};
@@ -50,8 +50,7 @@ pub(crate) fn failure(name: &str, error: &Error) -> Failure {
 /// The failure of a command with `--backing`, with the advice for a name in an image.
 pub(crate) fn with_advice(failure: Failure, error: &Error) -> Failure {
     // The advice in the error is that for devices.
-    let refused = error.to_string().contains("which is not opened");
-    if refused { failure.and("; here with --backing allow") } else { failure }
+    if NameRefused::caused(error) { failure.and("; here with --backing allow") } else { failure }
 }
 
 /// Sets the length of a raw disk, which nothing else may use.

@@ -356,7 +356,7 @@ impl Handle {
             log::info!("cannot reconnect: {failure}");
             last = Some(failure);
         }
-        let last = last.map(|last| last.to_string()).unwrap_or_default();
+        let last = last.map(|last| last.located()).unwrap_or_default();
         let tries = self.retries.limit.saturating_add(1);
         let text = format!("{}; {tries} attempts to reconnect failed: {last}", error.text());
         let named = Error::new(Kind::Disconnected, text).on(&self.facts().name);

@@ -19,14 +19,14 @@ pub(crate) async fn check_target(size: u64, target: &Arc<dyn Device>) -> Result<
     let facts = target.facts();
     if !facts.can.contains(Can::WRITE) {
         let text = "the target is read-only: choose another target, or serve it for writing";
-        return Err(Error::new(Kind::ReadOnly, text).on(&facts.name));
+        return Err(Error::new(Kind::ReadOnly, text).complete().on(&facts.name));
     }
     if facts.size < size {
         let text = format!(
             "the target ({} bytes) is smaller than the source ({size} bytes): make it larger",
             facts.size
         );
-        return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
+        return Err(Error::new(Kind::NoSpace, text).complete().on(&facts.name));
     }
     check_tail(size, target, "written", || "make it one block larger".into()).await
 }
@@ -80,7 +80,7 @@ pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
     if !source.can.contains(Can::WRITE) {
         let text = "what is copied cannot be discarded at the source, because that is read-only: make it \
                     writable, or leave out --discard-source";
-        return Err(Error::new(Kind::ReadOnly, text).on(&source.name));
+        return Err(Error::new(Kind::ReadOnly, text).complete().on(&source.name));
     }
     if !source.can.contains(Can::TRIM) {
         let text = "what is copied cannot be discarded at the source, because that cannot trim: leave \

@@ -100,7 +100,7 @@ fn make(target: &Target) -> Result<Folder> {
         Some(program) => program,
         None => PROGRAMS.into_iter().find(|program| made::have(program)).ok_or_else(|| {
             let text = format!("none of {} is installed", PROGRAMS.join(", "));
-            Error::new(Kind::NotFound, format!("iso: {text}: install one, or set prog="))
+            Error::new(Kind::NotFound, format!("iso: {text}: install one, or set prog=")).complete()
         })?,
     };
     let folder = Folder::new()?;

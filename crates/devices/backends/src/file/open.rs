@@ -479,8 +479,7 @@ impl Open<'_> {
             Errno::TXTBSY | Errno::BUSY => ("cannot open it", "end the program that uses it first"),
             _ => return system("cannot open it", errno),
         };
-        let error = system(failed, errno);
-        Error::new(error.kind(), format!("{error}; {remedy}"))
+        system(failed, errno).with_remedy(remedy)
     }
 }
 

@@ -56,5 +56,5 @@ pub fn source_only(target: &Target) -> Result<()> {
         "{}: is generated and cannot be written: copy to a file, memory: or null: instead",
         target.scheme
     );
-    Err(Error::new(Kind::ReadOnly, text))
+    Err(Error::new(Kind::ReadOnly, text).complete())
 }

@@ -64,7 +64,7 @@ impl Lent {
 
     fn misfit(self, text: String) -> c_int {
         log::warn!("{text}");
-        self.finish(Err(Error::new(Kind::Io, text)));
+        self.finish(Err(Error::new(Kind::Io, text).complete()));
         -1
     }
 }

@@ -101,7 +101,7 @@ pub(crate) fn find(name: &str) -> Result<PathBuf> {
              nbdkit-filter-{name}, see nbdkit(1); for blockhaul's own layers see `blockhaul help layers`",
             path.display()
         );
-        return Err(Error::new(Kind::NotFound, text));
+        return Err(Error::new(Kind::NotFound, text).complete());
     }
     Ok(path)
 }

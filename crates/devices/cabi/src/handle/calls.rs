@@ -96,7 +96,7 @@ impl Handle {
                     "plugin {}: {name} answered {other} instead of 0 or -1",
                     self.plugin().name
                 );
-                Err(Error::new(Kind::Io, text))
+                Err(Error::new(Kind::Io, text).complete())
             }
         }
     }
@@ -276,7 +276,7 @@ impl Handle {
         }
         if extents.is_empty() {
             let text = format!("plugin {}: extents answered none", self.plugin().name);
-            return Err(Error::new(Kind::Io, text));
+            return Err(Error::new(Kind::Io, text).complete());
         }
         extents.cut_at(len);
         if one {

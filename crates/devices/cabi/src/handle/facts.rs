@@ -130,7 +130,7 @@ impl Handle {
             Err(_) if size == -1 => Err(self.plugin().error("get_size", &left)),
             Err(_) => {
                 let text = format!("plugin {}: get_size answered {size}", self.plugin().name);
-                Err(Error::new(Kind::Io, text))
+                Err(Error::new(Kind::Io, text).complete())
             }
         }
     }
@@ -163,7 +163,7 @@ impl Handle {
                  minimum, preferred size and maximum",
                 self.plugin().name
             );
-            return Err(Error::new(Kind::Io, text));
+            return Err(Error::new(Kind::Io, text).complete());
         };
         let asynchronous = self.plugin().asynchronous.is_some();
         // Filters also handle requests that do not comply.

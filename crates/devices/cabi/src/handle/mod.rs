@@ -70,7 +70,7 @@ impl Handle {
         if pointer.is_null() {
             return Err(if left.text.is_empty() {
                 let text = format!("plugin {}: open answered NULL and gave no reason", plugin.name);
-                Error::new(Kind::Io, text)
+                Error::new(Kind::Io, text).complete()
             } else {
                 plugin.error("open", &left)
             });

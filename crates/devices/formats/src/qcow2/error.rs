@@ -7,7 +7,7 @@ pub(super) fn damaged(what: impl std::fmt::Display) -> Error {
     let text = format!(
         "qcow2: {what}: the image is damaged or truncated: check it with \"qemu-img check\", or restore it"
     );
-    Error::new(Kind::Io, text)
+    Error::new(Kind::Io, text).complete()
 }
 
 /// An image that is in order, but that this program cannot open; `way` says what to do instead.

@@ -107,7 +107,8 @@ pub(super) fn find(all: Vec<Snapshot>, wanted: &str) -> Result<Snapshot> {
         (false, 0) => format!("known are {}", names.join(", ")),
         (false, rest) => format!("known are {} and {rest} more", names.join(", ")),
     };
-    Err(Error::new(Kind::NotFound, format!("qcow2: no snapshot {wanted:?}: {known}")))
+    let error = Error::new(Kind::NotFound, format!("qcow2: no snapshot {wanted:?}: {known}"));
+    Err(if names.is_empty() { error } else { error.complete() })
 }
 
 /// Reads entries, whose lengths are known only one after the other.

@@ -77,8 +77,7 @@ impl Layer for Gz {
                 Some(content) => content,
                 None => {
                     let index = Index::make(&reader, self.memory / 2).await.map_err(|error| {
-                        let text = format!("gz: {}: {}", facts.name, error.text());
-                        Error::new(error.kind(), text)
+                        error.reworded(format!("gz: {}: {}", facts.name, error.text()))
                     })?;
                     let most = usize::try_from(self.memory / 2 / PART).unwrap_or(usize::MAX);
                     let made = Content {

@@ -211,7 +211,7 @@ impl Negotiation {
             }
             other => other.to_string(),
         };
-        Err(Error::Refused { what, reason, text })
+        Err(Error::Refused { option, what, reason, text })
     }
 
     fn structured(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {

@@ -1084,7 +1084,7 @@ impl CopyJob {
             Some(_) => "the target failed: ",
             None => "",
         };
-        let next = exit::next(error.kind(), &text, false);
+        let next = exit::next(error, false);
         Failure::new(status, format!("{what}{text}{next}"))
     }
 

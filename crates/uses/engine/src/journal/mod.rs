@@ -337,7 +337,7 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
         ErrorKind::NotFound => {
             let path = path.display();
             let text = format!("cannot create the journal {path}: create its directory first");
-            Error::system(text, error)
+            Error::system(text, error).complete()
         }
         _ => failed("make", path, error),
     })?;

@@ -223,16 +223,10 @@ impl Lane {
         if is_lost(&error) {
             return error;
         }
-        let text = format!(
-            "{}; what was written since the last successful flush may be missing, even where it can \
-             still be read: check the target's storage, then copy again",
-            error.text()
-        );
-        let named = Error::new(error.kind(), text).on(&self.target.facts().name);
-        match error.request() {
-            Some((kind, at, len)) => named.during(kind, at, len),
-            None => named,
-        }
+        error.on(&self.target.facts().name).with_remedy(
+            "what was written since the last successful flush may be missing, even where it can still be \
+             read: check the target's storage, then copy again",
+        )
     }
 
     /// Records what is durable. Returns the ranges that a copy that goes on later does not read: all

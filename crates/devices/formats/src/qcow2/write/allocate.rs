@@ -250,5 +250,5 @@ impl Parts {
 
 pub(super) fn full() -> Error {
     let text = "the device that holds the image is full: make it larger";
-    Error::new(Kind::NoSpace, text)
+    Error::new(Kind::NoSpace, text).complete()
 }
