@@ -89,7 +89,7 @@ impl Monitor {
             }
         };
         let found = all.into_iter().find(|bitmap| bitmap.name() == name);
-        found.ok_or_else(|| Error::generic(format!("Dirty bitmap '{name}' not found")))
+        found.ok_or_else(|| Error::no_bitmap(name))
     }
 
     /// The bitmap that a list names: a name, of `node`, or an object with another node.

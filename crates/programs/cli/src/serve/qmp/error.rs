@@ -40,6 +40,11 @@ impl Error {
         Error::generic(format!("Cannot find device='{name}' nor node-name='{name}'"))
     }
 
+    /// There is no such bitmap.
+    pub fn no_bitmap(name: &str) -> Error {
+        Error::generic(format!("Dirty bitmap '{name}' not found"))
+    }
+
     /// As a member of a reply.
     pub fn value(&self) -> Value {
         json!({ "class": self.class, "desc": self.text })

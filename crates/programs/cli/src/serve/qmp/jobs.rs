@@ -85,7 +85,7 @@ impl Monitor {
         let live = match bitmap {
             BitmapUse::None => None,
             _ => Some(self.free_bitmap(&source.name, name).await.map_err(|error| {
-                if error.text().ends_with("not found") {
+                if error == Error::no_bitmap(name) {
                     Error::generic(format!("Bitmap '{name}' could not be found"))
                 } else {
                     error
