@@ -376,13 +376,13 @@ fn refusal(held: &ClaimRequest, new: &ClaimRequest) -> Error {
         _ => "close it there first".to_string(),
     };
     let text = format!(
-        "already open {} by {}; {} cannot open it {}: {remedy}",
+        "already open {} by {}; {} cannot open it {}",
         held.usage.shown(),
         held.owner,
         new.owner,
         new.usage.shown()
     );
-    Error::new(Kind::InUse, text)
+    Error::new(Kind::InUse, text).with_remedy(remedy)
 }
 
 #[cfg(test)]
@@ -494,7 +494,8 @@ mod tests {
                 let _held = claim(held, one).unwrap();
                 let error = claim(new, other).unwrap_err();
                 assert_eq!(error.kind(), Kind::InUse);
-                let text = error.text();
+                assert!(!error.text().contains(remedy), "{error}");
+                let text = error.to_string();
                 for word in [&one.to_string(), &other.to_string(), remedy] {
                     assert!(text.contains(word), "{held:?} then {new:?}: {text}");
                 }

@@ -81,12 +81,14 @@ pub const TABLE: &[(&str, &str)] = &[
 pub struct Failure {
     status: u8,
     text: String,
+    /// What the user of the command line can do about it, with the punctuation before it; or nothing.
+    remedy: String,
 }
 
 impl Failure {
     /// A failure with this exit status.
     pub fn new(status: u8, text: impl Into<String>) -> Failure {
-        Failure { status, text: text.into() }
+        Failure { status, text: text.into(), remedy: String::new() }
     }
 
     /// The command line is invalid.
@@ -102,15 +104,32 @@ impl Failure {
             Kind::NoSpace => FULL,
             _ => OPEN,
         };
-        let text = error.to_string();
+        let text = error.located();
         let what = &*crate::ends::shown(what);
         let place = if text.contains(what) || error.kind() == Kind::Usage {
             String::new()
         } else {
             format!("{what}: ")
         };
-        let next = next(error, true);
-        Failure::new(status, format!("cannot open the {role}: {place}{text}{next}"))
+        let text = format!("cannot open the {role}: {place}{text}");
+        Failure::new(status, text).with_remedy(error, true)
+    }
+
+    /// The same failure with the remedy of an error. `opening`: it happened when a device was opened.
+    #[must_use]
+    pub fn with_remedy(self, error: &Error, opening: bool) -> Failure {
+        let remedy = match error.remedy() {
+            Some(remedy) => format!("; {remedy}"),
+            None => next(error, opening).to_string(),
+        };
+        Failure { remedy, ..self }
+    }
+
+    /// A failure with the same status and remedy, and with this text, which contains
+    /// [that of this one](Failure::facts).
+    #[must_use]
+    pub fn reworded(&self, text: impl Into<String>) -> Failure {
+        Failure { text: text.into(), ..self.clone() }
     }
 
     /// The same failure with another status.
@@ -122,7 +141,12 @@ impl Failure {
     /// The same failure with text appended.
     #[must_use]
     pub fn and(self, more: &str) -> Failure {
-        Failure { text: self.text + more, ..self }
+        Failure { remedy: self.remedy + more, ..self }
+    }
+
+    /// What failed, where and why, without remedy: for front ends other than the command line.
+    pub fn facts(&self) -> &str {
+        self.text.trim()
     }
 
     /// The exit status.
@@ -138,13 +162,13 @@ pub fn stored(error: Error) -> Failure {
         Kind::NoSpace => FULL,
         _ => OPEN,
     };
-    let next = if error.kind() == Kind::NoSpace { next(&error, false) } else { "" };
-    Failure::new(status, format!("{error}{next}"))
+    let error = if error.kind() == Kind::NoSpace { error } else { error.or_remedy("") };
+    Failure::new(status, error.located()).with_remedy(&error, false)
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text.trim())
+        f.write_str(format!("{}{}", self.text, self.remedy).trim())
     }
 }
 
@@ -155,8 +179,7 @@ impl From<Error> for Failure {
             Kind::Disconnected | Kind::TimedOut => LOST,
             _ => FAILED,
         };
-        let next = next(&error, false);
-        Failure::new(status, format!("{error}{next}"))
+        Failure::new(status, error.located()).with_remedy(&error, false)
     }
 }
 

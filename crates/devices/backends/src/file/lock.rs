@@ -136,7 +136,8 @@ fn held() -> MutexGuard<'static, Option<HashMap<Key, Held>>> {
 }
 
 fn in_use() -> Error {
-    let text = "another program has locked it against writing: choose another file, open it read-only, end \
-                that program first, or use file:PATH?lock=off if both may write to it";
-    Error::new(Kind::InUse, text)
+    Error::new(Kind::InUse, "another program has locked it against writing").with_remedy(
+        "choose another file, open it read-only, end that program first, or use file:PATH?lock=off if both may \
+         write to it",
+    )
 }

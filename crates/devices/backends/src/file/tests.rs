@@ -593,7 +593,7 @@ fn two_programs_do_not_write_to_one_file() {
             blockhaul_os::lock_shared(&other, byte).unwrap();
             let error = open_error(&path, "", Intent::WRITE);
             assert_eq!(error.kind(), blockhaul_block::Kind::InUse);
-            assert!(error.text().contains("lock=off"), "{error}");
+            assert!(error.remedy().is_some_and(|remedy| remedy.contains("lock=off")), "{error}");
             // Nor is it emptied, for a copy.
             open_error(&path, "", Intent::target(8192));
             assert_eq!(fs::read(&path).unwrap(), [7; 4096]);

@@ -1070,7 +1070,7 @@ impl CopyJob {
 
     /// The failed side, and a remedy.
     fn failed(&self, error: &Error) -> Failure {
-        let text = error.to_string();
+        let text = error.located();
         let side = self.side(error, &text);
         let status = match (error.kind(), side) {
             (Kind::NoSpace, Some(exit::TARGET)) => exit::FULL,
@@ -1084,8 +1084,7 @@ impl CopyJob {
             Some(_) => "the target failed: ",
             None => "",
         };
-        let next = exit::next(error, false);
-        Failure::new(status, format!("{what}{text}{next}"))
+        Failure::new(status, format!("{what}{text}")).with_remedy(error, false)
     }
 
     /// The side on which an error happened, as its exit status.

@@ -683,8 +683,8 @@ async fn copy_group(
 /// Why the other disks of a group are not complete.
 fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
     let name = &disks[failed].export.name;
-    let text = format!("the backup of export {name:?}, of the same group, has failed: {failure}");
-    Failure::new(failure.status(), text)
+    let why = failure.facts();
+    failure.reworded(format!("the backup of export {name:?}, of the same group, has failed: {why}"))
 }
 
 /// The copies of the disks of a backup.
@@ -757,7 +757,7 @@ impl Job {
             // It was complete before the snapshot was lost, or noticed.
             (Ok(report), _) => Ok(report.text),
             (Err(failure), Some(lost)) if !cancelled => {
-                Err(Failure::new(failure.status(), format!("{failure} ({lost})")))
+                Err(failure.reworded(format!("{} ({lost})", failure.facts())))
             }
             (Err(failure), _) => Err(failure),
         };
@@ -878,9 +878,14 @@ impl Job {
         Some((end.result.as_ref().err().map(ToString::to_string), end.cancelled))
     }
 
+    /// Why it has failed, once it has ended.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.ended.get()?.result.as_ref().err()
+    }
+
     /// A request of it has failed. With `Action::Stop` it pauses.
     pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
-        self.tell(&Happened::Error { is_read, action, text: error.to_string() });
+        self.tell(&Happened::Error { is_read, action, text: error.located() });
         if action != Action::Report
             && let Some(mirror) = self.mirror()
         {

@@ -293,9 +293,7 @@ impl WantedExports {
         let stack = stack.map_err(|error| {
             let failure = Failure::opening("device", &one.spec.to_string(), &error);
             match (error.kind(), intent.write) {
-                (Kind::ReadOnly | Kind::Refused, true) => {
-                    Failure::new(failure.status(), format!("{failure}, or serve it with -r"))
-                }
+                (Kind::ReadOnly | Kind::Refused, true) => failure.and(", or serve it with -r"),
                 _ => failure,
             }
         })?;

@@ -149,6 +149,16 @@ fn short(event: &Value) -> String {
     }
 }
 
+/// Checks that a message has no remedy of a command line.
+#[track_caller]
+pub fn assert_advises_no_command_line(message: &str) {
+    for words in
+        [" --", "lock=off", "serve it", "run it again", "blockhaul ", " ctl ", "check the "]
+    {
+        assert!(!message.contains(words), "{message}");
+    }
+}
+
 /// A server with one export, `a`, of random bytes.
 struct Served {
     scratch: Scratch,
@@ -636,6 +646,64 @@ fn if_one_backup_of_a_group_fails_the_other_is_cancelled() {
         gone += 1;
     }
     assert_eq!(qmp.succeeds("query-jobs", json!({})), json!([]));
+}
+
+#[test]
+fn refusals_advise_nothing_that_the_protocol_cannot_express() {
+    let served = Served::new(&[]);
+    let mut qmp = served.connect();
+    let locked = served.file("locked.raw");
+    std::fs::write(&locked, [1; 4096]).unwrap();
+    let socket = served.scratch.socket("other");
+    let full = ["--layer", "error?write=100%&zero=100%&error=ENOSPC", "memory:32M"];
+    let server =
+        |socket: &Path, args: &[&str]| Server::blockhaul(OURS.as_ref(), socket, args).unwrap();
+    let _other = server(&socket, &[locked.to_str().unwrap()]);
+    let target = served.scratch.socket("full");
+    let _full = server(&target, &full);
+    let file = |path: &Path| {
+        let file = json!({ "driver": "file", "filename": path });
+        json!({ "driver": "raw", "node-name": "n", "file": file })
+    };
+    let nbd = |name: &str, socket: &Path| {
+        let server = json!({ "type": "unix", "path": socket });
+        json!({ "driver": "nbd", "node-name": name, "server": server })
+    };
+    for (command, arguments, words) in [
+        (
+            "blockdev-add",
+            file(&served.file("a.raw")),
+            "already open for writing by export \"a\"; node \"n\" cannot open it for writing",
+        ),
+        ("blockdev-add", file(&locked), "another program has locked it against writing"),
+        ("blockdev-add", nbd("n", &served.scratch.socket("none")), "No such file or directory"),
+        (
+            "block-dirty-bitmap-add",
+            json!({ "node": "a", "name": "b", "persistent": true }),
+            "Can't store persistent bitmaps to a",
+        ),
+    ] {
+        let said = qmp.fails(command, arguments);
+        assert!(said.ends_with(words), "{said}");
+        assert_advises_no_command_line(&said);
+    }
+    // A job that has failed.
+    qmp.succeeds("blockdev-add", nbd("t", &target));
+    let backup = json!({ "job-id": "b", "device": "a", "target": "t", "sync": "full",
+                         "auto-dismiss": false });
+    qmp.succeeds("blockdev-backup", backup);
+    qmp.until(|event| event["data"]["status"] == "concluded");
+    for query in ["query-jobs", "query-block-jobs"] {
+        let job = qmp.succeeds(query, json!({}))[0].take();
+        let said = job["error"].as_str().unwrap_or_else(|| panic!("{job}"));
+        assert!(said.contains("the target failed: ") && said.contains("no space left"), "{said}");
+        assert_advises_no_command_line(said);
+    }
+    let daemon = Daemon::ours(&[]);
+    let mut qmp = Qmp::connect(&daemon.socket);
+    let address = json!({ "type": "unix", "data": { "path": served.scratch.socket("more") } });
+    let start = json!({ "addr": address, "tls-creds": "tls0" });
+    assert_eq!(qmp.fails("nbd-server-start", start), "No TLS credentials with id 'tls0'");
 }
 
 #[test]

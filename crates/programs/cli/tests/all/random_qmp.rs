@@ -17,7 +17,7 @@ use blockhaul_testkit::tools::{self, Scratch, Server};
 use blockhaul_wire::{Command, Replies};
 use serde_json::{Value, json};
 
-use crate::qmp::Qmp;
+use crate::qmp::{Qmp, assert_advises_no_command_line};
 use crate::random_doors::{Story, assert_same};
 use crate::served_disk::{OURS, succeed};
 
@@ -182,6 +182,7 @@ impl World<'_> {
                     "KVMMissingCap",
                 ];
                 assert!(known.contains(&class) && !desc.is_empty(), "{}", what());
+                assert_advises_no_command_line(desc);
                 let members = error.as_object().unwrap().len();
                 assert_eq!(members, 2, "{}", what());
                 self.story.add(format!("  {desc}"));

@@ -27,9 +27,7 @@ impl Monitor {
         }
         let persistent = switch(arguments, "persistent", false);
         if persistent && self.table.wanted().bitmap_files.is_none() {
-            return Err(Error::generic(format!(
-                "Can't store persistent bitmaps to {node}: start the server with --bitmaps DIR"
-            )));
+            return Err(Error::generic(format!("Can't store persistent bitmaps to {node}")));
         }
         if self.names(&found).iter().any(|other| other == name) {
             return Err(Error::generic(format!("Bitmap already exists: {name}")));

@@ -1,4 +1,5 @@
-//! Errors of the monitor protocol.
+//! Errors of the monitor protocol. Their remedies, if they have one, are commands of the protocol: those of
+//! other errors are for a command line, and are left out.
 
 use serde_json::{Value, json};
 
@@ -58,12 +59,12 @@ impl Error {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        Error::generic(failure.to_string())
+        Error::generic(failure.facts())
     }
 }
 
 impl From<blockhaul_block::Error> for Error {
     fn from(error: blockhaul_block::Error) -> Error {
-        Error::generic(error.to_string())
+        Error::generic(error.located())
     }
 }

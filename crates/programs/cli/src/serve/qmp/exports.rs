@@ -32,9 +32,7 @@ impl Monitor {
             return Err(Error::generic("NBD server already running"));
         }
         if let Some(id) = text(arguments, "tls-creds") {
-            return Err(Error::generic(format!(
-                "No TLS credentials with id '{id}': start the server with --tls and its files"
-            )));
+            return Err(Error::generic(format!("No TLS credentials with id '{id}'")));
         }
         if text(arguments, "tls-authz").is_some() {
             return Err(Error::generic("Parameter 'tls-authz' is not supported"));

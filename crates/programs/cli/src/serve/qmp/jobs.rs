@@ -13,6 +13,7 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found, is_well_formed, on_failure};
 use super::state::{Node, Use};
+use crate::exit::Failure;
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Verb;
 use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
@@ -451,8 +452,8 @@ impl Monitor {
         let mut data = numbers(job);
         let event = match (error, cancelled) {
             (Some(_), true) => "BLOCK_JOB_CANCELLED",
-            (Some(error), false) => {
-                data.insert("error".to_string(), error.into());
+            (Some(_), false) => {
+                data.insert("error".to_string(), job.failure().map(Failure::facts).into());
                 "BLOCK_JOB_COMPLETED"
             }
             (None, _) => "BLOCK_JOB_COMPLETED",
@@ -569,8 +570,8 @@ fn described(job: &Job) -> Value {
         "current-progress": done,
         "total-progress": total,
     });
-    if let Some((Some(error), _)) = job.outcome() {
-        described["error"] = error.into();
+    if let Some(failure) = job.failure() {
+        described["error"] = failure.facts().into();
     }
     described
 }
@@ -590,8 +591,8 @@ fn described_as_block_job(job: &Job) -> Value {
     if let Some(mirror) = job.mirror() {
         described.insert("actively-synced".into(), mirror.is_synced().into());
     }
-    if let Some((Some(error), _)) = job.outcome() {
-        described.insert("error".into(), error.into());
+    if let Some(failure) = job.failure() {
+        described.insert("error".into(), failure.facts().into());
     }
     Value::Object(described)
 }
