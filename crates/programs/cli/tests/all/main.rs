@@ -7,6 +7,7 @@ mod bench;
 mod change_lists;
 mod check;
 mod compat;
+mod control_protocol;
 mod copy;
 mod doors;
 mod dump;
