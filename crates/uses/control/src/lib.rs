@@ -1,0 +1,35 @@
+//! The protocol of the control socket (`serve --control`): its requests, and the names in them.
+//!
+//! A client sends a request as a JSON object on one line, and the server answers each with one:
+//! `{"ok":true,…}`, or `{"ok":false,"kind":"usage","error":"…"}` with the kind `usage` (the request is
+//! invalid), `absent` (an export, layer, job or client does not exist) or `failed`.
+//!
+//! ```
+//! use blockhaul_control::{ControlRequest, JobRef};
+//!
+//! let request = ControlRequest::JobPause(JobRef { job: 7 });
+//! let line = serde_json::to_string(&request).unwrap();
+//! assert_eq!(line, r#"{"command":"job-pause","job":7}"#);
+//! assert_eq!(ControlRequest::parse(line.as_bytes()), Ok(request));
+//!
+//! let error = ControlRequest::parse(br#"{"command":"job-pause","job":"seven"}"#).unwrap_err();
+//! assert_eq!(error.to_string(), "job-pause: \"job\" is not an unsigned integer");
+//! assert_eq!(error.member(), Some("job"));
+//! ```
+//!
+//! - [`ControlRequest`]: the requests. `values`: the types of their members.
+//! - `members`: a JSON value as a deserializer whose errors name the member.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod members;
+mod request;
+mod values;
+
+pub use request::{
+    BackupRequest, BackupTarget, BitmapRef, ControlRequest, JobRef, LayerChange, MirrorRequest,
+    RequestError, SnapshotOptions, SnapshotRequest,
+};
+pub use values::{
+    CopyMode, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
+};
