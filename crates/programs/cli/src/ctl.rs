@@ -1,14 +1,13 @@
 //! `blockhaul ctl`: manages a running server through its control socket (`serve::control`).
 
-use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_catalog::{Spec, percent_decode};
-use serde_json::{Value, json};
+use blockhaul_control::ControlRequest;
+use serde_json::Value;
 
 use crate::args::{self, CtlCommand};
 use crate::exit::{FAILED, Failure, LOST, OPEN, Outcome, USAGE, plain};
@@ -21,53 +20,35 @@ const ANSWER_MAX: u64 = 256 << 20;
 pub fn run(args: &args::Ctl) -> Outcome {
     let mut server = Connection::open(&args.socket, args.timeout)?;
     let json = args.json;
-    if let Some(request) = silent(&args.command)? {
-        return tell(&server.ask(&request)?, json, |_| String::new());
+    if let &CtlCommand::JobWait { job, ready } = &args.command {
+        return wait_for_job(&mut server, job, ready, json);
+    }
+    let mut reply = Value::Null;
+    for request in args.command.requests()? {
+        reply = server.ask(&request)?;
     }
     match &args.command {
-        CtlCommand::Clients => {
-            let answer = server.ask(&json!({ "command": "clients" }))?;
-            tell(&answer, json, clients)
-        }
-        CtlCommand::Exports => {
-            let answer = server.ask(&json!({ "command": "exports" }))?;
-            tell(&answer, json, exports)
-        }
+        CtlCommand::Clients => tell(&reply, json, clients),
+        CtlCommand::Exports => tell(&reply, json, exports),
+        CtlCommand::Jobs => tell(&reply, json, jobs),
         CtlCommand::Disconnect { number } => {
-            let answer = server.ask(&json!({ "command": "disconnect", "number": number }))?;
-            tell(&answer, json, |answer| match answer["done"].as_str() {
+            tell(&reply, json, |reply| match reply["done"].as_str() {
                 Some("cut") => format!("client {number} is disconnected\n"),
                 _ => {
                     format!("client {number} will be disconnected when its requests are answered\n")
                 }
             })
         }
-        CtlCommand::Set { export, layer, setting } => {
-            let mut last = Value::Null;
-            for (name, value) in setting {
-                last = server.ask(&json!({
-                    "command": "set",
-                    "export": export,
-                    "layer": layer,
-                    "name": name,
-                    "value": value,
-                }))?;
-            }
-            tell(&last, json, |_| String::new())
-        }
         CtlCommand::Reload => {
-            let answer = server.ask(&json!({ "command": "reload" }))?;
-            tell(&answer, json, |answer| message(&answer["done"]).unwrap_or_default() + "\n")
+            tell(&reply, json, |reply| message(&reply["done"]).unwrap_or_default() + "\n")
         }
+        // The server's own lines; names in them are escaped.
         CtlCommand::Metrics => {
-            let answer = server.ask(&json!({ "command": "metrics" }))?;
-            // The server's own lines; names in them are escaped.
-            tell(&answer, json, |answer| answer["text"].as_str().unwrap_or_default().to_string())
+            tell(&reply, json, |reply| reply["text"].as_str().unwrap_or_default().to_string())
         }
         CtlCommand::Drain { wait } => {
-            let answer = server.ask(&json!({ "command": "drain" }))?;
-            tell(&answer, json, |answer| {
-                let there = match number(&answer["clients"]) {
+            tell(&reply, json, |reply| {
+                let there = match number(&reply["clients"]) {
                     0 => "no client is connected".to_string(),
                     1 => "1 client is connected".to_string(),
                     more => format!("{more} clients are connected"),
@@ -77,180 +58,38 @@ pub fn run(args: &args::Ctl) -> Outcome {
             server.wait(*wait)
         }
         CtlCommand::Stop { wait } => {
-            let answer = server.ask(&json!({ "command": "stop" }))?;
-            tell(&answer, json, |_| String::new())?;
+            tell(&reply, json, |_| String::new())?;
             server.wait(*wait)
         }
-        job => run_job(&mut server, job, json),
-    }
-}
-
-/// Runs a command about a job.
-fn run_job(server: &mut Connection<'_>, command: &CtlCommand, json: bool) -> Outcome {
-    match command {
         CtlCommand::Backup { wait, .. } => {
-            let answer = server.ask(&backup(command)?)?;
-            let jobs = match answer["jobs"].as_array() {
-                None => vec![number(&answer["job"])],
+            let jobs = match reply["jobs"].as_array() {
+                None => vec![number(&reply["job"])],
                 Some(jobs) => jobs.iter().map(|job| number(&job["job"])).collect(),
             };
             if *wait {
-                return wait_for_jobs(server, &jobs, json);
+                return wait_for_jobs(&mut server, &jobs, json);
             }
-            tell(&answer, json, |_| {
+            tell(&reply, json, |_| {
                 jobs.iter().map(|job| format!("job {job} has begun\n")).collect()
             })
         }
-        CtlCommand::Mirror {
-            export, target, within, bitmap, sync, copy_mode, job, wait, ..
-        } => {
-            let mut request = json!({
-                "command": "mirror",
-                "export": export,
-                "target": from_here(target)?,
-                "options": copy_options(command),
-                "seconds": within.as_secs_f64(),
-                "bitmap": bitmap,
-                "copy_mode": copy_mode,
-                "on_source_error": job.on_source_error,
-                "on_target_error": job.on_target_error,
-                "finalize_by_hand": job.no_auto_finalize,
-            });
-            if let Some(sync) = sync {
-                request["sync"] = json!(sync);
-            }
-            let answer = server.ask(&request)?;
-            if *wait {
-                return wait_for_job(server, number(&answer["job"]), true, json);
-            }
-            tell(&answer, json, |answer| format!("job {} has begun\n", answer["job"]))
+        CtlCommand::Mirror { wait: true, .. } => {
+            wait_for_job(&mut server, number(&reply["job"]), true, json)
         }
-        CtlCommand::JobComplete { job, within, stay, wait } => {
-            let answer = server.ask(&json!({
-                "command": "job-complete",
-                "job": job,
-                "seconds": within.as_secs_f64(),
-                "switch": !stay,
-            }))?;
-            if *wait {
-                return wait_for_job(server, *job, false, json);
-            }
-            tell(&answer, json, |_| String::new())
+        CtlCommand::Mirror { .. } => {
+            tell(&reply, json, |reply| format!("job {} has begun\n", reply["job"]))
         }
-        CtlCommand::JobWait { job, ready } => wait_for_job(server, *job, *ready, json),
-        _ => {
-            let answer = server.ask(&json!({ "command": "jobs" }))?;
-            tell(&answer, json, jobs)
+        CtlCommand::JobComplete { job, wait: true, .. } => {
+            wait_for_job(&mut server, *job, false, json)
         }
+        _ => tell(&reply, json, |_| String::new()),
     }
-}
-
-/// The request of a command that prints nothing.
-fn silent(command: &CtlCommand) -> Result<Option<Value>, Failure> {
-    let bitmap = |command: &str, export: &str, name: &str| json!({ "command": command, "export": export, "name": name });
-    let job = |command: &str, job: u64| json!({ "command": command, "job": job });
-    Ok(Some(match command {
-        CtlCommand::ExportAdd { export, readonly, description, layer } => {
-            let (name, device) = added(export)?;
-            json!({
-                "command": "export-add",
-                "name": name,
-                "device": device,
-                "readonly": readonly,
-                "description": description,
-                "layers": layer,
-            })
-        }
-        CtlCommand::ExportRemove { export, force } => {
-            json!({ "command": "export-remove", "name": export, "force": force })
-        }
-        CtlCommand::LayerAdd { export, layer, within } => {
-            layers_changed("layer-add", export, layer, *within)
-        }
-        CtlCommand::LayerRemove { export, layer, within } => {
-            layers_changed("layer-remove", export, layer, *within)
-        }
-        CtlCommand::SnapshotAdd { export, name, discard, bitmap, start_bitmap, snapshot } => {
-            json!({
-                "command": "snapshot-add",
-                "export": export,
-                "name": name,
-                "discard": discard,
-                "bitmap": bitmap,
-                "start_bitmap": start_bitmap,
-                "snapshot": snapshot_options(snapshot)?,
-                "seconds": snapshot.within.as_secs_f64(),
-            })
-        }
-        CtlCommand::BitmapAdd { export, name, granularity, within } => json!({
-            "command": "bitmap-add",
-            "export": export,
-            "name": name,
-            "granularity": granularity,
-            "seconds": within.as_secs_f64(),
-        }),
-        CtlCommand::BitmapRemove { export, name } => bitmap("bitmap-remove", export, name),
-        CtlCommand::BitmapClear { export, name } => bitmap("bitmap-clear", export, name),
-        CtlCommand::BitmapEnable { export, name } => bitmap("bitmap-enable", export, name),
-        CtlCommand::BitmapDisable { export, name } => bitmap("bitmap-disable", export, name),
-        CtlCommand::BitmapMerge { export, name, from } => {
-            json!({ "command": "bitmap-merge", "export": export, "name": name, "from": from })
-        }
-        CtlCommand::JobPause { job: number } => job("job-pause", *number),
-        CtlCommand::JobResume { job, new_moment } => {
-            json!({ "command": "job-resume", "job": job, "new_moment": new_moment })
-        }
-        CtlCommand::JobCancel { job: number } => job("job-cancel", *number),
-        CtlCommand::JobCopyMode { job, copy_mode } => {
-            json!({ "command": "job-copy-mode", "job": job, "copy_mode": copy_mode })
-        }
-        CtlCommand::JobFinalize { job: number } => job("job-finalize", *number),
-        CtlCommand::JobRate { job, rate } => {
-            json!({ "command": "job-rate", "job": job, "rate": rate })
-        }
-        _ => return Ok(None),
-    }))
-}
-
-/// The request of a backup.
-fn backup(command: &CtlCommand) -> Result<Value, Failure> {
-    let CtlCommand::Backup { export, target, with, snapshot, bitmap, start_bitmap, job, .. } =
-        command
-    else {
-        return Ok(Value::Null);
-    };
-    let others: Vec<_> = with
-        .chunks_exact(2)
-        .map(|pair| {
-            Ok(json!({ "export": pair[0].to_string_lossy(), "target": from_here(&pair[1])? }))
-        })
-        .collect::<Result<_, Failure>>()?;
-    Ok(json!({
-        "command": "backup",
-        "export": export,
-        "target": from_here(target)?,
-        "with": others,
-        "options": copy_options(command),
-        "bitmap": bitmap,
-        "start_bitmap": start_bitmap,
-        "snapshot": snapshot_options(snapshot)?,
-        "seconds": snapshot.within.as_secs_f64(),
-        "on_source_error": job.on_source_error,
-        "on_target_error": job.on_target_error,
-        "finalize_by_hand": job.no_auto_finalize,
-    }))
-}
-
-/// A request that changes the layers of an export.
-fn layers_changed(command: &str, export: &str, layer: &str, within: Duration) -> Value {
-    let seconds = within.as_secs_f64();
-    json!({ "command": command, "export": export, "layer": layer, "seconds": seconds })
 }
 
 /// Waits until a job has ended, or is `ready`; the status is that of the job, 0 while it runs.
 fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) -> Outcome {
     server.wait_long()?;
-    let answer = server.ask(&json!({ "command": "job-wait", "job": job, "ready": ready }))?;
+    let answer = server.ask(&ControlRequest::JobWait { job, ready })?;
     if ready && answer["exit_status"].is_null() {
         return tell(&answer, json, |_| format!("job {job} is ready\n"));
     }
@@ -274,71 +113,6 @@ fn wait_for_jobs(server: &mut Connection<'_>, jobs: &[u64], json: bool) -> Outco
         }
     }
     outcome
-}
-
-fn snapshot_options(options: &args::SnapshotOptions) -> Result<Value, Failure> {
-    let mut given = json!({
-        "block": options.snapshot_block,
-        "guest_timeout": options.guest_timeout.as_secs_f64(),
-        "on_failure": options.on_guest_failure,
-    });
-    if let Some(max) = options.fleece_max {
-        given["max"] = json!(max);
-    }
-    if let Some(directory) = &options.fleece {
-        given["directory"] = absolute(directory)?;
-    }
-    Ok(given)
-}
-
-/// The options of copy that a job was given, as words for the server.
-fn copy_options(command: &CtlCommand) -> Vec<String> {
-    let (CtlCommand::Backup { copying, .. } | CtlCommand::Mirror { copying, .. }) = command else {
-        return Vec::new();
-    };
-    let args::CopyingOptions { rate, connections, requests, request_size, target_is_zero } =
-        copying;
-    let mut words = Vec::new();
-    let values = [
-        ("rate", rate.clone()),
-        ("connections", connections.map(|count| count.to_string())),
-        ("requests", requests.map(|count| count.to_string())),
-        ("request-size", request_size.clone()),
-    ];
-    for (name, value) in values {
-        words.extend(value.map(|value| format!("--{name}={value}")));
-    }
-    let verify = matches!(command, CtlCommand::Backup { verify: true, .. });
-    for (name, given) in [("verify", verify), ("destination-is-zero", *target_is_zero)] {
-        words.extend(given.then(|| format!("--{name}")));
-    }
-    words
-}
-
-/// An absolute path, for the server, which has another working directory.
-fn absolute(path: &Path) -> Result<Value, Failure> {
-    let absolute = std::path::absolute(path)
-        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), plain(&error))))?;
-    let text = absolute.to_str().map(|path| json!(path));
-    text.ok_or_else(|| Failure::usage(format!("{}: the path is not UTF-8", path.display())))
-}
-
-/// A device, for the server.
-fn from_here(device: &OsStr) -> Result<Value, Failure> {
-    match Spec::parse(device)? {
-        Spec::Path(path) => absolute(&path),
-        spec => Ok(json!(spec.to_string())),
-    }
-}
-
-/// The name and the device of `NAME=DEVICE`, for the server.
-fn added(export: &OsStr) -> Result<(String, Value), Failure> {
-    let split = export.to_str().and_then(|text| text.split_once('='));
-    let Some((name, device)) = split.filter(|(_, device)| !device.is_empty()) else {
-        return Err(Failure::usage("give a name and a device: NAME=DEVICE"));
-    };
-    let name = percent_decode(name)?;
-    Ok((name, from_here(OsStr::new(device))?))
 }
 
 /// Prints a reply: as JSON, or as text.
@@ -378,7 +152,7 @@ impl<'a> Connection<'a> {
     }
 
     /// The reply to a request.
-    fn ask(&mut self, request: &Value) -> Result<Value, Failure> {
+    fn ask(&mut self, request: &ControlRequest) -> Result<Value, Failure> {
         let lost = |why: &str| {
             let text = format!("no reply from the server at {}: {why}", self.path.display());
             Failure::new(LOST, text)
@@ -389,8 +163,7 @@ impl<'a> Connection<'a> {
             }
             _ => lost(&plain(&error)),
         };
-        let line = format!("{request}\n");
-        self.stream.get_mut().write_all(line.as_bytes()).map_err(io)?;
+        self.send(request).map_err(io)?;
         let mut line = Vec::new();
         self.stream.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut line).map_err(io)?;
         if !line.ends_with(b"\n") {
@@ -412,6 +185,11 @@ impl<'a> Connection<'a> {
         ))
     }
 
+    fn send(&mut self, request: &ControlRequest) -> std::io::Result<()> {
+        let line = serde_json::to_string(request)? + "\n";
+        self.stream.get_mut().write_all(line.as_bytes())
+    }
+
     /// The next reply may take any time.
     fn wait_long(&mut self) -> Result<(), Failure> {
         let set = self.stream.get_mut().set_read_timeout(None);
@@ -427,9 +205,8 @@ impl<'a> Connection<'a> {
             let text = format!("cannot wait for the end of the server: {}", plain(&error));
             Failure::new(LOST, text)
         };
-        let stream = self.stream.get_mut();
-        stream.set_read_timeout(None).map_err(lost)?;
-        let asked = stream.write_all(b"{\"command\":\"wait\"}\n");
+        self.stream.get_mut().set_read_timeout(None).map_err(lost)?;
+        let asked = self.send(&ControlRequest::Wait);
         let ended = |error: &std::io::Error| {
             matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
         };
@@ -606,6 +383,8 @@ fn age(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -1,6 +1,8 @@
 //! Fuzz targets: what the program reads besides devices. Each takes any bytes and must not panic.
 
-use crate::{jobfile, metrics, serve};
+use blockhaul_control::ControlRequest;
+
+use crate::{jobfile, metrics};
 
 /// Job files of `copy` and of `pull`.
 pub fn job_file(data: &[u8]) {
@@ -20,7 +22,13 @@ pub fn metrics_request(data: &[u8]) {
 
 /// Requests on the control socket.
 pub fn control_request(data: &[u8]) {
-    serve::fuzz_control(data);
+    match ControlRequest::parse(data) {
+        Ok(request) => {
+            let line = serde_json::to_vec(&request).expect("a request is an object");
+            assert_eq!(ControlRequest::parse(&line), Ok(request));
+        }
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }
 
 #[cfg(test)]
@@ -67,11 +75,14 @@ mod tests {
 
     #[test]
     fn requests_on_the_control_socket_are_read_or_refused() {
-        let backup = "{\"command\": \"backup\", \"device\": [\"qemu-nbd\", \"a\"], \"seconds\": 1.5, \"snapshot\": \
+        let backup = "{\"command\": \"backup\", \"export\": \"a\", \"target\": [\"qemu-nbd\", \"a\"], \"seconds\": 1.5, \"snapshot\": \
             {\"block\": 65536, \"max\": 1048576, \"directory\": \"/tmp\", \"guest_timeout\": 30, \
             \"on_failure\": \"fail\"}}";
-        let mirror = "{\"command\": \"mirror\", \"device\": \"nbd://host/a\", \"copy_mode\": \"background\", \
-            \"job_name\": \"m\", \"on_target_error\": \"stop\", \"finalize_by_hand\": true}";
+        let mirror = "{\"command\": \"mirror\", \"export\": \"a\", \"target\": \"nbd://host/a\", \"copy_mode\": \"background\", \
+            \"on_target_error\": \"stop\", \"finalize_by_hand\": true}";
+        for line in [backup, mirror] {
+            assert!(ControlRequest::parse(line.as_bytes()).is_ok(), "{line}");
+        }
         survives(control_request, &[backup, mirror]);
     }
 }

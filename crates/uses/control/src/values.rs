@@ -113,3 +113,21 @@ pub enum SnapshotFailurePolicy {
     /// The write of the client.
     Fail,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_protocol() {
+        for name in ErrorPolicy::NAMES {
+            let policy: ErrorPolicy = serde_json::from_value(name.into()).unwrap();
+            assert_eq!((policy.name(), ErrorPolicy::parse(name)), (name, Some(policy)));
+        }
+        for name in CopyMode::NAMES {
+            let mode: CopyMode = serde_json::from_value(name.into()).unwrap();
+            assert_eq!((mode.name(), CopyMode::parse(name)), (name, Some(mode)));
+        }
+        assert_eq!((ErrorPolicy::parse("fail"), CopyMode::parse("")), (None, None));
+    }
+}

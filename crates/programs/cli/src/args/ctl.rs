@@ -1,12 +1,21 @@
 //! Options and commands of `ctl`.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use blockhaul_catalog::{Spec, percent_decode};
+use blockhaul_control::{
+    BackupRequest, BackupTarget, BitmapRef, ControlRequest, CopyMode, DeviceDescription,
+    ErrorPolicy, JobRef, LayerChange, MirrorRequest, Seconds, SnapshotFailurePolicy,
+    SnapshotRequest, SyncMode,
+};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use serde::de::DeserializeOwned;
 
 use super::value::{duration, setting, size};
+use crate::exit::{Failure, plain};
 
 /// Options of `blockhaul ctl`.
 #[derive(Debug, Args)]
@@ -223,16 +232,17 @@ pub enum CtlCommand {
         #[arg(long, value_name = "NAME")]
         bitmap: Option<String>,
         /// What is copied before changes are (none: the target has the contents of now)
-        #[arg(long, value_name = "SYNC", value_parser = ["full", "none"], conflicts_with = "bitmap")]
-        sync: Option<String>,
+        #[arg(long, value_name = "SYNC", value_parser = named::<SyncMode>(["full", "none"]),
+              conflicts_with = "bitmap")]
+        sync: Option<SyncMode>,
         /// When the target has what clients write
         ///
         /// background: soon after the write. write-blocking: before it completes, once everything
         /// was copied: the job becomes ready however fast clients write, but their writes are as
         /// slow as the target. job-copy-mode changes it.
         #[arg(long, value_name = "MODE", default_value = "background",
-              value_parser = ["background", "write-blocking"])]
-        copy_mode: String,
+              value_parser = named::<CopyMode>(CopyMode::NAMES))]
+        copy_mode: CopyMode,
         /// How the job is controlled.
         #[command(flatten)]
         job: JobOptions,
@@ -259,43 +269,15 @@ pub enum CtlCommand {
         within: Duration,
     },
     /// Remove a dirty bitmap
-    BitmapRemove {
-        /// Name of the export; '' for the one without a name
-        #[arg(value_name = "EXPORT")]
-        export: String,
-        /// Name of the bitmap
-        #[arg(value_name = "NAME")]
-        name: String,
-    },
+    BitmapRemove(BitmapName),
     /// Make a dirty bitmap clean
-    BitmapClear {
-        /// Name of the export; '' for the one without a name
-        #[arg(value_name = "EXPORT")]
-        export: String,
-        /// Name of the bitmap
-        #[arg(value_name = "NAME")]
-        name: String,
-    },
+    BitmapClear(BitmapName),
     /// Mark writes in a dirty bitmap again
-    BitmapEnable {
-        /// Name of the export; '' for the one without a name
-        #[arg(value_name = "EXPORT")]
-        export: String,
-        /// Name of the bitmap
-        #[arg(value_name = "NAME")]
-        name: String,
-    },
+    BitmapEnable(BitmapName),
     /// Mark no more writes in a dirty bitmap
     ///
     /// It keeps what it shows.
-    BitmapDisable {
-        /// Name of the export; '' for the one without a name
-        #[arg(value_name = "EXPORT")]
-        export: String,
-        /// Name of the bitmap
-        #[arg(value_name = "NAME")]
-        name: String,
-    },
+    BitmapDisable(BitmapName),
     /// Make dirty in a bitmap what is dirty in others
     BitmapMerge {
         /// Name of the export; '' for the one without a name
@@ -311,11 +293,7 @@ pub enum CtlCommand {
     /// List the jobs, with their progress
     Jobs,
     /// Start no more requests of a job until it is resumed
-    JobPause {
-        /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
-        job: u64,
-    },
+    JobPause(JobNumber),
     /// Continue a paused job, or a job of an earlier server
     ///
     /// A job of an earlier server needs serve --job-state. A mirror copies what is missing, and goes
@@ -332,17 +310,9 @@ pub enum CtlCommand {
         new_moment: bool,
     },
     /// End a job that waits for it (--no-auto-finalize)
-    JobFinalize {
-        /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
-        job: u64,
-    },
+    JobFinalize(JobNumber),
     /// End a job, also an interrupted one; what it has copied stays on its target
-    JobCancel {
-        /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
-        job: u64,
-    },
+    JobCancel(JobNumber),
     /// End a mirror: its target becomes the device of the export
     ///
     /// The requests of clients wait while the last changes are copied and the target is flushed, and
@@ -378,8 +348,8 @@ pub enum CtlCommand {
         #[arg(value_name = "N")]
         job: u64,
         /// background: soon after the write; write-blocking: before it completes
-        #[arg(value_name = "MODE", value_parser = ["background", "write-blocking"])]
-        copy_mode: String,
+        #[arg(value_name = "MODE", value_parser = named::<CopyMode>(CopyMode::NAMES))]
+        copy_mode: CopyMode,
     },
     /// Wait until a job has ended
     ///
@@ -415,29 +385,172 @@ pub enum CtlCommand {
     },
 }
 
+impl CtlCommand {
+    /// The requests for the server, one after the other.
+    pub fn requests(&self) -> Result<Vec<ControlRequest>, Failure> {
+        use ControlRequest as R;
+        Ok(vec![match self {
+            CtlCommand::Clients => R::Clients,
+            CtlCommand::Exports => R::Exports,
+            &CtlCommand::Disconnect { number } => R::Disconnect { number },
+            CtlCommand::Set { export, layer, setting } => {
+                let set = |(name, value): &(String, String)| R::Set {
+                    export: export.clone(),
+                    layer: layer.clone(),
+                    name: name.clone(),
+                    value: value.clone(),
+                };
+                return Ok(setting.iter().map(set).collect());
+            }
+            CtlCommand::ExportAdd { export, readonly, description, layer } => {
+                let (name, device) = named_device(export)?;
+                let (description, layers) = (description.clone(), layer.clone());
+                R::ExportAdd { name, device, description, readonly: *readonly, layers }
+            }
+            CtlCommand::ExportRemove { export, force } => {
+                R::ExportRemove { name: export.clone(), force: *force }
+            }
+            CtlCommand::LayerAdd { export, layer, within } => {
+                R::LayerAdd(layer_change(export, layer, *within))
+            }
+            CtlCommand::LayerRemove { export, layer, within } => {
+                R::LayerRemove(layer_change(export, layer, *within))
+            }
+            CtlCommand::SnapshotAdd { export, name, discard, bitmap, start_bitmap, snapshot } => {
+                R::SnapshotAdd(SnapshotRequest {
+                    export: export.clone(),
+                    name: name.clone(),
+                    discard: *discard,
+                    bitmap: bitmap.clone(),
+                    start_bitmap: start_bitmap.clone(),
+                    snapshot: snapshot.request()?,
+                    seconds: Seconds(snapshot.within),
+                })
+            }
+            CtlCommand::BitmapAdd { export, name, granularity, within } => {
+                let (export, name, seconds) = (export.clone(), name.clone(), Seconds(*within));
+                R::BitmapAdd { export, name, granularity: *granularity, seconds }
+            }
+            CtlCommand::BitmapRemove(bitmap) => R::BitmapRemove(bitmap.request()),
+            CtlCommand::BitmapClear(bitmap) => R::BitmapClear(bitmap.request()),
+            CtlCommand::BitmapEnable(bitmap) => R::BitmapEnable(bitmap.request()),
+            CtlCommand::BitmapDisable(bitmap) => R::BitmapDisable(bitmap.request()),
+            CtlCommand::BitmapMerge { export, name, from } => {
+                R::BitmapMerge { export: export.clone(), name: name.clone(), from: from.clone() }
+            }
+            CtlCommand::Backup {
+                export,
+                target,
+                with,
+                verify,
+                copying,
+                bitmap,
+                start_bitmap,
+                snapshot,
+                job,
+                ..
+            } => {
+                let others = with.chunks_exact(2).map(|pair| {
+                    let export = pair[0].to_string_lossy().into_owned();
+                    Ok(BackupTarget { export, target: device(&pair[1])? })
+                });
+                R::Backup(BackupRequest {
+                    export: export.clone(),
+                    target: device(target)?,
+                    with: others.collect::<Result<_, Failure>>()?,
+                    options: copying.words(*verify),
+                    bitmap: bitmap.clone(),
+                    start_bitmap: start_bitmap.clone(),
+                    snapshot: snapshot.request()?,
+                    seconds: Seconds(snapshot.within),
+                    on_source_error: Some(job.on_source_error),
+                    on_target_error: Some(job.on_target_error),
+                    finalize_by_hand: job.no_auto_finalize,
+                })
+            }
+            CtlCommand::Mirror {
+                export,
+                target,
+                copying,
+                within,
+                bitmap,
+                sync,
+                copy_mode,
+                job,
+                ..
+            } => R::Mirror(MirrorRequest {
+                export: export.clone(),
+                target: device(target)?,
+                options: copying.words(false),
+                seconds: Seconds(*within),
+                bitmap: bitmap.clone(),
+                sync: *sync,
+                copy_mode: Some(*copy_mode),
+                on_source_error: Some(job.on_source_error),
+                on_target_error: Some(job.on_target_error),
+                finalize_by_hand: job.no_auto_finalize,
+            }),
+            CtlCommand::Jobs => R::Jobs,
+            CtlCommand::JobPause(job) => R::JobPause(job.request()),
+            &CtlCommand::JobResume { job, new_moment } => R::JobResume { job, new_moment },
+            CtlCommand::JobFinalize(job) => R::JobFinalize(job.request()),
+            CtlCommand::JobCancel(job) => R::JobCancel(job.request()),
+            &CtlCommand::JobComplete { job, within, stay, .. } => {
+                R::JobComplete { job, seconds: Seconds(within), switch: !stay }
+            }
+            &CtlCommand::JobRate { job, rate } => R::JobRate { job, rate },
+            &CtlCommand::JobCopyMode { job, copy_mode } => R::JobCopyMode { job, copy_mode },
+            &CtlCommand::JobWait { job, ready } => R::JobWait { job, ready },
+            CtlCommand::Reload => R::Reload,
+            CtlCommand::Metrics => R::Metrics,
+            CtlCommand::Drain { .. } => R::Drain,
+            CtlCommand::Stop { .. } => R::Stop,
+        }])
+    }
+}
+
+/// A dirty bitmap of an export.
+#[derive(Args, Debug)]
+pub struct BitmapName {
+    /// Name of the export; '' for the one without a name
+    #[arg(value_name = "EXPORT")]
+    export: String,
+    /// Name of the bitmap
+    #[arg(value_name = "NAME")]
+    name: String,
+}
+
+/// A job.
+#[derive(Args, Debug)]
+pub struct JobNumber {
+    /// Number of the job, as jobs shows it
+    #[arg(value_name = "N")]
+    job: u64,
+}
+
 /// How the old contents of an export are saved.
 #[derive(Debug, Args)]
 pub struct SnapshotOptions {
     /// Block size for saving old contents: a power of two, 4k to 16M
     #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
-    pub snapshot_block: u64,
+    snapshot_block: u64,
     /// Directory for the file with old contents [default: TMPDIR of the server, or /var/tmp]
     #[arg(long, value_name = "DIR")]
-    pub fleece: Option<PathBuf>,
+    fleece: Option<PathBuf>,
     /// Maximum size of that file [default: no maximum]
     #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub fleece_max: Option<u64>,
+    fleece_max: Option<u64>,
     /// Time that a write of a client may wait until old contents are saved (0: no limit)
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration)]
-    pub guest_timeout: Duration,
+    guest_timeout: Duration,
     /// What happens if old contents cannot be saved, or not in that time
     ///
     /// break: the snapshot is lost, and clients go on. fail: the write of the client fails.
-    #[arg(long, value_name = "break|fail", default_value = "break", value_parser = ["break", "fail"])]
-    pub on_guest_failure: String,
+    #[arg(long, value_name = "break|fail", default_value = "break", value_parser = named::<SnapshotFailurePolicy>(["break", "fail"]))]
+    on_guest_failure: SnapshotFailurePolicy,
     /// Time that requests in flight may take to complete before the snapshot begins
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
-    pub within: Duration,
+    within: Duration,
 }
 
 /// How the data of a job is copied.
@@ -445,19 +558,19 @@ pub struct SnapshotOptions {
 pub struct CopyingOptions {
     /// Maximum rate in bytes per second; job-rate changes it
     #[arg(long, value_name = "RATE")]
-    pub rate: Option<String>,
+    rate: Option<String>,
     /// Connections to the target
     #[arg(short = 'C', long, value_name = "N")]
-    pub connections: Option<u16>,
+    connections: Option<u16>,
     /// Requests in flight on each connection
     #[arg(short = 'R', long, value_name = "N")]
-    pub requests: Option<u32>,
+    requests: Option<u32>,
     /// Size of a request
     #[arg(long, value_name = "SIZE")]
-    pub request_size: Option<String>,
+    request_size: Option<String>,
     /// The target reads as zeroes: holes need not be zeroed
     #[arg(long)]
-    pub target_is_zero: bool,
+    target_is_zero: bool,
 }
 
 /// How a job is controlled.
@@ -468,17 +581,96 @@ pub struct JobOptions {
     /// report: it fails. stop: it pauses, and repeats the request when it is resumed. enospc: stop
     /// if there is no space, else report. ignore: it repeats the request until it succeeds.
     #[arg(long, value_name = "POLICY", default_value = "report",
-          value_parser = ["report", "ignore", "stop", "enospc"])]
-    pub on_source_error: String,
+          value_parser = named::<ErrorPolicy>(ErrorPolicy::NAMES))]
+    on_source_error: ErrorPolicy,
     /// What the job does when a write to the target fails; as --on-source-error
     #[arg(long, value_name = "POLICY", default_value = "report",
-          value_parser = ["report", "ignore", "stop", "enospc"])]
-    pub on_target_error: String,
+          value_parser = named::<ErrorPolicy>(ErrorPolicy::NAMES))]
+    on_target_error: ErrorPolicy,
     /// Wait for job-finalize before the job completes
     ///
     /// A backup keeps its snapshot, and a mirror its clients, until then.
     #[arg(long)]
-    pub no_auto_finalize: bool,
+    no_auto_finalize: bool,
+}
+
+impl BitmapName {
+    fn request(&self) -> BitmapRef {
+        BitmapRef { export: self.export.clone(), name: self.name.clone() }
+    }
+}
+
+impl JobNumber {
+    fn request(&self) -> JobRef {
+        JobRef { job: self.job }
+    }
+}
+
+impl SnapshotOptions {
+    fn request(&self) -> Result<blockhaul_control::SnapshotOptions, Failure> {
+        Ok(blockhaul_control::SnapshotOptions {
+            block: self.snapshot_block,
+            max: self.fleece_max,
+            directory: self.fleece.as_deref().map(absolute).transpose()?,
+            guest_timeout: Seconds(self.guest_timeout),
+            on_failure: self.on_guest_failure,
+        })
+    }
+}
+
+impl CopyingOptions {
+    /// The options of `copy`, as words.
+    fn words(&self, verify: bool) -> Vec<String> {
+        let values = [
+            ("rate", self.rate.clone()),
+            ("connections", self.connections.map(|count| count.to_string())),
+            ("requests", self.requests.map(|count| count.to_string())),
+            ("request-size", self.request_size.clone()),
+        ];
+        let flags = [("verify", verify), ("destination-is-zero", self.target_is_zero)];
+        let values =
+            values.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?)));
+        let flags = flags.into_iter().filter(|(_, given)| *given);
+        let flags = flags.map(|(name, _)| format!("--{name}"));
+        values.chain(flags).collect()
+    }
+}
+
+/// Accepts the names of a type of the protocol.
+fn named<T>(names: impl Into<PossibleValuesParser>) -> impl TypedValueParser<Value = T>
+where
+    T: DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    names.into().try_map(|name| serde_json::from_value(name.into()))
+}
+
+fn layer_change(export: &str, layer: &str, within: Duration) -> LayerChange {
+    LayerChange { export: export.into(), layer: layer.into(), seconds: Seconds(within) }
+}
+
+/// An absolute path, for the server, which has another working directory.
+fn absolute(path: &Path) -> Result<String, Failure> {
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), plain(&error))))?;
+    let text = absolute.into_os_string().into_string();
+    text.map_err(|_| Failure::usage(format!("{}: the path is not UTF-8", path.display())))
+}
+
+/// A device, for the server.
+fn device(device: &OsStr) -> Result<DeviceDescription, Failure> {
+    Ok(DeviceDescription::Text(match Spec::parse(device)? {
+        Spec::Path(path) => absolute(&path)?,
+        spec => spec.to_string(),
+    }))
+}
+
+/// The name and the device of `NAME=DEVICE`, for the server.
+fn named_device(export: &OsStr) -> Result<(String, DeviceDescription), Failure> {
+    let split = export.to_str().and_then(|text| text.split_once('='));
+    let Some((name, text)) = split.filter(|(_, device)| !device.is_empty()) else {
+        return Err(Failure::usage("give a name and a device: NAME=DEVICE"));
+    };
+    Ok((percent_decode(name)?, device(OsStr::new(text))?))
 }
 
 pub(super) const EXAMPLES: &str = "\

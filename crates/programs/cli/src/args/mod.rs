@@ -28,7 +28,7 @@ pub use self::backup::{Chain, ChainCommand, PullArgs, Restore};
 pub use self::check::{Check, RepairArg};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{CopyArgs, JOB_FILES};
-pub use self::ctl::{CopyingOptions, Ctl, CtlCommand, SnapshotOptions};
+pub use self::ctl::{Ctl, CtlCommand};
 pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{

@@ -11,60 +11,21 @@ use blockhaul_layers::support::Repeat;
 
 use super::jobs::Job;
 
+pub use blockhaul_control::ErrorPolicy as OnError;
+
 /// First and longest time before an ignored request is repeated.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
-/// What a job does after an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnError {
-    /// It fails.
-    #[default]
-    Report,
-    /// It repeats the request until it succeeds, ever more seldom.
-    Ignore,
-    /// It pauses, and repeats the request when it is resumed.
-    Stop,
-    /// It pauses if there is no space, and fails after other errors.
-    Enospc,
-}
-
-impl OnError {
-    /// The names of all.
-    pub const NAMES: [&'static str; 4] = ["report", "ignore", "stop", "enospc"];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        let [report, ignore, stop, enospc] = OnError::NAMES;
-        match self {
-            OnError::Report => report,
-            OnError::Ignore => ignore,
-            OnError::Stop => stop,
-            OnError::Enospc => enospc,
-        }
-    }
-
-    /// By name.
-    pub fn parse(name: &str) -> Option<OnError> {
-        Some(match name {
-            "report" => OnError::Report,
-            "ignore" => OnError::Ignore,
-            "stop" => OnError::Stop,
-            "enospc" => OnError::Enospc,
-            _ => return None,
-        })
-    }
-
-    /// What follows from an error.
-    fn action(self, kind: Kind) -> Action {
-        match (self, kind) {
-            // To repeat these makes no sense.
-            (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
-            // The handle does not work any more: the engine replaces it, and this layer cannot.
-            (_, Kind::Disconnected | Kind::TimedOut) => Action::Report,
-            (OnError::Ignore, _) => Action::Ignore,
-            (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,
-            (OnError::Report | OnError::Enospc, _) => Action::Report,
-        }
+/// What follows from an error under a policy.
+fn action(policy: OnError, kind: Kind) -> Action {
+    match (policy, kind) {
+        // To repeat these makes no sense.
+        (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
+        // The handle does not work any more: the engine replaces it, and this layer cannot.
+        (_, Kind::Disconnected | Kind::TimedOut) => Action::Report,
+        (OnError::Ignore, _) => Action::Ignore,
+        (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,
+        (OnError::Report | OnError::Enospc, _) => Action::Report,
     }
 }
 
@@ -242,7 +203,7 @@ impl Watched {
         let refused = matches!(error.kind(), Kind::Unsupported | Kind::TooLarge);
         let lost = self.is_source && self.errors.job().is_some_and(|job| job.has_lost_its_source());
         if is_repeatable && !refused && !lost {
-            self.on_error.action(error.kind())
+            action(self.on_error, error.kind())
         } else {
             Action::Report
         }

@@ -27,6 +27,8 @@ use super::snapshots::{GRANULARITY, Taken};
 use crate::copy::job::Follower;
 use crate::exit::Failure;
 
+pub use blockhaul_control::CopyMode;
+
 /// Time between rounds while a mirror is ready: changes are collected.
 const PACE: Duration = Duration::from_millis(100);
 /// Interval of flushes while a mirror is ready, so that the last one is short.
@@ -113,39 +115,6 @@ pub enum First {
     /// What this bitmap shows, onto an earlier copy. The bitmap is clean from then on; if the
     /// mirror fails, what was dirty is dirty again.
     Dirty(String),
-}
-
-/// When the target has what clients write.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum CopyMode {
-    /// Later: in one of the next rounds.
-    #[default]
-    Background,
-    /// Before the write completes.
-    WriteBlocking,
-}
-
-impl CopyMode {
-    /// The names, as in QEMU.
-    pub const NAMES: [&str; 2] = ["background", "write-blocking"];
-
-    /// The mode of this name.
-    pub fn parse(name: &str) -> Option<CopyMode> {
-        match name {
-            "background" => Some(CopyMode::Background),
-            "write-blocking" => Some(CopyMode::WriteBlocking),
-            _ => None,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        let [background, write_blocking] = CopyMode::NAMES;
-        match self {
-            CopyMode::Background => background,
-            CopyMode::WriteBlocking => write_blocking,
-        }
-    }
 }
 
 /// The device that clients move to.

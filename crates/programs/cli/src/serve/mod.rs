@@ -51,9 +51,6 @@ mod vhost {
     pub async fn listen<S>(_: S, _: blockhaul_io::Listener, _: String) {}
 }
 
-#[cfg(any(test, fuzzing))]
-pub(crate) use control::fuzz as fuzz_control;
-
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -233,7 +233,7 @@ fn wrong_requests_are_refused_before_anything_is_touched() {
     );
     assert!(
         raw(&disk, r#"{"command":"backup","export":"a","target":"t","snapshot":{"x":1}}"#)
-            .contains("wrong \\\"x\\\"")
+            .contains("snapshot.x\\\" is unknown")
     );
     assert!(!Path::new("t").exists());
 }

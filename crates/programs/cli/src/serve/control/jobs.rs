@@ -1,0 +1,193 @@
+//! Requests about jobs.
+
+use std::sync::Arc;
+
+use blockhaul_control::{
+    BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Seconds, SyncMode,
+};
+use blockhaul_snapshot::Trim;
+use serde_json::{Value, json};
+
+use super::bitmaps::options as snapshot_options;
+use super::exports::spec;
+use super::operations::{Operations, Refusal, Reply};
+use crate::serve::job_state::Status;
+use crate::serve::jobs::{Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
+use crate::serve::mirror::{Ending, First};
+use crate::serve::snapshots::Begin;
+
+impl Operations {
+    pub(super) fn list_jobs(&self) -> Value {
+        json!({ "jobs": self.jobs.all().iter().map(|job| job.described()).collect::<Vec<_>>() })
+    }
+
+    /// Begins a backup, with a job for each disk.
+    pub(super) async fn begin_backup(&self, request: BackupRequest) -> Reply {
+        let BackupRequest { export, target, with, options, bitmap, start_bitmap, .. } = request;
+        let within = request.seconds.0;
+        let settings =
+            settings(request.on_source_error, request.on_target_error, request.finalize_by_hand);
+        let mut disks = Vec::new();
+        for BackupTarget { export, target } in
+            [BackupTarget { export, target }].into_iter().chain(with)
+        {
+            let begin = Begin {
+                options: snapshot_options(&request.snapshot),
+                bitmap: bitmap.clone(),
+                clears: true,
+                start: start_bitmap.clone(),
+                trim: Trim::Releases,
+                within,
+            };
+            disks.push(Item {
+                export: self.export(&export)?,
+                target: To::Spec(spec("backup: \"target\"", target)?),
+                options: options.clone(),
+                source: Source::Now(begin),
+                selects: bitmap.clone(),
+                settings: settings.clone(),
+                resumes: None,
+            });
+        }
+        let wanted = WantedJobs { disks, grouped: true, at_once: Vec::new() };
+        let jobs = self.jobs.backup(&self.table, wanted).await?;
+        for job in &jobs {
+            log::info!(export = job.export(); "job {}: backup of {:?} to {}", job.id(), job.export(),
+                job.target());
+        }
+        match &jobs[..] {
+            [only] => Ok(only.described()),
+            _ => Ok(json!({ "jobs": jobs.iter().map(|job| job.described()).collect::<Vec<_>>() })),
+        }
+    }
+
+    /// Begins a mirror.
+    pub(super) async fn begin_mirror(&self, request: MirrorRequest) -> Reply {
+        let MirrorRequest { export, target, options, bitmap, sync, copy_mode, .. } = request;
+        let first = match (bitmap, sync) {
+            (Some(bitmap), None) => First::Dirty(bitmap),
+            (None, None | Some(SyncMode::Full)) => First::All,
+            (None, Some(SyncMode::None)) => First::Nothing,
+            (Some(_), Some(_)) => {
+                let text = "mirror: \"sync\" is full or none, without \"bitmap\"";
+                return Err(Refusal::usage(text));
+            }
+        };
+        let wanted = WantedMirror {
+            export: self.export(&export)?,
+            target: To::Spec(spec("mirror: \"target\"", target)?),
+            options,
+            within: request.seconds.0,
+            first,
+            copy_mode: copy_mode.unwrap_or_default(),
+            settings: settings(
+                request.on_source_error,
+                request.on_target_error,
+                request.finalize_by_hand,
+            ),
+            resumes: None,
+        };
+        let job = self.jobs.mirror(&self.table, wanted).await?;
+        log::info!(export = &*export; "job {}: mirror of {export:?} to {}", job.id(), job.target());
+        Ok(job.described())
+    }
+
+    fn job(&self, number: u64) -> Result<Arc<Job>, Refusal> {
+        let found = self.jobs.find(number);
+        found.ok_or_else(|| Refusal::absent(format!("there is no job {number}")))
+    }
+
+    pub(super) fn pause_job(&self, number: u64) -> Reply {
+        let job = self.job(number)?;
+        controlled(&job, job.pause(true))
+    }
+
+    pub(super) fn limit_job(&self, number: u64, rate: u64) -> Reply {
+        let job = self.job(number)?;
+        controlled(&job, job.limit(rate))
+    }
+
+    pub(super) fn set_copy_mode(&self, number: u64, mode: CopyMode) -> Reply {
+        let job = self.job(number)?;
+        let wrong = || Refusal::usage("job-copy-mode: the job is not a mirror");
+        job.mirror().ok_or_else(wrong)?.set_copy_mode(mode);
+        controlled(&job, !job.is_over())
+    }
+
+    pub(super) fn finalize_job(&self, number: u64) -> Reply {
+        let job = self.job(number)?;
+        if job.status() != Status::Pending {
+            return Err(Refusal::failed("the job is not pending"));
+        }
+        job.finalize();
+        Ok(job.described())
+    }
+
+    /// Asks a mirror to complete; `within` is the time that clients may wait, and `switch` says
+    /// whether they move to the target.
+    pub(super) fn complete_job(&self, number: u64, within: Seconds, switch: bool) -> Reply {
+        let job = self.job(number)?;
+        if job.is_over() {
+            return Err(Refusal::failed("the job has ended"));
+        }
+        if !job.complete(Ending { within: within.0, switch }) {
+            return Err(Refusal::usage("job-complete: the job is not a mirror"));
+        }
+        Ok(job.described())
+    }
+
+    /// Continues a paused job, or one of an earlier server; `new_moment` says that a backup may become
+    /// the disk of now.
+    pub(super) async fn resume_job(&self, number: u64, new_moment: bool) -> Reply {
+        let job = self.job(number)?;
+        if job.resumable().is_none() {
+            return controlled(&job, job.pause(false));
+        }
+        let resumed = self.jobs.resume(&self.table, job.id(), new_moment).await?;
+        resumed.iter().for_each(|job| log::info!("job {}: resumed", job.id()));
+        let same = resumed.iter().find(|one| one.id() == job.id());
+        Ok(same.unwrap_or(&job).described())
+    }
+
+    /// Ends a job soon, or forgets one of an earlier server.
+    pub(super) async fn cancel_job(&self, number: u64) -> Reply {
+        let job = self.job(number)?;
+        if job.resumable().is_none() {
+            job.cancel();
+        } else if !self.jobs.forget(&self.table, job.id()).await {
+            return Err(Refusal::failed("the job was resumed or cancelled just now"));
+        }
+        Ok(job.described())
+    }
+
+    /// Waits until a job has ended, or a mirror is ready.
+    pub(super) async fn wait_for_job(&self, number: u64, ready: bool) -> Reply {
+        let job = self.job(number)?;
+        if ready {
+            job.ready().await
+        } else {
+            job.over().await
+        }
+        Ok(job.described())
+    }
+}
+
+/// The reply about a job that copies.
+fn controlled(job: &Job, copies: bool) -> Reply {
+    let text = "the job is not copying: it has ended, or clients wait for its end";
+    if copies { Ok(job.described()) } else { Err(Refusal::failed(text)) }
+}
+
+/// How a job is controlled.
+fn settings(
+    on_source_error: Option<ErrorPolicy>,
+    on_target_error: Option<ErrorPolicy>,
+    finalized_by_hand: bool,
+) -> Settings {
+    Settings {
+        finalized_by_hand,
+        on_source_error: on_source_error.unwrap_or_default(),
+        on_target_error: on_target_error.unwrap_or_default(),
+        ..Settings::default()
+    }
+}

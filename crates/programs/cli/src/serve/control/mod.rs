@@ -1,0 +1,216 @@
+//! `--control`: the socket for managing a running server, with `blockhaul ctl`. One JSON object per
+//! line, each answered with one; `docs/serve.md` documents them.
+//!
+//! This file has the socket, and a match with an arm for each request; the other files carry them out.
+
+mod bitmaps;
+mod clients;
+mod exports;
+mod jobs;
+mod operations;
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use blockhaul_control::{ControlRequest, JobRef};
+use blockhaul_io::{Listener, Stream};
+use blockhaul_os::Identity;
+use rustix::fs::Mode;
+use serde_json::{Value, json};
+
+use super::figures;
+use super::listen::Cleanup;
+use super::stop::Stop;
+use crate::aside::{self, Serving};
+use crate::exit::{Failure, OPEN, plain};
+use crate::metrics::Figures;
+
+pub use clients::client;
+pub use operations::{Operations, Shared};
+use operations::{Refusal, Reply};
+
+/// Longer requests end the connection.
+const REQUEST_MAX: usize = 64 << 10;
+/// Maximum number of peers: a few users and programs.
+const PEERS_MAX: usize = 16;
+/// Time after which an idle peer is disconnected.
+const IDLE: Duration = Duration::from_secs(60);
+/// Maximum time for sending a reply.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A control socket that is not served yet.
+pub struct Control {
+    listener: Listener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Makes the socket, for this user only. Call it before there are other threads, whose files
+    /// would get the same mode.
+    ///
+    /// `option` is the option that names it.
+    pub fn bind(option: &str, path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
+        let cannot = |why: &str| {
+            let text = format!("{option}: cannot listen on {}: {why}", path.display());
+            Failure::new(OPEN, text)
+        };
+        // Absolute, because a background server leaves the current directory.
+        let path = std::path::absolute(path).map_err(|error| cannot(&plain(&error)))?;
+        let mode = rustix::process::umask(Mode::XUSR | Mode::RWXG | Mode::RWXO);
+        let bound = Listener::replace_unix(&path);
+        rustix::process::umask(mode);
+        let listener = bound.map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => {
+                cannot("another program listens there: choose another path, or end that program")
+            }
+            _ => cannot(&plain(&error)),
+        })?;
+        cleanup.remember_socket(&path);
+        Ok(Control { listener, path })
+    }
+
+    /// Gives it to the user that the server will run as.
+    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+        std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
+    }
+
+    /// The socket itself.
+    pub fn into_listener(self) -> Listener {
+        self.listener
+    }
+
+    /// Serves it until the returned value is dropped.
+    pub fn start(self, operations: &Arc<Operations>) -> Serving {
+        let worker = &operations.worker;
+        let operations = Arc::downgrade(operations);
+        let attend = move |peer: Rc<Stream>| {
+            let operations = operations.clone();
+            async move { attend(&peer, &operations).await }
+        };
+        aside::serve(self.listener, worker, PEERS_MAX, attend)
+    }
+}
+
+/// Serves one peer, request by request.
+async fn attend(peer: &Stream, operations: &Weak<Operations>) {
+    let mut received = Vec::new();
+    let mut heard = Instant::now();
+    let mut waits = false;
+    loop {
+        if let Some(end) = received.iter().position(|&byte| byte == b'\n') {
+            let rest = received.split_off(end + 1);
+            let line = std::mem::replace(&mut received, rest);
+            let Some(operations) = operations.upgrade() else { return };
+            let reply = match ControlRequest::parse(&line) {
+                Ok(request) => operations.answer(request).await,
+                Err(error) => Err(error.into()),
+            };
+            let Some(reply) = reply.transpose() else {
+                waits = true;
+                continue;
+            };
+            if say(peer, reply).await.is_err() {
+                return;
+            }
+            heard = Instant::now();
+            continue;
+        }
+        if received.len() > REQUEST_MAX {
+            return;
+        }
+        let receiving = aside::receive(peer, &mut received);
+        let more = if waits {
+            receiving.await
+        } else {
+            let left = IDLE.saturating_sub(heard.elapsed());
+            let more = blockhaul_io::timeout(left, receiving).await;
+            more.unwrap_or_else(|late| Err(std::io::Error::other(late)))
+        };
+        if !more.unwrap_or(false) {
+            return;
+        }
+    }
+}
+
+async fn say(peer: &Stream, reply: Reply) -> std::io::Result<()> {
+    let mut value = match reply {
+        Ok(value) => value,
+        Err(Refusal { kind, text }) => json!({ "kind": kind, "error": text, "ok": false }),
+    };
+    if let Value::Object(members) = &mut value {
+        members.entry("ok").or_insert(Value::Bool(true));
+    }
+    let text = format!("{value}\n");
+    let sending = blockhaul_io::timeout(PATIENCE, peer.send_all(text.as_bytes()));
+    sending.await.unwrap_or_else(|late| Err(std::io::Error::other(late)))
+}
+
+impl Operations {
+    /// Carries out a request: here, so that the reply is sent before the operations that it starts
+    /// continue; reading of files on a thread that may block. No reply: the end of the connection is
+    /// one.
+    async fn answer(self: Arc<Self>, request: ControlRequest) -> Result<Option<Value>, Refusal> {
+        use ControlRequest as R;
+        let reply = match request {
+            R::Clients => self.list_clients(),
+            R::Exports => json!({ "exports": self.exports() }),
+            R::Disconnect { number } => self.disconnect(number)?,
+            R::Set { export, layer, name, value } => self.set(&export, &layer, &name, &value)?,
+            R::ExportAdd { name, device, description, readonly, layers } => {
+                let one = exports::described(&name, device, &description, readonly, layers)?;
+                self.add_export(&name, one).await?
+            }
+            R::ExportRemove { name, force } => self.remove_export(&name, force).await?,
+            R::LayerAdd(change) => self.add_layer(change).await?,
+            R::LayerRemove(change) => self.remove_layer(change).await?,
+            R::SnapshotAdd(request) => self.add_snapshot(request).await?,
+            R::BitmapAdd { export, name, granularity, seconds } => {
+                self.add_bitmap(&export, &name, granularity, seconds).await?
+            }
+            R::BitmapRemove(bitmap) => self.remove_bitmap(bitmap).await?,
+            R::BitmapClear(bitmap) => self.clear_bitmap(&bitmap)?,
+            R::BitmapEnable(bitmap) => self.enable_bitmap(&bitmap, true)?,
+            R::BitmapDisable(bitmap) => self.enable_bitmap(&bitmap, false)?,
+            R::BitmapMerge { export, name, from } => self.merge_bitmaps(&export, &name, &from)?,
+            R::Backup(request) => self.begin_backup(request).await?,
+            R::Mirror(request) => self.begin_mirror(request).await?,
+            R::Jobs => self.list_jobs(),
+            R::JobPause(JobRef { job }) => self.pause_job(job)?,
+            R::JobResume { job, new_moment } => self.resume_job(job, new_moment).await?,
+            R::JobComplete { job, seconds, switch } => self.complete_job(job, seconds, switch)?,
+            R::JobFinalize(JobRef { job }) => self.finalize_job(job)?,
+            R::JobCancel(JobRef { job }) => self.cancel_job(job).await?,
+            R::JobRate { job, rate } => self.limit_job(job, rate)?,
+            R::JobCopyMode { job, copy_mode } => self.set_copy_mode(job, copy_mode)?,
+            R::JobWait { job, ready } => self.wait_for_job(job, ready).await?,
+            R::Reload => self.offload_reload().await?,
+            R::Metrics => self.metrics(),
+            R::Drain => self.drain(),
+            R::Stop => self.stop(),
+            R::Wait => return Ok(None),
+        };
+        Ok(Some(reply))
+    }
+
+    fn metrics(&self) -> Value {
+        let sums = self.server.sums();
+        let storage = self.table.figures();
+        json!({ "text": figures::write(Figures::default(), &sums, &storage) })
+    }
+
+    fn stop(&self) -> Value {
+        log::info!("stopping on request of the control socket");
+        let clients = self.server.open();
+        self.stopper.stop(Stop::Asked);
+        json!({ "clients": clients })
+    }
+
+    async fn offload_reload(self: Arc<Self>) -> Reply {
+        let reloaded = blockhaul_io::offload(move || self.reload()).await;
+        let done = reloaded.map_err(|lost| Refusal::failed(lost.to_string()))?;
+        done.map(|done| json!({ "done": done })).map_err(Refusal::failed)
+    }
+}

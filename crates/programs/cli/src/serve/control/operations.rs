@@ -1,0 +1,141 @@
+//! A running server as requests see it, and why it refuses one.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use blockhaul_control::RequestError;
+use blockhaul_io::Remote;
+use blockhaul_server::Server;
+use serde_json::Value;
+
+use crate::exit::{Failure, USAGE};
+use crate::serve::exports::Table;
+use crate::serve::jobs::Jobs;
+use crate::serve::notify::Notify;
+use crate::serve::stop::Stopper;
+use crate::serve::tls::Secured;
+
+/// The operations of a running server.
+pub struct Operations {
+    pub server: Arc<Server>,
+    pub table: Arc<Table>,
+    pub stopper: Stopper,
+    /// The worker that waits for clients to disconnect.
+    pub worker: Remote,
+    pub secured: Secured,
+    pub notify: Notify,
+    pub jobs: Arc<Jobs>,
+}
+
+/// The operations of a server, for code that runs before it.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    /// Dangling before the server is ready, and after it has ended.
+    operations: Weak<Operations>,
+    /// Whether the keys may have changed since the server read them, before it was ready.
+    reload_due: bool,
+}
+
+impl Shared {
+    /// Called once, when the server is ready.
+    pub fn set(&self, operations: &Arc<Operations>) {
+        let mut known = self.lock();
+        known.operations = Arc::downgrade(operations);
+        let reload_due = std::mem::take(&mut known.reload_due);
+        drop(known);
+        if reload_due {
+            // The result is in the log.
+            let _ = operations.reload();
+        }
+    }
+
+    /// Runs `work`, if the server is ready.
+    pub fn with(&self, work: impl FnOnce(&Operations)) {
+        let weak = self.lock().operations.clone();
+        if let Some(operations) = weak.upgrade() {
+            work(&operations);
+        }
+    }
+
+    /// Reloads as [`Operations::reload`] does, as soon as the server is ready.
+    pub fn reload(&self) {
+        let mut known = self.lock();
+        if let Some(operations) = known.operations.upgrade() {
+            drop(known);
+            // The result is in the log.
+            let _ = operations.reload();
+        } else {
+            known.reload_due = true;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why a request failed.
+pub(super) struct Refusal {
+    pub kind: &'static str,
+    pub text: String,
+}
+
+impl Refusal {
+    /// The request is invalid.
+    pub fn usage(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "usage", text: text.into() }
+    }
+
+    /// The operation failed.
+    pub fn failed(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "failed", text: text.into() }
+    }
+
+    /// There is no object of that name or number.
+    pub fn absent(text: impl Into<String>) -> Refusal {
+        Refusal { kind: "absent", text: text.into() }
+    }
+}
+
+impl From<RequestError> for Refusal {
+    fn from(error: RequestError) -> Refusal {
+        Refusal::usage(error.to_string())
+    }
+}
+
+/// The failure of an operation.
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        let kind = if failure.status() == USAGE { "usage" } else { "failed" };
+        Refusal { kind, text: failure.to_string() }
+    }
+}
+
+/// The members of a reply, or why there is none.
+pub(super) type Reply = Result<Value, Refusal>;
+
+impl Operations {
+    /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.
+    pub fn reload(&self) -> Result<&'static str, String> {
+        if self.secured.is_off() {
+            return Ok("nothing to reload: TLS is off");
+        }
+        self.notify.reloading();
+        let read = match self.secured.open() {
+            Ok(tls) => {
+                self.server.set_tls(tls);
+                log::info!("TLS: keys and certificates reloaded");
+                Ok("keys and certificates reloaded")
+            }
+            Err(failure) => {
+                let text = format!("{failure}; those from before stay in use");
+                log::error!("{text}");
+                Err(text)
+            }
+        };
+        self.notify.ready(if read.is_ok() { "reloaded" } else { "reload failed; check the log" });
+        read
+    }
+}
