@@ -6,7 +6,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_control::ControlRequest;
+use blockhaul_control::{
+    BitmapStatus, ClientStatus, ControlRequest, ExportStatus, LayerStatus, Refusal, RefusalKind,
+};
+use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::args::{self, CtlCommand};
@@ -28,8 +32,8 @@ pub fn run(args: &args::Ctl) -> Outcome {
         reply = server.ask(&request)?;
     }
     match &args.command {
-        CtlCommand::Clients => tell(&reply, json, clients),
-        CtlCommand::Exports => tell(&reply, json, exports),
+        CtlCommand::Clients => tell_list(&reply, json, "clients", clients),
+        CtlCommand::Exports => tell_list(&reply, json, "exports", exports),
         CtlCommand::Jobs => tell(&reply, json, jobs),
         CtlCommand::Disconnect { number } => {
             tell(&reply, json, |reply| match reply["done"].as_str() {
@@ -122,6 +126,25 @@ fn tell(answer: &Value, json: bool, text: impl Fn(&Value) -> String) -> Outcome 
     Ok(0)
 }
 
+/// Prints a reply with a list: as JSON, or as a table.
+fn tell_list<T: DeserializeOwned>(
+    answer: &Value,
+    json: bool,
+    name: &str,
+    table: impl Fn(&[T]) -> String,
+) -> Outcome {
+    if json {
+        return tell(answer, json, |_| String::new());
+    }
+    let list = Vec::deserialize(&answer[name]).map_err(|error| {
+        let text = format!(
+            "the server is of another version ({name}: {error}): use its version of ctl, or --json"
+        );
+        Failure::new(LOST, text)
+    })?;
+    tell(answer, json, |_| table(&list))
+}
+
 /// A connection to a control socket.
 struct Connection<'a> {
     path: &'a Path,
@@ -174,15 +197,14 @@ impl<'a> Connection<'a> {
         if answer["ok"] == Value::Bool(true) {
             return Ok(answer);
         }
-        let status = match answer["kind"].as_str() {
-            Some("usage") => USAGE,
-            Some("absent") => OPEN,
-            _ => FAILED,
+        let refusal = Refusal::deserialize(answer);
+        let refusal = refusal.unwrap_or_else(|_| Refusal::failed("the server refused the command"));
+        let status = match refusal.kind {
+            RefusalKind::Usage => USAGE,
+            RefusalKind::Absent => OPEN,
+            RefusalKind::Failed => FAILED,
         };
-        Err(Failure::new(
-            status,
-            answer["error"].as_str().unwrap_or("the server refused the command"),
-        ))
+        Err(Failure::new(status, refusal.error))
     }
 
     fn send(&mut self, request: &ControlRequest) -> std::io::Result<()> {
@@ -217,85 +239,83 @@ impl<'a> Connection<'a> {
     }
 }
 
-fn clients(answer: &Value) -> String {
+fn clients(clients: &[ClientStatus]) -> String {
     let mut rows = vec![
         ["CLIENT", "ADDRESS", "EXPORT", "TLS", "IN FLIGHT", "READ", "WRITTEN", "REQUESTS", "AGE"]
             .map(String::from)
             .to_vec(),
     ];
-    for client in answer["clients"].as_array().into_iter().flatten() {
-        let requests = client["requests"].as_object().into_iter().flatten();
-        let requests: u64 = requests.map(|(_, count)| number(count)).sum();
-        let tls = match &client["tls"] {
-            Value::Null => "-".to_string(),
-            tls => text(&tls["name"]).unwrap_or_else(|| "anybody".to_string()),
+    for client in clients {
+        let tls = match &client.tls {
+            None => "-".to_string(),
+            Some(tls) => tls.name.as_deref().map_or("anybody".to_string(), safe),
         };
-        let export = match text(&client["export"]) {
+        let export = match &client.export {
             None => "(handshake)".to_string(),
-            Some(name) if name.is_empty() => "\"\"".to_string(),
-            Some(name) => name,
+            Some(name) => shown(name),
         };
-        let leaving = if client["leaving"] == Value::Bool(true) { " (leaving)" } else { "" };
+        let leaving = if client.leaving { " (leaving)" } else { "" };
+        let bytes = |kind: &str| size(client.bytes.get(kind).copied().unwrap_or_default());
         rows.push(vec![
-            number(&client["number"]).to_string(),
-            text(&client["address"]).unwrap_or_default(),
+            client.number.to_string(),
+            safe(&client.address),
             export + leaving,
             tls,
-            number(&client["in_flight"]).to_string(),
-            size(number(&client["bytes"]["read"])),
-            size(number(&client["bytes"]["write"])),
-            requests.to_string(),
-            age(client["age"].as_f64().unwrap_or_default()),
+            client.in_flight.to_string(),
+            bytes("read"),
+            bytes("write"),
+            client.requests.values().sum::<u64>().to_string(),
+            age(client.age),
         ]);
     }
     table(&rows)
 }
 
-fn exports(answer: &Value) -> String {
+fn exports(exports: &[ExportStatus]) -> String {
     let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS", "BITMAPS"];
     let mut rows = vec![header.map(String::from).to_vec()];
-    for export in answer["exports"].as_array().into_iter().flatten() {
-        let layers = export["layers"].as_array().into_iter().flatten().map(|layer| {
-            let options = layer["options"].as_object().into_iter().flatten();
-            let options: Vec<_> = options
-                .map(|(name, value)| format!("{name}={}", text(value).unwrap_or_default()))
-                .collect();
-            let name = text(&layer["name"]).unwrap_or_default();
-            if options.is_empty() { name } else { format!("{name}?{}", options.join("&")) }
-        });
-        let layers: Vec<_> = layers.collect();
+    for export in exports {
+        let device = safe(&export.device);
         rows.push(vec![
-            text(&export["name"]).filter(|name| !name.is_empty()).unwrap_or_else(|| "\"\"".into()),
-            export["size"].as_u64().map_or("-".into(), size),
-            match export["readonly"].as_bool() {
-                None => "-",
-                Some(true) => "ro",
-                Some(false) => "rw",
-            }
-            .into(),
-            number(&export["clients"]).to_string(),
-            match text(&export["state"]) {
-                None => text(&export["device"]).unwrap_or_default(),
-                Some(state) => format!("{} ({state})", text(&export["device"]).unwrap_or_default()),
+            shown(&export.name),
+            export.size.map_or("-".into(), size),
+            export.readonly.map_or("-", |readonly| if readonly { "ro" } else { "rw" }).into(),
+            export.clients.to_string(),
+            match &export.state {
+                None => device,
+                Some(state) => format!("{device} ({})", safe(state)),
             },
-            if layers.is_empty() { "-".into() } else { layers.join(" ") },
-            bitmaps(&export["bitmaps"]),
+            joined(export.layers.iter().map(layer)),
+            joined(export.bitmaps.iter().map(bitmap)),
         ]);
     }
     table(&rows)
 }
 
-/// Bitmaps and how much is dirty in each.
-fn bitmaps(all: &Value) -> String {
-    let shown = all.as_array().into_iter().flatten().map(|bitmap| {
-        let name = text(&bitmap["name"]).unwrap_or_default();
-        match message(&bitmap["inconsistent"]) {
-            Some(why) => format!("{name} (inconsistent: {why})"),
-            None => format!("{name} ({})", size(number(&bitmap["dirty"]))),
+/// A layer with its parameters.
+fn layer(layer: &LayerStatus) -> String {
+    let options = layer.options.iter().map(|(name, value)| format!("{name}={}", safe(value)));
+    let options: Vec<_> = options.collect();
+    let name = safe(&layer.name);
+    if options.is_empty() { name } else { format!("{name}?{}", options.join("&")) }
+}
+
+/// A bitmap and how much is dirty in it.
+fn bitmap(bitmap: &BitmapStatus) -> String {
+    match bitmap {
+        BitmapStatus::Inconsistent { name, inconsistent } => {
+            format!("{} (inconsistent: {})", safe(name), out::one_line(inconsistent))
         }
-    });
-    let shown: Vec<_> = shown.collect();
-    if shown.is_empty() { "-".into() } else { shown.join(" ") }
+        BitmapStatus::Consistent { name, dirty, .. } => {
+            format!("{} ({})", safe(name), size(*dirty))
+        }
+    }
+}
+
+/// The cells of a list; `-` if it is empty.
+fn joined(cells: impl Iterator<Item = String>) -> String {
+    let cells: Vec<_> = cells.collect();
+    if cells.is_empty() { "-".into() } else { cells.join(" ") }
 }
 
 fn jobs(answer: &Value) -> String {
@@ -305,12 +325,12 @@ fn jobs(answer: &Value) -> String {
     for job in answer["jobs"].as_array().into_iter().flatten() {
         rows.push(vec![
             number(&job["job"]).to_string(),
-            text(&job["type"]).unwrap_or_default(),
-            text(&job["export"]).filter(|name| !name.is_empty()).unwrap_or_else(|| "\"\"".into()),
-            text(&job["target"]).unwrap_or_default(),
+            text(&job["type"]),
+            shown(job["export"].as_str().unwrap_or_default()),
+            text(&job["target"]),
             match message(&job["error"]) {
-                None => text(&job["state"]).unwrap_or_default(),
-                Some(error) => format!("{}: {error}", text(&job["state"]).unwrap_or_default()),
+                None => text(&job["state"]),
+                Some(error) => format!("{}: {error}", text(&job["state"])),
             },
             size(number(&job["done"])),
             size(number(&job["total"])),
@@ -322,9 +342,19 @@ fn jobs(answer: &Value) -> String {
     table(&rows)
 }
 
-/// Text of a value, safe for a terminal: names from servers and clients are escaped.
-fn text(value: &Value) -> Option<String> {
-    value.as_str().map(|text| blockhaul_wire::printable(text.as_bytes(), 4096).to_string())
+/// A text that is safe for a terminal: names from servers and clients are escaped.
+fn safe(text: &str) -> String {
+    blockhaul_wire::printable(text.as_bytes(), 4096).to_string()
+}
+
+/// The name of an export.
+fn shown(name: &str) -> String {
+    if name.is_empty() { "\"\"".to_string() } else { safe(name) }
+}
+
+/// A text in a value, safe for a terminal.
+fn text(value: &Value) -> String {
+    value.as_str().map(safe).unwrap_or_default()
 }
 
 /// A sentence of the server, on one line; names in it are quoted already.
@@ -383,8 +413,6 @@ fn age(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -403,12 +431,12 @@ mod tests {
 
     #[test]
     fn what_peers_call_themselves_is_not_obeyed() {
-        let answer = json!({ "clients": [{
-            "number": 1, "address": "a local client", "export": "\u{1b}[2J", "tls": null,
-            "in_flight": 0, "requests": { "read": 2 }, "bytes": { "read": 4096, "write": 0 },
-            "age": 1.0, "leaving": false,
-        }] });
-        let text = clients(&answer);
+        let client = ClientStatus {
+            export: Some("\u{1b}[2J".to_string()),
+            bytes: [("read".to_string(), 4096)].into(),
+            ..ClientStatus::default()
+        };
+        let text = clients(&[client]);
         assert!(!text.contains('\u{1b}'), "{text}");
         assert!(text.contains("4.0K"), "{text}");
         assert_eq!(text.lines().count(), 2, "{text}");

@@ -1,8 +1,7 @@
-//! The protocol of the control socket (`serve --control`): its requests, and the names in them.
+//! The protocol of the control socket (`serve --control`): requests, refusals and the elements of replies.
 //!
 //! A client sends a request as a JSON object on one line, and the server answers each with one:
-//! `{"ok":true,…}`, or `{"ok":false,"kind":"usage","error":"…"}` with the kind `usage` (the request is
-//! invalid), `absent` (an export, layer, job or client does not exist) or `failed`.
+//! `{"ok":true,…}`, or `{"ok":false,…}` with the members of a [`Refusal`].
 //!
 //! ```
 //! use blockhaul_control::{ControlRequest, JobRef};
@@ -17,14 +16,20 @@
 //! assert_eq!(error.member(), Some("job"));
 //! ```
 //!
-//! - [`ControlRequest`]: the requests. `values`: the types of their members.
+//! - [`ControlRequest`]: the requests. `values`: the types of their members. [`Refusal`], [`ClientStatus`]
+//!   and [`ExportStatus`]: replies. Jobs are described by the server alone, as objects.
 //! - `members`: a JSON value as a deserializer whose errors name the member.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod members;
+mod reply;
 mod request;
 mod values;
+
+pub use reply::{
+    BitmapStatus, ClientStatus, ExportStatus, LayerStatus, Refusal, RefusalKind, TlsIdentity,
+};
 
 pub use request::{
     BackupRequest, BackupTarget, BitmapRef, ControlRequest, JobRef, LayerChange, MirrorRequest,

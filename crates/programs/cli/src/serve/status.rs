@@ -4,9 +4,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use blockhaul_block::OpKind;
+use blockhaul_control::ExportStatus;
 use serde_json::{Value, json};
 
-use super::control::{Operations, Shared, client};
+use super::control::{Operations, Shared};
 use crate::ends::without_secrets;
 use crate::metrics::Status;
 use crate::snapshot::latencies;
@@ -58,12 +59,12 @@ impl Page {
             });
             Value::Object(kinds.collect())
         };
-        let mut clients = operations.server.clients();
+        let mut clients = operations.clients();
         clients.truncate(SHOWN_MAX);
         let mut exports = operations.exports();
         let exports_count = exports.len();
         exports.truncate(SHOWN_MAX);
-        exports.iter_mut().for_each(hide_secrets);
+        let exports: Vec<_> = exports.iter().map(without_parameters).collect();
         let errors = sums.exports.values().map(|export| export.counts.errors).sum::<u64>();
         let in_flight = sums.exports.values().map(|export| export.counts.in_flight).sum::<u64>();
         let kinds = OpKind::ALL.into_iter().map(OpKind::name);
@@ -84,19 +85,17 @@ impl Page {
             "bytes": by_kind(|counts| counts.bytes),
             "errors": errors,
             "latency": latencies(kinds.zip(sums.latency)),
-            "clients": clients.iter().map(client).collect::<Vec<_>>(),
+            "clients": clients,
             "exports": exports,
             "exports_count": exports_count,
         })
     }
 }
 
-/// Leaves out of an export what only its operator may read: parameters of the device and of layers.
-fn hide_secrets(export: &mut Value) {
-    if let Some(device) = export["device"].as_str().map(without_secrets) {
-        export["device"] = device.into();
-    }
-    if let Some(layers) = export["layers"].as_array_mut() {
-        layers.iter_mut().for_each(|layer| *layer = layer["name"].take());
-    }
+/// An export without what only its operator may read: parameters of the device and of layers.
+fn without_parameters(export: &ExportStatus) -> Value {
+    let mut shown = json!(export);
+    shown["device"] = without_secrets(&export.device).into();
+    shown["layers"] = export.layers.iter().map(|layer| &*layer.name).collect();
+    shown
 }

@@ -1,12 +1,13 @@
 //! Requests about dirty bitmaps and snapshots.
 
 use blockhaul_control::{
-    BitmapRef, Seconds, SnapshotFailurePolicy, SnapshotOptions, SnapshotRequest,
+    BitmapRef, BitmapStatus, Refusal, Seconds, SnapshotFailurePolicy, SnapshotOptions,
+    SnapshotRequest,
 };
 use blockhaul_snapshot::{OnFailure, Options, Trim};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::operations::{Operations, Refusal, Reply};
+use super::operations::{Operations, Reply};
 use crate::serve::running::Running;
 use crate::serve::snapshots::{Begin, NewBitmap};
 
@@ -77,19 +78,19 @@ pub(super) fn options(options: &SnapshotOptions) -> Options {
     }
 }
 
-/// The bitmaps of an export; those that are inconsistent have a reason instead of a state.
-pub(super) fn bitmaps(export: &Running) -> Vec<Value> {
-    let sound = export.bitmaps().clone();
+/// The bitmaps of an export.
+pub(super) fn bitmaps(export: &Running) -> Vec<BitmapStatus> {
+    let consistent = export.bitmaps().clone();
     let inconsistent = export.inconsistent().clone();
-    let sound = sound.iter().map(|bitmap| {
-        json!({
-            "name": bitmap.name(),
-            "granularity": bitmap.granularity(),
-            "enabled": bitmap.is_enabled(),
-            "dirty": bitmap.dirty_bytes(),
-        })
+    let consistent = consistent.iter().map(|bitmap| BitmapStatus::Consistent {
+        name: bitmap.name().to_string(),
+        granularity: bitmap.granularity(),
+        enabled: bitmap.is_enabled(),
+        dirty: bitmap.dirty_bytes(),
     });
-    let inconsistent =
-        inconsistent.iter().map(|(name, why)| json!({ "name": name, "inconsistent": why }));
-    sound.chain(inconsistent).collect()
+    let inconsistent = inconsistent.iter().map(|(name, why)| BitmapStatus::Inconsistent {
+        name: name.to_string(),
+        inconsistent: why.to_string(),
+    });
+    consistent.chain(inconsistent).collect()
 }

@@ -3,15 +3,17 @@
 use std::sync::{Arc, Weak};
 
 use blockhaul_block::OpKind;
+use blockhaul_control::{ClientStatus, Refusal, TlsIdentity};
 use blockhaul_server::{Client, Counts, Disconnected, Server};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::operations::{Operations, Refusal, Reply};
+use super::operations::{Operations, Reply};
 use crate::serve::stop::{Stop, Stopper};
 
 impl Operations {
-    pub(super) fn list_clients(&self) -> Value {
-        json!({ "clients": self.server.clients().iter().map(client).collect::<Vec<_>>() })
+    /// The connected clients.
+    pub fn clients(&self) -> Vec<ClientStatus> {
+        self.server.clients().into_iter().map(status).collect()
     }
 
     pub(super) fn disconnect(&self, number: u64) -> Reply {
@@ -52,24 +54,23 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     }
 }
 
-/// A client, as `ctl clients` prints it.
-pub fn client(client: &Client) -> Value {
+fn status(client: Client) -> ClientStatus {
     let Counts { requests, bytes, errors, in_flight, .. } = client.counts;
     let named = |counts: [u64; OpKind::ALL.len()]| {
-        let all = OpKind::ALL.into_iter().zip(counts);
-        all.map(|(kind, count)| (kind.name().to_string(), json!(count))).collect::<Map<_, _>>()
+        let names = OpKind::ALL.into_iter().map(|kind| kind.name().to_string());
+        names.zip(counts).collect()
     };
-    let tls = client.identity.as_ref();
-    json!({
-        "number": client.number,
-        "address": client.address,
-        "export": client.export,
-        "tls": tls.map(|tls| json!({ "version": tls.version, "name": tls.name })),
-        "in_flight": in_flight,
-        "requests": named(requests),
-        "bytes": named(bytes),
-        "errors": errors,
-        "age": client.age.as_secs_f64(),
-        "leaving": client.leaving,
-    })
+    let tls = client.identity.map(|tls| TlsIdentity { version: tls.version, name: tls.name });
+    ClientStatus {
+        number: client.number,
+        address: client.address,
+        export: client.export,
+        tls,
+        in_flight,
+        requests: named(requests),
+        bytes: named(bytes),
+        errors,
+        age: client.age.as_secs_f64(),
+        leaving: client.leaving,
+    }
 }

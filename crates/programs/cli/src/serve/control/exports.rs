@@ -1,16 +1,15 @@
 //! Requests about exports and their layers.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Weak};
 
 use blockhaul_block::Can;
 use blockhaul_catalog::{Adjustable, Spec};
-use blockhaul_control::{DeviceDescription, LayerChange};
-use serde_json::{Value, json};
+use blockhaul_control::{DeviceDescription, ExportStatus, LayerChange, LayerStatus, Refusal};
+use serde_json::json;
 
 use super::bitmaps::bitmaps;
-use super::operations::{Operations, Refusal, Reply};
+use super::operations::{Operations, Reply};
 use crate::serve::running::Running;
 use crate::serve::wanted::One;
 
@@ -21,7 +20,7 @@ impl Operations {
         let layer = &layers[place];
         layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
         log::info!(layer = layer.name(); "layer {}: {name}={value}", layer.name());
-        Ok(json!({ "layer": shown(layer) }))
+        Ok(json!({ "layer": status(layer) }))
     }
 
     /// Opens another export.
@@ -34,9 +33,9 @@ impl Operations {
     /// Removes an unused export; with `force` also one in use.
     pub(super) async fn remove_export(&self, name: &str, force: bool) -> Reply {
         let all = self.exports();
-        let found = all.iter().find(|one| one["name"] == name);
+        let found = all.iter().find(|one| one.name == name);
         let found = found.ok_or_else(|| self.no_export(name))?;
-        let clients = found["clients"].as_u64().unwrap_or_default();
+        let clients = found.clients;
         if clients > 0 && !force {
             let are = if clients == 1 { "client uses" } else { "clients use" };
             let text =
@@ -56,7 +55,7 @@ impl Operations {
         let found = self.export(&export)?;
         self.table.add_layer(&found, &layer, seconds.0).await?;
         log::info!(export = &*export; "added layer {layer} to export {export:?}");
-        Ok(layers_of(&found))
+        Ok(json!({ "layers": layers(&found) }))
     }
 
     /// Removes a layer of an export.
@@ -66,7 +65,7 @@ impl Operations {
         let (_, place) = self.layer(&export, &layer)?;
         self.table.remove_layer(&found, place, seconds.0).await?;
         log::info!(export = &*export; "removed layer {layer} of export {export:?}");
-        Ok(layers_of(&found))
+        Ok(json!({ "layers": layers(&found) }))
     }
 
     fn no_export(&self, export: &str) -> Refusal {
@@ -119,8 +118,8 @@ impl Operations {
         }
     }
 
-    /// The exports, as `ctl exports` prints them.
-    pub fn exports(&self) -> Vec<Value> {
+    /// The exports.
+    pub fn exports(&self) -> Vec<ExportStatus> {
         let sums = self.server.sums().exports;
         let running = self.table.running();
         let only = running.len() == 1;
@@ -135,18 +134,18 @@ impl Operations {
                 let clients: u64 =
                     sums.iter().filter(|(name, _)| its(name)).map(|(_, sum)| sum.clients).sum();
                 let facts = one.device().map(|device| device.facts());
-                json!({
-                    "name": one.name,
-                    "description": one.description,
-                    "device": one.storage(),
-                    "size": facts.as_ref().map(|facts| facts.size),
-                    "served": one.served,
-                    "readonly": facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
-                    "clients": clients,
-                    "state": one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
-                    "bitmaps": bitmaps(one),
-                    "layers": one.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>(),
-                })
+                ExportStatus {
+                    name: one.name.clone(),
+                    description: one.description.clone(),
+                    device: one.storage(),
+                    size: facts.as_ref().map(|facts| facts.size),
+                    served: one.served,
+                    readonly: facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
+                    clients,
+                    state: one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
+                    bitmaps: bitmaps(one),
+                    layers: layers(one),
+                }
             })
             .collect()
     }
@@ -180,11 +179,14 @@ pub(super) fn spec(member: &str, device: DeviceDescription) -> Result<Spec, Refu
     }
 }
 
-fn layers_of(export: &Running) -> Value {
-    json!({ "layers": export.layers().iter().map(|layer| shown(layer)).collect::<Vec<_>>() })
+fn layers(export: &Running) -> Vec<LayerStatus> {
+    export.layers().iter().map(|layer| status(layer)).collect()
 }
 
-fn shown(layer: &Adjustable) -> Value {
-    let options: BTreeMap<_, _> = layer.values().into_iter().collect();
-    json!({ "name": layer.name(), "options": options, "changeable": layer.changeable() })
+fn status(layer: &Adjustable) -> LayerStatus {
+    LayerStatus {
+        name: layer.name().to_string(),
+        options: layer.values().into_iter().collect(),
+        changeable: layer.changeable().iter().map(ToString::to_string).collect(),
+    }
 }

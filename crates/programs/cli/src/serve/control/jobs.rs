@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use blockhaul_control::{
-    BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Seconds, SyncMode,
+    BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
 };
 use blockhaul_snapshot::Trim;
 use serde_json::{Value, json};
 
 use super::bitmaps::options as snapshot_options;
 use super::exports::spec;
-use super::operations::{Operations, Refusal, Reply};
+use super::operations::{Operations, Reply};
 use crate::serve::job_state::Status;
 use crate::serve::jobs::{Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{Ending, First};

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use blockhaul_control::{ControlRequest, JobRef};
+use blockhaul_control::{ControlRequest, JobRef, Refusal};
 use blockhaul_io::{Listener, Stream};
 use blockhaul_os::Identity;
 use rustix::fs::Mode;
@@ -28,9 +28,8 @@ use crate::aside::{self, Serving};
 use crate::exit::{Failure, OPEN, plain};
 use crate::metrics::Figures;
 
-pub use clients::client;
+use operations::Reply;
 pub use operations::{Operations, Shared};
-use operations::{Refusal, Reply};
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
@@ -136,13 +135,9 @@ async fn attend(peer: &Stream, operations: &Weak<Operations>) {
 }
 
 async fn say(peer: &Stream, reply: Reply) -> std::io::Result<()> {
-    let mut value = match reply {
-        Ok(value) => value,
-        Err(Refusal { kind, text }) => json!({ "kind": kind, "error": text, "ok": false }),
-    };
-    if let Value::Object(members) = &mut value {
-        members.entry("ok").or_insert(Value::Bool(true));
-    }
+    let ok = reply.is_ok();
+    let mut value = reply.unwrap_or_else(|refusal| json!(refusal));
+    value["ok"] = ok.into();
     let text = format!("{value}\n");
     let sending = blockhaul_io::timeout(PATIENCE, peer.send_all(text.as_bytes()));
     sending.await.unwrap_or_else(|late| Err(std::io::Error::other(late)))
@@ -155,7 +150,7 @@ impl Operations {
     async fn answer(self: Arc<Self>, request: ControlRequest) -> Result<Option<Value>, Refusal> {
         use ControlRequest as R;
         let reply = match request {
-            R::Clients => self.list_clients(),
+            R::Clients => json!({ "clients": self.clients() }),
             R::Exports => json!({ "exports": self.exports() }),
             R::Disconnect { number } => self.disconnect(number)?,
             R::Set { export, layer, name, value } => self.set(&export, &layer, &name, &value)?,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use blockhaul_control::RequestError;
+use blockhaul_control::Refusal;
 use blockhaul_io::Remote;
 use blockhaul_server::Server;
 use serde_json::Value;
@@ -76,40 +76,11 @@ impl Shared {
     }
 }
 
-/// Why a request failed.
-pub(super) struct Refusal {
-    pub kind: &'static str,
-    pub text: String,
-}
-
-impl Refusal {
-    /// The request is invalid.
-    pub fn usage(text: impl Into<String>) -> Refusal {
-        Refusal { kind: "usage", text: text.into() }
-    }
-
-    /// The operation failed.
-    pub fn failed(text: impl Into<String>) -> Refusal {
-        Refusal { kind: "failed", text: text.into() }
-    }
-
-    /// There is no object of that name or number.
-    pub fn absent(text: impl Into<String>) -> Refusal {
-        Refusal { kind: "absent", text: text.into() }
-    }
-}
-
-impl From<RequestError> for Refusal {
-    fn from(error: RequestError) -> Refusal {
-        Refusal::usage(error.to_string())
-    }
-}
-
 /// The failure of an operation.
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
-        let kind = if failure.status() == USAGE { "usage" } else { "failed" };
-        Refusal { kind, text: failure.to_string() }
+        let error = failure.to_string();
+        if failure.status() == USAGE { Refusal::usage(error) } else { Refusal::failed(error) }
     }
 }
 
