@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds};
+use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds, Whole};
 use crate::opening::{Intent, Opened, Opening, Preparation};
 use crate::{Args, Exports, Param, Registry, Spec};
 use blockhaul_block::{Error, Kind, Result};
@@ -42,11 +42,18 @@ impl Target {
     /// [`Kind::InUse`] if another device of this process uses the storage in a way that does not
     /// fit. A device that was just closed may still have its claim for moments.
     pub fn claim(&self, ids: StorageIds, name: &str, shares_writes: bool) -> Result<Claim> {
-        let Registry { claims, owner, .. } = self.context.registry();
+        let Registry { claims, owner, warnings, .. } = self.context.registry();
         let usage = ClaimUse::from_intent(&self.intent);
         let is_image = self.intent.image;
         let request = ClaimRequest { usage, owner: owner.clone(), shares_writes, is_image };
-        claims.claim(ids, request, name)
+        let mut claim = claims.claim(ids, request, name)?;
+        if let Some(warning) = claim.warning.take() {
+            log::warn!("{warning}");
+            if let Some(warnings) = warnings.upgrade() {
+                warnings.add(warning);
+            }
+        }
+        Ok(claim)
     }
 
     /// The text after the scheme.
@@ -161,6 +168,13 @@ impl OpenContext {
     pub fn with_backend(&self, backend: Arc<dyn Backend>) -> OpenContext {
         let mut registry = self.registry.clone();
         registry.backends.push(backend);
+        OpenContext { registry, ..self.clone() }
+    }
+
+    /// The same for one part of a device that consists of several, such as `part 1`.
+    #[must_use]
+    pub fn for_part(&self, whole: &Whole, name: impl Into<Arc<str>>) -> OpenContext {
+        let registry = self.registry.owned_by(self.registry.owner.part(whole, name));
         OpenContext { registry, ..self.clone() }
     }
 

@@ -90,21 +90,53 @@ impl ClaimUse {
 /// share it. Without a label, each claim has an owner of its own.
 #[derive(Debug, Clone, Default)]
 pub struct ClaimOwner {
-    label: Option<Arc<str>>,
+    label: Option<Arc<Label>>,
+    /// The part of a device that it is.
+    part: Option<Arc<Part>>,
+}
+
+#[derive(Debug)]
+struct Label {
+    text: Arc<str>,
     /// NBD clients can use its device instead of opening the storage again.
     is_export: bool,
 }
 
+/// A part of a device, which may itself be a part of another one.
+#[derive(Debug)]
+struct Part {
+    whole: Whole,
+    name: Arc<str>,
+    outer: Option<Arc<Part>>,
+}
+
+/// A device that consists of several parts, or storage that shows several names. Each one differs
+/// from all others.
+#[derive(Debug, Clone, Default)]
+pub struct Whole(Arc<()>);
+
 impl ClaimOwner {
     /// An owner that messages call `label`, such as `the mounted file "a"`. Each call makes another owner.
     pub fn new(label: impl Into<Arc<str>>) -> ClaimOwner {
-        ClaimOwner { label: Some(label.into()), is_export: false }
+        ClaimOwner::with(label.into(), false)
     }
 
     /// An export of an NBD server that messages call `label`, such as `export "a"`. Each call makes another
     /// owner.
     pub fn export(label: impl Into<Arc<str>>) -> ClaimOwner {
-        ClaimOwner { is_export: true, ..ClaimOwner::new(label) }
+        ClaimOwner::with(label.into(), true)
+    }
+
+    fn with(text: Arc<str>, is_export: bool) -> ClaimOwner {
+        ClaimOwner { label: Some(Arc::new(Label { text, is_export })), part: None }
+    }
+
+    /// The same owner for one part of a device, such as `part 1`. Two parts of one device are two
+    /// owners: they must not write one storage, either.
+    #[must_use]
+    pub fn part(&self, whole: &Whole, name: impl Into<Arc<str>>) -> ClaimOwner {
+        let part = Part { whole: whole.clone(), name: name.into(), outer: self.part.clone() };
+        ClaimOwner { label: self.label.clone(), part: Some(Arc::new(part)) }
     }
 
     /// The command that this process runs, which opens some storages twice. Not for what users of a
@@ -121,12 +153,50 @@ impl ClaimOwner {
 
     fn is(&self, other: &ClaimOwner) -> bool {
         matches!((&self.label, &other.label), (Some(one), Some(other)) if Arc::ptr_eq(one, other))
+            && !self.is_beside(other)
+    }
+
+    /// Whether both are parts of one device, and not the same part.
+    fn is_beside(&self, other: &ClaimOwner) -> bool {
+        let differ = |one: &Part, other: &Part| {
+            Arc::ptr_eq(&one.whole.0, &other.whole.0) && one.name != other.name
+        };
+        self.parts().any(|one| other.parts().any(|other| differ(one, other)))
+    }
+
+    /// The parts that it is, the innermost first.
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        std::iter::successors(self.part.as_deref(), |part| part.outer.as_deref())
+    }
+
+    fn is_export(&self) -> bool {
+        self.label.as_ref().is_some_and(|label| label.is_export)
     }
 }
 
 impl fmt::Display for ClaimOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.label.as_deref().unwrap_or("this program"))
+        self.parts().try_for_each(|part| write!(f, "{} of ", part.name))?;
+        f.write_str(self.label.as_ref().map_or("this program", |label| &label.text))
+    }
+}
+
+/// Warnings of claims, for the user who opens a device. They are in the log, too.
+#[derive(Debug, Default)]
+pub struct Warnings(Mutex<Vec<String>>);
+
+impl Warnings {
+    pub(crate) fn add(&self, warning: String) {
+        self.lock().push(warning);
+    }
+
+    /// Those since the last call, in their order.
+    pub fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -209,6 +279,8 @@ pub struct Claim {
     claims: Arc<Claims>,
     number: u64,
     ids: StorageIds,
+    /// What its user must know.
+    pub(crate) warning: Option<String>,
 }
 
 impl fmt::Debug for Claim {
@@ -236,23 +308,23 @@ impl Claims {
         name: &str,
     ) -> Result<Claim> {
         let mut table = self.table();
-        let warning = table.check(&ids, &request, None)?;
-        if let Some(held) = warning {
-            log::warn!(
+        let beside = table.check(&ids, &request, None)?;
+        let warning = beside.map(|held| {
+            format!(
                 "{name}: already open {} by {}, and {} opens it {}: readers may see half-finished writes",
                 held.usage.shown(),
                 held.owner,
                 request.owner,
                 request.usage.shown()
-            );
-        }
+            )
+        });
         let number = table.next;
         table.next += 1;
         for (id, is_itself) in ids.all() {
             table.on.entry(id.clone()).or_default().push((number, is_itself));
         }
         table.claims.insert(number, (request, ids.clone()));
-        Ok(Claim { claims: self.clone(), number, ids })
+        Ok(Claim { claims: self.clone(), number, ids, warning })
     }
 
     /// Makes what an owner writes the target of a job, until the result is dropped.
@@ -352,21 +424,26 @@ impl Verdict {
 }
 
 fn refusal(held: &ClaimRequest, new: &ClaimRequest) -> Error {
-    let are_exports = held.owner.is_export && new.owner.is_export;
+    let are_exports = held.owner.is_export() && new.owner.is_export();
     let remedy = match (held.usage, new.usage) {
         (_, ClaimUse::CopyTarget) => "choose another target, or close it there first".to_string(),
+        (_, usage) if usage.writes() && held.owner.is_beside(&new.owner) => {
+            "use it once, or open it read-only".to_string()
+        }
         (ClaimUse::Write, ClaimUse::Write) if are_exports => {
             "serve it under one name (all its clients share the disk), make one export read-only, or use \
-             file:PATH?lock=off for both"
+             file:PATH?lock=off for both, which is safe if they show parts that do not overlap"
                 .to_string()
         }
         (ClaimUse::Write, ClaimUse::Write) => {
-            "open it once, open one of them read-only, or use file:PATH?lock=off for both".to_string()
+            "open it once, open one of them read-only, or use file:PATH?lock=off for both, which is safe if \
+             they show parts that do not overlap"
+                .to_string()
         }
         (ClaimUse::Write | ClaimUse::WriteImage, usage) if usage.writes() && are_exports => {
             "serve it under one name: all its clients share the disk".to_string()
         }
-        (ClaimUse::WriteImage, usage) if !usage.writes() && held.owner.is_export => format!(
+        (ClaimUse::WriteImage, usage) if !usage.writes() && held.owner.is_export() => format!(
             "connect to {} instead, or add a read-only snapshot of it (ctl snapshot-add)",
             held.owner
         ),
@@ -474,12 +551,61 @@ mod tests {
     }
 
     #[test]
+    fn two_parts_of_one_device_are_two_owners() {
+        let owner = ClaimOwner::export("export \"a\"");
+        let [whole, other] = [(); 2].map(|()| Whole::default());
+        let [one, two] = ["part 1", "part 2"].map(|name| owner.part(&whole, name));
+        let inside = two.part(&other, "part 1");
+        assert_eq!(inside.to_string(), "part 1 of part 2 of export \"a\"");
+        for (held, new, granted) in [
+            (&one, &two, false),
+            (&one, &inside, false),
+            (&two, &inside, true),
+            (&one, &one, true),
+            (&one, &owner, true),
+            // The same device, opened again.
+            (&one, &owner.part(&other, "part 2"), true),
+        ] {
+            for (held, new) in [(held, new), (new, held)] {
+                let writes = fits(request(Write, held), request(Write, new));
+                assert_eq!(writes, granted, "{held} then {new}");
+                assert!(fits(request(Read, held), request(Read, new)));
+            }
+        }
+        let claims = Arc::new(Claims::default());
+        let claim = |owner| claims.claim(ids(&[1], &[]), request(Write, owner), "disk");
+        let _one = claim(&one).unwrap();
+        let error = claim(&two).unwrap_err();
+        assert!(error.text().contains("use it once"), "{error}");
+        assert!(claims.claim_as_target(&owner).is_ok());
+    }
+
+    #[test]
+    fn a_reader_beside_a_writer_is_warned_about() {
+        let owners = ["one", "other"].map(ClaimOwner::new);
+        for (held, new, warned) in [
+            (Read, Write, true),
+            (Write, Read, true),
+            (Read, Read, false),
+            (Read, ReadImage, false),
+        ] {
+            let claims = Arc::new(Claims::default());
+            let claim = |usage, owner| claims.claim(ids(&[1], &[]), request(usage, owner), "disk");
+            let first = claim(held, &owners[0]).unwrap();
+            assert_eq!(first.warning, None);
+            let second = claim(new, &owners[1]).unwrap();
+            assert_eq!(second.warning.is_some(), warned, "{held:?} then {new:?}");
+        }
+    }
+
+    #[test]
     fn a_refusal_names_both_owners_and_what_helps() {
         let exports = ["export \"a\"", "export \"b\""].map(ClaimOwner::export);
         let others = ["the mounted file \"a\"", "the mounted file \"b\""].map(ClaimOwner::new);
         for (held, new, of_exports, of_others) in [
             (Write, Write, "serve it under one name", "open it once"),
             (Write, Write, "file:PATH?lock=off for both", "file:PATH?lock=off for both"),
+            (Write, Write, "parts that do not overlap", "parts that do not overlap"),
             (WriteImage, WriteImage, "serve it under one name", "close it there first"),
             (WriteImage, ReadImage, "connect to export \"a\" instead", "close it there first"),
             (Write, ReadImage, "close it there first", "close it there first"),

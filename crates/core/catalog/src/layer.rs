@@ -53,6 +53,12 @@ pub trait Layer: Send + Sync {
         false
     }
 
+    /// Whether the device below holds the contents in a format, and has to be read as
+    /// [`Intent::READ_IMAGE`]: a change of it by others damages them.
+    fn reads_image(&self) -> bool {
+        false
+    }
+
     /// Sets new values for the [`LayerKind::changeable`] options, for later requests and those
     /// waiting in the layer; `args` has all options. An error changes nothing.
     fn change(&self, args: &Args) -> Result<()> {

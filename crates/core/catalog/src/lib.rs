@@ -31,7 +31,7 @@ mod switch;
 
 pub use adjust::Adjustable;
 pub use backend::{Backend, NamePolicy, NameRefused, OpenContext, Target};
-pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds, TargetClaims};
+pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds, TargetClaims, Warnings, Whole};
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };

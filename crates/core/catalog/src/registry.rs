@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::backend::{Backend, Target};
-use crate::claims::{ClaimOwner, Claims};
+use crate::claims::{ClaimOwner, Claims, Warnings};
 use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
@@ -37,6 +37,8 @@ pub struct Registry {
     pub claims: Arc<Claims>,
     /// The owner of the devices that this registry opens.
     pub owner: ClaimOwner,
+    /// Where warnings of claims go besides the log, as long as it exists.
+    pub warnings: Weak<Warnings>,
 }
 
 impl Default for Registry {
@@ -52,6 +54,7 @@ impl Default for Registry {
             names: NamePolicy::default(),
             claims: Claims::for_process(),
             owner: ClaimOwner::default(),
+            warnings: Weak::new(),
         }
     }
 }
@@ -236,6 +239,7 @@ impl Registry {
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<Stack> {
+        let intent = below(&layers, intent);
         let opened = self.open_within(spec, intent, OpenContext::new(self)).await?;
         Stack::new(opened, layers, intent).await
     }
@@ -296,11 +300,18 @@ impl Registry {
     ) -> Result<Option<Arc<dyn Exports>>> {
         // The clients share raw bytes, whatever handles they have.
         let context = OpenContext::new(&self.or_owned_by(|| format!("the exports of {spec}")));
+        let intent = below(layers, intent);
         let (backend, target) = self.target_in(spec, intent, context)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
         Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))
     }
+}
+
+/// The intent for a device that is read through these layers.
+fn below(layers: &[Arc<dyn Layer>], intent: Intent) -> Intent {
+    let reads_image = !intent.write && layers.iter().any(|layer| layer.reads_image());
+    Intent { image: intent.image || reads_image, ..intent }
 }
 
 /// An error of the options of a device whose inner device is a URI: a `?` of the URI began them.

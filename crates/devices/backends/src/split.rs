@@ -8,7 +8,7 @@ use blockhaul_block::{
     Request, Result, emulate,
 };
 use blockhaul_catalog::{
-    Args, Backend, Intent, OpenContext, Opened, Opening, Spec, Target, percent_decode,
+    Args, Backend, Intent, OpenContext, Opened, Opening, Spec, Target, Whole, percent_decode,
 };
 use blockhaul_io::{Pool, Reservation};
 
@@ -61,6 +61,7 @@ async fn open(target: &Target) -> Result<Opened> {
         return Err(Error::new(Kind::Usage, text));
     }
     let mut parts = Vec::new();
+    let whole = Whole::default();
     let mut all_paths = true;
     for name in text.split(',').filter(|name| !name.is_empty()) {
         if parts.len() == PARTS_MAX {
@@ -68,7 +69,7 @@ async fn open(target: &Target) -> Result<Opened> {
         }
         let description = percent_decode(name)?;
         all_paths &= is_path(&description);
-        parts.push(part("split", parts.len() + 1, &description, target).await?);
+        parts.push(part("split", (parts.len() + 1, &whole), &description, target).await?);
     }
     if parts.is_empty() {
         return Err(Error::new(Kind::Usage, "split: requires files: split:FILE,FILE"));
@@ -82,17 +83,19 @@ pub fn is_path(description: &str) -> bool {
     matches!(Spec::parse(OsStr::new(description)), Ok(Spec::Path(_)))
 }
 
-/// Opens a part of `target` by its own description, with all emulations. `scheme` and `number`
-/// (from 1 on) are for messages; those about files already contain the name.
+/// Opens a part of `target` by its own description, with all emulations: the part of this number,
+/// from 1 on. Two parts must not write one storage. `scheme` is for messages; those about files
+/// already contain the name.
 pub async fn part(
     scheme: &str,
-    number: usize,
+    (number, whole): (usize, &Whole),
     description: &str,
     target: &Target,
 ) -> Result<Arc<dyn Device>> {
     // Parts have fixed places.
     let intent = Intent { extends: false, ..target.intent };
-    let opened = target.context.open(description, intent).await.map_err(|error| {
+    let context = target.context.for_part(whole, format!("part {number}"));
+    let opened = context.open(description, intent).await.map_err(|error| {
         if is_path(description) {
             return error;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Args, Backend, Opened, Opening, Param, ParamKind, Target, parse_number, parse_size,
+    Args, Backend, Opened, Opening, Param, ParamKind, Target, Whole, parse_number, parse_size,
 };
 
 use crate::devices::fixed;
@@ -132,9 +132,10 @@ async fn open(target: &Target) -> Result<Opened> {
     let alignments = List::of(&target.args, "alignment", names.len(), alignment)?;
     let ids = List::of(&target.args, "mbr-id", names.len(), id)?;
     let kinds = List::of(&target.args, "type-guid", names.len(), kind)?;
+    let whole = Whole::default();
     let mut files = Vec::with_capacity(names.len());
     for (index, name) in names.into_iter().enumerate() {
-        let device = split::part("partitioning", index + 1, name, target).await?;
+        let device = split::part("partitioning", (index + 1, &whole), name, target).await?;
         let size = device.facts().size;
         if size == 0 {
             return Err(wrong(format!("{name} is empty, but a partition cannot be empty")));

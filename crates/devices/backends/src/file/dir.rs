@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use blockhaul_block::{Device, Error, Kind, Result, emulate};
+use blockhaul_block::{Device, Error, FileId, Kind, Result, emulate};
 use blockhaul_catalog::{
     Backend, Client, Export, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
-    format_size,
+    Whole, format_size,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::fcntl_dupfd_cloexec;
@@ -90,8 +90,10 @@ mkdir mnt && blockhaul mount dir:disks mnt --run 'ls mnt'
 struct Folder {
     fd: OwnedFd,
     target: Target,
-    /// Open devices, by device and inode.
-    open: Mutex<HashMap<(u64, u64), Weak<dyn Device>>>,
+    /// Its names: two of one file are two owners of it.
+    names: Whole,
+    /// Open devices, by name, device and inode.
+    open: Mutex<HashMap<(String, FileId), Weak<dyn Device>>>,
 }
 
 impl Folder {
@@ -110,7 +112,7 @@ impl Folder {
                 Error::system(text, errno.into())
             })?,
         };
-        let folder = Folder { fd, target, open: Mutex::default() };
+        let folder = Folder { fd, target, names: Whole::default(), open: Mutex::default() };
         if let Some(name) = folder.target.args.text("default") {
             check(name)?;
         }
@@ -166,19 +168,20 @@ impl Folder {
         };
         check(name)?;
         let links = self.target.args.switch(LINKS.name);
-        let file = match open::open_in(&self.fd, name, links, &self.target) {
+        let context = self.target.context.for_part(&self.names, format!("{name:?}"));
+        let mut target = Target { context, ..self.target.clone() };
+        let file = match open::open_in(&self.fd, name, links, &target) {
             Err(error)
-                if self.target.intent.write
+                if target.intent.write
                     && matches!(error.kind(), Kind::ReadOnly | Kind::Refused | Kind::InUse) =>
             {
                 log::debug!("{name} is served read-only: {error}");
-                let mut target = self.target.clone();
                 target.intent.write = false;
                 open::open_in(&self.fd, name, links, &target)?
             }
             opened => opened?,
         };
-        let identity = file.identity()?;
+        let identity = (name.to_string(), file.identity()?);
         let mut open = self.open.lock().expect("no panic under this lock");
         open.retain(|_, device| device.strong_count() > 0);
         if let Some(device) = open.get(&identity).and_then(Weak::upgrade) {

@@ -127,7 +127,9 @@ async fn inspect(opener: Opener<'_>, file: Storage, own: Option<String>) -> Resu
         }
         Start::Descriptor(descriptor) => {
             let backing = parent(&opener, &file, &descriptor).await?;
-            let (parts, files) = open_extents(&opener, &file, &descriptor, own).await?;
+            let (parts, mut files) = open_extents(&opener, &file, &descriptor, own).await?;
+            // It stays claimed.
+            files.push(file);
             Ok((found(parts)?, Files { files, backing }))
         }
     }

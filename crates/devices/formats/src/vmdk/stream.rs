@@ -112,7 +112,8 @@ async fn open(target: &Target) -> Result<Opened> {
     let level = level.ok_or_else(|| usage(FORMAT, "the compression level is not 1 to 9"))?;
     let memory = target.args.size("memory").unwrap_or(MEMORY);
     let adapter = target.args.text("adapter").unwrap_or("lsilogic").to_string();
-    let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+    // The tables that are made describe the contents of now.
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let opened = target.context.open(target.text()?, intent).await?;
     let source = fence(emulate(opened.device));
     let (plan, made) = plan(&source, level, memory).await?;

@@ -93,6 +93,10 @@ impl Layer for Luks {
         Err(Error::new(Kind::Unsupported, "luks: the container must be opened with the layer"))
     }
 
+    fn reads_image(&self) -> bool {
+        true
+    }
+
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(async move {
             let source = self.passphrase.clone();

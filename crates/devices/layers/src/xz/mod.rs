@@ -76,6 +76,10 @@ impl Layer for Xz {
         Err(Error::new(Kind::Unsupported, "xz: the file must be opened with the layer"))
     }
 
+    fn reads_image(&self) -> bool {
+        true
+    }
+
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(async move {
             let facts = below.device.facts();

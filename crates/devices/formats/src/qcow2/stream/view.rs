@@ -82,7 +82,8 @@ async fn open(target: &Target) -> Result<Opened> {
             "as-qcow2: an image that is made as it is read cannot be written: copy it to a file";
         return Err(Error::new(Kind::Unsupported, text));
     }
-    let intent = Intent { direct: target.intent.direct, ..Intent::READ };
+    // The tables that are made describe the contents of now.
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let options = options(target)?;
     let opened = target.context.open(target.text()?, intent).await?;
     let source = fence(emulate(opened.device));

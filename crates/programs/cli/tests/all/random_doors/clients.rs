@@ -56,7 +56,8 @@ impl Door {
         match self.owner {
             Owner::Export => format!("export {:?}", self.name),
             Owner::Node => format!("node {:?}", self.name),
-            Owner::Directory => "the directory".to_string(),
+            // Each name of a file is an owner of it.
+            Owner::Directory => format!("{:?} of the directory", self.name),
         }
     }
 

@@ -28,6 +28,8 @@ pub enum Form {
     Own,
     /// The bytes of an image.
     Bytes,
+    /// An image that `as-qcow2:` makes of the bytes.
+    Made,
 }
 
 /// A file, which may be missing.
@@ -145,8 +147,16 @@ impl Files {
         match (form, self.all[file].kind) {
             (Form::Own, Kind::Raw) if rng.chance(50) => path,
             (Form::Own, Kind::Raw) | (Form::Bytes, _) => format!("file:{path}"),
+            (Form::Made, _) => format!("as-qcow2:{path}"),
             (Form::Own, kind) => self.image(&path, kind),
         }
+    }
+
+    /// A device that has a file twice.
+    pub fn twice(&self, rng: &mut Rng, file: usize) -> String {
+        let [one, other] = [(); 2].map(|()| self.any_path(rng, file));
+        let scheme = rng.pick(&["split", "partitioning"]);
+        format!("{scheme}:file:{one},file:{other}")
     }
 
     /// The device by its own name.

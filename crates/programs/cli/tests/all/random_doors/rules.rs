@@ -23,6 +23,7 @@ pub struct Held {
 impl Use {
     pub fn of(kind: Kind, form: Form, writes: bool) -> Use {
         match (kind, form, writes) {
+            (_, Form::Made, _) => Use::ReadImage,
             (Kind::Raw, ..) | (_, Form::Bytes, _) => [Use::Read, Use::Write][usize::from(writes)],
             (.., writes) => [Use::ReadImage, Use::WriteImage][usize::from(writes)],
         }

@@ -311,8 +311,12 @@ impl<'a> World<'a> {
     fn any_use(&mut self) -> (usize, Form, bool) {
         let file = self.rng.below(self.files.all.len() as u64) as usize;
         let is_image = self.kind(file) != Kind::Raw;
-        let form = if is_image && self.rng.chance(20) { Form::Bytes } else { Form::Own };
-        (file, form, self.rng.chance(50))
+        let form = match self.rng.below(10) {
+            0 => Form::Made,
+            1 | 2 if is_image => Form::Bytes,
+            _ => Form::Own,
+        };
+        (file, form, form != Form::Made && self.rng.chance(50))
     }
 
     fn open_door(&mut self) {
@@ -320,11 +324,12 @@ impl<'a> World<'a> {
             job.was_beside = true;
         }
         self.counts.tried += 1;
-        match self.rng.below(10) {
+        match self.rng.below(11) {
             0..=3 => self.add_export(false),
             4..=5 => self.add_node(),
             6..=7 => self.enter_directory(),
-            _ => self.two_at_once(),
+            8..=9 => self.two_at_once(),
+            _ => self.add_twice(),
         }
     }
 
@@ -378,8 +383,21 @@ impl<'a> World<'a> {
         }
     }
 
+    /// A device that would write one file at two places.
+    fn add_twice(&mut self) {
+        let (file, ..) = self.any_use();
+        let device = self.files.twice(&mut self.rng, file);
+        let name = self.name("x");
+        let request = json!({ "command": "export-add", "name": name, "device": device });
+        let answer = self.ask(&request);
+        self.note(format!("{request}: {answer:?}"));
+        assert!(answer.is_err(), "{request}");
+        self.counts.refused += 1;
+    }
+
     fn add_node(&mut self) {
         let (file, form, writes) = self.any_use();
+        let form = if form == Form::Made { Form::Own } else { form };
         let device = self.files.device(&mut self.rng, file, form);
         let path = device.trim_start_matches("file:").trim_start_matches("qcow2:");
         let path = path.split('?').next().unwrap();
@@ -435,6 +453,9 @@ impl<'a> World<'a> {
         if self.rng.chance(70) {
             other.file = one.file;
             other.form = one.form;
+            if one.form == Form::Made {
+                second["readonly"] = json!(true);
+            }
             other.usage = Use::of(self.kind(one.file), one.form, second["readonly"] == false);
             second["device"] = json!(self.files.device(&mut self.rng, one.file, one.form));
         }
@@ -1000,6 +1021,7 @@ fn start(files: &Files, doors: &[Door], number: u32) -> (Server, [Control; 2], Q
         args.push(match door.form {
             Form::Own => files.plain_device(door.file),
             Form::Bytes => format!("file:{}", files.path(door.file)),
+            Form::Made => format!("as-qcow2:{}", files.path(door.file)),
         });
         args.extend((!door.usage.writes()).then(|| "-r".to_string()));
         args.push("]".into());
