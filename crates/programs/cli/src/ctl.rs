@@ -30,6 +30,9 @@ pub fn run(args: &args::Ctl) -> Outcome {
     let mut reply = Value::Null;
     for request in args.command.requests()? {
         reply = server.ask(&request)?;
+        for warning in reply["warnings"].as_array().into_iter().flatten().filter_map(message) {
+            out::error(&format!("blockhaul: warning: {warning}\n"));
+        }
     }
     match &args.command {
         CtlCommand::Clients => tell_list(&reply, json, "clients", clients),

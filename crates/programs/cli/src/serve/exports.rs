@@ -1,30 +1,55 @@
 //! The exports of a running server: its device, and those of `--export NAME=DEVICE`, each with its layers.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, DeviceExt as _};
 use blockhaul_catalog::{
-    Adjustable, Barrier, Exports, Figure, Gate, Named, Several, Shared, Stack, guarded,
+    Adjustable, Barrier, Exports, Figure, Gate, Named, Several, Shared, Stack, Warnings, guarded,
 };
 use blockhaul_io::FifoLock;
 
 use super::running::{Running, SnapshotOf, removed};
 use super::wanted::{EXPORT, NODE, One, WantedExports, gates};
 use crate::devices;
-use crate::exit::Failure;
+use crate::exit::{FAILED, Failure};
+
+/// Maximum time for a change of exports to end when the server stops.
+const LAST_CHANGE: Duration = Duration::from_secs(1);
 
 /// The exports of a running server, which can be changed.
 pub struct Table {
     wanted: WantedExports,
     exports: Arc<Several>,
-    /// In the order in which they were added.
-    running: Mutex<Vec<Arc<Running>>>,
+    entries: Mutex<Entries>,
     /// The common gates, if they precede the first export: they also apply to exports that are
     /// added.
     gates: Mutex<Vec<Arc<dyn Gate>>>,
-    /// One change at a time.
+    /// One change at a time. No device is opened meanwhile: that may take as long as a server does not
+    /// answer.
     changes: Arc<FifoLock>,
+}
+
+#[derive(Default)]
+struct Entries {
+    /// In the order in which they were added.
+    running: Vec<Arc<Running>>,
+    /// Names of exports whose devices are being opened.
+    reserved: Vec<String>,
+    /// The server stops: no export is added any more.
+    is_closed: bool,
+}
+
+/// A name that no other export gets until this is dropped.
+pub struct NameReservation<'a> {
+    table: &'a Table,
+    name: &'a str,
+}
+
+impl Drop for NameReservation<'_> {
+    fn drop(&mut self) {
+        self.table.lock().reserved.retain(|name| name != self.name);
+    }
 }
 
 impl Table {
@@ -33,7 +58,7 @@ impl Table {
         Ok(Table {
             wanted,
             exports: Arc::new(Several::new(Vec::new())?),
-            running: Mutex::default(),
+            entries: Mutex::default(),
             gates: Mutex::default(),
             changes: Arc::default(),
         })
@@ -46,7 +71,7 @@ impl Table {
 
     /// The current exports, in order.
     pub fn running(&self) -> Vec<Arc<Running>> {
-        self.lock().clone()
+        self.lock().running.clone()
     }
 
     /// What the storages of the exports count, each figure once; figures of one name are consecutive.
@@ -64,16 +89,16 @@ impl Table {
         figures
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Running>>> {
-        self.running.lock().expect("no panic under this lock")
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().expect("no panic under this lock")
     }
 
     /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
         for one in &self.wanted.exports {
-            let (storage, running) = self.wanted.open_one(EXPORT, one).await?;
+            let (storage, running) = self.wanted.open_one(EXPORT, one, Weak::new()).await?;
             let running = Arc::new(running);
-            self.lock().push(running.clone());
+            self.lock().running.push(running.clone());
             self.restore_bitmaps(&running).await?;
             self.restore_jobs(&running).await?;
             self.exports.add(storage)?;
@@ -88,37 +113,83 @@ impl Table {
         Ok(self.exports.clone())
     }
 
-    /// Opens one more export, for later clients. On a worker.
-    pub async fn add(&self, one: One) -> Result<(), Failure> {
-        let _change = self.changes.lock().await;
+    /// Opens one more export, for later clients. On a worker. Returns warnings for its user.
+    pub async fn add(&self, one: One) -> Result<Vec<String>, Failure> {
         if self.wanted.any_name || self.wanted.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
             return Err(Failure::usage(text));
         }
         self.wanted.check_one(&one)?;
-        self.check_new(&one.name)?;
-        let (mut storage, running) = self.wanted.open_one(EXPORT, &one).await?;
-        storage.exports = guarded(storage.exports, &self.common_gates())?;
-        self.restore_bitmaps(&running).await?;
-        self.restore_jobs(&running).await?;
-        self.serve(storage, running)
+        let _name = self.reserve(&one.name)?;
+        let warnings = Arc::new(Warnings::default());
+        let opened = self.wanted.open_one(EXPORT, &one, Arc::downgrade(&warnings)).await;
+        let (storage, running) = opened?;
+        self.insert(Some(storage), running).await?;
+        Ok(warnings.take())
     }
 
     /// Opens a disk that no client reaches yet. On a worker.
     pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, Failure> {
-        let _change = self.changes.lock().await;
         self.wanted.check_one(&one)?;
-        self.check_new(&one.name)?;
-        let (_, mut running) = self.wanted.open_one(NODE, &one).await?;
+        let _name = self.reserve(&one.name)?;
+        let (storage, mut running) = self.wanted.open_one(NODE, &one, Weak::new()).await?;
         if running.shared.is_none() {
+            release((storage, running)).await;
             return Err(Failure::usage("the device is not one disk that all clients share"));
         }
         running.served = false;
-        self.restore_bitmaps(&running).await?;
-        self.restore_jobs(&running).await?;
+        self.insert(None, running).await
+    }
+
+    /// Lists an open export; `storage` is for clients. It is closed if that fails.
+    async fn insert(
+        &self,
+        storage: Option<Named>,
+        running: Running,
+    ) -> Result<Arc<Running>, Failure> {
+        let change = self.changes.lock().await;
         let running = Arc::new(running);
-        self.lock().push(running.clone());
-        Ok(running)
+        let inserted = async {
+            self.restore_bitmaps(&running).await?;
+            let listed = async {
+                self.restore_jobs(&running).await?;
+                self.list(storage, &running)
+            };
+            let listed = listed.await;
+            if listed.is_err() {
+                self.keep(&running).await;
+            }
+            listed
+        };
+        let inserted = inserted.await;
+        drop(change);
+        match inserted {
+            Ok(()) => Ok(running),
+            Err(failure) => {
+                release(running).await;
+                Err(failure)
+            }
+        }
+    }
+
+    fn list(&self, storage: Option<Named>, running: &Arc<Running>) -> Result<(), Failure> {
+        let mut entries = self.lock();
+        if entries.is_closed {
+            return Err(Failure::new(FAILED, "the server stops"));
+        }
+        if let Some(mut storage) = storage {
+            storage.exports = guarded(storage.exports, &self.common_gates())?;
+            self.exports.add(storage)?;
+        }
+        entries.running.push(running.clone());
+        Ok(())
+    }
+
+    /// Adds no more exports from now on: the server stops.
+    pub async fn close(&self) {
+        self.lock().is_closed = true;
+        // One that is listed just now gets its bitmaps, or keeps them.
+        let _ = blockhaul_io::timeout(LAST_CHANGE, self.changes.lock()).await;
     }
 
     /// Serves these exports under a name to clients that connect from now on.
@@ -144,24 +215,30 @@ impl Table {
         Adjustable::new(&self.wanted.registry, &format!("offset?range={size}"))
     }
 
-    /// Refuses a name that is in use.
-    pub fn check_new(&self, name: &str) -> Result<(), Failure> {
-        if self.running().iter().any(|before| before.name == name) {
-            let text = format!("two exports have the name {name:?}: choose another");
-            return Err(Failure::usage(text));
-        }
+    /// Refuses a name that is in use; others are refused it until the result is dropped.
+    pub fn reserve<'a>(&'a self, name: &'a str) -> Result<NameReservation<'a>, Failure> {
         if name.len() > blockhaul_wire::limits::STRING || name.contains('\0') {
             let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
             return Err(Failure::usage(text));
         }
-        Ok(())
+        let mut entries = self.lock();
+        if entries.running.iter().any(|before| before.name == name) {
+            let text = format!("two exports have the name {name:?}: choose another");
+            return Err(Failure::usage(text));
+        }
+        if entries.reserved.iter().any(|reserved| reserved == name) {
+            let text = format!(
+                "another request is opening an export named {name:?}: choose another name, or wait for it"
+            );
+            return Err(Failure::usage(text));
+        }
+        entries.reserved.push(name.to_string());
+        Ok(NameReservation { table: self, name })
     }
 
     /// Serves an export to clients that connect from now on.
     pub fn serve(&self, storage: Named, running: Running) -> Result<(), Failure> {
-        self.exports.add(storage)?;
-        self.lock().push(Arc::new(running));
-        Ok(())
+        self.list(Some(storage), &Arc::new(running))
     }
 
     /// The gates for exports that are added.
@@ -179,9 +256,9 @@ impl Table {
     pub async fn remove(&self, name: &str) -> bool {
         let change = self.changes.lock().await;
         let found = {
-            let mut running = self.lock();
-            let place = running.iter().position(|one| one.name == name);
-            place.map(|place| running.remove(place))
+            let mut entries = self.lock();
+            let place = entries.running.iter().position(|one| one.name == name);
+            place.map(|place| entries.running.remove(place))
         };
         let Some(found) = found else { return false };
         if found.served {
@@ -190,17 +267,21 @@ impl Table {
         if let Some(shared) = &found.shared {
             shared.switch().close(removed());
         }
-        self.keep_bitmaps(&found).await;
-        if let Some(files) = &self.wanted.job_files {
-            files.detach(name);
-        }
+        self.keep(&found).await;
         drop(change);
         if let Some(SnapshotOf { live, snapshot }) = &found.snapshot_of {
             self.end_snapshot(live, snapshot).await;
         }
-        // Not on a worker: it may wait for its own server to end, whose connections workers close.
-        let _ = blockhaul_io::offload(move || drop(found)).await;
+        release(found).await;
         true
+    }
+
+    /// Keeps what outlives an export that is not in use any more.
+    async fn keep(&self, export: &Running) {
+        self.keep_bitmaps(export).await;
+        if let Some(files) = &self.wanted.job_files {
+            files.detach(&export.name);
+        }
     }
 
     /// Adds a layer to an export, outermost, while clients use it.
@@ -283,6 +364,12 @@ impl Table {
         shared.switch().swap(new, Barrier::Within(time), carry).await?;
         Ok(())
     }
+}
+
+/// Drops what is open. Not on a worker: it may wait for its own server to end, whose connections workers
+/// close.
+async fn release(opened: impl Send + 'static) {
+    let _ = blockhaul_io::offload(move || drop(opened)).await;
 }
 
 fn not_transparent(name: &str) -> Failure {

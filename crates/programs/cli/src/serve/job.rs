@@ -321,6 +321,7 @@ pub(super) async fn end_service(
     table: &Table,
     patience: Duration,
 ) -> usize {
+    table.close().await;
     jobs.stop().await;
     let held = server.stop(patience).await;
     // What devices hold is marked already.

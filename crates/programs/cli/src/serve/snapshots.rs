@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, fence};
-use blockhaul_catalog::{Barrier, Named, Shared, Stack, guarded};
+use blockhaul_catalog::{Barrier, Named, Shared, Stack};
 use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
 use super::exports::Table;
@@ -460,7 +460,7 @@ impl Table {
         name: &str,
         begin: &Begin,
     ) -> Result<(), Failure> {
-        self.check_new(name)?;
+        let _name = self.reserve(name)?;
         let Begun { snapshot, view, taken } = self.begin_snapshot(&live, begin).await?;
         taken.iter().for_each(Taken::settle);
         let added = self.serve_snapshot(live.clone(), name, snapshot.clone(), view).await;
@@ -478,7 +478,6 @@ impl Table {
         view: Arc<dyn Device>,
     ) -> Result<(), Failure> {
         let _change = self.change().await;
-        self.check_new(name)?;
         let description = format!("snapshot of {}", live.storage());
         let shared = Shared::new(name, &description, view);
         let running = Running {
@@ -502,13 +501,7 @@ impl Table {
             written: std::sync::Arc::default(),
             snapshot_of: Some(SnapshotOf { live, snapshot }),
         };
-        let gates = self.common_gates();
-        let storage = Named {
-            name: name.to_string(),
-            description,
-            exports: guarded(shared, &gates)?,
-            single: true,
-        };
+        let storage = Named { name: name.to_string(), description, exports: shared, single: true };
         self.serve(storage, running)
     }
 }

@@ -1,12 +1,12 @@
 //! The exports that the command line asks for, and how each is opened.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
     Adjustable, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec,
-    Stack, guarded, percent_decode,
+    Stack, Warnings, guarded, percent_decode,
 };
 
 use super::bitmap_files::BitmapFiles;
@@ -189,18 +189,21 @@ impl WantedExports {
         self.exports.len() > 1
     }
 
-    /// Opens an export, or what messages call `kind` otherwise, with its layers and gates.
+    /// Opens an export, or what messages call `kind` otherwise, with its layers and gates. `warnings`
+    /// are for its user, besides those in the log.
     pub(super) async fn open_one(
         &self,
         kind: &str,
         one: &One,
+        warnings: Weak<Warnings>,
     ) -> Result<(Named, Running), Failure> {
         // Its clients share raw bytes, whatever handles they have.
-        let registry = self.registry.owned_by(match (kind, one.name.as_str()) {
+        let owner = match (kind, one.name.as_str()) {
             (EXPORT, "") => ClaimOwner::export("the default export"),
             (EXPORT, name) => ClaimOwner::export(format!("{kind} {name:?}")),
             (_, name) => ClaimOwner::new(format!("{kind} {name:?}")),
-        });
+        };
+        let registry = Registry { owner, warnings, ..self.registry.clone() };
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = if self.trace {
             trace::woven(&configured, device_name(&one.spec))

@@ -2,15 +2,20 @@
 //! in `blockhaul_catalog::Claims`.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::thread;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{self, Scratch, Server, text};
-use blockhaul_wire::magic;
+use blockhaul_wire::{Replies, magic};
+use serde_json::{Value, json};
 
 use crate::qmp::Qmp;
-use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
+use crate::served_disk::{Killed, LIMIT, OURS, blockhaul, succeed};
 
 const SIZE: u64 = 4 << 20;
 const OPEN: Option<i32> = Some(3);
@@ -117,6 +122,9 @@ fn exports(
     })
 }
 
+/// `NBD_FLAG_READ_ONLY`.
+const READ_ONLY: u16 = 2;
+
 const WRITE: &[&str] = &[];
 const READ: &[&str] = &["-r"];
 
@@ -166,6 +174,91 @@ fn readers_beside_a_writer_are_refused_for_images_and_warned_about_for_raw_files
 }
 
 #[test]
+fn contents_in_a_format_are_not_read_beside_a_writer() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    for (program, args) in [("gzip", &["-k", "x.raw"][..]), ("xz", &["-k", "-0", "x.raw"])] {
+        let mut command = Command::new(program);
+        let done = tools::output(command.args(args).current_dir(storage.0.path()), LIMIT).unwrap();
+        assert!(done.status.success(), "{program}: {}", text(&done.stderr));
+    }
+    let [gz, xz] = ["x.raw.gz", "x.raw.xz"].map(|name| storage.path(name));
+    let descriptor = storage.path("x.vmdk");
+    let lines = format!(
+        "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n\
+         createType=\"monolithicFlat\"\nRW {} FLAT \"x.raw\" 0\n",
+        SIZE / 512
+    );
+    fs::write(&descriptor, lines).unwrap();
+    let flat = format!("vmdk:{descriptor}?names=allow");
+    let as_qcow2 = format!("as-qcow2:{raw}");
+    let as_vmdk = format!("as-vmdk:{raw}");
+    for (file, reader, options) in [
+        (&raw, &as_qcow2, READ),
+        (&raw, &as_vmdk, READ),
+        (&raw, &flat, READ),
+        (&descriptor, &flat, READ),
+        (&gz, &gz, &["--layer", "gz"]),
+        (&xz, &xz, &["--layer", "xz"]),
+    ] {
+        let file = format!("file:{file}");
+        for outcome in exports(&storage, (&file, WRITE), (reader, options)) {
+            assert_refused(outcome, &["export \"a\"", "export \"b\"", "as a disk image"]);
+        }
+        let [outcome, _] = exports(&storage, (&file, READ), (reader, options));
+        assert_allowed(outcome);
+    }
+}
+
+#[test]
+fn a_device_of_several_parts_does_not_write_one_storage_twice() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let [link, symbolic, other] =
+        ["link.raw", "symbolic.raw", "other.raw"].map(|name| storage.path(name));
+    fs::copy(&raw, &other).unwrap();
+    fs::hard_link(&raw, &link).unwrap();
+    std::os::unix::fs::symlink(&raw, &symbolic).unwrap();
+    let image = storage.image("x");
+    for parts in [
+        format!("split:{raw},{raw}"),
+        format!("split:{raw},{other},{link}"),
+        format!("split:{symbolic},{raw}"),
+        format!("split:{image},{image}"),
+        format!("split:{raw},split:{other}%2c{link}"),
+        format!("partitioning:{raw},{link}"),
+    ] {
+        assert_refused(storage.outcome(&[&parts]), &["by part 1 of the default export; part "]);
+        assert_allowed(storage.outcome(&["-r", &parts]));
+    }
+    let [one, two] = ["one", "two"].map(|name| storage.overlay(name, &other).replace('?', "%3f"));
+    let [unlocked, unlocked_link] = [&raw, &link].map(|path| format!("file:{path}%3flock=off"));
+    for parts in [
+        format!("split:{raw},{other}"),
+        // They share what neither writes.
+        format!("split:{one},{two}"),
+        format!("split:{unlocked},{unlocked_link}"),
+    ] {
+        assert_allowed(storage.outcome(&[&parts]));
+    }
+    // The clients of one device share it.
+    assert_allowed(storage.outcome(&["--per-client", &format!("split:{raw},{other}")]));
+}
+
+#[test]
+fn two_exports_of_parts_of_a_disk_write_it_without_locks() {
+    let storage = Storage::new();
+    let raw = storage.path("x.raw");
+    let unlocked = format!("file:{raw}?lock=off");
+    let [front, back]: [&[&str]; 2] =
+        [&["--layer", "offset?range=1M"], &["--layer", "offset?offset=1M"]];
+    let [outcome, _] = exports(&storage, (&raw, front), (&raw, back));
+    assert_refused(outcome, &["lock=off", "do not overlap"]);
+    let [outcome, _] = exports(&storage, (&unlocked, front), (&unlocked, back));
+    assert_allowed(outcome);
+}
+
+#[test]
 fn readers_share_any_storage() {
     let storage = Storage::new();
     let raw = storage.path("x.raw");
@@ -191,6 +284,30 @@ fn a_directory_and_a_path_in_it_meet() {
     let said = succeed(&["info", "--json", &server.uri("d/x.raw")]);
     assert!(said.contains("\"is_read_only\": true"), "{said}");
     assert!(server.said().contains("half-finished writes"), "{}", server.said());
+}
+
+#[test]
+fn two_names_of_a_file_in_a_directory_do_not_write_it() {
+    let storage = Storage::new();
+    fs::hard_link(storage.path("x.raw"), storage.path("y.raw")).unwrap();
+    let folder = format!("dir:{}", storage.0.path().display());
+    let server = storage.serve(&[&folder]).unwrap();
+    let open = |name: &str| {
+        let mut client = Conversation::connect(server.socket()).unwrap();
+        let flags = client.open(name, Replies::Structured).unwrap().flags;
+        (client, flags & READ_ONLY == 0)
+    };
+    let (one, writes) = open("x.raw");
+    assert!(writes);
+    let (same, writes) = open("x.raw");
+    assert!(writes, "the clients of a name share the file");
+    let (other, writes) = open("y.raw");
+    assert!(!writes);
+    let said = server.says("half-finished writes").unwrap();
+    assert!(said.contains("by \"x.raw\" of") && said.contains("\"y.raw\" of"), "{said}");
+    drop((one, same, other));
+    // The server sees later that clients have left.
+    tools::until("the other name can be written", || open("y.raw").1);
 }
 
 #[test]
@@ -225,7 +342,18 @@ fn an_added_export_obeys_and_a_removed_one_lets_go() {
     }
     let reader = storage.ctl(&["export-add", "-r", &export("b", &image)]);
     assert_refused_by_ctl(reader, &["export \"i\""]);
-    assert_allowed(storage.ctl(&["export-add", "-r", &export("b", &raw)]));
+    // The warning is in the reply, too.
+    assert_warned(storage.ctl(&["export-add", "-r", &export("b", &raw)]));
+    let added = |device: &str| {
+        let args = ["--json", &storage.path("ctl"), "export-add", "-r", &export("c", device)];
+        let reply = succeed(&[&["ctl"], &args[..]].concat());
+        assert_allowed(storage.ctl(&["export-remove", "c"]));
+        serde_json::from_str::<Value>(&reply).unwrap()["warnings"].clone()
+    };
+    let warnings = added(&raw);
+    let words = ["half-finished writes", "export \"a\"", "export \"c\""];
+    assert!(words.iter().all(|word| warnings[0].as_str().unwrap().contains(word)), "{warnings}");
+    assert_eq!(added("zero:1M"), json!([]));
     assert_allowed(storage.ctl(&["export-remove", "i"]));
     assert_allowed(storage.ctl(&["export-add", &export("j", &image)]));
     assert_eq!(client.read(0, 4).unwrap(), [0x11; 4]);
@@ -347,7 +475,7 @@ fn the_disk_that_a_mirror_has_moved_to_is_that_of_the_export() {
     assert_allowed_quietly(storage.ctl(&["mirror", "a", &moved, "--wait"]));
     assert_refused_by_ctl(storage.ctl(&["export-add", "-r", &export("r", &moved)]), &["mirror"]);
     assert_allowed_quietly(storage.ctl(&["job-complete", "1", "--wait"]));
-    assert_allowed(storage.ctl(&["export-add", "-r", &export("r", &moved)]));
+    assert_warned(storage.ctl(&["export-add", "-r", &export("r", &moved)]));
     let writer = storage.ctl(&["export-add", &export("w", &moved)]);
     assert_refused_by_ctl(writer, &["export \"a\"", "export \"w\""]);
 }
@@ -412,4 +540,122 @@ fn a_node_and_an_export_or_two_nodes_do_not_write_one_storage() {
     qmp.succeeds("blockdev-mirror", job("u"));
     let reader = storage.ctl(&["export-add", "-r", &export("reader", &target)]);
     assert_refused_by_ctl(reader, &["node \"u\"", "target of a copy"]);
+}
+
+/// A server that does not answer, and a command that opens an export of it.
+struct Hanging {
+    listener: TcpListener,
+    connection: TcpStream,
+    command: Killed,
+}
+
+impl Hanging {
+    /// Adds the export `name` of a server that does not answer.
+    fn export(storage: &Storage, name: &str) -> Hanging {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let device = format!("nbd://{}", listener.local_addr().unwrap());
+        let args = ["ctl", &storage.path("ctl"), "export-add", &export(name, &device)];
+        let command = Command::new(OURS).args(args).stderr(Stdio::piped()).spawn();
+        let command = Killed(command.unwrap());
+        let (connection, _) = listener.accept().unwrap();
+        Hanging { listener, connection, command }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.command.0.try_wait().unwrap().is_some()
+    }
+
+    fn status(child: &mut Child) -> Option<i32> {
+        tools::wait_within(child, LIMIT).unwrap().code()
+    }
+
+    /// The server is gone.
+    fn fail(mut self) -> Option<i32> {
+        drop((self.connection, self.listener));
+        Hanging::status(&mut self.command.0)
+    }
+}
+
+#[test]
+fn an_export_of_a_server_that_does_not_answer_delays_no_other_change() {
+    let storage = Storage::new();
+    let qmp = storage.0.socket("qmp");
+    let qmp = qmp.to_str().unwrap();
+    let raw = storage.path("x.raw");
+    let server = storage.serve(&["--qmp", qmp, "--export", &export("a", &raw)]).unwrap();
+    let mut hanging = Hanging::export(&storage, "x");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let place = json!({ "type": "inet", "host": "127.0.0.1", "port": address.port().to_string() });
+    let node = json!({ "driver": "nbd", "node-name": "n", "server": place });
+    let mut qmp = Qmp::connect(Path::new(qmp));
+    thread::scope(|scope| {
+        let adding = scope.spawn(|| qmp.ask("blockdev-add", node));
+        let connection = listener.accept().unwrap();
+        for change in [
+            &["export-add", "b=memory:1M"][..],
+            &["layer-add", "a", "rate?rate=1G"],
+            &["bitmap-add", "a", "m"],
+            &["snapshot-add", "a", "s"],
+            &["export-remove", "s"],
+            &["bitmap-remove", "a", "m"],
+            &["export-remove", "b"],
+        ] {
+            assert_allowed(storage.ctl(change));
+        }
+        // Their names are theirs.
+        for change in [
+            &["export-add", "x=memory:1M"][..],
+            &["export-add", "n=memory:1M"],
+            &["snapshot-add", "a", "x"],
+        ] {
+            let (status, said) = storage.ctl(change);
+            assert!(
+                status == Some(2) && said.contains("is opening an export"),
+                "{change:?}: {said}"
+            );
+        }
+        assert!(!hanging.has_ended() && !adding.is_finished());
+        drop((connection, listener));
+        assert!(adding.join().unwrap()["error"].is_object());
+    });
+    assert_eq!(hanging.fail(), Some(1));
+    assert_allowed(storage.ctl(&["export-add", "x=memory:1M"]));
+    assert_allowed(storage.ctl(&["export-add", "n=memory:1M"]));
+    // A server that stops does not wait for it.
+    let mut hanging = Hanging::export(&storage, "y");
+    assert!(server.stop().unwrap().success());
+    assert_ne!(Hanging::status(&mut hanging.command.0), Some(0));
+}
+
+#[test]
+fn of_two_exports_with_one_name_at_once_one_is_added() {
+    let storage = Storage::new();
+    let devices = [storage.image("x"), storage.path("x.raw")];
+    let _server = storage.serve(&["--export", "a=memory:1M"]).unwrap();
+    let mut sockets =
+        [(); 2].map(|()| BufReader::new(UnixStream::connect(storage.path("ctl")).unwrap()));
+    let ask = |sockets: &mut [BufReader<UnixStream>; 2], requests: [Value; 2]| {
+        for (socket, request) in sockets.iter_mut().zip(requests) {
+            socket.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+        }
+        sockets.each_mut().map(|socket| {
+            let mut line = String::new();
+            socket.read_line(&mut line).unwrap();
+            serde_json::from_str::<Value>(&line).unwrap()
+        })
+    };
+    let add = |name: &str, device: &str| json!({ "command": "export-add", "name": name, "device": device });
+    let remove = |name: &str| json!({ "command": "export-remove", "name": name });
+    for _ in 0..20 {
+        let added = ask(&mut sockets, devices.each_ref().map(|device| add("n", device)));
+        let refused: Vec<_> = added.iter().filter(|answer| answer["ok"] == false).collect();
+        assert!(refused.len() == 1 && refused[0]["kind"] == "usage", "{added:?}");
+        ask(&mut sockets, [remove("n"), json!({ "command": "exports" })]);
+        // Nothing is open any more.
+        let [one, other] = &devices;
+        let added = ask(&mut sockets, [add("one", one), add("other", other)]);
+        assert!(added.iter().all(|answer| answer["ok"] == true), "{added:?}");
+        ask(&mut sockets, [remove("one"), remove("other")]);
+    }
 }

@@ -25,9 +25,9 @@ impl Operations {
 
     /// Opens another export.
     pub(super) async fn add_export(&self, name: &str, one: One) -> Reply {
-        self.table.add(one).await?;
+        let warnings = self.table.add(one).await?;
         log::info!(export = name; "added export {name:?}");
-        Ok(json!({ "done": "added" }))
+        Ok(json!({ "done": "added", "warnings": warnings }))
     }
 
     /// Removes an unused export; with `force` also one in use.
