@@ -36,5 +36,5 @@ pub use request::{
     RequestError, SnapshotOptions, SnapshotRequest,
 };
 pub use values::{
-    CopyMode, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
+    CopyMode, CopyOptions, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
 };

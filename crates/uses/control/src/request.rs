@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::members::{Command, Problem};
 use crate::values::{
-    CopyMode, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
+    CopyMode, CopyOptions, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
 };
 
 /// A request: a JSON object with the member `command`, the name of the variant in kebab case, and the
@@ -17,6 +17,8 @@ use crate::values::{
 ///
 /// The server ignores members that a command does not have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+// The derived functions have the form {"job-pause":{"job":1}}. `parse` and `Serialize` make of it the form of
+// the protocol: an internal tag would cost the names of members in errors.
 #[serde(remote = "Self", rename_all = "kebab-case")]
 pub enum ControlRequest {
     /// Lists the clients.
@@ -264,9 +266,9 @@ pub struct BackupRequest {
     /// The other exports.
     #[serde(default)]
     pub with: Vec<BackupTarget>,
-    /// Options of `copy`, as words: `--rate=50M`.
+    /// How the data is copied.
     #[serde(default)]
-    pub options: Vec<String>,
+    pub options: CopyOptions,
     /// Dirty bitmap of the exports that shows what is copied. It is clean from the moment of the backup on.
     pub bitmap: Option<String>,
     /// Dirty bitmap that begins with the backup.
@@ -293,9 +295,9 @@ pub struct MirrorRequest {
     pub export: String,
     /// Device that is written.
     pub target: DeviceDescription,
-    /// Options of `copy`, as words: `--rate=50M`.
+    /// How the data is copied.
     #[serde(default)]
-    pub options: Vec<String>,
+    pub options: CopyOptions,
     /// Maximum time for requests in flight to complete before the mirror begins.
     #[serde(default = "barrier")]
     pub seconds: Seconds,

@@ -34,6 +34,12 @@ pub enum DeviceDescription {
     Command(Vec<String>),
 }
 
+/// Options of a copy, as words of the command line of `copy`: `--rate=50M`. Options that need a terminal, another
+/// file or a source of their own are refused.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CopyOptions(pub Vec<String>);
+
 /// Behaviour of a job when a request of its source or target fails: the error policies of QEMU's jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -458,7 +458,7 @@ impl CtlCommand {
                     export: export.clone(),
                     target: device(target)?,
                     with: others.collect::<Result<_, Failure>>()?,
-                    options: copying.words(*verify),
+                    options: copying.request(*verify),
                     bitmap: bitmap.clone(),
                     start_bitmap: start_bitmap.clone(),
                     snapshot: snapshot.request()?,
@@ -481,7 +481,7 @@ impl CtlCommand {
             } => R::Mirror(MirrorRequest {
                 export: export.clone(),
                 target: device(target)?,
-                options: copying.words(false),
+                options: copying.request(false),
                 seconds: Seconds(*within),
                 bitmap: bitmap.clone(),
                 sync: *sync,
@@ -619,8 +619,7 @@ impl SnapshotOptions {
 }
 
 impl CopyingOptions {
-    /// The options of `copy`, as words.
-    fn words(&self, verify: bool) -> Vec<String> {
+    fn request(&self, verify: bool) -> blockhaul_control::CopyOptions {
         let values = [
             ("rate", self.rate.clone()),
             ("connections", self.connections.map(|count| count.to_string())),
@@ -632,7 +631,7 @@ impl CopyingOptions {
             values.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?)));
         let flags = flags.into_iter().filter(|(_, given)| *given);
         let flags = flags.map(|(name, _)| format!("--{name}"));
-        values.chain(flags).collect()
+        blockhaul_control::CopyOptions(values.chain(flags).collect())
     }
 }
 

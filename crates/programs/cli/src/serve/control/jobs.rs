@@ -42,7 +42,7 @@ impl Operations {
             disks.push(Item {
                 export: self.export(&export)?,
                 target: To::Spec(spec("backup: \"target\"", target)?),
-                options: options.clone(),
+                options: options.0.clone(),
                 source: Source::Now(begin),
                 selects: bitmap.clone(),
                 settings: settings.clone(),
@@ -76,7 +76,7 @@ impl Operations {
         let wanted = WantedMirror {
             export: self.export(&export)?,
             target: To::Spec(spec("mirror: \"target\"", target)?),
-            options,
+            options: options.0,
             within: request.seconds.0,
             first,
             copy_mode: copy_mode.unwrap_or_default(),
