@@ -251,7 +251,8 @@ fn differences(
         let options = Options::default();
         let progress = Arc::new(Progress::new());
         let pool = Pool::new(options.memory());
-        blockhaul_engine::manifest(&stack, Some(&like), &options, &pool, &progress).await
+        let found = blockhaul_engine::manifest(&stack, Some(&like), &options, &pool, &progress);
+        found.await.map_err(|failed| failed.error)
     })?;
     Ok(kept.differences(&found))
 }
@@ -342,5 +343,6 @@ async fn copy(fold: Fold) -> Result<(), Error> {
         Options { ranges: Some(fold.ranges.list().into()), flush: true, ..Options::default() };
     let pool = Pool::new(options.memory());
     let progress = Arc::new(Progress::new());
-    blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await.map(drop)
+    blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await?;
+    Ok(())
 }

@@ -51,7 +51,7 @@ pub(crate) fn compared(
         if strict && sizes.0 != sizes.1 {
             return Ok(Comparison { differs_at: None, sizes });
         }
-        blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await
+        Ok(blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await?)
     });
     result.map_err(|failure| match failure {
         Failed::Opening(failure) => failure.with_status(CANNOT_OPEN),
@@ -89,7 +89,7 @@ pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
     let like = kept.clone();
     let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {
         let progress = Arc::new(Progress::new());
-        blockhaul_engine::manifest(&stacks[0], Some(&like), &options, &pool, &progress).await
+        Ok(blockhaul_engine::manifest(&stacks[0], Some(&like), &options, &pool, &progress).await?)
     });
     let found = result.map_err(reading)?;
     let differences = kept.differences(&found);
@@ -113,7 +113,7 @@ pub fn checksum(args: &args::Checksum, groups: &Groups) -> Outcome {
     let algorithm = args.digest;
     let result = over(&args.reading, vec![spec], move |stacks, options, pool| async move {
         let progress = Arc::new(Progress::new());
-        blockhaul_engine::digest(&stacks[0], algorithm, &options, &pool, &progress).await
+        Ok(blockhaul_engine::digest(&stacks[0], algorithm, &options, &pool, &progress).await?)
     });
     let digest = result.map_err(reading)?;
     out::print(format!("{digest}  {name}\n").as_bytes())?;

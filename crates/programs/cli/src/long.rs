@@ -29,11 +29,6 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Its name in messages.
-    pub fn named(&self) -> String {
-        format!(" the journal {}: ", self.path.display())
-    }
-
     /// Whether an earlier run has left one.
     pub fn goes_on(&self) -> bool {
         !self.restart && self.path.exists()

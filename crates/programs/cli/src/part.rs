@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Facts};
 use blockhaul_catalog::{Spec, Stack};
-use blockhaul_engine::{Bitmap, Manifest, Options, Progress};
+use blockhaul_engine::{Bitmap, CopyError, Manifest, Options, Progress};
 use blockhaul_io::Pool;
 
 use crate::exit::{self, Failure};
@@ -131,7 +131,7 @@ impl Part {
         options: &mut Options,
         pool: &Pool,
         progress: &Arc<Progress>,
-    ) -> blockhaul_block::Result<Option<Manifest>> {
+    ) -> Result<Option<Manifest>, CopyError> {
         let Some(kept) = &self.since else { return Ok(None) };
         let now = blockhaul_engine::manifest(source, Some(kept), options, pool, progress).await?;
         let (at, len) = now.range();

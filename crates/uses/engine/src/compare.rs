@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::Result;
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
 use crate::engine::Engine;
+use crate::error::{CopyError, Result};
 use crate::options::Options;
 use crate::progress::Progress;
+use crate::side::Side;
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,5 +35,9 @@ pub async fn compare(
     let mut engine = Engine::open_to_read(longer, Some(shorter), options, pool, progress)?;
     let differs_at = engine.compare().await;
     engine.close().await;
-    Ok(Comparison { differs_at: differs_at?, sizes })
+    let differs_at = differs_at.map_err(|CopyError { side, error }| CopyError {
+        side: if sizes.0 >= sizes.1 { side } else { side.map(Side::other) },
+        error,
+    })?;
+    Ok(Comparison { differs_at, sizes })
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::Result;
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
 use crate::engine::Engine;
+use crate::error::Result;
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
 

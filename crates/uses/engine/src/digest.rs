@@ -6,13 +6,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::Result;
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
 use crate::algorithm::{Algorithm, BLOCK, Hasher};
 use crate::blocks::{find, room};
 use crate::engine::Engine;
+use crate::error::Result;
 use crate::handle::Handle;
 use crate::options::Options;
 use crate::progress::Progress;

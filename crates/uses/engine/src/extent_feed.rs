@@ -18,11 +18,10 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, DeviceExt as _, Error, Extents, Kind, Result,
-};
+use blockhaul_block::{BASE_ALLOCATION, Can, Contexts, DeviceExt as _, Extents, Kind};
 use blockhaul_io::Task;
 
+use crate::error::{CopyError, Result};
 use crate::handle::Handle;
 use crate::ledger::Range;
 
@@ -368,7 +367,7 @@ impl ExtentFeed {
         }
     }
 
-    fn failed(&mut self, question: &Question, error: Error) -> Result<()> {
+    fn failed(&mut self, question: &Question, error: CopyError) -> Result<()> {
         if self.strict {
             return Err(error);
         }

@@ -9,6 +9,7 @@ use blockhaul_block::{Device, Error, Facts, Kind, Result};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Event;
 
+use crate::error::CopyError;
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
 use crate::same_disk::Proof;
@@ -144,17 +145,21 @@ impl Retries {
     /// Waits after a failed request to a target whose connection is not replaced, because that
     /// would lose its unflushed writes. Ok: repeat the request; otherwise the error that ends the
     /// copy.
-    pub(crate) async fn recover_standing(&self, error: Error, attempts: &mut u32) -> Result<()> {
+    pub(crate) async fn recover_standing(
+        &self,
+        error: Error,
+        attempts: &mut u32,
+    ) -> Result<(), CopyError> {
         let remedy = match remedy(error.kind()) {
             Remedy::Reconnect => Remedy::None,
             remedy => remedy,
         };
-        self.count(Side::Target, remedy, &error, attempts)?;
+        self.count(Side::Target, remedy, &error, attempts).map_err(CopyError::at_target)?;
         match remedy {
             Remedy::RepeatSoon => self.pause_briefly(*attempts).await,
             _ => self.pause(*attempts).await,
         }
-        if self.stopped() { Err(error) } else { Ok(()) }
+        if self.stopped() { Err(CopyError::at_target(error)) } else { Ok(()) }
     }
 
     /// Waits before repetition `number` of a request that failed on a working connection: a
@@ -283,7 +288,12 @@ impl Handle {
         error: Error,
         generation: u64,
         attempts: &mut u32,
-    ) -> Result<()> {
+    ) -> Result<(), CopyError> {
+        let recovered = self.try_recover(error, generation, attempts).await;
+        recovered.map_err(|error| CopyError { side: Some(self.side), error })
+    }
+
+    async fn try_recover(&self, error: Error, generation: u64, attempts: &mut u32) -> Result<()> {
         let remedy = remedy(error.kind());
         self.retries.count(self.side, remedy, &error, attempts)?;
         match remedy {

@@ -21,6 +21,7 @@ mod copy;
 mod digest;
 mod disk_map;
 mod engine;
+mod error;
 mod extent_feed;
 mod extra_lanes;
 mod flushes;
@@ -65,6 +66,7 @@ pub use copy::copy;
 pub use digest::digest;
 pub use disk_map::{CELLS_MAX, MapCell, MapSnapshot};
 pub use engine::{Control, Engine, completed_earlier};
+pub use error::CopyError;
 #[cfg(fuzzing)]
 pub use journal::fuzz;
 pub use journal::{
@@ -84,5 +86,6 @@ pub use route_counters::Routes;
 pub use sample::is_coarse;
 pub use segment::SEGMENT;
 pub use selection::bitmap_ranges;
+pub use side::Side;
 pub use stream::{copy_from_pipe, copy_to_pipe};
 pub use verify::{Verified, manifest, verify};

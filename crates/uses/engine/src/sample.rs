@@ -3,12 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use blockhaul_block::{
-    BASE_ALLOCATION, Can, DeviceExt as _, Error, Kind, Reply, Request, Result, ZERO,
-};
+use blockhaul_block::{BASE_ALLOCATION, Can, DeviceExt as _, Error, Reply, Request, ZERO};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Reservation;
 
+use crate::error::Result;
 use crate::extent_feed::{ExtentFeed, Known};
 use crate::handle::Handle;
 use crate::ledger::Range;
@@ -164,7 +163,7 @@ async fn read(source: Rc<Handle>, at: u64, len: u64) -> Result<[u8; 32]> {
         match source.device().submit(request).await {
             Ok(Reply::Data(data)) => return Ok(blake3::hash(data.bytes()).into()),
             Ok(Reply::Hole) => return Ok(blake3::hash(&vec![0; len as usize]).into()),
-            Ok(_) => return Err(Error::new(Kind::Io, "the device returned no data for a read")),
+            Ok(_) => return Err(Error::misfit().into()),
             Err(error) => source.recover(error, generation, &mut attempts).await?,
         }
     }

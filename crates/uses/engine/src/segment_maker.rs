@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{HOLE, Result, ZERO};
+use blockhaul_block::{HOLE, ZERO};
 
+use crate::error::Result;
 use crate::extent_feed::{ExtentFeed, Known};
 use crate::handle::Handle;
 use crate::journal::Recorded;

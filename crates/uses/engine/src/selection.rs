@@ -3,9 +3,10 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Facts, Kind, Result};
+use blockhaul_block::{Error, Facts, Kind};
 use blockhaul_catalog::Stack;
 
+use crate::error::{CopyError, Result};
 use crate::extent_feed::ExtentFeed;
 use crate::handle::{Handle, Retries};
 use crate::ledger::Range;
@@ -59,12 +60,14 @@ impl Selection {
                     let text = format!(
                         "the range of {len} bytes at offset {at} ends beyond its {size} bytes"
                     );
-                    return Err(Error::new(Kind::Invalid, text).on(&source.name));
+                    return Err(CopyError::at_source(
+                        Error::new(Kind::Invalid, text).on(&source.name),
+                    ));
                 };
                 match selection.ranges.last_mut() {
                     Some(last) if last.1 > at => {
                         let text = format!("the ranges are not in order at offset {at}");
-                        return Err(Error::new(Kind::Invalid, text));
+                        return Err(Error::new(Kind::Invalid, text).into());
                     }
                     Some(last) if last.1 == at => last.1 = end,
                     _ => selection.ranges.push((at, end)),
@@ -80,7 +83,9 @@ impl Selection {
                     format!("it has {}", source.contexts.join(", "))
                 };
                 let text = format!("no metadata context {:?}: {known}", bitmap.context);
-                return Err(Error::new(Kind::NotFound, text).on(&source.name));
+                return Err(CopyError::at_source(
+                    Error::new(Kind::NotFound, text).on(&source.name),
+                ));
             }
             selection.bitmap = Some(bitmap.clone());
         }
@@ -128,7 +133,8 @@ impl Selection {
                         "the bitmap selects more than {RANGES_MAX} ranges: copy all of the disk, or without a \
                          journal"
                     );
-                    return Err(Error::new(Kind::Invalid, text).on(&source.facts().name));
+                    let error = Error::new(Kind::Invalid, text).on(&source.facts().name);
+                    return Err(CopyError::at_source(error));
                 }
                 at += len;
             }
@@ -166,7 +172,8 @@ impl Selection {
         });
         if self.bitmap.is_some() && feed.is_none() {
             let text = "the bitmap no longer exists";
-            return Err(Error::new(Kind::NotFound, text).on(&source.facts().name));
+            let error = Error::new(Kind::NotFound, text).on(&source.facts().name);
+            return Err(CopyError::at_source(error));
         }
         Ok(Choice { feed, minimum: self.minimum })
     }

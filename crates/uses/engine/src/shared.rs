@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind};
 use blockhaul_io::Pool;
 
+use crate::error::{CopyError, Result};
 use crate::flushes::Flushes;
 use crate::handle::Retries;
 use crate::journal::{Journal, SelectedParts};
@@ -77,7 +78,7 @@ pub(crate) struct Durability {
 /// The final report.
 #[derive(Default)]
 pub(crate) struct Report {
-    first_error: Mutex<Option<Error>>,
+    first_error: Mutex<Option<CopyError>>,
     warnings: Mutex<Vec<String>>,
     /// Lanes used in the current run.
     pub(crate) lanes_used: AtomicUsize,
@@ -133,9 +134,9 @@ impl Shared {
     }
 
     /// Ends the copy with this error, unless it already has one.
-    pub(crate) fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: impl Into<CopyError>) {
         let mut first_error = self.report.first_error.lock().expect("no panic under this lock");
-        first_error.get_or_insert(error);
+        first_error.get_or_insert_with(|| error.into());
         drop(first_error);
         self.retries.fail();
         self.wake();
@@ -194,7 +195,7 @@ impl Shared {
             return Err(error.clone());
         }
         if self.progress.is_cancelled() {
-            return Err(Error::new(Kind::ShuttingDown, "stopped before the end"));
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end").into());
         }
         Ok(())
     }

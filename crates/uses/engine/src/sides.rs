@@ -3,9 +3,10 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Result};
+use blockhaul_block::Device;
 use blockhaul_catalog::Stack;
 
+use crate::error::Result;
 use crate::handle::{Handle, Retries};
 use crate::lane::Lane;
 use crate::options::Options;

@@ -6,12 +6,13 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use blockhaul_block::{Access, FileRange, Result};
+use blockhaul_block::{Access, FileRange};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 use rustix::fs::{Advice, fadvise};
 
 use crate::engine::Engine;
+use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::options::Options;
 use crate::progress::Progress;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use blockhaul_backends::Shared;
-use blockhaul_block::{Can, Error, Facts, FileId, Kind, Latency, OpKind};
+use blockhaul_block::{Can, Facts, FileId, Kind, Latency};
 use blockhaul_catalog::{ClaimOwner, Intent, Layer, Preparation, Registry, Spec, Stack};
 use blockhaul_engine::{
-    Control, Durable, Engine, JournalOptions, JournalState, Manifest, Options, Progress, Summary,
-    Verified,
+    Control, CopyError, Durable, Engine, JournalOptions, JournalState, Manifest, Options, Progress,
+    Side, Summary, Verified,
 };
 use blockhaul_io::{Interest, Pool};
 
@@ -122,7 +122,7 @@ pub(crate) trait Recorder: Send + Sync {
     fn durable(&self) -> Durable;
 }
 
-type Following = Pin<Box<dyn Future<Output = blockhaul_block::Result<Summary>>>>;
+type Following = Pin<Box<dyn Future<Output = Result<Summary, CopyError>>>>;
 
 /// A copy that is about to run.
 pub(crate) struct CopyJob {
@@ -172,7 +172,7 @@ pub(crate) struct CopyJob {
 }
 
 /// The results of the copy and of its verification.
-type Ran = (blockhaul_block::Result<Summary>, Option<blockhaul_block::Result<Verified>>);
+type Ran = (Result<Summary, CopyError>, Option<Result<Verified, CopyError>>);
 
 /// The result of a copy, for users.
 pub(crate) struct Report {
@@ -495,11 +495,12 @@ impl CopyJob {
                     Ok(summary) => summary,
                     // The reader has closed the pipe, for a reason that only it knows.
                     Err(error)
-                        if error.kind() == Kind::Disconnected && error.request().is_none() =>
+                        if error.kind() == Kind::Disconnected
+                            && error.error.request().is_none() =>
                     {
                         return Ok(Report::unread());
                     }
-                    Err(error) => return Err(self.failed(&error)),
+                    Err(error) => return Err(self.failed(error)),
                 }
             }
             _ => return self.between_devices(&pool).await,
@@ -515,7 +516,7 @@ impl CopyJob {
     /// of the copy can be made.
     async fn open_first(&mut self) -> Result<Stack, Failure> {
         if let Some(Journal { path, restart, .. }) = &self.journal {
-            blockhaul_engine::check_journal(path, *restart).map_err(|error| self.failed(&error))?;
+            blockhaul_engine::check_journal(path, *restart).map_err(|error| self.failed(error))?;
             let beside = Spec::Path(path.clone());
             if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
                 let text = format!(
@@ -565,7 +566,7 @@ impl CopyJob {
             // It is emptied next. A part of the source may be readable if not all of it is.
             let end = if self.part.is_some() { 0 } else { source.device().facts().size };
             let reached = blockhaul_engine::check_source(end, source.device()).await;
-            reached.map_err(|error| self.failed(&error))?;
+            reached.map_err(|error| self.failed(CopyError::at_source(error)))?;
         }
         if let Some(kept) = &mut self.manifest {
             kept.begin([&self.source, &self.target])?;
@@ -578,7 +579,7 @@ impl CopyJob {
         let Some(journal) = self.journal.as_ref().filter(|journal| !journal.restart) else {
             return Ok(None);
         };
-        blockhaul_engine::discarding_journal(&journal.path).map_err(|error| self.failed(&error))
+        blockhaul_engine::discarding_journal(&journal.path).map_err(|error| self.failed(error))
     }
 
     /// Says what a complete journal means, if a side cannot be opened that it is checked with.
@@ -609,7 +610,7 @@ impl CopyJob {
         let progress = &self.progress;
         let checked =
             blockhaul_engine::completed_earlier(source, &target, &options, &pool, progress).await;
-        self.completed = Some(checked.map_err(|error| self.failed(&error))?);
+        self.completed = Some(checked.map_err(|error| self.failed(error))?);
         Ok(target)
     }
 
@@ -676,7 +677,7 @@ impl CopyJob {
         self.check_discard(&from, &to)?;
         self.check_apart(&from.files, &to.files)?;
         if let Some(follower) = &self.follower {
-            follower.check(&target).map_err(|error| self.failed(&error))?;
+            follower.check(&target).map_err(|error| self.failed(CopyError::at_target(error)))?;
         } else if !self.part.is_some() && to.grows_from.is_none() && to.size > size {
             let (target, rest) = (&self.target, to.size - size);
             log::warn!(
@@ -693,8 +694,7 @@ impl CopyJob {
         // Whatever happens from here on: the old journal describes contents that are about to be
         // lost.
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
-            blockhaul_engine::discard_journal(&journal.path)
-                .map_err(|error| self.failed(&error))?;
+            blockhaul_engine::discard_journal(&journal.path).map_err(|error| self.failed(error))?;
         }
         let prepared = preparation.run().await;
         prepared.map_err(|error| Failure::opening("target", &self.target.to_string(), &error))?;
@@ -754,7 +754,7 @@ impl CopyJob {
         self.options.discard_source |= self.can_release(&source, &target);
         self.touch_recorded(&target).await?;
         let (copied, verified) = self.run_engine(&source, &target, pool).await;
-        let summary = copied.map_err(|error| self.failed(&error))?;
+        let summary = copied.map_err(|error| self.failed(error))?;
         // Its warnings were already logged.
         let mut warnings = Vec::new();
         if summary.retried.is_trouble() {
@@ -772,7 +772,7 @@ impl CopyJob {
         }
         let mut compared = 0;
         if let Some(verified) = verified {
-            let verified = verified.map_err(|error| self.different(&error));
+            let verified = verified.map_err(|error| self.different(error));
             if let Some(journal) = &self.journal {
                 journal.after_verification(&verified);
             }
@@ -841,11 +841,11 @@ impl CopyJob {
         let options = &mut self.options;
         let progress = &self.progress;
         let changed = self.part.changed(source, options, pool, progress).await;
-        let mut made = changed.map_err(|error| self.failed(&error))?;
+        let mut made = changed.map_err(|error| self.failed(error))?;
         if made.is_none() && self.manifest.is_some() {
             let now =
                 blockhaul_engine::manifest(source, None, &self.options, pool, &self.progress).await;
-            made = Some(now.map_err(|error| self.failed(&error))?);
+            made = Some(now.map_err(|error| self.failed(error))?);
         }
         Ok(made)
     }
@@ -894,7 +894,7 @@ impl CopyJob {
         if let Some(path) = grown {
             cut(&path, self.progress.snapshot().done())?;
         }
-        copied.map_err(|error| self.failed(&error))
+        copied.map_err(|error| self.failed(error))
     }
 
     /// Refuses to empty a file because standard input has no data, for example because the program
@@ -1069,64 +1069,32 @@ impl CopyJob {
     }
 
     /// The failed side, and a remedy.
-    fn failed(&self, error: &Error) -> Failure {
-        let text = error.located();
-        let side = self.side(error, &text);
-        let status = match (error.kind(), side) {
-            (Kind::NoSpace, Some(exit::TARGET)) => exit::FULL,
-            (Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown, _) => exit::LOST,
-            (_, Some(side)) => side,
-            (Kind::Usage, None) => exit::USAGE,
-            (_, None) => exit::FAILED,
+    fn failed(&self, failed: impl Into<CopyError>) -> Failure {
+        let CopyError { side, error, .. } = failed.into();
+        let (status, what) = match side {
+            Some(Side::Source) => (exit::SOURCE, "the source failed: "),
+            Some(Side::Target) => (exit::TARGET, "the target failed: "),
+            None => (exit::FAILED, ""),
         };
-        let what = match side {
-            Some(exit::SOURCE) => "the source failed: ",
-            Some(_) => "the target failed: ",
-            None => "",
+        let status = match error.kind() {
+            Kind::NoSpace if side == Some(Side::Target) => exit::FULL,
+            Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => exit::LOST,
+            Kind::Usage if side.is_none() => exit::USAGE,
+            _ => status,
         };
-        Failure::new(status, format!("{what}{text}")).with_remedy(error, false)
-    }
-
-    /// The side on which an error happened, as its exit status.
-    fn side(&self, error: &Error, text: &str) -> Option<u8> {
-        // A file besides the two.
-        if self.journal.as_ref().is_some_and(|journal| text.contains(&journal.named())) {
-            return None;
-        }
-        // By name, if that is unique: a verification reads both sides.
-        let names = |spec: &Spec| {
-            let rest = text.strip_prefix(&spec.to_string());
-            rest.is_some_and(|rest| rest.starts_with(": "))
-        };
-        match (names(&self.source), names(&self.target)) {
-            (true, false) => return Some(exit::SOURCE),
-            (false, true) => return Some(exit::TARGET),
-            _ => {}
-        }
-        match error.request() {
-            Some((OpKind::Read | OpKind::Extents | OpKind::Cache, ..)) => {
-                return Some(exit::SOURCE);
-            }
-            Some((OpKind::Write | OpKind::Zero | OpKind::Trim | OpKind::Flush, ..)) => {
-                return Some(exit::TARGET);
-            }
-            None => {}
-        }
-        match error.kind() {
-            Kind::ReadOnly | Kind::NoSpace => Some(exit::TARGET),
-            _ => None,
-        }
+        Failure::new(status, format!("{what}{}", error.located())).with_remedy(&error, false)
     }
 
     /// A failed verification: the sides differ, or one cannot be read.
-    fn different(&self, error: &Error) -> Failure {
+    fn different(&self, failed: CopyError) -> Failure {
+        let error = &failed.error;
         if error.kind() == Kind::Io && error.request().is_none() {
             let source = &self.source;
             let target = &self.target;
             let text = format!("verification of {target} against {source}: {error}");
             return Failure::new(exit::DIFFERENT, text);
         }
-        let failure = self.failed(error);
+        let failure = self.failed(failed);
         Failure::new(failure.status(), format!("verification: {failure}"))
     }
 }

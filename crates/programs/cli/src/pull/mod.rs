@@ -239,7 +239,8 @@ pub(crate) async fn digests(path: std::path::PathBuf) -> Result<(String, String)
     let options = Options::default();
     let progress = Arc::new(Progress::new());
     let pool = Pool::new(options.memory());
-    let made = blockhaul_engine::manifest(&stack, None, &options, &pool, &progress).await?;
+    let made = blockhaul_engine::manifest(&stack, None, &options, &pool, &progress).await;
+    let made = made.map_err(|failed| failed.error)?;
     Ok((made.to_string(), made.digest()))
 }
 

@@ -181,7 +181,7 @@ impl Look {
         let progress = Arc::new(Progress::new());
         let read = blockhaul_engine::bitmap_ranges(stack, &bitmap, &options, &progress).await;
         read.map_err(|error| {
-            let failure = Failure::from(error);
+            let failure = Failure::from(error.error);
             let lost = failure.status() == exit::LOST;
             if lost { failure } else { failure.with_status(exit::SOURCE) }
         })

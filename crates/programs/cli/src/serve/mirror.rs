@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_catalog::{Adjustable, Barrier, ClaimOwner, PROVIDED, Stack};
-use blockhaul_engine::{Control, Engine, Progress, Summary};
+use blockhaul_engine::{Control, CopyError, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::{Changes, Remaining};
 use serde_json::{Value, json};
@@ -246,7 +246,7 @@ impl Mirror {
     }
 
     /// Copies, and follows the disk until the end.
-    async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary> {
+    async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary, CopyError> {
         let control = engine.control();
         let first = first_ranges(&self.first, self.taken.as_ref());
         match self.rest.as_ref().or(first.as_ref()) {
@@ -309,7 +309,7 @@ impl Mirror {
     }
 
     /// Rounds, until the rest can be copied in time.
-    async fn catch_up(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
+    async fn catch_up(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<(), CopyError> {
         loop {
             self.apply_copy_mode(also).await;
             let dirty = self.take();
@@ -333,7 +333,7 @@ impl Mirror {
     }
 
     /// Copies ranges again.
-    async fn round(&self, engine: &mut Engine, dirty: &[(u64, u64)]) -> Result<()> {
+    async fn round(&self, engine: &mut Engine, dirty: &[(u64, u64)]) -> Result<(), CopyError> {
         if self.changes.writes_also() {
             for &(from, len) in dirty {
                 let end = from.saturating_add(len);
@@ -357,7 +357,11 @@ impl Mirror {
     /// Copies the first piece of a range, and returns its end. Clients' writes to the piece wait for
     /// its read and write, but not while the job waits: for its rate, for the end of a pause, or
     /// after an error. What they write then is copied again.
-    async fn copy_piece(&self, engine: &mut Engine, (at, end): (u64, u64)) -> Result<u64> {
+    async fn copy_piece(
+        &self,
+        engine: &mut Engine,
+        (at, end): (u64, u64),
+    ) -> Result<u64, CopyError> {
         let control = engine.control();
         control.may_start().await;
         let is_limited = control.rate_limits() != (0, 0);
@@ -392,7 +396,7 @@ impl Mirror {
         }
     }
 
-    async fn copy(&self, engine: &mut Engine, ranges: &[(u64, u64)]) -> Result<()> {
+    async fn copy(&self, engine: &mut Engine, ranges: &[(u64, u64)]) -> Result<(), CopyError> {
         let plan = engine.empty_plan();
         for &(at, len) in ranges {
             plan.add(at, len)?;
@@ -415,7 +419,7 @@ impl Mirror {
     }
 
     /// Flushes the target: the first time, and when the latest flush was a while ago.
-    async fn flush(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
+    async fn flush(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<(), CopyError> {
         let due = self.lock().flushed.is_none_or(|at| blockhaul_io::elapsed(at) > FLUSH_EVERY);
         if due {
             let started = blockhaul_io::now();
@@ -483,7 +487,7 @@ impl Mirror {
         control: &Control,
         clients: &Destination,
         ending: Ending,
-    ) -> Result<bool> {
+    ) -> Result<bool, CopyError> {
         if self.predicted() > ending.within {
             return Ok(false);
         }
@@ -498,14 +502,14 @@ impl Mirror {
     /// Holds the clients while the last round ends, and moves them.
     async fn move_clients(
         &self,
-        mut round: Pin<&mut impl Future<Output = Result<()>>>,
+        mut round: Pin<&mut impl Future<Output = Result<(), CopyError>>>,
         control: &Control,
         clients: &Destination,
         ending: Ending,
-    ) -> Result<CutOverResult> {
+    ) -> Result<CutOverResult, CopyError> {
         let _change = self.table.change().await;
         let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
-        let Some(export) = self.export.upgrade() else { return Err(no_export()) };
+        let Some(export) = self.export.upgrade() else { return Err(no_export().into()) };
         let (shared, stack) = self.table.changeable(&export).map_err(refused)?;
         let next = if ending.switch { clients.stack.clone() } else { stack };
         self.stop_marking(&export);
@@ -513,11 +517,12 @@ impl Mirror {
             Ok(new) => new,
             Err(failure) => {
                 self.go_on_marking(&export);
-                return Err(refused(failure));
+                return Err(refused(failure).into());
             }
         };
         let started = blockhaul_io::now();
         let mut is_unfinished = false;
+        let mut side = None;
         let last = async || {
             if ending.switch && !export.served {
                 // Its first clients may have come since the beginning.
@@ -531,7 +536,10 @@ impl Mirror {
                 let text = "the last round did not end while clients could wait for it";
                 return Err(Error::new(Kind::TimedOut, text));
             };
-            copied?;
+            copied.map_err(|failed| {
+                side = failed.side;
+                failed.error
+            })?;
             if ending.switch { self.note_move().await } else { Ok(()) }
         };
         let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
@@ -562,7 +570,7 @@ impl Mirror {
         // The layers that mark are still there.
         self.go_on_marking(&export);
         if error.kind() != Kind::TimedOut {
-            return Err(error);
+            return Err(CopyError { side, error });
         }
         log::info!(export = export.name; "the mirror is not completed yet: {error}");
         state.postponed = Some(error.to_string());
@@ -626,7 +634,11 @@ impl Mirror {
     }
 
     /// Copies the rest, and makes it durable. It begins while no request is in flight.
-    async fn last_round(&self, engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
+    async fn last_round(
+        &self,
+        engine: &mut Engine,
+        also: &Arc<dyn Device>,
+    ) -> Result<(), CopyError> {
         let dirty = self.take();
         let copied = async {
             self.round(engine, &dirty).await?;
@@ -821,7 +833,7 @@ impl Follower for Mirror {
         self: Arc<Self>,
         engine: Engine,
         target: Stack,
-    ) -> Pin<Box<dyn Future<Output = Result<Summary>>>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Summary, CopyError>>>> {
         Box::pin(async move { self.run(engine, target).await })
     }
 }
@@ -845,9 +857,12 @@ fn no_export() -> Error {
 }
 
 /// Flushes what the engine has written, and what clients have.
-async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<()> {
+async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<(), CopyError> {
     engine.flush().await?;
-    if also.facts().can.contains(Can::FLUSH) { also.flush().await } else { Ok(()) }
+    if also.facts().can.contains(Can::FLUSH) {
+        also.flush().await.map_err(CopyError::at_target)?;
+    }
+    Ok(())
 }
 
 /// What a mirror copies first; none: all.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
 use super::{as_begun, own_identity};
+use crate::error::Result;
 use crate::handle::Retries;
 use crate::journal::check_identity;
 use crate::options::{Options, Summary};
@@ -32,7 +33,7 @@ pub async fn completed_earlier(
     let selection = sides.selection(options)?;
     let options = as_begun(options).await;
     let Some(journal) = &options.journal else {
-        return Err(Error::new(Kind::Invalid, "a copy without a journal"));
+        return Err(Error::new(Kind::Invalid, "a copy without a journal").into());
     };
     let retries = Retries::new(&options, progress);
     let resolved = Resolved::new(&options, source.device(), target.device(), pool);

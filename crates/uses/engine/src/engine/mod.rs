@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use blockhaul_block::{Can, Error, Facts, Kind, Result};
+use blockhaul_block::{Can, Error, Facts, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Remote};
 
+use crate::error::{CopyError, Result};
 use crate::extra_lanes::extra_lane;
 use crate::handle::Retries;
 use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts};
@@ -256,13 +257,13 @@ impl Engine {
         if self.copied || self.shared.reads_only {
             let text =
                 "nothing can be copied by an engine that only reads, or has completed its copy";
-            return Err(Error::new(Kind::Invalid, text));
+            return Err(Error::new(Kind::Invalid, text).into());
         }
         let once = self.options.journal.is_some() || self.options.discard_source;
         if once && (self.runs > 0 || plan.added().is_some()) {
             let text = "a journal, or a source that is discarded, is for one plan, of what the options \
                         choose";
-            return Err(Error::new(Kind::Invalid, text));
+            return Err(Error::new(Kind::Invalid, text).into());
         }
         let began = blockhaul_io::now();
         let mut before = self.counted();
@@ -474,12 +475,13 @@ async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection
         check_discard(&from, &to)?;
         if options.digest.is_some() {
             let text = "a digest may need the source again, which is to be discarded";
-            return Err(Error::new(Kind::Invalid, text).on(&from.name));
+            return Err(CopyError::at_source(Error::new(Kind::Invalid, text).on(&from.name)));
         }
     }
     let selection = sides.selection(options)?;
-    check_source(selection.bounds().1, sides.source.device()).await?;
-    check_target(selection.bounds().1, sides.target.device()).await?;
+    let end = selection.bounds().1;
+    check_source(end, sides.source.device()).await.map_err(CopyError::at_source)?;
+    check_target(end, sides.target.device()).await.map_err(CopyError::at_target)?;
     Ok(selection)
 }
 
@@ -557,7 +559,7 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
         "it does not read as zeroes: there is data at offset {at}: leave out --destination-is-zero, or use \
          --trust to keep that data"
     );
-    Err(Error::new(Kind::Invalid, text).on(&name))
+    Err(CopyError::at_target(Error::new(Kind::Invalid, text).on(&name)))
 }
 
 /// What identifies a copy in its journal.

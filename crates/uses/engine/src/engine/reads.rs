@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Task};
 
 use super::{Engine, Given, parts};
 use crate::algorithm::{Algorithm, Hasher};
 use crate::digest::{PIECE, ReadAhead};
+use crate::error::{CopyError, Result};
 use crate::handle::Retries;
 use crate::manifest::{BLOCK, Manifest, unit_of};
 use crate::options::Options;
@@ -92,7 +93,7 @@ impl Engine {
                  of them returns wrong data; copy again"
             );
             let name = &self.sides.target.device().facts().name;
-            return Err(Error::new(Kind::Io, text).on(name));
+            return Err(CopyError::at_target(Error::new(Kind::Io, text).on(name)));
         }
         let range = (0, size);
         let digest = unit.map(|unit| Manifest { size, unit, range, units }.digest());

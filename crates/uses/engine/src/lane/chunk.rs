@@ -4,10 +4,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request, Result};
+use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request};
 use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
+use crate::error::{CopyError, Result};
 use crate::flushes::Unproven;
 use crate::ledger::{Home, Range};
 use crate::route_counters;
@@ -181,7 +182,7 @@ impl Lane {
     async fn zeroes(&self, len: u64) -> Result<Data, Failed> {
         let generation = self.target.generation();
         let room = self.room(len, true).await;
-        let mut buf = room.map_err(|error| self.target_failed(generation, error))?.into_buf();
+        let mut buf = room.map_err(|error| self.target_failed(generation, error.error))?.into_buf();
         buf.fill(0);
         Ok(buf.into())
     }
@@ -371,7 +372,7 @@ impl Lane {
                 self.proof_due.set(true);
                 let error = self.not_durable(error);
                 if last {
-                    self.shared.fail(error.clone());
+                    self.shared.fail(CopyError::at_target(error.clone()));
                 }
                 return Err(self.target_failed(generation, error));
             }

@@ -19,11 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use blockhaul_block::{Can, Error, Kind, Result};
+use blockhaul_block::{Can, Error, Kind};
 use blockhaul_io::{Event, Reservation};
 
 use self::chunk::Chunk;
 use self::open::{Flight, Next, OpenSegment};
+use crate::error::Result;
 use crate::handle::Handle;
 use crate::ledger::{Home, Ledger, Range, Suspect};
 use crate::orders::Ending;
@@ -518,7 +519,7 @@ impl Lane {
             }
             Err(error) => {
                 let text = "no buffer for a request of this size";
-                Err(Error::new(Kind::NoMemory, text).because(error))
+                Err(Error::new(Kind::NoMemory, text).because(error).into())
             }
         }
     }

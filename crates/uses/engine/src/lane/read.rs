@@ -3,13 +3,13 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blockhaul_block::Result;
 use blockhaul_io::{Data, Reservation};
 
 use super::chunk::Failed;
 use super::open::{OpenSegment, Piece};
 use super::{Lane, Stepped};
 use crate::blocks::find;
+use crate::error::Result;
 use crate::manifest::BLOCK;
 use crate::reading::{Reading, SegmentReading};
 use crate::segment_queue::SegmentQueue;

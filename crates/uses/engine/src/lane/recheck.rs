@@ -9,11 +9,12 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Can, Error, Kind, Reply, Request, Result};
+use blockhaul_block::{Can, Error, Kind, Reply, Request};
 use blockhaul_io::{Data, Reservation, is_zero};
 
 use super::Lane;
 use super::chunk::{Done, Failed};
+use crate::error::{CopyError, Result};
 use crate::flushes::Unproven;
 use crate::handle::is_lost;
 use crate::ledger::{Home, Range, Suspect};
@@ -44,7 +45,7 @@ impl Lane {
             ledger.forget_safe();
         }
         if self.shared.resolved.discard_source && ledger.relies_on_connection() {
-            self.shared.fail(self.lost_for_good());
+            self.shared.fail(CopyError::at_target(self.lost_for_good()));
         }
         // Flushing the new connection covers writes of the old one only if that is promised.
         let promised = self.target.facts().can.contains(Can::MULTI_CONN);
@@ -133,7 +134,7 @@ impl Lane {
                 self.safety.unflushed.set(!flushed.covers);
                 rewrites += u32::from(flushed.failed.is_some());
                 if let Some(error) = flushed.failed.filter(|_| rewrites > REWRITES_MAX) {
-                    return Err(error);
+                    return Err(CopyError::at_target(error));
                 }
             }
             self.safety.ledger.borrow_mut().join_suspects();
@@ -153,11 +154,12 @@ impl Lane {
             rounds += 1;
             if rounds > self.shared.retries.limit().saturating_add(1) {
                 if let Some(error) = self.shared.durability.flushes.error() {
-                    return Err(self.not_durable(error));
+                    return Err(CopyError::at_target(self.not_durable(error)));
                 }
                 let text = "the connection to the target was lost repeatedly, and it is unknown which \
                             writes have succeeded";
-                return Err(Error::new(Kind::Disconnected, text).on(&self.target.facts().name));
+                let error = Error::new(Kind::Disconnected, text).on(&self.target.facts().name);
+                return Err(CopyError::at_target(error));
             }
             for _ in 0..suspects {
                 let next = self.safety.ledger.borrow_mut().next_suspect();
@@ -200,7 +202,7 @@ impl Lane {
                     self.safety.ledger.borrow_mut().doubt(batch, true);
                     let error = self.not_durable(error);
                     if last {
-                        return Err(error);
+                        return Err(CopyError::at_target(error));
                     }
                     if !is_lost(&error) {
                         failed = Some(error.clone());

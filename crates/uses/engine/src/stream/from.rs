@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request, Result};
+use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Buf, Data, File, Pool, Task};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
@@ -13,6 +13,7 @@ use rustix::event::{self, PollFd, PollFlags, Timespec};
 use super::room::room_now;
 use super::summary::Ended;
 use crate::algorithm::Hasher;
+use crate::error::{CopyError, Result};
 use crate::handle::Retries;
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
@@ -32,7 +33,7 @@ pub async fn copy_from_pipe(
     let started = blockhaul_io::now();
     let device = target.device();
     let facts = device.facts();
-    crate::resolved::check_target(0, device).await?;
+    crate::resolved::check_target(0, device).await.map_err(CopyError::at_target)?;
     let resolved = Arc::new(Resolved::new(options, device, device, pool));
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
@@ -61,7 +62,7 @@ pub async fn copy_from_pipe(
                 let text =
                     format!("the pipe delivers more than the {} bytes of the target", facts.size);
                 window.drain().await?;
-                return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
+                return Err(CopyError::at_target(Error::new(Kind::NoSpace, text).on(&facts.name)));
             }
             if let Some(digest) = &mut digest {
                 digest.bytes(&buf);
@@ -258,7 +259,7 @@ async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Bu
         Ok((buf, false))
     });
     let filled = filled.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
-    filled.map_err(|error| Error::system("cannot read from the pipe", error))
+    filled.map_err(|error| CopyError::at_source(Error::system("cannot read from the pipe", error)))
 }
 
 /// Makes the copy durable, if the options ask for it.
@@ -268,10 +269,10 @@ async fn finish(
     ended: Ended<'_>,
 ) -> Result<Summary> {
     if ended.progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy").into());
     }
     if resolved.flush && device.facts().can.contains(Can::FLUSH) {
-        device.submit(Request::flush()).await?;
+        device.submit(Request::flush()).await.map_err(CopyError::at_target)?;
     }
     Ok(ended.summary())
 }

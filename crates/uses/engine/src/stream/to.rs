@@ -5,13 +5,14 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Reply, Request, Result};
+use blockhaul_block::{Error, Kind, Reply, Request};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, File, Pool, Reservation, Task};
 
 use super::room::room_now;
 use super::summary::Ended;
 use crate::algorithm::Hasher;
+use crate::error::{CopyError, Result};
 use crate::handle::{Handle, Retries};
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
@@ -36,7 +37,7 @@ pub async fn copy_to_pipe(
     let selection = Selection::new(options, &facts, facts.block.minimum)?;
     if options.bitmap.is_some() {
         let text = "ranges cannot be left out in a pipe: use a device as the target";
-        return Err(Error::new(Kind::Invalid, text));
+        return Err(Error::new(Kind::Invalid, text).into());
     }
     let size = selection.total();
     progress.set_total(size);
@@ -69,7 +70,7 @@ pub async fn copy_to_pipe(
     written?;
     made?;
     if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy"));
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy").into());
     }
     let digest = digest.map(|digest| digest.finish(size));
     Ok(Ended { progress, retries: &retries, size, digest, started }.summary())
@@ -79,7 +80,7 @@ pub async fn copy_to_pipe(
 struct Reading {
     /// The generation of the handle that it was submitted to.
     generation: u64,
-    task: Task<Result<Option<Data>>>,
+    task: Task<Result<Option<Data>, Error>>,
 }
 
 /// A piece whose turn to be written comes later; nothing is read of a hole.
@@ -305,5 +306,5 @@ async fn write_out(pipe: &File, data: Data) -> Result<()> {
         Ok(())
     });
     let written = written.await.map_err(|lost| Error::new(Kind::Io, "pipe").because(lost))?;
-    written.map_err(|error| Error::system("cannot write", error))
+    written.map_err(|error| CopyError::at_target(Error::system("cannot write", error)))
 }

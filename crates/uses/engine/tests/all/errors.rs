@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Options, Progress, copy};
+use blockhaul_engine::{Options, Progress, Side, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -91,6 +91,9 @@ async fn inject(rng: &mut Rng, failures: Failures, told: &str) {
         Ok(_) => assert!(target_disk.bytes() == bytes, "exact; {told}, at {at}"),
         Err(error) => {
             assert_eq!(error.kind(), kind, "{told}, at {at}: {error}");
+            let side = if on_source { Side::Source } else { Side::Target };
+            assert_eq!(error.side, Some(side), "{told}, at {at}: {error}");
+            let error = error.error;
             assert!(error.request().is_some(), "it says where; {told}, at {at}: {error}");
             let passes = PASSING.contains(&kind) && times <= u64::from(RETRIES);
             assert!(!passes, "what passes is repeated; {told}, at {at}: {error}");

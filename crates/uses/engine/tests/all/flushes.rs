@@ -10,7 +10,7 @@ use blockhaul_block::{
     Can, Device, Error, Facts, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
 };
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{JournalOptions, Options, Progress, Rate, Summary, copy};
+use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Rate, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 use blockhaul_testkit::rng::{Rng, seed};
@@ -298,7 +298,7 @@ fn facts(size: usize) -> Facts {
     facts
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
     let pool = Pool::new(8 << 20);
     copy(source, target, options, &pool, &Arc::new(Progress::new())).await
 }
@@ -568,7 +568,7 @@ fn storage_that_stays_failed_ends_the_copy_without_writing_again() {
             let options = Options { connections, ..options() };
             let error = run(&source_of(&bytes), &storage.open().await, &options).await;
             let error = error.unwrap_err();
-            assert_eq!((error.kind(), error.request().unwrap().0), (Kind::Io, OpKind::Flush));
+            assert_eq!((error.kind(), error.error.request().unwrap().0), (Kind::Io, OpKind::Flush));
             let text = error.to_string();
             assert!(text.contains("Input/output error; what was written since"), "{text}");
             let state = storage.state();

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{
-    JournalOptions, JournalState, Options, Progress, SEGMENT, Summary, check_journal, copy,
-    discard_journal, discarding_journal,
+    CopyError, JournalOptions, JournalState, Options, Progress, SEGMENT, Summary, check_journal,
+    copy, discard_journal, discarding_journal,
 };
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::crash::CrashDevice;
@@ -131,7 +131,7 @@ fn options(path: &Path) -> Options {
     }
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
     let pool = Pool::new(8 << 20);
     let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");

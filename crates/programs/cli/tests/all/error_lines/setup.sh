@@ -23,6 +23,8 @@ printf '\2' | dd of=corrupt.qcow2 bs=1 seek=79 conv=notrunc status=none
 
 blockhaul tls init --host localhost pki > made
 blockhaul tls init --host localhost other-pki > made
+mkdir anonymous
+cp pki/ca-cert.pem anonymous
 blockhaul tls init --psk alice keys.psk > made
 blockhaul tls init --psk alice other.psk > made
 echo bad > bad.psk

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{DeviceExt, Kind, OpKind};
-use blockhaul_engine::{Options, Progress, SEGMENT, verify};
+use blockhaul_engine::{Options, Progress, SEGMENT, Side, verify};
 use blockhaul_io::Pool;
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -164,7 +164,8 @@ fn a_comparison_tells_what_could_not_be_done() {
             let error = blockhaul_engine::compare(&one, &other, &options, &pool, &progress)
                 .await
                 .unwrap_err();
-            assert_eq!(error.request().unwrap().0, kind);
+            assert_eq!(error.error.request().unwrap().0, kind);
+            assert_eq!(error.side, Some(Side::Target));
             assert_eq!((bad.in_flight(), pool.reserved()), (0, 0), "drained");
         }
     });

@@ -25,7 +25,7 @@ fn an_error_names_its_place_and_nothing_is_left_in_flight() {
                 run(&stack(source.clone()), &stack(target.clone()), &Options::default()).await;
             let error = result.unwrap_err();
             assert_eq!(error.kind(), Kind::NoSpace);
-            let (failed, at, len) = error.request().unwrap();
+            let (failed, at, len) = error.error.request().unwrap();
             assert_eq!(failed, kind);
             assert!(at < 12 << 20 && at + len > 9 << 20, "{error}");
             assert_eq!((source.in_flight(), target.in_flight()), (0, 0), "drained");

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Options, Progress, Summary, copy};
+use blockhaul_engine::{CopyError, Options, Progress, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
 use blockhaul_testkit::rng::Rng;
@@ -48,7 +48,7 @@ fn stack(device: Arc<dyn Device>) -> Stack {
     Stack::over(device)
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
     let pool = Pool::new(64 << 20);
     let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");

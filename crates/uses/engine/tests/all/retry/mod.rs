@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Options, Progress, Summary, copy};
+use blockhaul_engine::{CopyError, Options, Progress, Side, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Runtime};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice};
@@ -30,7 +30,7 @@ fn disk(bytes: &[u8], seed: u64) -> Arc<ModelDevice> {
     ModelDevice::new(model, Completion::Shuffled(seed))
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
     let pool = Pool::new(8 << 20);
     let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");
@@ -143,7 +143,8 @@ fn a_server_that_stays_away_ends_the_copy_with_what_was_tried() {
         let error = run(&source, &target, &options).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Disconnected);
         assert!(error.to_string().contains("4 attempts to reconnect failed"), "{error}");
-        assert_eq!(error.request().unwrap().0, OpKind::Read);
+        assert_eq!(error.error.request().unwrap().0, OpKind::Read);
+        assert_eq!(error.side, Some(Side::Source));
         assert_eq!(server.dials.load(Ordering::SeqCst), 4);
     });
 }
@@ -186,7 +187,7 @@ fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
 fn with_rule(
     on_source: bool,
     rule: Rule,
-    check: impl FnOnce(Result<Summary>, usize) + Send + 'static,
+    check: impl FnOnce(Result<Summary, CopyError>, usize) + Send + 'static,
 ) {
     on_worker(move || async move {
         let bytes = vec![7; 1 << 20];
@@ -247,7 +248,8 @@ fn what_a_failed_flush_may_have_lost_is_written_again() {
     });
     with_rule(false, flush(100), |result, _| {
         let error = result.unwrap_err();
-        assert_eq!((error.kind(), error.request().unwrap().0), (Kind::Io, OpKind::Flush));
+        assert_eq!((error.kind(), error.error.request().unwrap().0), (Kind::Io, OpKind::Flush));
+        assert_eq!(error.side, Some(Side::Target));
     });
 }
 

@@ -11,7 +11,7 @@ fn bytes() -> Vec<u8> {
 }
 
 /// Copies to a pipe, and returns the output.
-async fn read_out(source: &Stack) -> (Result<Summary>, Vec<u8>) {
+async fn read_out(source: &Stack) -> (Result<Summary, CopyError>, Vec<u8>) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let collect = std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -26,7 +26,7 @@ async fn read_out(source: &Stack) -> (Result<Summary>, Vec<u8>) {
     (result, collect.join().unwrap())
 }
 
-async fn write_in(target: &Stack) -> Result<Summary> {
+async fn write_in(target: &Stack) -> Result<Summary, CopyError> {
     let (reader, mut writer) = std::io::pipe().unwrap();
     // If the copy fails, nothing reads the rest.
     let feed = std::thread::spawn(move || drop(writer.write_all(&bytes())));

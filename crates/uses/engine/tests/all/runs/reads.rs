@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Algorithm, Control, Engine, Options, Progress, Rate};
+use blockhaul_engine::{Algorithm, Control, Engine, Options, Progress, Rate, Side};
 use blockhaul_io::{Pool, Task};
 use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
 use blockhaul_testkit::model::ModelDevice;
@@ -267,7 +267,8 @@ fn a_verification_survives_connections_that_die() {
         copied.from.fuse.store(2, Ordering::SeqCst);
         copied.from.cuts_left.store(1, Ordering::SeqCst);
         let error = copied.engine.verify().await.unwrap_err();
-        assert_eq!(error.request().unwrap().0, OpKind::Read, "{error}");
+        assert_eq!(error.error.request().unwrap().0, OpKind::Read, "{error}");
+        assert_eq!(error.side, Some(Side::Source), "{error}");
         copied.engine.close().await;
     });
 }
