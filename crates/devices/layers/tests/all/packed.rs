@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::common::{on_workers, read, write};
 use crate::peers::{content, open, run, through_nbdkit};
 use blockhaul_block::{Can, Device, DeviceExt, Kind};
-use blockhaul_catalog::Intent;
+use blockhaul_catalog::{Intent, Registry};
 use blockhaul_io::Reservation;
 use blockhaul_testkit::require_peer;
 
@@ -339,5 +339,22 @@ fn a_packed_file_that_is_cut_anywhere_is_refused_or_has_all_of_it() {
             }
             assert!(refused > 8, "{layer}: {refused}");
         });
+    }
+}
+
+/// Layers over storage that must not change while it is read; those over raw bytes are not.
+#[test]
+fn layers_that_read_contents_in_a_format() {
+    let registry = Registry { layers: blockhaul_layers::all(), ..Registry::default() };
+    for (layer, reads_image) in [
+        ("gz", true),
+        ("xz", true),
+        ("luks?passphrase=secret", true),
+        ("tar?tar-entry=disk", false),
+        ("partition?partition=1", false),
+        ("offset?offset=1M", false),
+        ("cow", false),
+    ] {
+        assert_eq!(registry.layer(layer).unwrap().reads_image(), reads_image, "{layer}");
     }
 }

@@ -149,6 +149,8 @@ impl Table {
     ) -> Result<Arc<Running>, Failure> {
         let change = self.changes.lock().await;
         let running = Arc::new(running);
+        // For the case that it is to be closed.
+        let exports = storage.as_ref().map(|storage| storage.exports.clone());
         let inserted = async {
             self.restore_bitmaps(&running).await?;
             let listed = async {
@@ -166,7 +168,7 @@ impl Table {
         match inserted {
             Ok(()) => Ok(running),
             Err(failure) => {
-                release(running).await;
+                release((running, exports)).await;
                 Err(failure)
             }
         }

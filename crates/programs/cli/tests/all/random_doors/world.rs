@@ -157,6 +157,10 @@ impl<'a> World<'a> {
     }
 
     fn step(&mut self) {
+        // The server disconnects peers that are idle for a minute.
+        for control in &mut self.control {
+            control.ask(&json!({ "command": "jobs" })).unwrap();
+        }
         self.keep_sources();
         match self.rng.below(20) {
             0..=5 => self.traffic(),
