@@ -15,7 +15,7 @@ use blockhaul_wire::{Replies, magic};
 use serde_json::{Value, json};
 
 use crate::qmp::Qmp;
-use crate::served_disk::{Killed, LIMIT, OURS, blockhaul, succeed};
+use crate::served_disk::{ChildGuard, LIMIT, OURS, blockhaul, succeed};
 
 const SIZE: u64 = 4 << 20;
 const OPEN: Option<i32> = Some(3);
@@ -546,7 +546,7 @@ fn a_node_and_an_export_or_two_nodes_do_not_write_one_storage() {
 struct Hanging {
     listener: TcpListener,
     connection: TcpStream,
-    command: Killed,
+    command: ChildGuard,
 }
 
 impl Hanging {
@@ -556,7 +556,7 @@ impl Hanging {
         let device = format!("nbd://{}", listener.local_addr().unwrap());
         let args = ["ctl", &storage.path("ctl"), "export-add", &export(name, &device)];
         let command = Command::new(OURS).args(args).stderr(Stdio::piped()).spawn();
-        let command = Killed(command.unwrap());
+        let command = ChildGuard(command.unwrap());
         let (connection, _) = listener.accept().unwrap();
         Hanging { listener, connection, command }
     }
