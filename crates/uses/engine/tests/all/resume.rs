@@ -485,7 +485,7 @@ fn a_journal_with_a_damaged_header_is_not_begun_anew() {
                 for restart in [false, true] {
                     let mut options = options.clone();
                     options.journal.as_mut().unwrap().restart = restart;
-                    errors.push(run(&ends[0], &ends[1], &options).await.unwrap_err());
+                    errors.push(run(&ends[0], &ends[1], &options).await.unwrap_err().error);
                 }
             }
             errors.iter().for_each(|error| assert_refused(at, &error.to_string()));
