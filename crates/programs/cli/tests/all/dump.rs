@@ -35,7 +35,9 @@ fn rest(ours: &str, left_out: bool) -> &str {
         return ours;
     }
     let (_, rest) = ours.split_once('\n').unwrap();
-    MARKS.iter().find_map(|mark| rest.strip_prefix(mark)).unwrap_or(rest)
+    // The color of the first line ends at the beginning of the second one.
+    let mut ends = MARKS.iter().chain([&"\u{1b}[0m"]);
+    ends.find_map(|end| rest.strip_prefix(end)).unwrap_or(rest)
 }
 
 /// Bytes of all kinds, with repeated lines, zeroes and long holes.
