@@ -807,7 +807,14 @@ impl<'a> World<'a> {
             let latest = self.files.all[old].history.as_ref().unwrap().latest(0, SIZE);
             door.file = job.file;
             door.usage = Use::of(kind, Form::Own, true);
-            self.files.all[job.file].history = Some(History::new(&latest));
+            // The last round is durable; what was in flight then is not yet.
+            let mut history = History::new(&job.expected.disk);
+            for (at, bytes) in &job.expected.flying {
+                history.begun(*at, bytes);
+                history.done(*at, bytes.len());
+            }
+            assert_same(&history.latest(0, SIZE), &latest, || format!("the model of {what}"));
+            self.files.all[job.file].history = Some(history);
             assert_same(&self.doors[source].read_all(), &latest, || what.clone());
             self.counts.moves += 1;
             self.check_left(job, old);
