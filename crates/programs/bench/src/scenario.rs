@@ -24,6 +24,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("direct", include_str!("../../../../bench/scenarios/direct.toml")),
     ("direct-read", include_str!("../../../../bench/scenarios/direct-read.toml")),
     ("extents", include_str!("../../../../bench/scenarios/extents.toml")),
+    ("fio", include_str!("../../../../bench/scenarios/fio.toml")),
     ("formats", include_str!("../../../../bench/scenarios/formats.toml")),
     ("guest-latency", include_str!("../../../../bench/scenarios/guest-latency.toml")),
     ("latency", include_str!("../../../../bench/scenarios/latency.toml")),
