@@ -241,12 +241,11 @@ fn words(at: u64, out: &mut [u8], word: impl Fn(u64) -> u64) {
         out = &mut out[head..];
         number += 1;
     }
-    let mut whole = out.chunks_exact_mut(8);
-    for chunk in &mut whole {
-        chunk.copy_from_slice(&word(number).to_le_bytes());
+    let (whole, tail) = out.as_chunks_mut::<8>();
+    for chunk in whole {
+        *chunk = word(number).to_le_bytes();
         number += 1;
     }
-    let tail = whole.into_remainder();
     if !tail.is_empty() {
         let len = tail.len();
         tail.copy_from_slice(&word(number).to_le_bytes()[..len]);
