@@ -21,7 +21,8 @@ const TEXT_MAX: usize = 1500;
 pub(crate) enum HeaderError {
     /// It is the file of another program.
     Foreign,
-    /// It is a journal's, and what it said of its copy is not known.
+    /// It is or may be a journal's, and what it said of its copy is not known. After a loss of power, it may
+    /// be empty or zeroes.
     Damaged,
 }
 
@@ -32,9 +33,9 @@ impl HeaderError {
             HeaderError::Foreign => "it is not a journal: choose another name",
             HeaderError::Damaged => {
                 "its header is damaged: if its copy was begun with --discard-source, what it recorded is on the \
-                 target only: keep the journal and the target, and put an undamaged copy of the journal in its \
-                 place, or use another journal and another target. Only if it was begun without, remove the \
-                 journal, and copy everything again"
+                 target only, and a new copy would lack it: keep both sides and the journal, and put an undamaged \
+                 copy of the journal in its place. Only if it was begun without, remove the journal, and copy \
+                 everything again"
             }
         }
     }
@@ -101,7 +102,8 @@ impl Identity {
         let damaged = HeaderError::Damaged;
         if !bytes.starts_with(MAGIC) {
             // The rest may be that of a journal.
-            return Err(if has_check(bytes) { damaged } else { HeaderError::Foreign });
+            let is_blank = bytes.iter().take(HEADER).all(|byte| *byte == 0);
+            return Err(if is_blank || has_check(bytes) { damaged } else { HeaderError::Foreign });
         }
         let header = bytes.get(..HEADER).filter(|header| has_check(header)).ok_or(damaged)?;
         let body = &header[..HEADER - CHECK];

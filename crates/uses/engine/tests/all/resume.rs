@@ -491,8 +491,14 @@ fn a_journal_with_a_damaged_header_is_not_begun_anew() {
             errors.iter().for_each(|error| assert_refused(at, &error.to_string()));
             assert!(std::fs::read(&path).unwrap() == damaged, "byte {at}: the journal was changed");
         }
-        // All that names it as a journal, and a file that was cut.
-        for damaged in [[&[0; 20], &whole[20..]].concat(), whole[..4095].to_vec()] {
+        // All that names it as a journal, a file that was cut, and what a loss of power may leave.
+        for damaged in [
+            [&[0; 20], &whole[20..]].concat(),
+            whole[..4095].to_vec(),
+            Vec::new(),
+            vec![0; 512],
+            [&[0; 4096], &whole[4096..]].concat(),
+        ] {
             std::fs::write(&path, &damaged).unwrap();
             assert_refused(0, &check_journal(&path, true).unwrap_err().to_string());
         }
