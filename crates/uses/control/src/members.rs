@@ -52,7 +52,10 @@ impl de::Error for Problem {
     }
 
     fn unknown_field(name: &str, known: &'static [&'static str]) -> Problem {
-        let text = format!("is unknown; known are {}", known.join(", "));
+        let text = match known {
+            [] => "is unknown; the command has no members".to_string(),
+            known => format!("is unknown; known are {}", known.join(", ")),
+        };
         Problem { member: name.to_string(), text }
     }
 }
@@ -96,12 +99,15 @@ impl<'de> de::EnumAccess<'de> for Command {
 /// The value of a member.
 pub struct Member(Value);
 
-/// The members of a request; those that the command does not have are ignored.
+/// The members of a request.
 impl<'de> de::VariantAccess<'de> for Member {
     type Error = Problem;
 
     fn unit_variant(self) -> Result<(), Problem> {
-        Ok(())
+        match self.0.as_object().and_then(|members| members.keys().next()) {
+            None => Ok(()),
+            Some(name) => Err(Problem::unknown_field(name, &[])),
+        }
     }
 
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Problem> {

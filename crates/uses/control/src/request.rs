@@ -15,11 +15,11 @@ use crate::values::{
 /// A request: a JSON object with the member `command`, the name of the variant in kebab case, and the
 /// members of the variant.
 ///
-/// The server ignores members that a command does not have.
+/// A member that the command does not have is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 // The derived functions have the form {"job-pause":{"job":1}}. `parse` and `Serialize` make of it the form of
 // the protocol: an internal tag would cost the names of members in errors.
-#[serde(remote = "Self", rename_all = "kebab-case")]
+#[serde(remote = "Self", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum ControlRequest {
     /// Lists the clients.
     Clients,
@@ -168,6 +168,7 @@ pub enum ControlRequest {
 
 /// A layer that is added or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LayerChange {
     /// Name of the export.
     pub export: String,
@@ -181,6 +182,7 @@ pub struct LayerChange {
 
 /// A dirty bitmap of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BitmapRef {
     /// Name of the export.
     pub export: String,
@@ -190,6 +192,7 @@ pub struct BitmapRef {
 
 /// A job of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct JobRef {
     /// Number of the job, as in the list of jobs.
     pub job: u64,
@@ -197,6 +200,7 @@ pub struct JobRef {
 
 /// A snapshot that is served.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SnapshotRequest {
     /// Name of the export.
     pub export: String,
@@ -249,6 +253,7 @@ impl Default for SnapshotOptions {
 
 /// An export and the target of its backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BackupTarget {
     /// Name of the export.
     pub export: String,
@@ -258,6 +263,7 @@ pub struct BackupTarget {
 
 /// A backup of one or several exports at one moment: a job for each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BackupRequest {
     /// Name of the first export.
     pub export: String,
@@ -290,6 +296,7 @@ pub struct BackupRequest {
 
 /// A mirror: a copy of an export that follows what clients write.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MirrorRequest {
     /// Name of the export.
     pub export: String,
