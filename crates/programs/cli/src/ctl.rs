@@ -184,9 +184,10 @@ impl<'a> Connection<'a> {
             Failure::new(LOST, text)
         };
         let io = |error: std::io::Error| match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                lost("timeout; use a longer --timeout, or check the messages of the server")
-            }
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => lost(
+                "timeout; the server may still do it: see ctl exports and ctl jobs; use a longer --timeout, \
+                     or check the messages of the server",
+            ),
             _ => lost(&plain(&error)),
         };
         self.send(request).map_err(io)?;

@@ -81,6 +81,11 @@ impl Part {
         self.bitmap.is_some() || self.since.is_some()
     }
 
+    /// Whether a list says what is copied.
+    pub fn has_list(&self) -> bool {
+        self.list.is_some()
+    }
+
     /// Whether the target keeps what is not copied.
     pub fn is_some(&self) -> bool {
         self.is_increment() || self.range.is_some() || self.list.is_some()

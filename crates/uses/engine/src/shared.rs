@@ -195,7 +195,7 @@ impl Shared {
             return Err(error.clone());
         }
         if self.progress.is_cancelled() {
-            return Err(Error::new(Kind::ShuttingDown, "stopped before the end").into());
+            return Err(Error::new(Kind::ShuttingDown, "stopped before the end").complete().into());
         }
         Ok(())
     }

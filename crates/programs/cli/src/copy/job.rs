@@ -543,14 +543,19 @@ impl CopyJob {
             );
             return Err(Failure::new(exit::OPEN, text));
         }
+        if self.part.has_list() && file_is_gone && !self.keeps_target && !self.goes_on() {
+            log::warn!(
+                "{} does not exist: the new file has only the ranges of the list",
+                self.target
+            );
+        }
         if self.goes_on() && file_is_gone {
             let next = match self.discarding_journal()? {
                 Some(_) => "what it records was discarded at the source: put the target back",
-                None => "use --restart to copy everything again",
+                None => "check the name, or use --restart to copy everything again",
             };
             let target = &self.target;
-            let text =
-                format!("{target} does not exist, but the journal records a copy to it: {next}");
+            let text = format!("{target} does not exist, but the journal records a copy: {next}");
             return Err(Failure::new(exit::OPEN, text));
         }
         let is_empty = source.device().facts().size == 0 && !self.part.is_some();

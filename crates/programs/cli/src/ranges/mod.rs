@@ -42,9 +42,14 @@ impl List {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// [`exit::OPEN`] if it cannot be read, or is not a whole list of a known kind.
+    /// [`exit::OPEN`] if it cannot be read, or is not a whole list of a known kind. [`exit::USAGE`] if it is a
+    /// directory.
     pub fn read(path: &Path) -> Result<List, Failure> {
         let name = format!("--ranges: {}", path.display());
+        if path.is_dir() {
+            let text = format!("{name}: it is a directory: give the name of a file in it");
+            return Err(Failure::usage(text));
+        }
         let mut bytes = Vec::new();
         let read = if path == Path::new("-") {
             std::io::stdin().lock().take(LIST_MAX + 1).read_to_end(&mut bytes)

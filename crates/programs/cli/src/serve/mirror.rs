@@ -453,7 +453,7 @@ impl Mirror {
         loop {
             let changed = self.changes.listen();
             if self.progress.is_cancelled() {
-                return Err(Error::new(Kind::ShuttingDown, "cancelled"));
+                return Err(Error::new(Kind::ShuttingDown, "cancelled").complete());
             }
             if !control.is_paused() {
                 let (wanted, copy_mode) = {
@@ -853,7 +853,7 @@ async fn before<T>(
 
 /// The export of a mirror is not there any more.
 fn no_export() -> Error {
-    Error::new(Kind::Refused, "the export was removed")
+    Error::new(Kind::Refused, "the export was removed").complete()
 }
 
 /// Flushes what the engine has written, and what clients have.

@@ -215,5 +215,5 @@ impl Drop for TargetGuard {
 
 /// The error of a job or a view whose export was removed.
 pub fn removed() -> Error {
-    Error::new(Kind::ShuttingDown, "the export was removed from the server")
+    Error::new(Kind::ShuttingDown, "the export was removed from the server").complete()
 }

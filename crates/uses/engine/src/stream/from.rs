@@ -269,7 +269,9 @@ async fn finish(
     ended: Ended<'_>,
 ) -> Result<Summary> {
     if ended.progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy").into());
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy")
+            .complete()
+            .into());
     }
     if resolved.flush && device.facts().can.contains(Can::FLUSH) {
         device.submit(Request::flush()).await.map_err(CopyError::at_target)?;

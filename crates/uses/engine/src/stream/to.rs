@@ -70,7 +70,9 @@ pub async fn copy_to_pipe(
     written?;
     made?;
     if progress.is_cancelled() {
-        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy").into());
+        return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy")
+            .complete()
+            .into());
     }
     let digest = digest.map(|digest| digest.finish(size));
     Ok(Ended { progress, retries: &retries, size, digest, started }.summary())
