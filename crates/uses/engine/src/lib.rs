@@ -19,6 +19,7 @@ mod blocks;
 mod compare;
 mod copy;
 mod digest;
+mod discarded;
 mod disk_map;
 mod engine;
 mod error;

@@ -9,7 +9,7 @@ use blockhaul_io::Pool;
 use super::{as_begun, own_identity};
 use crate::error::Result;
 use crate::handle::Retries;
-use crate::journal::check_identity;
+use crate::journal::{Recorded, check_identity};
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
 use crate::resolved::Resolved;
@@ -21,7 +21,8 @@ use crate::sides::Sides;
 /// which nothing is left to do.
 ///
 /// # Errors
-/// It is the journal of another copy or is in use, or the source cannot tell what is selected.
+/// It is the journal of another copy or is in use, the source cannot tell what is selected, or the target
+/// does not have what the journal has recorded.
 pub async fn completed_earlier(
     source: &Stack,
     target: &Stack,
@@ -42,7 +43,9 @@ pub async fn completed_earlier(
         own_identity(journal, &sides, &options, &selection, (&resolved, &retries)).await?;
     let path = journal.path.clone();
     let checked = blockhaul_io::offload(move || check_identity(&path, &identity)).await;
-    checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    let content = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    let recorded = Recorded { content, complete: true, ..Recorded::default() };
+    crate::discarded::check_target(&sides, &recorded, &selection, (&resolved, &retries)).await?;
     let size = selection.total();
     progress.set_total(size);
     progress.set_disk_size(source.device().facts().size);

@@ -24,7 +24,7 @@ use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
 use crate::ledger::{Range, Suspect};
 use crate::meter::Meters;
-use crate::options::{Options, Summary};
+use crate::options::{ByKernel, Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -110,6 +110,10 @@ impl Engine {
         let opened = own_journal(&sides, &options, &selection, (resolved, &retries)).await?;
         let (journal, recorded) = opened.unzip();
         let recorded = recorded.unwrap_or_default();
+        if options.discard_source {
+            crate::discarded::check_target(&sides, &recorded, &selection, (resolved, &retries))
+                .await?;
+        }
         let claimed = options.target_is_zero && !options.trust_zero && !to.zeroed;
         if claimed && recorded.segments.is_empty() {
             check_zeroes(&sides, selection.bounds(), &retries).await?;
@@ -528,10 +532,12 @@ fn learned(
 ) -> Learned {
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
+    // What is discarded is looked at first.
+    let by_kernel = if options.discard_source { ByKernel::Never } else { options.by_kernel };
     Learned {
         tuner: Tuner::of(resolved, &from, &to, pool, (slots.clone(), progress.clone())),
         slots,
-        kernel_copy: KernelCopy::new(options.by_kernel),
+        kernel_copy: KernelCopy::new(by_kernel),
         same_disk: SameDisk::new(),
         one_disk: AtomicBool::new(false),
         zeroes: ZeroesFound::default(),
@@ -580,6 +586,7 @@ fn identity(
         target: options.target.clone(),
         ranges: selection.digest(),
         discards: false,
+        target_was_zero: sides.target.device().facts().zeroed,
     }
 }
 
@@ -613,9 +620,11 @@ async fn own_identity(
     } else {
         crate::sample::digest(sides.handle(Side::Source, retries), only).await?
     };
+    let identity = identity(journal, resolved, selection, sides, sample);
     Ok(Identity {
         discards: options.discard_source,
-        ..identity(journal, resolved, selection, sides, sample)
+        target_was_zero: identity.target_was_zero || options.target_is_zero,
+        ..identity
     })
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Identity {
     pub(crate) ranges: [u8; 32],
     /// What is recorded is discarded at the source.
     pub(crate) discards: bool,
+    /// The target read as zeroes when the copy began. Not compared: it is so no more.
+    pub(crate) target_was_zero: bool,
 }
 
 impl Identity {
@@ -91,7 +93,7 @@ impl Identity {
         }
         bytes.extend(self.ranges);
         // Old journals have zeroes from here on.
-        bytes.push(self.discards.into());
+        bytes.push(u8::from(self.discards) | u8::from(self.target_was_zero) << 1);
         bytes.resize(HEADER - CHECK, 0);
         let check = blake3::hash(&bytes);
         bytes.extend(&check.as_bytes()[..CHECK]);
@@ -121,7 +123,9 @@ impl Identity {
             let target = fields.text()?;
             let range = (start, end);
             let ranges = fields.array()?;
-            let discards = fields.array::<1>()? != [0];
+            let [bits] = fields.array::<1>()?;
+            let discards = bits & 1 != 0;
+            let target_was_zero = bits & 2 != 0;
             let identity = Identity {
                 segment,
                 range,
@@ -132,6 +136,7 @@ impl Identity {
                 target,
                 ranges,
                 discards,
+                target_was_zero,
             };
             Some((id, identity))
         })();
@@ -309,12 +314,28 @@ pub(crate) struct Recorded {
     pub(crate) edge: Vec<u64>,
     /// Everything is copied, and may be discarded at the source.
     pub(crate) complete: bool,
+    /// Of a copy that discards its source: some of the recorded segments with content, as ranges of segments.
+    pub(crate) content: Vec<(u64, u64)>,
+    /// The target read as zeroes when the copy began.
+    pub(crate) target_was_zero: bool,
+}
+
+/// Maximum number of recorded segments with content that are looked for on the target.
+const CONTENT_MAX: usize = 16;
+
+/// Segments with content, spread evenly over those that were recorded.
+pub(super) fn segments_with_content(records: &[Record]) -> Vec<(u64, u64)> {
+    let with_content = records.iter().filter(|record| record.content);
+    let mut all: Vec<_> = with_content.map(|record| (record.segment, record.end())).collect();
+    all.sort_unstable();
+    let step = all.len().div_ceil(CONTENT_MAX).max(1);
+    all.into_iter().step_by(step).collect()
 }
 
 impl Recorded {
     /// Everything is copied, of a range that ends before segment `end`.
     pub(super) fn everything(end: u64) -> Recorded {
-        Recorded { segments: vec![(0, end)], edge: Vec::new(), complete: true }
+        Recorded { segments: vec![(0, end)], complete: true, ..Recorded::default() }
     }
 
     /// What these records say of a copy that `discards` what it records.
@@ -336,6 +357,9 @@ impl Recorded {
                 .is_some_and(|last| last.1 == batch || record.content && last.2 == batch)
         };
         let mut recorded = Recorded::default();
+        if discards {
+            recorded.content = segments_with_content(records);
+        }
         for record in records {
             match (is_last(record), record.exponent) {
                 // What was discarded cannot be compared, and must not be zeroed again: the source may
@@ -396,6 +420,7 @@ mod tests {
             target: "nbd://host/export".into(),
             ranges: [3; 32],
             discards: true,
+            target_was_zero: true,
         }
     }
 

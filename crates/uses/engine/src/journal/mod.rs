@@ -27,7 +27,9 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use self::format::{HEADER, HeaderError, RECORD, Record, is_damaged, recover};
+use self::format::{
+    HEADER, HeaderError, RECORD, Record, is_damaged, recover, segments_with_content,
+};
 pub(crate) use self::format::{Identity, Recorded};
 pub(crate) use self::parts::SelectedParts;
 
@@ -115,7 +117,8 @@ impl Journal {
         let Found { id, identity, records, rest, .. } = found;
         if is_complete {
             let journal = Journal::new(path, id, file, records.len() as u64, 0);
-            return Ok((journal, Recorded::everything(segments)));
+            let content = segments_with_content(&records);
+            return Ok((journal, Recorded { content, ..Recorded::everything(segments) }));
         }
         let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
@@ -132,7 +135,8 @@ impl Journal {
             .map_err(|error| failed("cut", path, error))?;
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
         let journal = Journal::new(path, id, file, records.len() as u64, batch);
-        Ok((journal, Recorded::of(&records, identity.discards)))
+        let recorded = Recorded::of(&records, identity.discards);
+        Ok((journal, Recorded { target_was_zero: identity.target_was_zero, ..recorded }))
     }
 
     fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
@@ -241,14 +245,16 @@ pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
     Ok(found.identity.discards.then_some(state))
 }
 
-/// Refuses the journal of this name unless it is that of the wanted copy. Blocks.
-pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<()> {
+/// Refuses the journal of this name unless it is that of the wanted copy. Returns some of the recorded
+/// segments with content. Blocks.
+pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<Vec<(u64, u64)>> {
     let Some(mut file) = there(path)? else {
         return Err(refused(path, "it has just been removed: run the copy again"));
     };
     lock(&file, path)?;
     let found = Found::read(&mut file, path)?;
-    found.refuse_other(path, &wanted.clone().shortened())
+    found.refuse_other(path, &wanted.clone().shortened())?;
+    Ok(segments_with_content(&found.records))
 }
 
 /// An existing journal.

@@ -4,12 +4,17 @@
 
 use std::collections::VecDeque;
 
-use blockhaul_block::{Error, Facts, Kind, Pending, Request};
+use blockhaul_block::{Error, Facts, Kind, Pending, Reply, Request};
+use blockhaul_io::Reservation;
 
 use super::Lane;
+use crate::discarded::first_content;
+use crate::error::CopyError;
 use crate::ledger::Range;
 use crate::resolved::GRAIN_MAX;
 
+/// Maximum number of bytes in which content is looked for, to prove that source and target are apart.
+const LOOK_MAX: u64 = 512 << 20;
 /// Discards in flight at a time, for each lane.
 const IN_FLIGHT: usize = 16;
 
@@ -23,7 +28,12 @@ impl Lane {
         let facts = self.source.facts();
         let mut out: VecDeque<(u64, Pending)> = VecDeque::new();
         join(&mut ranges);
-        for (start, end) in ranges.into_iter().filter_map(|range| whole_blocks(range, &facts)) {
+        let mut ranges: Vec<_> =
+            ranges.into_iter().filter_map(|range| whole_blocks(range, &facts)).collect();
+        if !self.safety.apart.get() && !self.prove_apart(&mut ranges).await {
+            return;
+        }
+        for (start, end) in ranges {
             while out.len() >= IN_FLIGHT {
                 self.discarded(out.pop_front()).await;
             }
@@ -33,6 +43,70 @@ impl Lane {
         while !out.is_empty() {
             self.discarded(out.pop_front()).await;
         }
+    }
+
+    /// Discards one block with content, and looks whether the target still has it. If not, source and target are
+    /// one disk behind different names, for example behind two servers: the block is written back, and the copy
+    /// fails. True: the ranges that are left may be discarded.
+    async fn prove_apart(&self, ranges: &mut Vec<Range>) -> bool {
+        let facts = self.source.facts();
+        let block = facts.block.preferred.min(GRAIN_MAX).max(facts.block.minimum).max(512);
+        let block = u64::from(block);
+        // Long ranges have no content.
+        ranges.sort_unstable_by_key(|(start, end)| end - start);
+        let mut left = LOOK_MAX;
+        for index in 0..ranges.len() {
+            let (start, end) = ranges[index];
+            let end_of_look = end.min(start + left);
+            left -= end_of_look - start;
+            let Ok(found) = first_content(&self.source, (start, end_of_look)).await else {
+                return false;
+            };
+            let Some(place) = found else { continue };
+            let at = start + (place - start) / block * block;
+            let len = block.min(end - at);
+            let read = || Request::read(at, Reservation::unpooled(len as usize));
+            let Ok(Reply::Data(content)) = self.source.device().submit(read()).await else {
+                return false;
+            };
+            if self.source.device().submit(Request::trim(at, len)).await.is_err() {
+                // The discards that follow report it.
+                return true;
+            }
+            self.shared.progress.add_discarded(len);
+            let kept = match self.target.device().submit(read()).await {
+                Ok(Reply::Data(data)) => data.bytes() == content.bytes(),
+                Ok(_) => false,
+                // The copy reports it, or connects again.
+                Err(_) => return false,
+            };
+            if kept {
+                ranges.splice(index..=index, [(start, at), (at + len, end)]);
+                ranges.retain(|(start, end)| start < end);
+                self.safety.apart.set(true);
+                return true;
+            }
+            let restored = self.source.device().submit(Request::write(at, content)).await;
+            let error = self.one_storage(at, restored.err());
+            self.shared.fail(CopyError::at_target(error));
+            return false;
+        }
+        // Nothing is lost that is zero.
+        true
+    }
+
+    fn one_storage(&self, at: u64, lost: Option<Error>) -> Error {
+        let lost = match lost {
+            None => String::new(),
+            Some(error) => format!(", and cannot be written again: {error}"),
+        };
+        let text = format!(
+            "source and target are one storage, or the target does not keep what is written: what was \
+             discarded at offset {at} of the source is gone from the target{lost}"
+        );
+        Error::new(Kind::Invalid, text)
+            .on(&self.target.facts().name)
+            .with_remedy("copy to another storage")
     }
 
     async fn discarded(&self, discard: Option<(u64, Pending)>) {

@@ -789,8 +789,9 @@ impl<'a> World<'a> {
         if self.doors.iter().all(|door| door.file != job.file) {
             return;
         }
-        // A node whose contents are unknown after a job.
-        if job.node.is_some() && self.files.all[job.file].history.is_none() {
+        // A node whose contents are unknown after a job. Another job may have the same one.
+        let is_last = self.jobs.iter().all(|other| other.node != job.node);
+        if job.node.is_some() && is_last && self.files.all[job.file].history.is_none() {
             let place = self.doors.iter().position(|door| Some(&door.name) == job.node.as_ref());
             let node = self.doors.remove(place.unwrap());
             self.qmp.succeeds("blockdev-del", json!({ "node-name": node.name }));
