@@ -276,7 +276,7 @@ async fn go(
         let text = format!("{} bytes of memory are left, {} at most", pool.reserved(), pool.peak());
         return Err(Error::new(Kind::Invalid, text));
     }
-    result.map(drop)
+    result.map(drop).map_err(Error::from)
 }
 
 async fn open(registry: &Registry, uri: &str, intent: Intent) -> Result<Stack, Error> {
