@@ -37,7 +37,8 @@ pub(crate) async fn check_target(
     let refused = |text: String| CopyError::at_target(Error::new(Kind::Invalid, text).on(&name));
     let mut found = recorded.content.is_empty();
     for &(first, end) in &recorded.content {
-        let segments = (first * resolved.segment, end * resolved.segment);
+        let bytes = |segments: u64| segments.saturating_mul(resolved.segment);
+        let segments = (bytes(first), bytes(end));
         for range in selection.ranges().iter().filter_map(|range| common(*range, segments)) {
             found = found || first_reported(&target, range).await?.is_some();
         }
@@ -61,7 +62,9 @@ pub(crate) async fn check_target(
                 at = end.saturating_mul(resolved.segment);
                 continue;
             }
-            let next = recorded.next(segment).map_or(u64::MAX, |next| next * resolved.segment);
+            let next = recorded
+                .next(segment)
+                .map_or(u64::MAX, |next| next.saturating_mul(resolved.segment));
             let end = next.min(range.1);
             if let Some(place) = overwritten(sides, &target, (at, end), retries).await? {
                 return Err(refused(format!(

@@ -34,8 +34,8 @@ impl HeaderError {
             HeaderError::Damaged => {
                 "its header is damaged: if its copy was begun with --discard-source, what it recorded is on the \
                  target only, and a new copy would lack it: keep both sides and the journal, and put an undamaged \
-                 copy of the journal in its place. Only if it was begun without, remove the journal, and copy \
-                 everything again"
+                 copy of its latest state in its place. Only if it was begun without, remove the journal, and \
+                 copy everything again"
             }
         }
     }

@@ -205,13 +205,13 @@ impl Journal {
 }
 
 /// Why a copy with a journal must not begin anew, and what else to do.
-const DISCARDED: &str = "what it records was discarded at the source, and is on the target only: go on \
-                         with the same sides and options, or use another journal and another target";
+const DISCARDED: &str = "what it records was discarded at the source, and is on the target only, and a new \
+                         copy would lack it: go on with the same sides and options";
 
 /// The same for a copy whose journal is damaged.
-const DAMAGED: &str = "what it recorded was discarded at the source, and is on the target only: keep the journal \
-                       and the target, and put an undamaged copy of the journal in its place, or use another \
-                       journal and another target";
+const DAMAGED: &str = "what it recorded was discarded at the source, and is on the target only, and a new copy \
+                       would lack it: keep both sides and the journal, and put an undamaged copy of its latest \
+                       state in its place";
 
 /// The same for a copy that is complete.
 const COMPLETE: &str = "its copy is complete, and its source was discarded, so the target may be the only \
