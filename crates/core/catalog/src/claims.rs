@@ -576,7 +576,7 @@ mod tests {
         let claim = |owner| claims.claim(ids(&[1], &[]), request(Write, owner), "disk");
         let _one = claim(&one).unwrap();
         let error = claim(&two).unwrap_err();
-        assert!(error.text().contains("use it once"), "{error}");
+        assert!(error.to_string().contains("use it once"), "{error}");
         assert!(claims.claim_as_target(&owner).is_ok());
     }
 
