@@ -623,7 +623,8 @@ async fn own_identity(
     let identity = identity(journal, resolved, selection, sides, sample);
     Ok(Identity {
         discards: options.discard_source,
-        target_was_zero: identity.target_was_zero || options.target_is_zero,
+        target_was_zero: identity.target_was_zero
+            || (options.target_is_zero && !options.trust_zero),
         ..identity
     })
 }

@@ -69,11 +69,12 @@ impl Lane {
             let Ok(Reply::Data(content)) = self.source.device().submit(read()).await else {
                 return false;
             };
-            if self.source.device().submit(Request::trim(at, len)).await.is_err() {
-                // The discards that follow report it.
-                return true;
+            let trimmed = self.source.device().submit(Request::trim(at, len)).await;
+            let is_trimmed = trimmed.is_ok();
+            self.discarded(Some((len, Pending::ready(trimmed)))).await;
+            if !is_trimmed {
+                return false;
             }
-            self.shared.progress.add_discarded(len);
             let kept = match self.target.device().submit(read()).await {
                 Ok(Reply::Data(data)) => data.bytes() == content.bytes(),
                 Ok(_) => false,
@@ -91,8 +92,8 @@ impl Lane {
             self.shared.fail(CopyError::at_target(error));
             return false;
         }
-        // Nothing is lost that is zero.
-        true
+        // Nothing is lost that is zero, if all was looked at.
+        left > 0
     }
 
     fn one_storage(&self, at: u64, lost: Option<Error>) -> Error {
