@@ -69,17 +69,21 @@ impl Lane {
             let Ok(Reply::Data(content)) = self.source.device().submit(read()).await else {
                 return false;
             };
+            let all: u64 = ranges.iter().map(|(start, end)| end - start).sum();
             let trimmed = self.source.device().submit(Request::trim(at, len)).await;
             let is_trimmed = trimmed.is_ok();
-            self.discarded(Some((len, Pending::ready(trimmed)))).await;
+            let count = if is_trimmed { len } else { all };
+            self.discarded(Some((count, Pending::ready(trimmed)))).await;
             if !is_trimmed {
                 return false;
             }
             let kept = match self.target.device().submit(read()).await {
                 Ok(Reply::Data(data)) => data.bytes() == content.bytes(),
                 Ok(_) => false,
-                // The copy reports it, or connects again.
-                Err(_) => return false,
+                Err(error) => {
+                    self.discarded(Some((all - len, Pending::ready(Err(error))))).await;
+                    return false;
+                }
             };
             if kept {
                 ranges.splice(index..=index, [(start, at), (at + len, end)]);
