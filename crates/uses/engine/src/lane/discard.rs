@@ -81,7 +81,8 @@ impl Lane {
                 Ok(Reply::Data(data)) => data.bytes() == content.bytes(),
                 Ok(_) => false,
                 Err(error) => {
-                    self.discarded(Some((all - len, Pending::ready(Err(error))))).await;
+                    let rest = (all > len).then(|| (all - len, Pending::ready(Err(error))));
+                    self.discarded(rest).await;
                     return false;
                 }
             };
