@@ -136,11 +136,18 @@ fn test_threads() -> usize {
     })
 }
 
+/// Lines of the output of a failed test that are repeated at the end.
+const LINES_OF_A_FAILURE: usize = 60;
+
 /// What the test programs have printed about their tests.
 #[derive(Default)]
 struct Results {
     passed: u64,
     failed: Vec<String>,
+    /// The outputs of failed tests: who reads only the end of a long log sees why they failed.
+    outputs: Vec<String>,
+    /// Lines of the last output that still fit; `None` outside of outputs.
+    room: Option<usize>,
 }
 
 impl Results {
@@ -160,6 +167,7 @@ impl Results {
     }
 
     fn count(&mut self, line: &str) {
+        self.keep_output(line);
         let Some((name, result)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... "))
         else {
             return;
@@ -171,9 +179,27 @@ impl Results {
         }
     }
 
-    /// Prints how many tests have passed, and which were skipped.
+    /// Keeps the beginning of what a failed test has printed: the lines from its header to the next one, or to
+    /// the list of failures.
+    fn keep_output(&mut self, line: &str) {
+        if line.starts_with("---- ") && line.ends_with(" stdout ----") {
+            self.outputs.push(String::new());
+            self.room = Some(LINES_OF_A_FAILURE);
+        } else if line == "failures:" || line.starts_with("test result:") {
+            self.room = None;
+        }
+        let Some((room, output)) = self.room.as_mut().zip(self.outputs.last_mut()) else { return };
+        if *room > 0 {
+            *room -= 1;
+            output.push_str(line);
+            output.push('\n');
+        }
+    }
+
+    /// Prints how many tests have passed, why others failed, and which were skipped.
     fn report(&self, list: &Path) {
         print_skipped(&fs::read_to_string(list).unwrap_or_default());
+        self.outputs.iter().for_each(|output| print!("\n{output}"));
         println!("\n{} tests passed, {} failed", self.passed, self.failed.len());
     }
 
@@ -201,7 +227,7 @@ fn print_skipped(list: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::Results;
+    use super::{LINES_OF_A_FAILURE, Results};
 
     #[test]
     fn passed_and_failed_tests_are_counted() {
@@ -213,5 +239,23 @@ mod tests {
             (results.passed, results.failures("why".into())),
             (1, "why\n  failed: c".into())
         );
+    }
+
+    #[test]
+    fn outputs_of_failed_tests_are_kept() {
+        let mut results = Results::default();
+        for line in
+            ["before", "failures:", "---- a::b stdout ----", "it is 3", "---- c stdout ----"]
+        {
+            results.count(line);
+        }
+        for _ in 0..2 * LINES_OF_A_FAILURE {
+            results.count("x");
+        }
+        for line in ["failures:", "    a::b", "test result: FAILED. 1 passed"] {
+            results.count(line);
+        }
+        let long = format!("---- c stdout ----\n{}", "x\n".repeat(LINES_OF_A_FAILURE - 1));
+        assert_eq!(results.outputs, ["---- a::b stdout ----\nit is 3\n".to_owned(), long]);
     }
 }
