@@ -375,6 +375,12 @@ class Host:
         # The pool.
         self.queue, self.count = queue.SimpleQueue(), threading.Lock()
         self.active, self.workers = 0, 0
+        # Threads that run requests as they read them.
+        self.readers = 0
+        # No more requests come; those that have come are run before the end.
+        self.ending = False
+        # Tasks other than those of handles.
+        self.tasks = set()
         os.register_at_fork(after_in_child=self.is_fork)
 
     # Messages to the program.
@@ -607,7 +613,7 @@ class Host:
     def parse(self, data):
         """The complete requests in what was received."""
         if not data:
-            self.end()
+            self.ending = True
         data, start, jobs = self.rest + data if self.rest else data, 0, []
         while len(data) - start >= REQUEST.size:
             job = REQUEST.unpack_from(data, start)
@@ -618,7 +624,7 @@ class Host:
                 job = job[:9] + (data[start + REQUEST.size : stop],)
             start = stop
             if job[0] == END:
-                self.end()
+                self.ending = True
             elif job[0] == CANCEL:
                 self.cancel(job[3], job[5])
             else:
@@ -647,9 +653,20 @@ class Host:
                     self.dispatch(job, strands)
             elif not self.run_here(jobs, epoch, parallel):
                 return self.work()
+            if self.ending:
+                self.end()
 
     def run_here(self, jobs, epoch, parallel):
         """Runs requests on this thread. False: another one reads now."""
+        with self.count:
+            self.readers += 1
+        try:
+            return self.run_all(jobs, epoch, parallel)
+        finally:
+            with self.count:
+                self.readers -= 1
+
+    def run_all(self, jobs, epoch, parallel):
         self.todo.extend(jobs)
         self.running = True
         if self.asleep:
@@ -822,6 +839,19 @@ class Host:
             if handle is not None and job[0] < START:
                 handle.tasks[task] = job[4]
                 task.add_done_callback(lambda task, job=job, handle=handle: self.over(task, job, handle))
+            else:
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+        if self.ending:
+            self.loop.remove_reader(self.requests)
+            self.last = self.loop.create_task(self.end_after_tasks())
+
+    async def end_after_tasks(self):
+        tasks = self.tasks.union(*(handle.tasks for handle in self.handles.values()))
+        if tasks:
+            await asyncio.wait(tasks, timeout=PATIENCE)
+        self.flush()
+        self.end()
 
     def over(self, task, job, handle):
         handle.tasks.pop(task)
@@ -901,7 +931,7 @@ class Host:
 
     def end(self):
         until = time.monotonic() + PATIENCE
-        while self.active and time.monotonic() < until:
+        while (self.active or self.readers) and time.monotonic() < until:
             time.sleep(TICK)
         for name in ("cleanup", "unload"):
             try:

@@ -529,8 +529,14 @@ impl Inner {
         let needed = self.needed.load(Ordering::Acquire);
         let patience = if needed { PATIENCE } else { UNLOAD };
         let status = self.process.ended(patience).await;
-        let error = ended_with(&self.shown, status);
-        if self.needed.load(Ordering::Acquire) {
+        let needed = self.needed.load(Ordering::Acquire);
+        let error = match status {
+            Some(status) if !needed && self.process.is_ready() && status.success() => {
+                Error::new(Kind::Disconnected, format!("{}: its process has ended", self.shown))
+            }
+            status => ended_with(&self.shown, status),
+        };
+        if needed {
             match self.processes {
                 1 => log::error!("{error}; the next client gets a new one"),
                 _ => log::error!("{error} (process {}); a new one is started", self.process.id()),

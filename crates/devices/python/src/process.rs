@@ -154,7 +154,8 @@ impl Process {
         self.ready.store(true, Ordering::SeqCst);
     }
 
-    fn is_ready(&self) -> bool {
+    /// Whether its plugin is loaded.
+    pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::SeqCst)
     }
 

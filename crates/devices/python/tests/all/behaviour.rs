@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Contexts, Flags, Kind, Request};
+use blockhaul_testkit::tools::Scratch;
 
-use crate::{Plugin, read, run, write};
+use crate::{Plugin, SOON, read, run, write};
 
 const PARALLEL: &str = "
 import threading
@@ -266,5 +267,49 @@ def close(h):
         assert!(second.is_err(), "the second waits");
         drop(first);
         read(&plugin.device().await.unwrap(), 0, 1).await.unwrap();
+    });
+}
+
+#[test]
+fn a_handle_is_closed_before_the_process_ends() {
+    const SYNC: &str = "def close(h): wait(); note('close')";
+    const ASYNC: &str = "
+import asyncio
+async def pread(h, buf, offset, flags): buf[:] = bytes(len(buf))
+async def close(h): await asyncio.sleep(PAUSE); note('close')
+";
+    let model =
+        |name: &str| format!("def thread_model(): return nbdkit.THREAD_MODEL_{name}\n{SYNC}");
+    run(move || async move {
+        let kinds =
+            [SYNC.to_owned(), model("PARALLEL"), model("SERIALIZE_REQUESTS"), ASYNC.to_owned()];
+        for (kind, pause) in kinds.iter().flat_map(|kind| [(kind, "0"), (kind, "0.3")]) {
+            let notes = Scratch::new().unwrap();
+            let path = notes.file("notes");
+            let script = format!(
+                "import builtins
+PAUSE = {pause}
+def wait(): time.sleep(PAUSE)
+def note(text): print(text, file=builtins.open({path:?}, 'a'))
+def cleanup(): note('cleanup')
+{kind}"
+            );
+            let plugin = Plugin::start(&script, "").await.unwrap();
+            let device = plugin.device().await.unwrap();
+            read(&device, 0, 1).await.unwrap();
+            // The requests to close and to end arrive together.
+            drop((device, plugin));
+            let noted = async {
+                loop {
+                    let text = std::fs::read_to_string(&path).unwrap_or_default();
+                    if text.contains("cleanup") {
+                        return text;
+                    }
+                    blockhaul_io::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let noted = blockhaul_io::timeout(SOON, noted).await.unwrap();
+            assert_eq!(noted, "close\ncleanup\n", "{kind} {pause}");
+        }
     });
 }
