@@ -227,6 +227,8 @@ pub fn run_scenario(
     let outcome = run::run(&plan, &ground, &mut progress);
     progress.end();
     let here = std::env::current_dir().unwrap_or_default();
+    let settings = settings(&plan);
+    let machine_cores = machine.cores;
     let report = Report {
         format: result::FORMAT,
         name: plan.name.clone(),
@@ -240,7 +242,8 @@ pub fn run_scenario(
         load_after: machine::load(),
         commit: options.commit.clone().or_else(|| machine::git_commit(&here)),
         programs,
-        settings: settings(&plan),
+        noise_percent: result::noise_percent(&settings, machine_cores, &outcome.runs),
+        settings,
         columns: plan.columns.clone(),
         reference: plan.reference,
         curve: plan.curve.clone(),

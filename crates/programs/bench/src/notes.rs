@@ -25,7 +25,7 @@ pub fn circumstances(report: &Report) -> String {
         report.machine.cpu,
         report.machine.cores,
     );
-    if let Some(noise) = report.noise_percent()
+    if let Some(noise) = report.noise_percent
         && noise > 5.0
     {
         text.push_str(&format!(
@@ -96,7 +96,7 @@ pub fn facts(report: &Report) -> Vec<(String, String)> {
         ("disk on", on(&machine.disk_file_system)),
         ("load before and after", format!("{} and {}", machine.load_before, report.load_after)),
     ];
-    if let Some(noise) = report.noise_percent() {
+    if let Some(noise) = report.noise_percent {
         facts.push(("processors used by others", format!("{noise:.1} % (median over the runs)")));
     }
     if let Some(commit) = &report.commit {

@@ -11,7 +11,7 @@ use crate::stats::Summary;
 use crate::usage::Usage;
 
 /// Version of the layout of `result.json`; one more when a reader of the old one would go wrong.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Whether a column or a program is of this project: its label says so. All others are peers.
 pub fn is_ours(label: &str) -> bool {
@@ -43,6 +43,7 @@ pub struct Report {
     /// Processes that wanted to run in the last minute before the end.
     pub load_after: f64,
     /// Commit that the tree was at, with a + if files were changed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     /// What programs say about their version.
     pub programs: BTreeMap<String, String>,
@@ -51,14 +52,16 @@ pub struct Report {
     /// Labels of the columns.
     pub columns: Vec<String>,
     /// The column that others are compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<usize>,
     /// What curves are drawn over.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub curve: Option<String>,
     /// What is shown besides the base.
     #[serde(default)]
     pub show: Vec<Metric>,
     /// Unit of the rate, where there is one.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_unit: Option<String>,
     /// The rows.
     pub rows: Vec<Row>,
@@ -66,7 +69,12 @@ pub struct Report {
     pub setup: Vec<String>,
     /// Cells, row by row.
     pub cells: Vec<Cell>,
-    /// Every run, in the order of time.
+    /// Median share of the machine's processors that others used during the runs, in percent; none if several
+    /// cells were run at the same time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub noise_percent: Option<f64>,
+    /// Runs in the order of time: every run of a new report, the failed ones of a report from a file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<Run>,
 }
 
@@ -100,11 +108,13 @@ pub struct Row {
     /// Variables of the case and the matrix.
     pub variables: BTreeMap<String, String>,
     /// Why its result was not checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unchecked: Option<String>,
     /// Where it is on the axis of curves.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub curve_at: Option<f64>,
     /// How much one run does, in the unit of the rate times seconds.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub amount: Option<f64>,
 }
 
@@ -116,33 +126,43 @@ pub struct Cell {
     /// Index of the column.
     pub column: usize,
     /// Why it was not run.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
     /// Steps before each run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prepare: Vec<String>,
     /// Servers around it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,
     /// What was timed.
     pub command: String,
     /// Steps after each run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub check: Vec<String>,
     /// Counted successful runs.
     pub good: usize,
     /// Counted runs that failed.
     pub failed: usize,
     /// Wall time of the command in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_s: Option<Summary>,
     /// Processor time of the command in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub own_cpu_s: Option<Summary>,
     /// Processor time of the command and all servers in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub total_cpu_s: Option<Summary>,
     /// Peak memory of the command in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub own_peak_bytes: Option<Summary>,
     /// Peak memory of the command and all servers in bytes; the peaks need not fall together.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub total_peak_bytes: Option<Summary>,
     /// Wall time divided by that of the reference column in the same round.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub ratio: Option<Summary>,
     /// What else is shown.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub more: BTreeMap<Metric, Summary>,
 }
 
@@ -284,19 +304,17 @@ impl Report {
     pub fn failures(&self) -> usize {
         self.cells.iter().map(|cell| cell.failed).fold(0, usize::saturating_add)
     }
+}
 
-    /// Median share of the machine's processors that others used during the runs, in percent; none
-    /// if several cells were run at the same time.
-    pub fn noise_percent(&self) -> Option<f64> {
-        if self.settings.together > 1 {
-            return None;
-        }
-        let share =
-            |run: &Run| 100.0 * run.others_cpu_s / (run.wall_s * self.machine.cores.max(1) as f64);
-        let shares: Vec<f64> =
-            self.runs.iter().filter(|run| run.counts() && run.wall_s > 0.0).map(share).collect();
-        Summary::of(&shares).map(|summary| summary.median)
+/// [`Report::noise_percent`] of these runs.
+pub fn noise_percent(settings: &Settings, cores: usize, runs: &[Run]) -> Option<f64> {
+    if settings.together > 1 {
+        return None;
     }
+    let share = |run: &Run| 100.0 * run.others_cpu_s / (run.wall_s * cores.max(1) as f64);
+    let shares: Vec<f64> =
+        runs.iter().filter(|run| run.counts() && run.wall_s > 0.0).map(share).collect();
+    Summary::of(&shares).map(|summary| summary.median)
 }
 
 /// Cells of a plan with the summaries of their runs.

@@ -10,7 +10,10 @@ const CONFIDENCE: f64 = 0.95;
 const INTERVAL_FROM: usize = 5;
 
 /// A sample in numbers.
+///
+/// In files it is an array of its fields in this order, with six significant digits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "[f64; 9]", into = "[f64; 9]")]
 pub struct Summary {
     /// How many values there are.
     pub count: usize,
@@ -31,6 +34,25 @@ pub struct Summary {
     /// Chance that the interval holds the true median: 0.95 or a little more, but less where there
     /// are fewer than six values, for which it is all of them.
     pub confidence: f64,
+}
+
+impl From<[f64; 9]> for Summary {
+    fn from(fields: [f64; 9]) -> Summary {
+        let [count, median, mean, deviation, min, max, low, high, confidence] = fields;
+        Summary { count: count as usize, median, mean, deviation, min, max, low, high, confidence }
+    }
+}
+
+impl From<Summary> for [f64; 9] {
+    fn from(summary: Summary) -> [f64; 9] {
+        let Summary { count, median, mean, deviation, min, max, low, high, confidence } = summary;
+        [count as f64, median, mean, deviation, min, max, low, high, confidence].map(rounded)
+    }
+}
+
+/// A number with six significant digits.
+fn rounded(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 impl Summary {

@@ -275,6 +275,7 @@ pub(crate) mod tests {
             rows: Vec::new(),
             setup: Vec::new(),
             cells: Vec::new(),
+            noise_percent: None,
             runs: Vec::new(),
         };
         for (row, (label, cells)) in lines.iter().enumerate() {
