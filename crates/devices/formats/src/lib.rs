@@ -9,11 +9,12 @@
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
 mod any;
+mod assembly;
 mod bits;
+mod block_cache;
 mod bytes;
 mod crc32c;
 mod inflate;
-mod kept;
 mod mapped;
 mod named;
 mod pack;

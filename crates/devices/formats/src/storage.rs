@@ -83,6 +83,29 @@ fn copy(data: &Data, out: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
+/// Compressed bytes of an image, in memory of a pool.
+pub(crate) async fn packed(
+    device: &Arc<dyn Device>,
+    pool: &Pool,
+    at: u64,
+    len: u64,
+) -> Result<Data> {
+    let room = room(pool, index(len)).await?;
+    if len <= piece(device) {
+        return match device.submit(Request::read(at, room)).await? {
+            Reply::Data(data) => {
+                data.load().map_err(|error| Error::system("cannot read the image", error))?;
+                Ok(data)
+            }
+            Reply::Hole => Ok(Buf::unpooled(index(len)).into()),
+            _ => Err(Error::misfit()),
+        };
+    }
+    let mut buf = room.into_buf();
+    read_into(device, at, &mut buf, None).await?;
+    Ok(buf.into())
+}
+
 /// Longest request for tables.
 pub(crate) fn piece(device: &Arc<dyn Device>) -> u64 {
     PIECE.min(device.facts().block.maximum.into()).max(1)

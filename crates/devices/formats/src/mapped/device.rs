@@ -6,6 +6,7 @@ use super::image::Image;
 use super::map::Place;
 use super::parts::Parts;
 use super::{extents, read};
+use crate::assembly::{packed_pool, piece_pool};
 use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Request,
 };
@@ -26,8 +27,8 @@ impl Handle {
         backing: Option<Arc<dyn Device>>,
     ) -> Handle {
         let facts = Arc::new(facts(name, &image, &files, backing.as_ref()));
-        let pieces = read::piece_pool();
-        let packed = read::packed_pool(image.unit);
+        let pieces = piece_pool();
+        let packed = packed_pool(read::longest_packed(image.unit));
         Handle { facts, parts: Arc::new(Parts { image, files, backing, pieces, packed }) }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::map::{Map, Unpack};
 use super::pages::Pages;
-use crate::kept::Kept;
+use crate::block_cache::BlockCache;
 
 /// An open image, which all handles share.
 pub(crate) struct Image {
@@ -19,7 +19,7 @@ pub(crate) struct Image {
     pub(crate) map: Box<dyn Map>,
     /// Present if there are compressed blocks.
     pub(crate) unpack: Option<Arc<dyn Unpack>>,
-    pub(super) kept: Kept,
+    pub(super) unpacked: BlockCache,
     pub(super) pages: Pages,
 }
 
@@ -35,6 +35,6 @@ impl Image {
     pub(super) fn new(format: &'static str, found: Found, lens: Vec<u64>, memory: u64) -> Image {
         let Found { size, unit, map, unpack } = found;
         let pages = Pages::new(format, lens.clone(), memory);
-        Image { format, size, unit, lens, map, unpack, kept: Kept::new(unit), pages }
+        Image { format, size, unit, lens, map, unpack, unpacked: BlockCache::new(unit), pages }
     }
 }

@@ -18,20 +18,8 @@ pub(crate) enum Place {
     Below,
 }
 
-/// A part of the disk that is in one place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
-    /// Offset on the disk, and length, in bytes.
-    pub(crate) at: u64,
-    pub(crate) len: u64,
-    pub(crate) place: Place,
-}
-
-impl Run {
-    pub(super) fn end(&self) -> u64 {
-        self.at + self.len
-    }
-}
+/// A run of bytes of the disk in one place.
+pub(crate) type Run = crate::assembly::Run<Place>;
 
 /// Where the bytes of a disk are.
 pub(crate) trait Map: Send + Sync {

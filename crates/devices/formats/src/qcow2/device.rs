@@ -12,6 +12,7 @@ use super::entry::Place;
 use super::image::Image;
 use super::parts::{ALLOCATION_DEPTH, Backing, Parts};
 use super::{extents, read, write};
+use crate::assembly::{packed_pool, piece_pool};
 
 /// Prefix of the contexts of persistent bitmaps.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
@@ -42,8 +43,8 @@ impl Handle {
         }
         let parts = Parts {
             worker: Remote::to(blockhaul_io::worker()),
-            pieces: read::piece_pool(),
-            packed: read::packed_pool(image.layout.cluster()),
+            pieces: piece_pool(),
+            packed: packed_pool(read::longest_packed(image.layout.cluster())),
             image,
             file,
             data,

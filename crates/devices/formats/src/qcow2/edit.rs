@@ -16,6 +16,7 @@ use super::parts::{Backing, Parts};
 use super::read;
 use super::words::bytes_of;
 use super::write::Writer;
+use crate::assembly::{packed_pool, piece_pool};
 use crate::bytes::index;
 use crate::storage;
 
@@ -58,8 +59,8 @@ impl Edit {
         let image = Image::new(header, size, layout, l1, Some(writer), options);
         let parts = Parts {
             worker: Remote::to(blockhaul_io::worker()),
-            pieces: read::piece_pool(),
-            packed: read::packed_pool(layout.cluster()),
+            pieces: piece_pool(),
+            packed: packed_pool(read::longest_packed(layout.cluster())),
             image: Arc::new(image),
             file: file.clone(),
             data: file.clone(),

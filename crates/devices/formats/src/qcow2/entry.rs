@@ -38,21 +38,7 @@ pub(super) enum Place {
 }
 
 /// A run of bytes of the disk in one place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
-    /// Offset on the disk.
-    pub(super) at: u64,
-    /// Length in bytes, at least 1. A run never joins two compressed clusters.
-    pub(super) len: u64,
-    pub(super) place: Place,
-}
-
-impl Run {
-    /// The offset after it; runs are within a disk of at most 2^63 - 1 bytes.
-    pub(super) fn end(&self) -> u64 {
-        self.at + self.len
-    }
-}
+pub(super) type Run = crate::assembly::Run<Place>;
 
 /// Appends a run, joining it to the last one if it continues that.
 pub(super) fn push(runs: &mut Vec<Run>, run: Run) {

@@ -14,8 +14,8 @@ use super::header::{Compression, Header, L1Place, incompatible};
 use super::snapshot::{self, Snapshot};
 use super::words::words;
 use super::write::{Writer, refuse_bitmaps};
+use crate::block_cache::BlockCache;
 use crate::bytes::index;
-use crate::kept::Kept;
 use crate::pack::Packing;
 use crate::storage::{len_of, read, read_into};
 
@@ -36,7 +36,7 @@ pub(super) struct Image {
     pub(super) compression: Compression,
     pub(super) bitmaps: Vec<Bitmap>,
     /// Unpacked clusters.
-    pub(super) kept: Kept,
+    pub(super) unpacked: BlockCache,
     /// Whether the file has holes where clusters are, once that was looked for.
     pub(super) is_sparse: OnceLock<bool>,
     /// Present if the image is open for writing.
@@ -145,7 +145,7 @@ impl Image {
             layout,
             compression: header.compression,
             bitmaps: Vec::new(),
-            kept: Kept::new(layout.cluster()),
+            unpacked: BlockCache::new(layout.cluster()),
             is_sparse: OnceLock::new(),
             writer,
             is_new: false,

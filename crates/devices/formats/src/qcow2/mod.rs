@@ -4,7 +4,7 @@
 //! `header`, `entry`, `snapshot` and `bitmap` read the tables, and check them. An
 //! `image` has the metadata of a file, once for all handles, with a `cache` of L2 tables.
 //! `chain` opens an image with the files that it names, and `create` makes one. `device` takes
-//! requests, which `read` (with `unpack` and `kept` for compressed clusters) and `extents` answer with
+//! requests, which `read` (with `unpack` and `block_cache` for compressed clusters) and `extents` answer with
 //! the `parts` of a handle.
 //! `write` changes images in place; [`mod@check`] checks their tables. [`mod@stream`] writes an
 //! image from front to back. `edit` changes the tables of an image that nothing else uses, for

@@ -10,6 +10,7 @@ use blockhaul_io::Data;
 
 use super::allocate::Clusters;
 use super::writer::{COPY, External};
+use crate::assembly::RunReader as _;
 use crate::bytes::index;
 use crate::qcow2::entry::{COPIED, Found, Place, Run};
 use crate::qcow2::parts::Parts;
@@ -357,7 +358,7 @@ impl Parts {
         let mut buf = room.into_buf();
         for (from, to, runs) in gaps {
             buf[index(from - start)..index(to - start)].fill(0);
-            buf = self.assemble(start, buf, runs).await?;
+            buf = self.assemble(start, buf, runs).await?.buf;
         }
         if let Some((at, data)) = data {
             data.load().map_err(|error| Error::system("cannot read the payload", error))?;

@@ -64,7 +64,7 @@ impl Parts {
                 // The first data in a cluster is counted already.
                 if next.is_multiple_of(cluster) || self.raise_shared(writer, next >> bits).await? {
                     writer.places().tail.next = next + len;
-                    self.image.kept.forget(next, next + len);
+                    self.image.unpacked.forget(next, next + len);
                     return Ok(Some(next));
                 }
                 writer.places().tail.next = (next | (cluster - 1)) + 1;

@@ -10,7 +10,7 @@ const MEMORY: u64 = 8 << 20;
 const MOST: u64 = 64;
 
 /// The clusters that were used lately, by the offset of their compressed data.
-pub(crate) struct Kept {
+pub(crate) struct BlockCache {
     most: usize,
     /// The last used is last.
     clusters: Mutex<Vec<(u64, Data)>>,
@@ -18,12 +18,12 @@ pub(crate) struct Kept {
     pub(crate) unpacking: Arc<RangeLocks>,
 }
 
-impl Kept {
+impl BlockCache {
     /// For clusters of `cluster` bytes.
-    pub(crate) fn new(cluster: u64) -> Kept {
+    pub(crate) fn new(cluster: u64) -> BlockCache {
         let most = (MEMORY / cluster.max(1)).clamp(2, MOST);
         let most = usize::try_from(most).unwrap_or(2);
-        Kept { most, clusters: Mutex::default(), unpacking: Arc::default() }
+        BlockCache { most, clusters: Mutex::default(), unpacking: Arc::default() }
     }
 
     pub(crate) fn find(&self, host: u64) -> Option<Data> {
