@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use blockhaul_io::{Completer, Ticket};
 
-use crate::{Error, Kind, OpKind, Outcome, Result};
+use crate::{Device, Error, Kind, OpKind, Outcome, Pending, Request, Result};
 
 /// The first failed flush of a storage since it was opened, if any.
 #[derive(Debug, Default)]
@@ -76,6 +76,34 @@ impl Flushes {
         state.held.insert(number);
         drop(state);
         Ok(Durable { flushes: self.clone(), number, kind })
+    }
+
+    /// Submits a flush or FUA request to a device, unless one has failed before: what completes at once, or the
+    /// request. Errors name the request and the device. `alone` is as for [`Durable::end`].
+    pub fn submit(
+        self: &Arc<Flushes>,
+        device: &dyn Device,
+        request: Request,
+        alone: bool,
+    ) -> Result<Outcome, Pending> {
+        let (kind, at, len) = (request.kind(), request.at, request.len);
+        let name = device.facts().name.clone();
+        let located = move |error: Error| error.during(kind, at, len).on(&name);
+        let durable = match self.begin(kind) {
+            Ok(durable) => durable,
+            Err(error) => return Ok(Err(located(error))),
+        };
+        match device.submit(request).now() {
+            Ok(outcome) => match durable.end_now(outcome, alone) {
+                Ok(outcome) => Ok(outcome.map_err(located)),
+                Err((durable, outcome)) => Err(Pending::start(async move {
+                    durable.end(outcome, alone).await.map_err(located)
+                })),
+            },
+            Err(pending) => Err(Pending::start(async move {
+                durable.end(pending.await, alone).await.map_err(located)
+            })),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

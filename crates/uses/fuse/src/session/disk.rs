@@ -288,18 +288,7 @@ impl Disk {
     ) -> std::result::Result<Outcome, Pending> {
         // A handle does not know about the failures of others.
         let alone = self.source.is_none() && device.facts().flush_failures_stay;
-        let durable = match self.flushes.begin(request.kind()) {
-            Ok(durable) => durable,
-            Err(error) => return Ok(Err(error)),
-        };
-        match device.submit(request).now() {
-            Ok(outcome) => durable.end_now(outcome, alone).map_err(|(durable, outcome)| {
-                Pending::start(async move { durable.end(outcome, alone).await })
-            }),
-            Err(pending) => {
-                Err(Pending::start(async move { durable.end(pending.await, alone).await }))
-            }
-        }
+        self.flushes.submit(&**device, request, alone)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use blockhaul_block::{Error, Flags, Op, OpKind, Outcome, Pending, Request};
+use blockhaul_block::{Flags, Op, OpKind, Pending, Request};
 use blockhaul_io::Remote;
 
 use super::{SEND_AT, Session};
@@ -20,11 +20,11 @@ impl Session {
     pub(super) fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
         let kind = request.kind();
         let timed = self.begin(kind);
-        // nbd: fua.durable, command-flags.fua
+        // nbd: fua.durable, command-flags.fua, flush.covers-completed, flush.durable
         let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
         let large = matches!(&request.op, Op::Write(data) if data.len() >= LARGE);
         let submitted = if durable {
-            self.submit_durable(request)
+            self.flushes.submit(&*self.device, request, self.flush_failures_stay)
         } else {
             match large.then(|| self.helper()).flatten() {
                 Some(worker) => Err(self.delegate(&worker, request)),
@@ -62,36 +62,6 @@ impl Session {
                     }
                 }));
             }
-        }
-    }
-
-    // nbd: flush.covers-completed, flush.durable
-    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other
-    /// one of the storage fails meanwhile.
-    fn submit_durable(&self, request: Request) -> Result<Outcome, Pending> {
-        let kind = request.kind();
-        let at = request.at;
-        let len = request.len;
-        let name = self.device.facts().name.clone();
-        let named = move |error: Error| error.during(kind, at, len).on(&name);
-        let alone = self.flush_failures_stay;
-        let durable = match self.flushes.begin(kind) {
-            Ok(durable) => durable,
-            Err(error) => return Ok(Err(named(error))),
-        };
-        match self.device.submit(request).now() {
-            Ok(outcome) => {
-                match durable.end_now(outcome, alone) {
-                    Ok(outcome) => Ok(outcome.map_err(named)),
-                    Err((durable, outcome)) => Err(Pending::start(async move {
-                        durable.end(outcome, alone).await.map_err(named)
-                    })),
-                }
-            }
-            Err(pending) => Err(Pending::start(async move {
-                let outcome = pending.await;
-                durable.end(outcome, alone).await.map_err(named)
-            })),
         }
     }
 

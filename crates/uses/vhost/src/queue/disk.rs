@@ -84,31 +84,9 @@ impl Disk {
         request: Request,
     ) -> Result<Outcome, Pending> {
         if request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
-            self.submit_durable(device, request)
+            self.flushes.submit(&**device, request, device.facts().flush_failures_stay)
         } else {
             device.submit(request).now()
-        }
-    }
-
-    /// Submits a flush or FUA request, unless one has failed before. It succeeds only if no other one
-    /// of the storage fails meanwhile.
-    fn submit_durable(
-        &self,
-        device: &Arc<dyn Device>,
-        request: Request,
-    ) -> Result<Outcome, Pending> {
-        let alone = device.facts().flush_failures_stay;
-        let durable = match self.flushes.begin(request.kind()) {
-            Ok(durable) => durable,
-            Err(error) => return Ok(Err(error)),
-        };
-        match device.submit(request).now() {
-            Ok(outcome) => durable.end_now(outcome, alone).map_err(|(durable, outcome)| {
-                Pending::start(async move { durable.end(outcome, alone).await })
-            }),
-            Err(pending) => {
-                Err(Pending::start(async move { durable.end(pending.await, alone).await }))
-            }
         }
     }
 
