@@ -158,3 +158,21 @@ fn every_combination_is_written_as_the_model_says() {
     }
     println!("{} requests", REQUESTS.load(Ordering::Relaxed));
 }
+
+#[test]
+fn the_file_ends_behind_clusters_of_zeroes_of_which_only_the_first_was_used_before() {
+    const CLUSTER: u64 = 64 << 10;
+    let Some(qemu) = Qemu::find() else { return };
+    qemu.create("top", "compat=1.1", 16 * CLUSTER);
+    let spec = qemu.spec("top", "");
+    let played = write_with(&spec, |device| async move {
+        // The last cluster of the file becomes free.
+        device.write(0, Data::copy_of(&[1; CLUSTER as usize])).await?;
+        device.submit(Request::trim(0, CLUSTER)).await?;
+        device.flush().await?;
+        let keep = Request::zero(4 * CLUSTER, 2 * CLUSTER).with(Flags::NO_HOLE);
+        device.submit(keep).await
+    });
+    played.unwrap().unwrap();
+    qemu.check("top", "two clusters of zeroes");
+}

@@ -267,8 +267,8 @@ impl Parts {
             let zero = Request::zero(at, end - at).with(Flags::NO_HOLE);
             self.data.submit(zero).await?;
         }
-        if clusters.fresh && at < end {
-            // The file must not end before its clusters do.
+        if self.data.facts().grows_from.is_some() && at < end {
+            // The file must not end before its clusters do, also where the first of them was used before.
             let last = (end - 1) & !511;
             self.data.write(last, Data::zeroes(index(end - last))).await?;
         }
