@@ -80,6 +80,9 @@ impl Flushes {
 
     /// Submits a flush or FUA request to a device, unless one has failed before: what completes at once, or the
     /// request. Errors name the request and the device. `alone` is as for [`Durable::end`].
+    ///
+    /// # Errors
+    /// `Err` is a request that is still in flight.
     pub fn submit(
         self: &Arc<Flushes>,
         device: &dyn Device,
@@ -114,6 +117,9 @@ impl Flushes {
 impl Durable {
     /// The outcome for the caller, from that of the device. `alone`: the device itself tracks
     /// overlapping requests ([`crate::Facts::flush_failures_stay`]), so no request is waited for.
+    ///
+    /// # Errors
+    /// That of the device, or that of a flush that has failed meanwhile.
     pub async fn end(self, outcome: Outcome, alone: bool) -> Outcome {
         let waits = self.over(&outcome, alone);
         if let Some(ticket) = waits {
@@ -124,6 +130,9 @@ impl Durable {
     }
 
     /// The same without waiting; returns the outcome if waiting is necessary.
+    ///
+    /// # Errors
+    /// `Err` is a request that must wait for others: give it to [`Durable::end`].
     pub fn end_now(self, outcome: Outcome, alone: bool) -> Result<Outcome, (Durable, Outcome)> {
         if !alone && outcome.is_ok() && self.flushes.state().held.len() > 1 {
             return Err((self, outcome));

@@ -54,6 +54,7 @@
 //! never wait for buffers. A layer that needs scratch memory owns a small pool of its own.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 

@@ -93,6 +93,9 @@ impl Pending {
     }
 
     /// The outcome if it is ready without waiting, else the request.
+    ///
+    /// # Errors
+    /// `Err` is the request itself, which is still in flight.
     pub fn now(mut self) -> Result<Outcome, Pending> {
         match &mut self.state {
             State::Ready(outcome) => match outcome.take() {

@@ -4,6 +4,7 @@
 //! One file per kind of storage. To add one, write its file and add a line to [`all`]: parsing,
 //! help and completion are derived from its declaration.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod file;
 mod memory;

@@ -94,11 +94,17 @@ impl MemoryDevice {
     }
 
     /// Writes at once, on the calling thread.
+    ///
+    /// # Errors
+    /// [`Kind::NoMemory`](blockhaul_block::Kind::NoMemory) if the system has no memory for the pages.
     pub fn write_now(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.pages.write(at, bytes)
     }
 
     /// Zeroes at once, on the calling thread.
+    ///
+    /// # Errors
+    /// [`Kind::NoMemory`](blockhaul_block::Kind::NoMemory) if the system has no memory for the pages.
     pub fn zero_now(&self, at: u64, len: u64) -> Result<()> {
         self.pages.zero(at, len, false)
     }

@@ -86,6 +86,9 @@ pub fn is_path(description: &str) -> bool {
 /// Opens a part of `target` by its own description, with all emulations: the part of this number,
 /// from 1 on. Two parts must not write one storage. `scheme` is for messages; those about files
 /// already contain the name.
+///
+/// # Errors
+/// Those of opening the part, which name its number.
 pub async fn part(
     scheme: &str,
     (number, whole): (usize, &Whole),
@@ -106,6 +109,9 @@ pub async fn part(
 }
 
 /// Opens a file or block device by its path, with all emulations.
+///
+/// # Errors
+/// Those of opening the file.
 pub async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
     let file = Target {
         scheme: String::new(),
@@ -120,6 +126,9 @@ pub async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
 
 /// Concatenates devices under a name; the result has the abilities that all of them have. `scheme`
 /// is for messages.
+///
+/// # Errors
+/// [`Kind::Usage`] if the sum of the sizes exceeds 2^63 - 1 bytes.
 pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
     let mut parts = Vec::with_capacity(devices.len());
     let mut size = 0_u64;

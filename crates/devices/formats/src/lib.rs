@@ -5,6 +5,7 @@
 //! and counts come from whoever could write the image. Formats that are only read are maps from the
 //! disk to places in files; `mapped` answers requests for all of them.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 

@@ -3,6 +3,7 @@
 //! Open devices remain broken: unflushed writes may be lost with the process, and their writer must
 //! get the error. Later clients get a new process (`keeper`).
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod keeper;
 mod report;

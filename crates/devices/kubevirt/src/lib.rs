@@ -11,6 +11,7 @@
 //!
 //! In an incremental backup the map says which parts have changed: [`DIRTY`] is the context for that.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 

@@ -6,6 +6,9 @@ use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Below, Layer, Opening, Param, ParamKind};
 
 /// A layer whose `wrap` is a function.
+///
+/// # Errors
+/// None: functions that read options of a layer return this type.
 pub fn layer(
     wrap: impl Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
@@ -24,6 +27,9 @@ where
 }
 
 /// A layer put over a device by a function that also needs the other facts of what is below.
+///
+/// # Errors
+/// None, as for [`layer`].
 pub fn opened(
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
@@ -31,6 +37,9 @@ pub fn opened(
 }
 
 /// The same for one that holds writes that a flush does not pass on ([`Layer::keeps_writes`]).
+///
+/// # Errors
+/// None, as for [`layer`].
 pub fn opened_keeping(
     keeps_writes: bool,
     open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,

@@ -18,6 +18,9 @@ pub struct Flushes(FailedFlush);
 
 impl Flushes {
     /// Fails if data may be lost: then no flush and no FUA request may succeed.
+    ///
+    /// # Errors
+    /// Those of [`FailedFlush::check`].
     pub fn check(&self) -> Result<()> {
         self.0.check()
     }
@@ -29,6 +32,9 @@ impl Flushes {
 
     /// Checks the result of a flush or FUA request. A success counts only if no
     /// other one has failed meanwhile.
+    ///
+    /// # Errors
+    /// The error of the request, and those of [`Flushes::check`].
     pub fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
         match outcome {
             Ok(reply) => self.check().map(|()| reply),

@@ -4,6 +4,7 @@
 //! completion are derived from its declaration. [`support`] has what layers of other crates need. A layer is a value: two stacks may use one kind with different options,
 //! and all handles that one value wraps share its state.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod allocation_depth;
 mod blocksize;

@@ -26,6 +26,9 @@ impl<T> PerDisk<T> {
     }
 
     /// Like [`PerDisk::get`], if handles of the same name are taken to show the same disk.
+    ///
+    /// # Errors
+    /// Those of `make`.
     pub fn of_name(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         self.of_key(key_of_name(below), make)
     }
@@ -41,6 +44,9 @@ impl<T> PerDisk<T> {
     ///
     /// Devices opened per client share it only if the name is the same and the device promises that
     /// all of its connections show the same disk; otherwise each client may have its own disk.
+    ///
+    /// # Errors
+    /// Those of `make`.
     pub fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         let Some(key) = Self::key(below) else { return make().map(Arc::new) };
         self.of_key(key, make)

@@ -43,6 +43,9 @@ impl Scratch {
     }
 
     /// Waits for a reservation for a piece.
+    ///
+    /// # Errors
+    /// [`Kind::NoMemory`] if the piece is longer than the pool.
     pub async fn room(&self, len: u64) -> Result<Reservation> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         let room = self.pool.reserve(len).await;
@@ -50,6 +53,9 @@ impl Scratch {
     }
 
     /// Reads a piece; `None` if the device reports it as zero.
+    ///
+    /// # Errors
+    /// Those of [`Scratch::room`] and of the device.
     pub async fn read(&self, device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Option<Data>> {
         match device.submit(Request::read(at, self.room(len).await?)).await? {
             Reply::Data(data) => Ok(Some(data)),
@@ -59,6 +65,9 @@ impl Scratch {
     }
 
     /// Reads into existing memory; false if all of it is zero.
+    ///
+    /// # Errors
+    /// Those of [`Scratch::read`].
     pub async fn fill(&self, device: &Arc<dyn Device>, at: u64, out: &mut [u8]) -> Result<bool> {
         let mut found_data = false;
         let mut next = at;
@@ -76,6 +85,9 @@ impl Scratch {
     }
 
     /// Whether the device contains these bytes; without bytes, whether it is zero.
+    ///
+    /// # Errors
+    /// Those of [`Scratch::read`].
     pub async fn holds(
         &self,
         device: &Arc<dyn Device>,

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_block::{Error, Result};
 
 /// A file without a name in `dir`, or in TMPDIR, or in /var/tmp (not on a tmpfs).
+///
+/// # Errors
+/// Those of creating the file, which name the directory.
 pub fn file(layer: &str, dir: Option<&Path>) -> Result<blockhaul_io::File> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let dir = match dir {

@@ -10,6 +10,7 @@
 //! A run blocks a thread, never a worker: runs are jobs on lanes ([`blockhaul_io::BlockingPool`]), whose threads are
 //! bounded and end when idle.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod answer;
 mod backend;

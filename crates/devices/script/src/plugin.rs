@@ -331,6 +331,9 @@ pub fn wait_for_end(limit: Duration) -> bool {
 
 /// The description of a script, without starting it: lines of `key=value`, as printed by `nbdkit
 /// --dump-plugin`.
+///
+/// # Errors
+/// If the script does not exist, or the thread for it cannot be started.
 pub fn dump(settings: &Settings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(BlockingPool::single(settings.language.name()));

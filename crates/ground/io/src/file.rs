@@ -125,11 +125,18 @@ impl File {
     }
 
     /// Writes all of `data` at byte offset `at`; loads it first if it may be parked.
+    ///
+    /// # Errors
+    /// Those of pwrite(2), and of loading a parked payload. A part may be written.
     pub async fn write_all_at(&self, data: Data, at: u64) -> io::Result<()> {
         self.write_rest_at(data, 0, at).await
     }
 
     /// Writes `data` from its byte `written` on; its first byte belongs at byte offset `at`.
+    ///
+    /// # Errors
+    /// Those of pwrite(2), and of loading a parked payload; `WriteZero` if the kernel takes no byte. A part may be
+    /// written.
     pub async fn write_rest_at(&self, data: Data, mut written: usize, at: u64) -> io::Result<()> {
         while written < data.len() {
             match self.start_write(data.clone(), written, at + written as u64).await {
@@ -143,11 +150,17 @@ impl File {
     }
 
     /// Makes completed writes durable (fdatasync).
+    ///
+    /// # Errors
+    /// Those of fdatasync(2): what was written before may be lost, also if a later call succeeds.
     pub async fn sync(&self) -> io::Result<()> {
         file_op(FileOp::Sync { file: self.fd.clone(), data_only: true }).await.0.map(drop)
     }
 
     /// Changes the allocation of a range; the file's size stays.
+    ///
+    /// # Errors
+    /// Those of fallocate(2): `Unsupported` if the file system cannot do it.
     pub async fn allocate(&self, how: Allocate, at: u64, len: u64) -> io::Result<()> {
         let mode = match how {
             Allocate::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
@@ -160,23 +173,35 @@ impl File {
 
     /// Reads from memory only, without waiting for a disk: `WouldBlock` if the data is not in
     /// memory, `Unsupported` if the file system cannot tell (tmpfs: always in memory).
+    ///
+    /// # Errors
+    /// Those above, and those of preadv2(2).
     pub fn try_read_at(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         let mut slices = [IoSliceMut::new(buf)];
         Ok(rustix::io::preadv2(&self.fd, &mut slices, at, ReadWriteFlags::NOWAIT)?)
     }
 
     /// Reads on the calling thread, waiting for the disk if necessary.
+    ///
+    /// # Errors
+    /// Those of pread(2).
     pub fn read_now(&self, buf: &mut [u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pread(&self.fd, buf, at)?)
     }
 
     /// Writes on the calling thread, waiting if necessary.
+    ///
+    /// # Errors
+    /// Those of pwrite(2).
     pub fn write_now(&self, buf: &[u8], at: u64) -> io::Result<usize> {
         Ok(rustix::io::pwrite(&self.fd, buf, at)?)
     }
 
     /// Writes all of `data`, which is not parked, through the page cache: up to
     /// [`WRITE_NOW_MAX`] bytes on the calling thread.
+    ///
+    /// # Errors
+    /// Those of pwrite(2). A part may be written.
     pub async fn write_buffered_at(&self, data: Data, at: u64) -> io::Result<()> {
         if data.len() <= WRITE_NOW_MAX {
             self.write_all_now(data.bytes(), at)
@@ -204,6 +229,9 @@ impl File {
 }
 
 /// Makes the creation or removal of the name `path` durable: syncs its directory. Blocks.
+///
+/// # Errors
+/// Those of opening the directory and of fsync(2).
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     std::fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()

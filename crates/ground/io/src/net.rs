@@ -46,6 +46,9 @@ impl Drop for Closing {
 
 impl Stream {
     /// Takes ownership of a connected socket.
+    ///
+    /// # Errors
+    /// If the descriptor cannot be made non-blocking.
     pub fn new(fd: OwnedFd) -> io::Result<Stream> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         // Larger buffers save wakeups; if they are refused, the default works.
@@ -64,12 +67,18 @@ impl Stream {
     }
 
     /// Connects to a Unix socket.
+    ///
+    /// # Errors
+    /// Those of connect(2). `InvalidInput` if the path is too long.
     pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
         let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
         Self::connect(AddressFamily::UNIX, &address).await
     }
 
     /// Connects to a TCP address.
+    ///
+    /// # Errors
+    /// Those of connect(2).
     pub async fn connect_tcp(address: SocketAddr) -> io::Result<Stream> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -79,6 +88,9 @@ impl Stream {
     }
 
     /// Connects to a port of a virtual machine, or of the host (vsock(7)).
+    ///
+    /// # Errors
+    /// Those of socket(2) and connect(2): the kernel may lack vsock.
     pub async fn connect_vsock(cid: u32, port: u32) -> io::Result<Stream> {
         Self::connect(AddressFamily::VSOCK, &vsock::Address { cid, port }).await
     }
@@ -130,6 +142,9 @@ impl Stream {
     }
 
     /// Receives at least one byte; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2).
     pub async fn recv(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         loop {
             match self.try_recv(bufs) {
@@ -167,11 +182,17 @@ impl Stream {
     }
 
     /// Waits until there is data to receive, or the end of the stream.
+    ///
+    /// # Errors
+    /// Those of waiting for the socket.
     pub async fn readable(&self) -> io::Result<()> {
         ready(&self.0, Interest::Readable).await
     }
 
     /// Waits until the socket is writable.
+    ///
+    /// # Errors
+    /// Those of waiting for the socket.
     pub async fn writable(&self) -> io::Result<()> {
         ready(&self.0, Interest::Writable).await
     }
@@ -195,6 +216,9 @@ impl Stream {
     }
 
     /// Sends all of `bytes`.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2). A part may be sent.
     pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.try_send(&[IoSlice::new(bytes)], false) {
@@ -362,12 +386,18 @@ impl From<Listener> for OwnedFd {
 
 impl Listener {
     /// Takes ownership of a listening socket (socket activation).
+    ///
+    /// # Errors
+    /// If the descriptor cannot be made non-blocking.
     pub fn new(fd: OwnedFd) -> io::Result<Listener> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Listener::over(fd))
     }
 
     /// Listens on a Unix socket at `path`, which must not exist yet.
+    ///
+    /// # Errors
+    /// Those of bind(2): `AddrInUse` if something exists at the path. `InvalidInput` if the path is too long.
     pub fn bind_unix(path: &Path) -> io::Result<Listener> {
         let address = SocketAddrUnix::new(path).map_err(|_| path_too_long(path))?;
         let fd = Self::socket(AddressFamily::UNIX)?;
@@ -398,6 +428,9 @@ impl Listener {
     }
 
     /// Listens on a TCP address; port 0 takes a free one. An IPv6 address takes IPv6 only.
+    ///
+    /// # Errors
+    /// Those of bind(2): `AddrInUse` if another socket has the port.
     pub fn bind_tcp(address: SocketAddr) -> io::Result<Listener> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -415,6 +448,9 @@ impl Listener {
 
     /// Listens for connections between virtual machines and their host (vsock(7)): on the context
     /// ID `cid`, or on all that this machine has.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2): the kernel may lack vsock.
     pub fn bind_vsock(cid: Option<u32>, port: u32) -> io::Result<Listener> {
         let fd = Self::socket(AddressFamily::VSOCK)?;
         rustix::net::bind(&fd, &vsock::Address { cid: cid.unwrap_or(vsock::ANY), port })?;
@@ -437,6 +473,9 @@ impl Listener {
     }
 
     /// Waits for a connection. The descriptor may be passed to another worker.
+    ///
+    /// # Errors
+    /// Those of accept4(2), for example if the process has too many descriptors. The next call may succeed.
     pub async fn accept(&self) -> io::Result<OwnedFd> {
         loop {
             #[cfg(feature = "simulation")]

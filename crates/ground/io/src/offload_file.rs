@@ -16,6 +16,9 @@ impl File {
     /// Shares the range `from..from + len` of `source` with this file at offset `at`
     /// (FICLONERANGE). Waits if necessary. Refused if the file system cannot, or if the range is
     /// not a multiple of its block size and does not end at the end of the source.
+    ///
+    /// # Errors
+    /// Those of ioctl_ficlonerange(2).
     pub fn reflink_now(&self, at: u64, source: &File, from: u64, len: u64) -> io::Result<()> {
         let source = source.as_fd().as_raw_fd();
         let range = libc::file_clone_range {
@@ -41,6 +44,9 @@ impl File {
     /// Copies up to `len` bytes of `source` at `from` to this file at offset `at`
     /// (copy_file_range). Waits if necessary. Returns the bytes copied; fewer if the source ends
     /// before that.
+    ///
+    /// # Errors
+    /// Those of copy_file_range(2). A part may be copied.
     pub fn copy_range_now(&self, at: u64, source: &File, from: u64, len: u64) -> io::Result<u64> {
         let mut from = from;
         let mut at = at;
@@ -59,6 +65,9 @@ impl File {
 
     /// Discards a range of whole sectors of a block device (BLKDISCARD): what it reads as
     /// afterwards depends on the device. Waits if necessary.
+    ///
+    /// # Errors
+    /// Those of the ioctl; `ENOTTY` if the file is no block device.
     pub fn discard_now(&self, at: u64, len: u64) -> io::Result<()> {
         /// As in the kernel's interface (linux/fs.h): _IO(0x12, 119). MIPS, PowerPC and SPARC have
         /// another number, and refuse this one (ENOTTY).

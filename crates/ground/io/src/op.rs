@@ -106,6 +106,9 @@ pub(crate) fn start(op: FileOp) -> Op {
 }
 
 /// Waits until `fd` is ready for `interest`, or has an error, which the next system call returns.
+///
+/// # Errors
+/// If the driver cannot wait for the descriptor.
 pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
     let raw: RawFd = fd.as_fd().as_raw_fd();
     let slot = with_worker(|worker| {

@@ -112,6 +112,9 @@ impl RecvWindow {
     }
 
     /// Receives more bytes; false at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of receiving and of opening a TLS record.
     pub async fn fill(&mut self, stream: &Stream) -> io::Result<bool> {
         if self.secured.is_some() {
             return self.fill_opened(stream).await;
@@ -215,6 +218,9 @@ impl RecvWindow {
 
     /// Fills a payload: first from the window, then from the stream directly; bytes after it are
     /// kept in the window. False if the stream ends before that.
+    ///
+    /// # Errors
+    /// Those of receiving and of opening a TLS record. A part of the payload may be filled.
     pub async fn payload(&mut self, stream: &Stream, payload: &mut [u8]) -> io::Result<bool> {
         if self.stage.is_empty() && self.secured.is_none() {
             return Ok(false);
@@ -260,6 +266,9 @@ impl RecvWindow {
 
     /// Receives a payload of `room.len()` bytes: parked in the kernel if the reservation allows it,
     /// otherwise in memory. `None` if the stream ends before that.
+    ///
+    /// # Errors
+    /// Those of receiving, of opening a TLS record, and of splice(2).
     pub async fn payload_or_parked(
         &mut self,
         stream: &Stream,
@@ -312,6 +321,9 @@ impl RecvWindow {
     }
 
     /// Skips `count` bytes of the stream. False if it ends before that.
+    ///
+    /// # Errors
+    /// Those of receiving and of opening a TLS record.
     pub async fn skip(&mut self, stream: &Stream, mut count: u64) -> io::Result<bool> {
         loop {
             let here = (self.bytes().len() as u64).min(count);

@@ -153,6 +153,9 @@ impl SendQueue {
     }
 
     /// Sends everything.
+    ///
+    /// # Errors
+    /// Those of sending. A part may be sent.
     pub async fn send_all(&mut self, stream: &Stream) -> io::Result<()> {
         while !self.send(stream)? {
             stream.writable().await?;

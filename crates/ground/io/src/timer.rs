@@ -64,6 +64,9 @@ impl fmt::Display for Elapsed {
 impl std::error::Error for Elapsed {}
 
 /// Waits for `future` at most `duration`, then drops it: not for a future that owns a write.
+///
+/// # Errors
+/// [`Elapsed`] if the future has not ended by then.
 pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let mut sleep = pin!(sleep(duration));

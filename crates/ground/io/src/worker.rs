@@ -43,6 +43,9 @@ pub struct Runtime {
 
 impl Runtime {
     /// Starts the workers; an error if threads or the engine are not available.
+    ///
+    /// # Errors
+    /// If a thread or a driver cannot be started.
     pub fn start(config: &Config) -> io::Result<Runtime> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };

@@ -21,6 +21,7 @@
 //! - `members`: a JSON value as a deserializer whose errors name the member.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod members;
 mod reply;

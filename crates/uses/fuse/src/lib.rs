@@ -21,6 +21,7 @@
 //! - [`mountpoint`]: mounts and unmounts.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 

@@ -16,6 +16,7 @@
 //! - `control`: the operator's interface. `counters`: the counters.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod attached;
 mod clients;

@@ -17,6 +17,7 @@
 //! ([`blockhaul_os::PeerMemory`]). The socket's permissions decide who may connect.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 

@@ -22,6 +22,9 @@ pub fn name(target: &Target) -> String {
 }
 
 /// The required size after the scheme.
+///
+/// # Errors
+/// [`Kind::Usage`] if there is no size, or a wrong one.
 pub fn size(target: &Target) -> Result<u64> {
     match optional_size(target)? {
         Some(size) => Ok(size),
@@ -35,6 +38,9 @@ pub fn size(target: &Target) -> Result<u64> {
 }
 
 /// The optional size after the scheme.
+///
+/// # Errors
+/// [`Kind::Usage`] if the text is not a size.
 pub fn optional_size(target: &Target) -> Result<Option<u64>> {
     let text = target.text()?;
     if text.is_empty() {
@@ -48,6 +54,9 @@ pub fn optional_size(target: &Target) -> Result<Option<u64>> {
 
 /// Refuses to be a copy target. A server may open it for writing: the facts report the device as
 /// read-only, and the server serves it that way.
+///
+/// # Errors
+/// [`Kind::ReadOnly`] if the device is to be the target of a copy.
 pub fn source_only(target: &Target) -> Result<()> {
     if target.intent.target_size.is_none() {
         return Ok(());

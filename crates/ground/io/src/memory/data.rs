@@ -158,6 +158,9 @@ impl Data {
 
     /// The payload as parked in the kernel, to be moved on without a copy, if it was not read and
     /// has no other holder. Otherwise returns the payload.
+    ///
+    /// # Errors
+    /// The payload, if it is not parked, was read, or has another holder.
     pub fn take_parked(self) -> Result<Parked, Data> {
         let Data { repr, start, len } = self;
         let Repr::Parked(kernel) = repr else { return Err(Data { repr, start, len }) };
@@ -195,6 +198,9 @@ impl Data {
     }
 
     /// The whole buffer if it has no other holder; used to change bytes without copying.
+    ///
+    /// # Errors
+    /// The payload, if it is a part of a buffer, is parked, or has another holder.
     pub fn try_into_buf(self) -> Result<Buf, Data> {
         let Data { repr, start, len } = self;
         match repr {

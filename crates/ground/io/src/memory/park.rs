@@ -131,6 +131,9 @@ pub struct Parked {
 impl Parked {
     /// Empty pipes for a payload of `room.len()` bytes, or the reservation if parking is not
     /// allowed, not worthwhile, or not possible now.
+    ///
+    /// # Errors
+    /// The reservation, if the payload cannot be parked.
     pub fn begin(room: Reservation) -> Result<Parked, Reservation> {
         if !room.may_park() || !Parked::pays(room.len()) {
             return Err(room);
@@ -215,6 +218,9 @@ impl Parked {
 
     /// Parks the contents of `file` at offset `at`; waits for the disk if necessary. Fewer bytes
     /// than are missing mean the end of the file, or full pipes.
+    ///
+    /// # Errors
+    /// Those of splice(2).
     pub fn fill_from_file(&mut self, file: impl AsFd, at: u64) -> io::Result<usize> {
         let mut filled = 0;
         self.from_file = true;
@@ -305,6 +311,9 @@ impl Parked {
     }
 
     /// Writes everything that is parked to `file` at offset `at`; waits if necessary.
+    ///
+    /// # Errors
+    /// Those of splice(2). A part may be written.
     pub fn drain_to_file(&mut self, file: impl AsFd, at: u64) -> io::Result<()> {
         let mut offset = at;
         while self.held > 0 {
@@ -337,6 +346,9 @@ impl Parked {
 
     /// Copies the parked bytes into a buffer of the payload's full length; the rest of it is not
     /// initialised by this. Returns the buffer and the number of bytes that were parked.
+    ///
+    /// # Errors
+    /// Those of reading from a pipe.
     pub fn into_buf(mut self) -> io::Result<(Buf, usize)> {
         let mut buf = self.memory();
         let held = self.held;

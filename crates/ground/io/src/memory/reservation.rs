@@ -19,6 +19,9 @@ impl Pool {
     }
 
     /// Waits for room for `len` bytes, first come first served.
+    ///
+    /// # Errors
+    /// [`TooLarge`] if the pool is smaller than that.
     pub async fn reserve(&self, len: usize) -> Result<Reservation, TooLarge> {
         if let Some(room) = self.try_reserve(len) {
             return Ok(room);
@@ -36,6 +39,9 @@ impl Pool {
 
     /// Waits for late room for `len` bytes: it counts in this pool until its memory is claimed from
     /// `memory`, which must be another pool.
+    ///
+    /// # Errors
+    /// [`TooLarge`] if one of the pools is smaller than that.
     pub async fn reserve_late(&self, len: usize, memory: &Pool) -> Result<Reservation, TooLarge> {
         let asked = Self::cost(len);
         if asked > memory.limit() {
@@ -231,6 +237,9 @@ pub struct KeptReservation {
 impl KeptReservation {
     /// The same reservation again, after the request that had it has ended. It waits only where a buffer of
     /// that request is still in use, because the kernel or a peer is not done with it.
+    ///
+    /// # Errors
+    /// [`TooLarge`] if the pool is smaller than the reservation.
     pub async fn again(&self) -> Result<Reservation, TooLarge> {
         let free = self.kept.as_ref().and_then(KeptCharge::take);
         let mut room = match (&self.pool, free) {

@@ -134,6 +134,9 @@ impl std::error::Error for Malformed {}
 
 impl Header {
     /// The header at the beginning of `bytes`.
+    ///
+    /// # Errors
+    /// [`Malformed`] if the message is shorter than its header says.
     pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
         let mut fields = Fields(bytes.get(..HEADER).ok_or(SHORT_HEADER)?);
         let mut next = || fields.u32().ok_or(SHORT_HEADER);

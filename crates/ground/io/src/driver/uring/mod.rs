@@ -53,6 +53,9 @@ pub(crate) struct Uring {
 }
 
 /// Whether a ring with all required features can be made here: `Err` names what is missing.
+///
+/// # Errors
+/// The error of the kernel that refuses the ring, for example in a container.
 pub fn available() -> io::Result<()> {
     make_ring().map(drop)
 }
