@@ -86,12 +86,12 @@ fn list(store: &Store, as_json: bool) -> Outcome {
         vec![["POINT", "MADE", "KIND", "SIZE", "STORED", "CHECKPOINT"].map(String::from)];
     rows.extend(points.iter().map(|point| {
         [
-            out::word(&point.name),
+            out::one_word(&point.name),
             made_at(point),
             if point.full().is_some() { "full" } else { "increment" }.to_string(),
             point.size.to_string(),
             stored_bytes(store, point).to_string(),
-            out::word(&point.checkpoint),
+            out::one_word(&point.checkpoint),
         ]
     }));
     let widths: Vec<usize> = (0..6)

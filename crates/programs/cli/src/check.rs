@@ -6,6 +6,7 @@ use blockhaul_block::{Error, OpKind};
 use blockhaul_catalog::{Intent, Registry, Spec, Stack};
 use blockhaul_engine::{Comparison, Manifest, Options, Progress, Rate};
 use blockhaul_io::{Pool, Runtime};
+use blockhaul_transfer::unread_manifest;
 
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
@@ -65,26 +66,13 @@ pub(crate) fn compared(
     })
 }
 
-/// Why a manifest cannot be read. Other files may not be text.
-pub fn unread(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            format!("{}: give a file that --manifest wrote", plain(error))
-        }
-        std::io::ErrorKind::InvalidData => {
-            "it is not a manifest: give a file that --manifest wrote".into()
-        }
-        _ => plain(error),
-    }
-}
-
 /// Runs `blockhaul verify`.
 pub fn verify(args: &args::Verify, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.device)?;
     let path = args.manifest.display().to_string();
     let unusable = |why: String| Failure::new(exit::OPEN, format!("manifest {path}: {why}"));
     let text = std::fs::read_to_string(&args.manifest)
-        .map_err(|error| unusable(format!("{}, behind the device", unread(&error))))?;
+        .map_err(|error| unusable(format!("{}, behind the device", unread_manifest(&error))))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
     let like = kept.clone();
     let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {

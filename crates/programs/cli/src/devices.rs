@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{
-    Adjustable, AnyKind, AnyLayer, Backend, Layer, LayerKind, Param, Registry, Stack,
-};
+use blockhaul_catalog::{Adjustable, AnyKind, Backend, Layer, LayerKind, Param, Registry, Stack};
+
+use blockhaul_transfer::layer_kind;
+pub use blockhaul_transfer::make_layers as layers;
+pub use blockhaul_transfer::sparing_of_queries;
 
 use crate::{manual, signals};
 
@@ -77,39 +79,10 @@ pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
     options
 }
 
-/// Makes the requested layers, first innermost. Gates are only checked: they handle clients, and
-/// there are none here.
-pub fn layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn Layer>>> {
-    let mut layers = Vec::new();
-    for name in names {
-        match registry.layer_or_gate(name)? {
-            AnyLayer::Layer(layer) => layers.push(layer),
-            AnyLayer::Gate(_) => {}
-        }
-    }
-    Ok(layers)
-}
-
-/// The requested kind of layer or gate.
-fn kind(registry: &Registry, text: &str) -> Result<AnyKind> {
-    registry.kind(text.split('?').next().unwrap_or(text))
-}
-
-/// The layers that show existing contents ([`blockhaul_catalog::LayerKind::needs_content`]).
-pub fn over_content<'a>(registry: &Registry, names: &'a [String]) -> Result<Vec<&'a str>> {
-    let mut over = Vec::new();
-    for text in names {
-        if kind(registry, text)?.needs_content() {
-            over.push(text.as_str());
-        }
-    }
-    Ok(over)
-}
-
 /// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);
 /// yes for an unknown one.
 pub fn writes_below(registry: &Registry, text: &str) -> bool {
-    kind(registry, text).map_or(true, |kind| kind.writes_below())
+    layer_kind(registry, text).map_or(true, |kind| kind.writes_below())
 }
 
 /// The names of all layers that show existing contents, for the help.
@@ -260,25 +233,6 @@ fn indented(what: &str, column: usize) -> String {
     let _ = writeln!(text, "{:column$}{line}", "");
     text
 }
-
-/// The source with its extents cached, if queries for them turn out to be slow. Files of this
-/// machine are left as they are.
-///
-/// # Errors
-/// If the layer cannot be put over the source.
-pub async fn sparing_of_queries(source: Stack) -> Result<Stack> {
-    let facts = source.device().facts();
-    let asks = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
-    if !asks || !facts.files.is_empty() {
-        return Ok(source);
-    }
-    let registry = Registry { layers: layer_kinds(), ..Registry::default() };
-    source.with_layer(registry.layer(SPARING)?).await
-}
-
-/// Queries above this are slow: a copy waits for them rather than for data. The memory is for a million extents;
-/// a copy needs each once, in order.
-const SPARING: &str = "extents-cache?slow=20ms&memory=16M";
 
 /// The device behind a layer that refuses to change it.
 pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {

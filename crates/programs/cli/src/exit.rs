@@ -4,6 +4,7 @@
 use std::fmt;
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
 
 pub use blockhaul_io::plain;
 
@@ -104,14 +105,7 @@ impl Failure {
             Kind::NoSpace => FULL,
             _ => OPEN,
         };
-        let text = error.located();
-        let what = &*crate::ends::shown(what);
-        let place = if text.contains(what) || error.kind() == Kind::Usage {
-            String::new()
-        } else {
-            format!("{what}: ")
-        };
-        let text = format!("cannot open the {role}: {place}{text}");
+        let text = blockhaul_transfer::opening_text(role, what, error);
         Failure::new(status, text).with_remedy(error, true)
     }
 
@@ -120,7 +114,7 @@ impl Failure {
     pub fn with_remedy(self, error: &Error, opening: bool) -> Failure {
         let remedy = match error.remedy() {
             Some(remedy) => format!("; {remedy}"),
-            None => next(error, opening).to_string(),
+            None => kind_remedy(error, opening).to_string(),
         };
         Failure { remedy, ..self }
     }
@@ -172,6 +166,22 @@ impl fmt::Display for Failure {
     }
 }
 
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Failure {
+        let status = match error.kind() {
+            TransferErrorKind::Request => USAGE,
+            TransferErrorKind::Open => OPEN,
+            TransferErrorKind::Source => SOURCE,
+            TransferErrorKind::Target => TARGET,
+            TransferErrorKind::Full => FULL,
+            TransferErrorKind::Connection => LOST,
+            TransferErrorKind::Difference => DIFFERENT,
+            TransferErrorKind::Other => FAILED,
+        };
+        Failure::new(status, error.facts()).and(error.remedy())
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let status = match error.kind() {
@@ -180,42 +190,6 @@ impl From<Error> for Failure {
             _ => FAILED,
         };
         Failure::new(status, error.located()).with_remedy(&error, false)
-    }
-}
-
-/// Error numbers of paths that cannot be followed: ENOTDIR, EISDIR, ENAMETOOLONG, ELOOP.
-const PATH_ERRORS: [i32; 4] = [20, 21, 36, 40];
-/// EFBIG.
-const FILE_TOO_LARGE: i32 = 27;
-
-/// What is appended to the text of an error: a remedy for errors of its kind, unless it has its own.
-pub fn next(error: &Error, opening: bool) -> &'static str {
-    if error.is_complete() {
-        return "";
-    }
-    match error.kind() {
-        Kind::NotFound => "; check the name",
-        Kind::Refused => "; use another user, or change the permissions",
-        Kind::ReadOnly if opening => "; open it read-only, or change its permissions",
-        Kind::ReadOnly => "; choose another target, or serve it for writing",
-        // A limit of the file system or of the process (ulimit -f).
-        Kind::NoSpace if error.os_error() == Some(FILE_TOO_LARGE) => {
-            "; no file of this size is allowed there: choose another place, or raise ulimit -f"
-        }
-        Kind::NoSpace => "; free some space, then run it again",
-        Kind::NoMemory => "; use less memory (--request-size, --queue-size)",
-        Kind::TimedOut => "; check that the server is alive, or wait longer with --timeout",
-        Kind::Disconnected if opening => "; check the messages of the server",
-        Kind::Disconnected => "; check the messages of the server, then run it again",
-        Kind::ShuttingDown => "; connect to another server, or try again later",
-        Kind::Io if error.os_error().is_some_and(|number| PATH_ERRORS.contains(&number)) => {
-            "; check the path"
-        }
-        Kind::Io if opening => "; check the storage",
-        Kind::Io => "; check the storage there, then run it again",
-        // The error says who uses it.
-        Kind::InUse => "",
-        Kind::Unsupported | Kind::Invalid | Kind::TooLarge | Kind::Usage => "",
     }
 }
 
@@ -232,28 +206,6 @@ mod tests {
     #[test]
     fn messages_of_several_lines_become_one() {
         assert_eq!(joined("first\n  second\n\nthird"), "first second third");
-    }
-
-    #[test]
-    fn advice_fits_the_error() {
-        let system = |number: i32| {
-            Error::system("cannot open it", std::io::Error::from_raw_os_error(number))
-        };
-        for (error, advice) in [
-            (system(2), "; check the name"),
-            (system(5), "; check the storage"),
-            (system(20), "; check the path"),
-            (system(27), "choose another place"),
-            (system(28), "; free some space"),
-            (system(40), "; check the path"),
-        ] {
-            let found = next(&error, true);
-            assert!(found.contains(advice), "{error}{found}");
-            let wrapped = error.reworded(format!("part 1: {}", error.located()));
-            assert_eq!(next(&wrapped, true), found, "{wrapped}");
-            assert_eq!(next(&error.clone().with_remedy("do that"), true), "", "{error}");
-            assert_eq!(next(&error.complete(), true), "");
-        }
     }
 
     #[test]

@@ -5,13 +5,14 @@ use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::backing_change::{
     BackingChange, BackingName, Rebase, Snapshots, commit, rebase,
 };
+use blockhaul_transfer::shown;
 
 use crate::args::{self, RebaseArgs};
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome};
 use crate::image_change::{failure, policy, with_advice};
 use crate::image_tools::{holder, run};
-use crate::{ends, out};
+use crate::out;
 
 /// Runs `blockhaul rebase`.
 pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
@@ -42,7 +43,7 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
 fn refused(command: &str, name: &str, error: &Error) -> Failure {
     match error.kind() {
         Kind::Unsupported => {
-            let text = format!("cannot {command} {}: {error}", ends::shown(name));
+            let text = format!("cannot {command} {}: {error}", shown(name));
             with_advice(Failure::new(exit::OPEN, text), error)
         }
         _ => failure(name, error),

@@ -5,12 +5,13 @@ use std::path::Path;
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{Intent, NamePolicy, NameRefused, OpenContext, Spec};
 use blockhaul_formats::qcow2::resize::resize;
+use blockhaul_transfer::{is_image, path_of};
 
 use crate::args::{self, Backing};
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
+use crate::image_format;
 use crate::image_tools::{holder, run};
-use crate::{ends, image_format};
 
 /// Whether files that an image names are opened.
 pub(crate) fn policy(backing: Option<Backing>) -> NamePolicy {
@@ -23,7 +24,7 @@ pub(crate) fn policy(backing: Option<Backing>) -> NamePolicy {
 /// Runs `blockhaul resize`.
 pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.image)?;
-    if !ends::is_image(&spec) {
+    if !is_image(&spec) {
         return resize_raw(&spec, args);
     }
     let name = holder(spec)?.to_string();
@@ -55,7 +56,7 @@ pub(crate) fn with_advice(failure: Failure, error: &Error) -> Failure {
 
 /// Sets the length of a raw disk, which nothing else may use.
 fn resize_raw(spec: &Spec, args: &args::Resize) -> Outcome {
-    let Some(path) = ends::path_of(spec) else {
+    let Some(path) = path_of(spec) else {
         return Err(Failure::usage(format!("{spec} is neither a file nor qcow2:PATH")));
     };
     let failed = |error: std::io::Error| {

@@ -8,12 +8,13 @@ use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_formats::qcow2::describe::{ChainLink, Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
 use blockhaul_io::{Config, Runtime};
+use blockhaul_transfer::file_of;
 use serde_json::{Value, json};
 
 use crate::args::{self, InfoChain, Listed};
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome, plain};
-use crate::{devices, ends, logger, out};
+use crate::{devices, logger, out};
 
 /// Maximum time to connect to a server that has the image.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -60,7 +61,7 @@ pub(crate) fn holder(spec: Spec) -> Result<Spec, Failure> {
 /// Runs `blockhaul create`.
 pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.image)?;
-    let existing = ends::file_of(&spec).and_then(|path| std::fs::metadata(path).ok());
+    let existing = file_of(&spec).and_then(|path| std::fs::metadata(path).ok());
     if existing.is_some_and(|data| data.len() > 0) && !args.overwrite {
         let text =
             format!("{spec} exists and is not empty: choose another name, or add --overwrite");

@@ -4,17 +4,21 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_engine::{ByKernel, Rate};
+use blockhaul_catalog::Spec;
+use blockhaul_engine::{Rate, Side};
 use blockhaul_io::{Pool, Remote};
+use blockhaul_transfer::{
+    CopyControl, CopyReport, CopyRequest, CopySetup, OpenCopy, OpenSource, Overlap, TransferError,
+    find_overlap, full, rate_limit, remove_journal, same_place,
+};
 
-use crate::copy::job::{CopyJob, Report, overlap};
-use crate::ends::{full, same_place};
+use crate::copy::{self, copy_options, report};
 use crate::exit::{self, Failure, Outcome};
 use crate::jobfile::{self, Disk};
 use crate::progress::{Reporter, Sink};
 use crate::session::Session;
 use crate::snapshot::{End, Watched};
-use crate::{args, brackets, long, signals};
+use crate::{args, brackets, signals};
 
 /// Disks copied at a time: enough to keep a path busy while one of them ends or begins.
 const PARALLEL: u16 = 4;
@@ -39,7 +43,9 @@ pub(crate) struct Copies {
     limit: Option<Arc<Rate>>,
     parallel: usize,
     pool: Pool,
-    disks: Vec<Running>,
+    disks: Vec<DiskCopy>,
+    /// Of the disks, until they run.
+    setups: Vec<CopySetup>,
     /// Once they run.
     session: Option<Session>,
 }
@@ -47,22 +53,25 @@ pub(crate) struct Copies {
 impl Copies {
     /// Checks all disks, as far as nothing must be opened for that.
     pub(crate) fn prepare(common: args::CopyArgs, listed: Vec<Disk>) -> Result<Copies, Failure> {
-        let limit = long::rate(&common)?;
+        let limit = rate_limit(&(&common).into())?;
         let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.len());
         let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
         let share = common.total_connections.map(|all| usize::from(all) / parallel);
         let mut disks = Vec::new();
+        let mut setups = Vec::new();
         for disk in listed {
-            let mut disk = Running::new(disk, limit.clone(), share)?;
-            if let Some(job) = disk.job.as_mut().filter(|_| common.engine.no_zero_copy) {
-                job.options.by_kernel = ByKernel::Never;
+            let (disk, mut setup) = DiskCopy::new(disk, &common, limit.clone())?;
+            if let Some(share) = share {
+                let engine = setup.engine();
+                engine.connections = engine.connections.min(share);
             }
             disks.push(disk);
+            setups.push(setup);
         }
         check_together(&disks)?;
-        let most = disks.iter().filter_map(|disk| disk.job.as_ref()).map(CopyJob::memory).max();
+        let most = setups.iter().map(CopySetup::memory).max();
         let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
-        Ok(Copies { common, limit, parallel, pool, disks, session: None })
+        Ok(Copies { common, limit, parallel, pool, disks, setups, session: None })
     }
 
     /// Opens all disks, then copies them.
@@ -71,9 +80,10 @@ impl Copies {
         let session = Session::start(&self.common, sink, watched, self.limit.clone())?;
         let session = self.session.insert(session);
         let disks = std::mem::take(&mut self.disks);
+        let setups = std::mem::take(&mut self.setups);
         let parallel = self.parallel;
         let pool = self.pool.clone();
-        self.disks = session.block_on(move || copy_all(disks, parallel, pool));
+        self.disks = session.block_on(move || copy_all(disks, setups, parallel, pool));
         Ok(())
     }
 
@@ -98,8 +108,6 @@ impl Copies {
     pub(crate) fn end(mut self, verbose: bool) -> Outcome {
         let signal = self.session.as_ref().map_or(0, Session::signal);
         let outcome = tell(&self.disks, verbose, signal);
-        // Not on a worker: this waits for the servers of `[ CMD ]`.
-        self.disks.clear();
         if let Some(session) = &mut self.session {
             session.finish(End::from(&outcome));
         }
@@ -108,50 +116,83 @@ impl Copies {
 }
 
 /// A disk of the job.
-struct Running {
+struct DiskCopy {
     name: String,
     place: String,
     watched: Watched,
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
-    /// Taken while a worker has it.
-    job: Option<CopyJob>,
+    /// Source and target.
+    specs: [Spec; 2],
+    discards_source: bool,
+    control: CopyControl,
     /// The result; `None` before it has begun.
-    result: Option<Result<Report, Failure>>,
+    result: Option<Result<CopyReport, Failure>>,
 }
 
-impl Running {
-    fn new(disk: Disk, limit: Option<Arc<Rate>>, share: Option<usize>) -> Result<Running, Failure> {
+impl DiskCopy {
+    fn new(
+        disk: Disk,
+        common: &args::CopyArgs,
+        limit: Option<Arc<Rate>>,
+    ) -> Result<(DiskCopy, CopySetup), Failure> {
         let Disk { name, place, args, groups, .. } = disk;
         let at = |failure: Failure| {
             Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
         };
-        let mut job = CopyJob::new(&args, &groups).map_err(at)?;
+        let mut request = CopyRequest { rate: limit, ..copy::request(&args, &groups).map_err(at)? };
+        request.options.no_zero_copy |= common.engine.no_zero_copy;
+        let mut setup = copy_options::set_up(request).map_err(at)?;
         if args.discard_source && args.journal.is_none() {
             // When the job runs again, disks without one are copied from the beginning.
             let text = "discard-source needs a journal: add journal = \"FILE\"";
             return Err(at(Failure::usage(text)));
         }
-        job.options.rate = limit;
-        if let Some(share) = share {
-            job.options.connections = job.options.connections.min(share);
-        }
-        if let Some(journal) = &mut job.journal {
+        if args.since.is_none() {
             // An increment is complete when its manifest exists: the next one begins with that.
-            journal.keep = args.since.is_none();
+            setup.keep_journal();
         }
-        let ends = job.shown_ends();
-        let progress = job.progress.clone();
+        let control = setup.control();
+        let ends = copy::shown_ends(&setup);
+        let progress = control.progress().clone();
         let watched = Watched { name: Some(name.clone()), ends, progress, ..Watched::default() };
-        let journal = args.journal;
-        let manifest = args.manifest;
-        Ok(Running { name, place, watched, journal, manifest, job: Some(job), result: None })
+        let disk = DiskCopy {
+            name,
+            place,
+            watched,
+            journal: args.journal,
+            manifest: args.manifest,
+            specs: setup.specs().map(Spec::clone),
+            discards_source: setup.discards_source(),
+            control,
+            result: None,
+        };
+        Ok((disk, setup))
+    }
+
+    /// Notes the result of its copy.
+    fn end(&mut self, result: Result<CopyReport, Failure>) {
+        let is_stopped = result.is_err() && self.control.progress().is_cancelled();
+        let result = if is_stopped {
+            let text = format!("stopped by a signal{}", self.control.target_state());
+            Err(Failure::new(exit::FAILED, text))
+        } else {
+            result
+        };
+        // Set here only.
+        let _ = self.watched.result.set(result.as_ref().err().map(Failure::to_string));
+        match &result {
+            Err(failure) if is_stopped => log::warn!("disk {}: {failure}", self.name),
+            Err(failure) => log::warn!("disk {} failed: {failure}", self.name),
+            Ok(_) => {}
+        }
+        self.result = Some(result);
     }
 }
 
 /// Refuses disks that conflict with each other.
-fn check_together(disks: &[Running]) -> Result<(), Failure> {
-    let mut files: HashMap<PathBuf, (&Path, &Running)> = HashMap::new();
+fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
+    let mut files: HashMap<PathBuf, (&Path, &DiskCopy)> = HashMap::new();
     for disk in disks {
         for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
             if let Some((_, other)) = files.insert(full(file), (file, disk)) {
@@ -164,12 +205,9 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
         }
     }
     for (file, disk) in files.into_values() {
-        let beside = blockhaul_catalog::Spec::Path(file.to_path_buf());
-        let is_beside =
-            |job: &CopyJob| [job.ends().0, job.ends().1].map(|end| same_place(&beside, end));
-        let taken =
-            |other: &&Running| other.job.as_ref().is_some_and(|job| is_beside(job) != [false; 2]);
-        if let Some(other) = disks.iter().find(taken) {
+        let beside = Spec::Path(file.to_path_buf());
+        let is_side = |other: &&DiskCopy| other.specs.iter().any(|spec| same_place(&beside, spec));
+        if let Some(other) = disks.iter().find(is_side) {
             let place = &disk.place;
             let name = &disk.name;
             let file = file.display();
@@ -182,17 +220,16 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
     }
     for (index, disk) in disks.iter().enumerate() {
         for (other_index, other) in disks.iter().enumerate() {
-            let (Some(one), Some(two)) = (&disk.job, &other.job) else { continue };
-            let (source, target) = one.ends();
-            let (_, other_target) = two.ends();
+            let [source, target] = &disk.specs;
+            let [other_source, other_target] = &other.specs;
             let place = &disk.place;
             let name = &disk.name;
             if other_index < index && same_place(target, other_target) {
                 let text = format!("{place}: disk {name}: disk {} has the same target", other.name);
                 return Err(Failure::usage(text));
             }
-            let discards = [one, two].iter().any(|job| job.options.discard_source);
-            if other_index < index && discards && same_place(source, two.ends().0) {
+            let discards = disk.discards_source || other.discards_source;
+            if other_index < index && discards && same_place(source, other_source) {
                 let text = format!(
                     "{place}: disk {name}: disk {} has the same source, and discard-source leaves \
                      nothing for the other",
@@ -213,20 +250,17 @@ fn check_together(disks: &[Running]) -> Result<(), Failure> {
 }
 
 /// Opens all disks, then copies them, `parallel` at a time.
-async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<Running> {
-    // All checks come before a target is touched.
-    if !open_each(&mut disks, CopyJob::prepare_source).await
-        || !open_each(&mut disks, CopyJob::check_both).await
-        || !are_apart(&mut disks)
-        || !open_each(&mut disks, CopyJob::prepare_target).await
-    {
-        return disks;
-    }
-    let waiting: VecDeque<_> = (0..disks.len()).collect();
-    let waiting = Arc::new(Mutex::new(waiting));
+async fn copy_all(
+    mut disks: Vec<DiskCopy>,
+    setups: Vec<CopySetup>,
+    parallel: usize,
+    pool: Pool,
+) -> Vec<DiskCopy> {
+    let Some(open) = open_all(&mut disks, setups).await else { return disks };
+    let waiting = Arc::new(Mutex::new(open.into_iter().enumerate().collect()));
     let disks = Arc::new(Mutex::new(disks));
     let runners: Vec<_> = (0..parallel)
-        .map(|_| blockhaul_io::start(run_some(waiting.clone(), disks.clone(), pool.clone())))
+        .map(|_| blockhaul_io::start(run_some(Arc::clone(&waiting), disks.clone(), pool.clone())))
         .collect();
     for runner in runners {
         runner.await;
@@ -234,79 +268,75 @@ async fn copy_all(mut disks: Vec<Running>, parallel: usize, pool: Pool) -> Vec<R
     std::mem::take(&mut *disks.lock().expect("no panic under this lock"))
 }
 
-/// Opens a side of each disk; false: one cannot be opened.
-async fn open_each<F, O>(disks: &mut [Running], open: F) -> bool
-where
-    F: Fn(CopyJob) -> O + Send + Copy + 'static,
-    O: Future<Output = (Result<(), Failure>, CopyJob)> + 'static,
-{
-    // One after another: errors are reported in the file's order.
-    for (index, disk) in disks.iter_mut().enumerate() {
-        let Some(job) = disk.job.take() else { continue };
-        let result = match Remote::to(index).spawn(move || open(job)).await {
-            Ok((result, job)) => {
-                disk.job = Some(job);
-                result
-            }
-            Err(_) => Err(ended()),
+/// Opens both sides of all disks. All checks come before a target is touched. `None`: one has failed.
+async fn open_all(disks: &mut [DiskCopy], setups: Vec<CopySetup>) -> Option<Vec<OpenCopy>> {
+    let sources = step_each(disks, setups, CopySetup::open_source).await?;
+    let open = step_each(disks, sources, OpenSource::open_target).await?;
+    if let Some(Overlap { index, side, other }) = find_overlap(&open.iter().collect::<Vec<_>>()) {
+        let what = match side {
+            Side::Source => "its source overlaps the target",
+            Side::Target => "its target overlaps the target",
         };
-        if let Err(failure) = result {
-            disk.result = Some(Err(failure));
-            return false;
-        }
+        let text = format!("{what} of disk {}: choose another target", disks[other].name);
+        disks[index].result = Some(Err(Failure::usage(text)));
+        close(open).await;
+        return None;
     }
-    true
+    step_each(disks, open, OpenCopy::prepare_target).await
 }
 
-/// Checks the storage of all open sides: no disk may have the target of another one as a side.
-/// False: one has.
-fn are_apart(disks: &mut [Running]) -> bool {
-    let jobs: Vec<_> = disks.iter().map(|disk| disk.job.as_ref()).collect();
-    let Some((index, what, other)) = overlap(&jobs) else { return true };
-    let text = format!("{what} of disk {}: choose another target", disks[other].name);
-    disks[index].result = Some(Err(Failure::usage(text)));
-    false
+/// Takes a step with each copy; `None`: one has failed.
+async fn step_each<A, B, F, O>(disks: &mut [DiskCopy], copies: Vec<A>, step: F) -> Option<Vec<B>>
+where
+    A: Send + 'static,
+    B: Send + 'static,
+    F: Fn(A) -> O + Send + Copy + 'static,
+    O: Future<Output = Result<B, TransferError>> + 'static,
+{
+    let mut done = Vec::with_capacity(copies.len());
+    let mut left = copies.into_iter().enumerate();
+    // One after another: errors are reported in the file's order.
+    while let Some((index, copy)) = left.next() {
+        let stepped = Remote::to(index).spawn(move || step(copy)).await;
+        match stepped.map_err(|_| ended()).and_then(|result| result.map_err(Failure::from)) {
+            Ok(copy) => done.push(copy),
+            Err(failure) => {
+                disks[index].result = Some(Err(failure));
+                close((done, left)).await;
+                return None;
+            }
+        }
+    }
+    Some(done)
+}
+
+/// Closes devices, outside of workers: this waits for the servers of `[ CMD ]`.
+async fn close<T: Send + 'static>(open: T) {
+    // Fails only when the program ends.
+    let _ = blockhaul_io::offload(move || drop(open)).await;
 }
 
 /// Copies disks until none is left.
 async fn run_some(
-    waiting: Arc<Mutex<VecDeque<usize>>>,
-    disks: Arc<Mutex<Vec<Running>>>,
+    waiting: Arc<Mutex<VecDeque<(usize, OpenCopy)>>>,
+    disks: Arc<Mutex<Vec<DiskCopy>>>,
     pool: Pool,
 ) {
     loop {
         let next = waiting.lock().expect("no panic under this lock").pop_front();
-        let Some(index) = next else { return };
-        let job = {
-            let mut disks = disks.lock().expect("no panic under this lock");
-            match &mut disks[index] {
-                // Stopped before its turn.
-                disk if disk.watched.progress.is_cancelled() => None,
-                disk => disk.job.take(),
-            }
-        };
-        let Some(job) = job else { continue };
+        let Some((index, copy)) = next else { return };
+        let control = copy.control();
+        // Stopped before its turn.
+        if control.progress().is_cancelled() {
+            close(copy).await;
+            continue;
+        }
         let pool = pool.clone();
         // On the worker where it was opened.
-        let ran = Remote::to(index).spawn(move || job.run(pool)).await;
+        let ran = Remote::to(index).spawn(move || copy.run(pool)).await;
+        let ran = ran.map_err(|_| ended()).and_then(|result| result.map_err(Failure::from));
         let disk = &mut disks.lock().expect("no panic under this lock")[index];
-        match ran {
-            Ok((result, job)) => {
-                let is_stopped = result.is_err() && disk.watched.progress.is_cancelled();
-                let stopped = || Failure::new(exit::FAILED, job.stopped());
-                let result = if is_stopped { Err(stopped()) } else { result };
-                disk.job = Some(job);
-                // Set here only.
-                let _ = disk.watched.result.set(result.as_ref().err().map(Failure::to_string));
-                match &result {
-                    Err(failure) if is_stopped => log::warn!("disk {}: {failure}", disk.name),
-                    Err(failure) => log::warn!("disk {} failed: {failure}", disk.name),
-                    Ok(_) => {}
-                }
-                disk.result = Some(result);
-            }
-            Err(_) => disk.result = Some(Err(ended())),
-        }
+        disk.end(ran);
     }
 }
 
@@ -315,11 +345,11 @@ fn ended() -> Failure {
 }
 
 /// Prints the report, in the file's order; returns the exit status.
-fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
+fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> Outcome {
     let mut failed = Vec::new();
     for disk in disks {
         if let Some(Ok(report)) = &disk.result {
-            report.tell(verbose, &format!("disk {}: ", disk.name), false)?;
+            report::print(report, verbose, &format!("disk {}: ", disk.name), false)?;
         } else {
             failed.push(disk);
         }
@@ -335,7 +365,7 @@ fn tell(disks: &[Running], verbose: bool, signal: i32) -> Outcome {
                 result.as_ref().is_ok_and(|report| !report.summary.journal_stays)
             })
         });
-        removable.filter_map(|disk| disk.journal.as_deref()).for_each(long::remove);
+        removable.filter_map(|disk| disk.journal.as_deref()).for_each(remove_journal);
         return Ok(0);
     };
     let complete = disks.len() - failed.len();

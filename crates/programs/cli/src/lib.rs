@@ -10,9 +10,6 @@
 //! - `image_check`: `check`, of the tables of an image. `image_change`: `resize`.
 //!   `image_backing`: `rebase` and `commit`. `image_bitmap`: `bitmap`. `image_tools`: `create`, `measure`, `snapshot` and `info --chain`.
 //!   `image_format`: images that are given by their paths.
-//! - `part`: copies of a part of a disk. `ends`: the storage that a description refers to.
-//!   `direct`: whether to bypass the page cache.
-//! - `long`: support for long copies: a journal, and a rate that changes.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
 //!   copies.
 //! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
@@ -35,8 +32,6 @@ mod compat;
 mod copy;
 mod ctl;
 mod devices;
-mod direct;
-mod ends;
 mod exit;
 mod figures;
 #[cfg(any(test, fuzzing))]
@@ -59,18 +54,15 @@ mod jobfile;
 mod jobs;
 pub mod library;
 mod logger;
-mod long;
 mod manual;
 mod metrics;
 #[cfg(feature = "fuse")]
 mod mount;
 mod out;
-mod part;
 mod plugin;
 mod plugin_host;
 mod progress;
 mod pull;
-mod ranges;
 mod restore;
 mod serve;
 mod session;

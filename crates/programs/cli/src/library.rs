@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Registry, Spec};
-use blockhaul_engine::{Progress, Summary};
+use blockhaul_engine::Progress;
 use blockhaul_io::{Pool, Runtime};
+use blockhaul_transfer::{CopyReport, CopySetup};
 
 use crate::args::{self, CopyArgs};
-use crate::copy::job::CopyJob;
+use crate::copy::copy_options;
 use crate::devices;
 pub use crate::exit::Failure;
 
@@ -31,17 +32,7 @@ pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
 }
 
 /// A copy of one disk that has not begun.
-pub struct Copy(CopyJob);
-
-/// The result of a copy.
-pub struct CopySummary {
-    /// The line that `copy --verbose` prints.
-    pub text: String,
-    /// Its counters.
-    pub summary: Summary,
-    /// Bytes that the verification compared; 0 without one.
-    pub verified: u64,
-}
+pub struct Copy(CopySetup);
 
 impl Copy {
     /// Parses the options of `blockhaul copy`, with all checks possible without opening anything.
@@ -64,41 +55,35 @@ impl Copy {
             let text = "--job, --metrics and --progress are for the command only";
             return Err(Failure::usage(text));
         }
-        let mut job = CopyJob::between(&args, source, target)?;
-        job.options.rate = crate::long::rate(&args)?;
-        Ok(Copy(job))
+        copy_options::set_up(copy_options::request(&args, source, target)?).map(Copy)
     }
 
     /// The counters of the copy, also while it runs; they can cancel it.
     pub fn progress(&self) -> Arc<Progress> {
-        self.0.progress.clone()
+        self.0.control().progress().clone()
     }
 
     /// Copies, and waits for the end: not on a worker.
     ///
     /// # Errors
     /// The failed side, and why. After a cancel, the state of the target.
-    pub fn run(self, runtime: &Runtime) -> Result<CopySummary, Failure> {
-        let Copy(job) = self;
-        let pool = Pool::new(job.memory());
-        let progress = job.progress.clone();
-        let (result, job) = runtime.block_on(move || job.run(pool));
-        let stopped = job.stopped();
-        let gone = job.gone().unwrap_or_default();
-        // This waits for the servers of `[ CMD ]`.
-        drop(job);
-        match result {
-            Ok(report) => {
-                let text = report.text;
-                let summary = report.summary;
-                Ok(CopySummary { text, summary, verified: report.verified })
+    pub fn run(self, runtime: &Runtime) -> Result<CopyReport, Failure> {
+        let Copy(setup) = self;
+        let pool = Pool::new(setup.memory());
+        let control = setup.control();
+        let result = runtime.block_on(move || async move {
+            setup.open_source().await?.open_target().await?.run(pool).await
+        });
+        let note = control.discarded_note().unwrap_or_default();
+        let failed = |error| {
+            let failure = Failure::from(error);
+            if !control.progress().is_cancelled() {
+                return failure.and(&note);
             }
-            Err(failure) if progress.is_cancelled() => {
-                let text = stopped.replace("stopped by a signal", "stopped");
-                Err(Failure::new(failure.status(), text).and(&gone))
-            }
-            Err(failure) => Err(failure.and(&gone)),
-        }
+            let text = format!("stopped{}", control.target_state());
+            Failure::new(failure.status(), text).and(&note)
+        };
+        result.map_err(failed)
     }
 }
 

@@ -4,6 +4,8 @@ use std::io::{ErrorKind, Write as _};
 
 use crate::exit::{FAILED, Failure};
 
+pub use blockhaul_transfer::{lines, one_line, one_word};
+
 /// The output of a command: held back until the command succeeds, within a limit.
 #[derive(Debug, Default)]
 pub struct Output {
@@ -65,45 +67,4 @@ pub fn error(text: &str) {
 pub fn raw_error(text: &str) {
     // If that fails, there is no other place to report it.
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
-}
-
-/// Text from outside in one line: names, paths, arguments, messages and fields of headers must not
-/// look like separate lines, or control a terminal. Control characters except tabs, and marks that
-/// change the writing direction, are escaped as in Rust; trailing newlines are removed.
-pub fn one_line(text: &str) -> String {
-    word(text.trim_end_matches('\n'))
-}
-
-/// The same for a part of a line.
-pub fn word(text: &str) -> String {
-    escaped(text, |character| character == '\t')
-}
-
-/// Text of several lines, each like [`one_line`].
-pub fn lines(text: &str) -> String {
-    escaped(text, |character| matches!(character, '\t' | '\n'))
-}
-
-fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
-    let mut line = String::with_capacity(text.len());
-    for character in text.chars() {
-        if blockhaul_wire::unprintable(character) && !stays(character) {
-            line.extend(character.escape_default());
-        } else {
-            line.push(character);
-        }
-    }
-    line
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_others_have_said_stays_on_its_line() {
-        let text = "a\nb\tc\u{1b}[31m\u{9b}é\u{202e}\u{61c}\n";
-        assert_eq!(one_line(text), "a\\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}\\u{61c}");
-        assert_eq!(lines(text), "a\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}\\u{61c}\n");
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use blockhaul::library::{self, Failure};
 use blockhaul_engine::Progress;
+use blockhaul_transfer::CopyReport;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -58,8 +59,8 @@ pub(crate) struct Copied {
 }
 
 impl Copied {
-    fn of(copied: library::CopySummary) -> Copied {
-        let summary = copied.summary;
+    fn of(report: CopyReport) -> Copied {
+        let summary = report.summary;
         let retried = summary.retried;
         Copied {
             size: summary.size,
@@ -68,7 +69,7 @@ impl Copied {
             skipped: summary.skipped,
             resumed: summary.resumed,
             discarded: summary.discarded,
-            verified: copied.verified,
+            verified: report.verified,
             connections: summary.lanes,
             elapsed: summary.elapsed.as_secs_f64(),
             digest: summary.digest,
@@ -77,7 +78,7 @@ impl Copied {
                 + retried.target_requests
                 + retried.source_connections
                 + retried.target_connections,
-            text: copied.text,
+            text: report.text,
         }
     }
 }
@@ -117,7 +118,7 @@ impl Copying {
         let (sender, receiver) = channel();
         let (done, ended) = channel::<()>();
         let copying = move || {
-            let result: Result<library::CopySummary, Failure> = copy.run(&runtime);
+            let result: Result<CopyReport, Failure> = copy.run(&runtime);
             // Nobody waits any more after an exception.
             let _ = sender.send(result);
             drop(done);

@@ -9,8 +9,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Backend, Client, Export, Exports, Listed, Opened, Opening, Target, Visit};
 
-use crate::devices::data;
-use blockhaul_backends::support::{fill, operand};
+use blockhaul_backends::support::{decode_base64, fill, operand};
 
 /// Size of a time in bytes: seconds in eight, microseconds in four, big-endian.
 const TIME_LEN: u64 = 12;
@@ -121,7 +120,7 @@ impl InfoVisit {
     fn device(&self, name: &str) -> Result<Arc<dyn Device>> {
         let what = match self.mode {
             Mode::Name => What::Bytes(name.as_bytes().into()),
-            Mode::Base64 => What::Bytes(data::base64(name)?.into()),
+            Mode::Base64 => What::Bytes(decode_base64(name)?.into()),
             Mode::Address => What::Bytes(self.address().into_bytes().into()),
             Mode::Time => What::Clock(None),
             Mode::Uptime => What::Clock(Some(started())),

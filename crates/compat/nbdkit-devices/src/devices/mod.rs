@@ -19,8 +19,6 @@ use std::sync::Arc;
 
 use blockhaul_catalog::Backend;
 
-pub use data::base64;
-
 /// Every device of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn Backend>> {
     vec![

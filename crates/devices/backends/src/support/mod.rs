@@ -1,6 +1,7 @@
 //! What backends of other crates need, too: descriptions, computed reads, devices in a row, and
 //! sparse memory.
 
+mod base64;
 pub mod computed;
 pub mod fill;
 pub mod operand;
@@ -11,3 +12,4 @@ pub mod split {
 }
 
 pub use crate::memory::MemoryDevice;
+pub use base64::decode_base64;

@@ -9,8 +9,8 @@ use clap::Args;
 use super::engine::Engine;
 use super::format::ImageFormat;
 use super::value::{
-    algorithm, duration, multi_conn, queue_size, range, request_size, schedule, segment, size,
-    sparse, total_memory,
+    algorithm, direct, duration, multi_conn, queue_size, range, request_size, schedule, segment,
+    size, sparse, total_memory,
 };
 use crate::devices;
 
@@ -120,8 +120,8 @@ pub struct CopyArgs {
     /// auto bypasses it for files of 64M or more, and for block devices, if the data is not cached
     /// already, so as not to evict the data of other programs: it reads uncached data, and writes
     /// data that does not come from a cached file, with direct I/O.
-    #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub direct: crate::direct::Wanted,
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = direct)]
+    pub direct: blockhaul_catalog::Direct,
 
     /// Send one request at a time, in order
     #[arg(long)]

@@ -472,7 +472,7 @@ pub fn show_error(error: &clap::Error) -> u8 {
 /// there is nothing to escape.
 fn error_escaped() -> Option<clap::Error> {
     let words: Vec<_> = std::env::args_os().collect();
-    let escaped = |word: &OsString| OsString::from(out::word(&word.to_string_lossy()));
+    let escaped = |word: &OsString| OsString::from(out::one_word(&word.to_string_lossy()));
     let shown: Vec<_> = words.iter().map(escaped).collect();
     let (words, _) = (shown != words).then(|| brackets::take(shown).ok()).flatten()?;
     parse(words).err()

@@ -1,20 +1,18 @@
 //! What the values of options may be.
 
 use std::str::FromStr;
-use std::time::Duration;
 
+use blockhaul_transfer::MULTI_CONN_NAMES;
+pub use blockhaul_transfer::{
+    parse_algorithm as algorithm, parse_direct as direct, parse_duration as duration,
+    parse_queue_size as queue_size, parse_range as range, parse_request_size as request_size,
+    parse_schedule as schedule, parse_segment as segment, parse_size as size,
+    parse_sparse as sparse,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 pub fn limit(text: &str) -> Result<String, String> {
     blockhaul_server::Limits::default().set(text).map(|()| text.to_string())
-}
-
-pub fn duration(text: &str) -> Result<Duration, String> {
-    blockhaul_catalog::parse_duration(text).map_err(|error| error.text())
-}
-
-pub fn size(text: &str) -> Result<u64, String> {
-    blockhaul_catalog::parse_size(text).map_err(|error| error.text())
 }
 
 pub fn rate(text: &str) -> Result<u64, String> {
@@ -27,71 +25,13 @@ pub fn setting(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_string()))
 }
 
-fn power_of_two(text: &str, least: u32, most: u32) -> Result<u32, String> {
-    let wrong = || {
-        let least = blockhaul_catalog::format_size(least.into());
-        let most = blockhaul_catalog::format_size(most.into());
-        format!("{text} is not a power of two from {least} to {most}")
-    };
-    let size = u32::try_from(size(text)?).map_err(|_| wrong())?;
-    let fits = size.is_power_of_two() && (least..=most).contains(&size);
-    if fits { Ok(size) } else { Err(wrong()) }
-}
-
 pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| format!("{text:?} is not a port: use a number from 0 to 65535"))
 }
 
-pub fn request_size(text: &str) -> Result<u32, String> {
-    power_of_two(text, blockhaul_engine::MIN_REQUEST, blockhaul_engine::MAX_REQUEST)
-}
-
 pub fn multi_conn() -> impl TypedValueParser<Value = blockhaul_engine::MultiConn> {
-    let names = ["auto", "always", "advertised"];
-    PossibleValuesParser::new(names).map(|name| match &*name {
-        "always" => blockhaul_engine::MultiConn::Always,
-        "advertised" => blockhaul_engine::MultiConn::Advertised,
-        _ => blockhaul_engine::MultiConn::Auto,
-    })
-}
-
-pub fn algorithm(text: &str) -> Result<blockhaul_engine::Algorithm, String> {
-    text.parse().map_err(|error: blockhaul_block::Error| error.text())
-}
-
-pub fn segment(text: &str) -> Result<u32, String> {
-    power_of_two(text, 64 << 10, 1 << 30)
-}
-
-pub fn schedule(text: &str) -> Result<blockhaul_engine::Schedule, String> {
-    blockhaul_engine::Schedule::parse(text).map_err(|error| error.text())
-}
-
-pub fn range(text: &str) -> Result<(u64, u64), String> {
-    let wrong = || format!("{text} is not OFFSET:LENGTH, as 1G:64M");
-    let (at, len) = text.split_once(':').ok_or_else(wrong)?;
-    let at = size(at)?;
-    let len = size(len)?;
-    if len == 0 {
-        return Err(format!("{text} is empty"));
-    }
-    at.checked_add(len).map(|_| (at, len)).ok_or_else(wrong)
-}
-
-pub fn sparse(text: &str) -> Result<u32, String> {
-    if size(text)? == 0 { Ok(0) } else { power_of_two(text, 512, 1 << 31) }
-}
-
-pub fn queue_size(text: &str) -> Result<u64, String> {
-    // More than this is no window but the whole disk in memory.
-    const MOST: u64 = 64 << 30;
-    match size(text)? {
-        bytes @ 1..=MOST => Ok(bytes),
-        _ => Err(format!(
-            "{text} is not between 1 byte and {}",
-            blockhaul_catalog::format_size(MOST)
-        )),
-    }
+    PossibleValuesParser::new(MULTI_CONN_NAMES)
+        .try_map(|name| blockhaul_transfer::parse_multi_conn(&name))
 }
 
 pub fn total_memory(text: &str) -> Result<u64, String> {

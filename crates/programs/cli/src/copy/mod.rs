@@ -1,20 +1,18 @@
 //! `blockhaul copy`: one copy, or those of a `--job`; shows progress, and a remedy after a failure.
 
-mod asked;
-pub(crate) mod job;
-mod manifest;
+pub(crate) mod copy_options;
+mod journal_hint;
+pub(crate) mod report;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use blockhaul_catalog::Spec;
 use blockhaul_engine::Progress;
 use blockhaul_io::Pool;
+use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
 
-use self::job::CopyJob;
 use crate::brackets::Groups;
 use crate::exit::{Failure, Outcome};
-use crate::long;
 use crate::progress::Reporter;
 use crate::session::Session;
 use crate::snapshot::{End, Watched};
@@ -29,6 +27,22 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     run_one(args, groups, Arc::default())
 }
 
+/// The request of a command line with a source and a target.
+pub(crate) fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Failure> {
+    let (Some(source), Some(target)) = (&args.source, &args.target) else {
+        return Err(Failure::usage("give a source and a target, or --job with a file"));
+    };
+    let request = copy_options::request(args, groups.spec(source)?, groups.spec(target)?)?;
+    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
+    copy_options::check_output(&request)?;
+    Ok(request)
+}
+
+/// Both sides for a page that other users may read.
+pub(crate) fn shown_ends(setup: &CopySetup) -> [String; 2] {
+    setup.specs().map(|spec| without_secrets(&spec.to_string()))
+}
+
 /// Runs one copy, with these counters.
 pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Progress>) -> Outcome {
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
@@ -36,43 +50,41 @@ pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Prog
         let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(Failure::usage(text));
     }
-    let mut job = CopyJob::new(args, groups)?;
+    let request = CopyRequest { progress: progress.clone(), ..request(args, groups)? };
+    let setup = copy_options::set_up(request)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
-    job.options.rate = long::rate(args)?;
-    let ends = job.shown_ends();
-    job.progress = progress.clone();
-    let watched = Watched { ends, progress, ..Watched::default() };
-    let mut session = Session::start(args, sink, vec![watched], job.options.rate.clone())?;
-    let to_pipe = *job.ends().1 == Spec::Pipe;
-    let pool = Pool::new(job.memory());
-    let started = Instant::now();
-    let (result, job) = session.block_on(move || job.run(pool));
-    let stopped = job.stopped();
-    let gone = job.gone();
-    let hint = if job.journal.is_none() && job.has_left_a_part() && gone.is_none() {
-        long::hint(job.ends()).unwrap_or_default()
+    let watched = Watched { ends: shown_ends(&setup), progress, ..Watched::default() };
+    let mut session = Session::start(args, sink, vec![watched], setup.rate())?;
+    let ends = setup.specs().map(Spec::clone);
+    let control = setup.control();
+    let pool = Pool::new(setup.memory());
+    let started = std::time::Instant::now();
+    let result = session.block_on(move || async move {
+        setup.open_source().await?.open_target().await?.run(pool).await
+    });
+    let note = control.discarded_note();
+    let hint = if args.journal.is_none() && control.has_left_a_part() && note.is_none() {
+        journal_hint::hint(ends.each_ref()).unwrap_or_default()
     } else {
         String::new()
     };
-    let gone = gone.unwrap_or_default();
-    // Not on a worker: this waits for the servers of `[ CMD ]`, which end when workers have closed
-    // their connections.
-    drop(job);
+    let note = note.unwrap_or_default();
     let (outcome, report) = match result {
-        Ok(report) => (Ok(report.status), Some(report)),
+        Ok(report) => (Ok(report::status(&report)), Some(report)),
         Err(_) if session.signal() != 0 => {
-            let failure = Failure::new(signals::status(session.signal()), stopped);
-            (Err(failure.and(&gone).and(&hint)), None)
+            let text = format!("stopped by a signal{}", control.target_state());
+            let failure = Failure::new(signals::status(session.signal()), text);
+            (Err(failure.and(&note).and(&hint)), None)
         }
         // No hint for a loss of a few seconds.
-        Err(failure) if started.elapsed() >= long::WORTH_A_JOURNAL => {
-            (Err(failure.and(&gone).and(&hint)), None)
+        Err(error) if started.elapsed() >= journal_hint::WORTH_A_JOURNAL => {
+            (Err(Failure::from(error).and(&note).and(&hint)), None)
         }
-        Err(failure) => (Err(failure.and(&gone)), None),
+        Err(error) => (Err(Failure::from(error).and(&note)), None),
     };
     session.finish(End::from(&outcome));
     if let Some(report) = report {
-        report.tell(args.verbose, "", to_pipe)?;
+        report::print(&report, args.verbose, "", ends[1] == Spec::Pipe)?;
     }
     outcome
 }

@@ -179,7 +179,7 @@ fn rounded(bytes: u64) -> String {
 
 /// Text for XML.
 fn escaped(text: &str) -> String {
-    let printable = crate::out::word(text);
+    let printable = crate::out::one_word(text);
     let escaped = printable.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     escaped.replace('"', "&quot;")
 }

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device, Kind};
 use blockhaul_catalog::{ClaimOwner, Client, Export, Intent, Registry, Spec, Stack, Visit};
 use blockhaul_fuse::{DISK, DISKS_MAX, Reopen, Shown, Source, refused_name};
+use blockhaul_transfer::without_secrets;
 
 use crate::args::{self, MountExport};
 use crate::brackets::{self, Groups};
 use crate::devices;
-use crate::ends::without_secrets;
 use crate::exit::{Failure, OPEN};
 use crate::image_format::{self, Use};
 use crate::serve::wanted::parse_named;

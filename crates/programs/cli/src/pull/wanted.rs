@@ -8,9 +8,9 @@ use blockhaul_catalog::{Intent, Layer, Registry, Spec, Stack};
 use blockhaul_engine::{Bitmap, Options, Progress};
 use blockhaul_snapshot::BITMAP_CONTEXT;
 use blockhaul_store::{Ranges, Store, check_name};
+use blockhaul_transfer::full;
 
 use super::decide::{Decision, What, decide};
-use crate::ends::full;
 use crate::exit::{self, Failure, stored};
 use crate::jobfile::Disk;
 use crate::{args, devices};

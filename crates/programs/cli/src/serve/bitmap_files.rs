@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use blockhaul_catalog::Spec;
 use blockhaul_snapshot::Bitmap;
+use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
 
 use super::running::Running;
-use crate::ends::path_of;
 use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.

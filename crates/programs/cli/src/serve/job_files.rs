@@ -17,13 +17,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_engine::Durable;
 use blockhaul_snapshot::Remaining;
+use blockhaul_transfer::{Recorder, TransferError, TransferErrorKind, TransferStep};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
 use super::bitmap_files::{check_digest, identity, replace, with_digest};
 use super::running::Running;
-use crate::copy::job::Recorder;
-use crate::exit::{FAILED, Failure, OPEN, plain};
+use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.
 const VERSION: u64 = 1;
@@ -390,7 +390,7 @@ impl Kept {
 }
 
 impl Recorder for Kept {
-    fn check(&self, target: &str) -> Result<(), Failure> {
+    fn check(&self, target: &str) -> Result<(), TransferError> {
         let before = self.text("target_id");
         if before.is_empty() || before == target {
             return Ok(());
@@ -400,16 +400,20 @@ impl Recorder for Kept {
              another job",
             self.text("target")
         );
-        Err(Failure::new(OPEN, text))
+        Err(TransferError::new(TransferErrorKind::Open, TransferStep::OpenTarget, text))
     }
 
-    fn begin(&self, target: &str) -> Result<(), Failure> {
+    fn begin(&self, target: &str) -> Result<(), TransferError> {
         if self.is_removed() || self.text("target_id") == target {
             // Without its map the job goes on, and does not outlive the server.
             return Ok(());
         }
         self.note(json!({ "target_id": target }));
-        self.commit()
+        let failed = |failure: Failure| {
+            let text = failure.to_string();
+            TransferError::new(TransferErrorKind::Other, TransferStep::OpenTarget, text)
+        };
+        self.commit().map_err(failed)
     }
 
     fn durable(&self) -> Durable {

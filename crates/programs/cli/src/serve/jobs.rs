@@ -11,6 +11,7 @@ use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
 use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
+use blockhaul_transfer::{CopyControl, CopyReport, CopySetup, Endpoint, OpenCopy, TransferError};
 use serde_json::{Value, json};
 
 use super::compressed::Compressed;
@@ -22,9 +23,8 @@ use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::{Running, TargetGuard};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::args;
-use crate::copy::job::{CopyJob, JobControl, Report};
+use crate::copy::copy_options;
 use crate::exit::{FAILED, Failure, LOST, OPEN};
-use crate::long;
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
@@ -99,7 +99,7 @@ pub struct Job {
     /// It writes to a disk of the server.
     writing: Mutex<Option<TargetGuard>>,
     progress: Arc<Progress>,
-    control: JobControl,
+    control: CopyControl,
     settings: Settings,
     errors: Arc<Errors>,
     status: Mutex<Status>,
@@ -337,7 +337,7 @@ impl Jobs {
                 }
             };
             let errors = Errors::new(settings.on_source_error, settings.on_target_error);
-            copy.read_from(watched(&errors, Stack::over(device)).await?);
+            copy.read_snapshot(watched(&errors, Stack::over(device)).await?);
             if resumes.is_some_and(|kept| kept.has_target()) {
                 copy.keep_target();
             }
@@ -381,7 +381,7 @@ impl Jobs {
         let errors = Errors::new(settings.on_source_error, settings.on_target_error);
         let beginning = Beginning {
             target: target.spec().to_string(),
-            progress: copy.progress.clone(),
+            progress: copy.control().progress().clone(),
             within,
             first,
             copy_mode,
@@ -407,25 +407,23 @@ impl Jobs {
             }
         }));
         drop(blockhaul_io::spawn(async move {
-            let (result, copy) = {
-                let pool = Pool::new(copy.memory());
-                copy.run(pool).await
+            let pool = Pool::new(copy.memory());
+            let result = match open(copy).await {
+                Ok(copy) => copy.run(pool).await,
+                Err(error) => Err(error),
             };
+            let result = result.map_err(Failure::from);
             mirror.give_up(result.is_ok(), running.is_interrupted()).await;
-            let _ = blockhaul_io::offload(move || drop(copy)).await;
             running.end(result, None);
         }));
         Ok(job)
     }
 
     /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
-    fn begin(&self, start: Start<'_>, copy: &mut CopyJob) -> Arc<Job> {
+    fn begin(&self, start: Start<'_>, copy: &mut CopySetup) -> Arc<Job> {
         let Start { export, target, writing, work, settings, errors, kept } = start;
         if let Some(kept) = &kept {
             copy.record(kept.clone());
-        }
-        if let To::Open(_, stack, _) = target {
-            copy.write_to(stack.clone());
         }
         if settings.compress {
             copy.put_over_target(Arc::new(Compressed));
@@ -443,7 +441,7 @@ impl Jobs {
             target: target.spec().to_string(),
             work,
             writing: Mutex::new(writing),
-            progress: copy.progress.clone(),
+            progress: copy.control().progress().clone(),
             control,
             speed: AtomicU64::new(settings.speed),
             settings,
@@ -571,10 +569,8 @@ async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, Failure> 
 }
 
 /// Copies the disks of a backup.
-async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopyJob>) {
-    let (mut results, copies) = copy_group(&disks, copies).await;
-    // Not on a worker: it may wait for the server of `[ CMD ]`.
-    let _ = blockhaul_io::offload(move || drop(copies)).await;
+async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopySetup>) {
+    let mut results = copy_group(&disks, copies).await;
     if results.iter().all(Result::is_ok) && !settle(&disks).await {
         let text = "the group was cancelled before it was finalized";
         results.iter_mut().for_each(|result| *result = Err(Failure::new(FAILED, text)));
@@ -618,34 +614,26 @@ async fn settle(disks: &[Disk]) -> bool {
     !disks.iter().any(|disk| disk.job.is_ending())
 }
 
+/// Opens both sides of a copy.
+async fn open(copy: CopySetup) -> Result<OpenCopy, TransferError> {
+    copy.open_source().await?.open_target().await
+}
+
 /// Copies all disks; once one has failed, the others end soon.
-async fn copy_group(
-    disks: &[Disk],
-    copies: Vec<CopyJob>,
-) -> (Vec<Result<Report, Failure>>, Vec<CopyJob>) {
-    let mut open = Vec::new();
-    let mut refused = None;
-    // All checks come before a target is touched.
-    for (index, copy) in copies.into_iter().enumerate() {
-        let (result, copy) = if disks.len() > 1 && refused.is_none() {
-            copy.check_both().await
-        } else {
-            (Ok(()), copy)
-        };
-        refused = refused.or(result.err().map(|failure| (index, failure)));
-        open.push(copy);
-    }
-    if let Some((index, failure)) = refused {
-        let mut results: Vec<_> =
-            open.iter().map(|_| Err(for_others(disks, index, &failure))).collect();
-        results[index] = Err(failure);
-        return (results, open);
-    }
+async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyReport, Failure>> {
+    let pool = Pool::new(copies.first().map_or(0, CopySetup::memory));
+    let copies = match open_group(copies).await {
+        Ok(copies) => copies,
+        Err((index, failure)) => {
+            let others = |_| Err(for_others(disks, index, &failure));
+            let mut results: Vec<_> = disks.iter().map(others).collect();
+            results[index] = Err(failure);
+            return results;
+        }
+    };
     let jobs: Arc<[Arc<Job>]> = disks.iter().map(|disk| disk.job.clone()).collect();
-    let memory = open.first().map_or(0, CopyJob::memory);
-    let pool = Pool::new(memory);
     let first = Arc::new(OnceLock::new());
-    let running: Vec<_> = open
+    let running: Vec<_> = copies
         .into_iter()
         .enumerate()
         .map(|(index, copy)| {
@@ -653,22 +641,19 @@ async fn copy_group(
             let jobs = jobs.clone();
             let first = first.clone();
             blockhaul_io::start(async move {
-                let (result, copy) = copy.run(pool).await;
+                let result = copy.run(pool).await;
                 if result.is_err() {
                     // The others fail because of it.
                     let _ = first.set(index);
                     jobs.iter().for_each(|job| job.stop());
                 }
-                (result, copy)
+                result.map_err(Failure::from)
             })
         })
         .collect();
     let mut results = Vec::new();
-    let mut ended = Vec::new();
     for one in running {
-        let (result, copy) = one.await;
-        results.push(result);
-        ended.push(copy);
+        results.push(one.await);
     }
     if let Some(&first) = first.get() {
         let result = results.remove(first);
@@ -677,7 +662,24 @@ async fn copy_group(
         }
         results.insert(first, result);
     }
-    (results, ended)
+    results
+}
+
+/// Opens all disks: all checks come before a target is touched. Fails with the index of the disk that
+/// cannot be opened.
+async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, Failure)> {
+    let mut opened = Vec::new();
+    for (index, copy) in copies.into_iter().enumerate() {
+        match open(copy).await {
+            Ok(copy) => opened.push(copy),
+            Err(error) => {
+                // Not on a worker: it may wait for the server of `[ CMD ]`.
+                let _ = blockhaul_io::offload(move || drop(opened)).await;
+                return Err((index, error.into()));
+            }
+        }
+    }
+    Ok(opened)
 }
 
 /// Why the other disks of a group are not complete.
@@ -688,7 +690,7 @@ fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
 }
 
 /// The copies of the disks of a backup.
-fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopyJob>, Failure> {
+fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, Failure> {
     let mut copies = Vec::new();
     let mut rate = None;
     for (index, item) in disks.iter().enumerate() {
@@ -700,8 +702,9 @@ fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopyJob>, Failure> {
         let mut copy =
             copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
         if grouped {
-            rate = rate.or(copy.options.rate.take());
-            copy.options.rate.clone_from(&rate);
+            let engine = copy.engine();
+            rate = rate.or(engine.rate.take());
+            engine.rate.clone_from(&rate);
         }
         copies.push(copy);
     }
@@ -715,14 +718,16 @@ fn copy(
     target: &To,
     options: &[String],
     bitmap: Option<&str>,
-) -> Result<CopyJob, Failure> {
+) -> Result<CopySetup, Failure> {
     let args = copy_options(command, options, bitmap)?;
     let named = Spec::Path(export.storage().into());
-    let copy = CopyJob::between(&args, named, target.spec().clone())?;
-    let mut copy = copy.called(format!("the {command} of export {:?}", export.name));
-    copy.options.flush = true;
-    copy.options.rate = long::rate(&args)?;
-    Ok(copy)
+    let mut request = copy_options::request(&args, named, target.spec().clone())?;
+    request.options.flush = true;
+    if let To::Open(spec, stack, _) = target {
+        request.target = Endpoint::Open(spec.clone(), stack.clone());
+    }
+    let copy = copy_options::set_up(request)?;
+    Ok(copy.called(format!("the {command} of export {:?}", export.name)))
 }
 
 /// The options of a copy that is a job.
@@ -751,7 +756,7 @@ fn copy_options(
 
 impl Job {
     /// Notes how it has ended; `lost`: why its point in time is lost.
-    fn end(&self, result: Result<Report, Failure>, lost: Option<String>) {
+    fn end(&self, result: Result<CopyReport, Failure>, lost: Option<String>) {
         let cancelled = self.cancelled.load(Ordering::Relaxed);
         let result = match (result, lost) {
             // It was complete before the snapshot was lost, or noticed.
@@ -980,7 +985,7 @@ impl Job {
             work: Work::Interrupted,
             writing: Mutex::default(),
             progress: Arc::default(),
-            control: JobControl::default(),
+            control: CopyControl::default(),
             speed: AtomicU64::new(settings.speed),
             settings,
             errors: Arc::default(),

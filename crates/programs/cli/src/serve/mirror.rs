@@ -18,13 +18,13 @@ use blockhaul_catalog::{Adjustable, Barrier, ClaimOwner, PROVIDED, Stack};
 use blockhaul_engine::{Control, CopyError, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::{Changes, Remaining};
+use blockhaul_transfer::Follower;
 use serde_json::{Value, json};
 
 use super::exports::Table;
 use super::job_files::Kept;
 use super::running::Running;
 use super::snapshots::{GRANULARITY, Taken};
-use crate::copy::job::Follower;
 use crate::exit::Failure;
 
 pub use blockhaul_control::CopyMode;

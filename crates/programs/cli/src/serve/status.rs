@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use blockhaul_block::OpKind;
 use blockhaul_control::ExportStatus;
+use blockhaul_transfer::without_secrets;
 use serde_json::{Value, json};
 
 use super::control::{Operations, Shared};
-use crate::ends::without_secrets;
 use crate::metrics::Status;
 use crate::snapshot::latencies;
 

@@ -172,7 +172,7 @@ impl WantedExports {
     /// What is served, for users: the storage, or the names of several exports.
     pub fn shown(&self) -> String {
         match &self.exports[..] {
-            [one] => crate::ends::shown(&one.spec.to_string()).into_owned(),
+            [one] => blockhaul_transfer::shown(&one.spec.to_string()).into_owned(),
             several => {
                 let names = several.iter().map(|one| format!("{:?}", one.name));
                 format!("exports {}", names.collect::<Vec<_>>().join(", "))
@@ -214,7 +214,7 @@ impl WantedExports {
         let mut running = Running {
             name: one.name.clone(),
             description: one.description.clone(),
-            storage: Mutex::new(crate::ends::shown(&one.spec.to_string()).into_owned()),
+            storage: Mutex::new(blockhaul_transfer::shown(&one.spec.to_string()).into_owned()),
             write: one.intent.write,
             served: true,
             single: true,
@@ -355,7 +355,7 @@ fn no_image_for_each_client(one: &One) -> Failure {
     let text = format!(
         "--per-client: {} is a disk image, which one device at a time can write: leave out --per-client, and \
          all clients share the disk, or serve it with -r",
-        crate::ends::shown(&one.spec.to_string())
+        blockhaul_transfer::shown(&one.spec.to_string())
     );
     Failure::usage(text)
 }

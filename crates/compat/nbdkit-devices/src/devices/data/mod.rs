@@ -22,10 +22,8 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
-pub use source::base64;
-
 use blockhaul_backends::support::MemoryDevice;
-use blockhaul_backends::support::operand;
+use blockhaul_backends::support::{decode_base64, operand};
 use item::{Item, unfold};
 
 /// The backend `data:TEXT`.
@@ -107,7 +105,7 @@ fn make(target: &Target) -> Result<MemoryDevice> {
     }
     let literal = match given {
         [_, _, Some(raw), _] => Some(raw.as_bytes().to_vec()),
-        [_, _, _, Some(text)] => Some(source::base64(text)?),
+        [_, _, _, Some(text)] => Some(decode_base64(text)?),
         _ => None,
     };
     if let (Some(_), [(name, _), ..]) = (&literal, variables) {

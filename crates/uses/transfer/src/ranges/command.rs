@@ -6,9 +6,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use blockhaul_client::ShellProcess;
+use blockhaul_io::plain;
 
-use crate::exit::plain;
-use crate::out;
+use crate::printable::one_line;
 
 /// What of the end of its messages is kept, in bytes.
 const MESSAGES: usize = 4096;
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The beginning of a script, for messages.
 pub(super) fn shown(script: &str) -> String {
-    let line = out::one_line(script.trim());
+    let line = one_line(script.trim());
     match line.char_indices().nth(60) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
@@ -55,7 +55,7 @@ pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
     let last = receiver.recv_timeout(PATIENCE).unwrap_or_default();
     let last = String::from_utf8_lossy(&last);
     let last = match last.lines().map(str::trim).rfind(|line| !line.is_empty()) {
-        Some(line) => format!("; its last message: {}", out::one_line(line)),
+        Some(line) => format!("; its last message: {}", one_line(line)),
         None => String::new(),
     };
     let how = match (status.code(), status.signal()) {

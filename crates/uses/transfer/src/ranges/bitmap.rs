@@ -2,7 +2,7 @@
 //! of 64 KiB, the highest bit of the first byte for the first block, and zeroes up to a whole byte (sm's
 //! drivers/VDI.py, blktap's cbt-util.h).
 
-use blockhaul_nbdkit_devices::devices::base64;
+use blockhaul_backends::support::decode_base64;
 
 use super::coverage::{Contents, Coverage, Kind};
 
@@ -18,7 +18,7 @@ pub(super) fn parse(text: &str) -> Result<Contents, String> {
     if ["null", "true"].contains(&text.trim()) {
         return Err("it has no ranges".to_string());
     }
-    let bytes = base64(text).map_err(|error| error.text())?;
+    let bytes = decode_base64(text).map_err(|error| error.text())?;
     let mut found: Vec<(u64, u64)> = Vec::new();
     let mut at = 0;
     for byte in bytes {

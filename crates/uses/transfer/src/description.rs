@@ -1,16 +1,13 @@
-//! What the descriptions of two sides refer to: the path of a file, and whether both are the same
-//! storage.
+//! Descriptions of devices: the file or storage that they name, and their forms without secrets.
 
 use std::borrow::Cow;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use blockhaul_catalog::Spec;
 use blockhaul_wire::uri::{HttpUri, Transport, Uri, is_http};
-use rustix::fs::{FileType, OFlags};
 
 /// Whether two descriptions name the same storage.
-pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
+pub fn same(one: &Spec, other: &Spec) -> bool {
     if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
         return blockhaul_backends::identity(&one)
             .is_some_and(|found| Some(found) == blockhaul_backends::identity(&other));
@@ -33,13 +30,13 @@ pub(crate) fn same(one: &Spec, other: &Spec) -> bool {
 }
 
 /// The message that source and target are the same storage.
-pub(crate) fn same_storage(source: &Spec, target: &Spec) -> String {
+pub fn same_storage(source: &Spec, target: &Spec) -> String {
     format!("source {source} and target {target} are the same: choose another target")
 }
 
 /// A description for readers that did not write it: without parameters, arguments of a command, and
 /// the user of a URI, of which each may be or contain a secret.
-pub(crate) fn without_secrets(described: &str) -> String {
+pub fn without_secrets(described: &str) -> String {
     if let Some(words) = described.strip_prefix("[ ") {
         let program = words.split(' ').next().unwrap_or_default();
         return format!("[ {program} … ]");
@@ -57,7 +54,7 @@ pub(crate) fn without_secrets(described: &str) -> String {
 
 /// A word of a command line with `…` for passwords among its parameters, because messages are logged.
 /// Files and descriptors that contain passwords remain.
-pub(crate) fn without_passwords(word: &str) -> Cow<'_, str> {
+pub fn without_passwords(word: &str) -> Cow<'_, str> {
     let Some((named, parameters)) = word.split_once('?') else { return word.into() };
     let shown = |parameter: &str| match parameter.split_once('=') {
         Some((key, value)) if holds_password(key) && !is_elsewhere(value) => format!("{key}=…"),
@@ -79,25 +76,9 @@ fn is_elsewhere(value: &str) -> bool {
         || value.strip_prefix('-').is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Whether data may arrive later: a pipe or a socket.
-pub(crate) fn is_stream(fd: impl AsFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|data| {
-        matches!(FileType::from_raw_mode(data.st_mode), FileType::Fifo | FileType::Socket)
-    })
-}
-
-/// Whether a read would return nothing: a pipe whose writers have ended, a file at its end, or
-/// `/dev/null`. Other devices may have data.
-pub(crate) fn has_no_data(fd: impl AsFd) -> bool {
-    match rustix::io::ioctl_fionread(&fd) {
-        Ok(bytes) => bytes == 0,
-        Err(_) => is_null(fd),
-    }
-}
-
 /// A description for the user who wrote it: without the parameters of disks that have passwords
 /// among them, because messages are logged.
-pub(crate) fn shown(described: &str) -> Cow<'_, str> {
+pub fn shown(described: &str) -> Cow<'_, str> {
     if described.starts_with("vddk:") {
         without_secrets(described).into()
     } else {
@@ -106,7 +87,7 @@ pub(crate) fn shown(described: &str) -> Cow<'_, str> {
 }
 
 /// The path of a file, if it is one.
-pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
+pub fn path_of(spec: &Spec) -> Option<PathBuf> {
     match spec {
         Spec::Path(path) => Some(path.clone()),
         Spec::Scheme { scheme, rest } if scheme == blockhaul_backends::PATH_SCHEME => {
@@ -118,7 +99,7 @@ pub(crate) fn path_of(spec: &Spec) -> Option<PathBuf> {
 }
 
 /// The path of the file that is the device, or that holds its image.
-pub(crate) fn file_of(spec: &Spec) -> Option<PathBuf> {
+pub fn file_of(spec: &Spec) -> Option<PathBuf> {
     path_of(&image_of(spec)?)
 }
 
@@ -138,12 +119,12 @@ fn image_of(spec: &Spec) -> Option<Spec> {
 const IMAGE: &str = "qcow2";
 
 /// Whether a description is that of an image, which a copy of all of a disk creates.
-pub(crate) fn is_image(spec: &Spec) -> bool {
+pub fn is_image(spec: &Spec) -> bool {
     matches!(spec, Spec::Scheme { scheme, .. } if scheme == IMAGE)
 }
 
 /// The canonical path of a file that need not exist yet.
-pub(crate) fn full(path: &Path) -> PathBuf {
+pub fn full(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
     match (folder, path.file_name()) {
@@ -153,41 +134,9 @@ pub(crate) fn full(path: &Path) -> PathBuf {
 }
 
 /// Whether two descriptions refer to the same place, even if nothing exists there yet.
-pub(crate) fn same_place(one: &Spec, other: &Spec) -> bool {
+pub fn same_place(one: &Spec, other: &Spec) -> bool {
     let [path, other_path] = [one, other].map(|spec| file_of(spec).map(|path| full(&path)));
     same(one, other) || (path.is_some() && path == other_path)
-}
-
-/// Whether this replaces a standard stream that was closed when the program began. Rust then opens
-/// `/dev/null` for reading and writing; a user who redirects from there opens it only for reading.
-pub(crate) fn is_put_in_place(fd: impl AsFd) -> bool {
-    let fd = fd.as_fd();
-    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
-    is_null(fd) && mode == Ok(OFlags::RDWR)
-}
-
-/// Whether this is `/dev/null`.
-fn is_null(fd: impl AsFd) -> bool {
-    const NULL: (u32, u32) = (1, 3);
-    let device = rustix::fs::fstat(fd).map(|data| data.st_rdev);
-    device.is_ok_and(|id| (rustix::fs::major(id), rustix::fs::minor(id)) == NULL)
-}
-
-/// Whether output there goes anywhere.
-pub(crate) fn is_heard(fd: impl AsFd) -> bool {
-    let fd = fd.as_fd();
-    let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags & OFlags::RWMODE);
-    !is_put_in_place(fd) && mode.is_ok_and(|mode| mode != OFlags::RDONLY)
-}
-
-/// Whether a character device accepts writes, unlike /dev/full: tried with no bytes. Other files
-/// are not tried.
-pub(crate) fn takes_writes(fd: impl AsFd) -> std::io::Result<()> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-    if kind == FileType::CharacterDevice {
-        rustix::io::write(fd, &[])?;
-    }
-    Ok(())
 }
 
 fn same_export(one: &Uri, other: &Uri) -> bool {

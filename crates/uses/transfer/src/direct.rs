@@ -1,4 +1,4 @@
-//! `--direct`: whether a copy bypasses the page cache.
+//! Whether a copy bypasses the page cache.
 //!
 //! A large copy evicts everything else from the page cache without a benefit: the data is not read
 //! again before it is replaced. So uncached data is read with direct I/O, and a target is written
@@ -7,11 +7,10 @@
 //! 0.7 s and more, and less elapsed time, with and without a flush.
 
 use std::path::Path;
-use std::str::FromStr;
 
 use blockhaul_catalog::{Direct, Spec};
 
-use crate::ends::path_of;
+use crate::description::path_of;
 
 /// Smaller copies do not harm the page cache.
 const SMALL: u64 = 64 << 20;
@@ -19,35 +18,18 @@ const SMALL: u64 = 64 << 20;
 const PLACES: u64 = 64;
 const PLACE: u64 = 1 << 20;
 
-/// `auto`, `on` or `off` as typed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted(pub Direct);
-
-impl FromStr for Wanted {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Wanted, String> {
-        match text {
-            "auto" => Ok(Wanted(Direct::Auto)),
-            "on" => Ok(Wanted(Direct::On)),
-            "off" => Ok(Wanted(Direct::Off)),
-            other => Err(format!("{other:?} is not one of auto, on, off")),
-        }
-    }
-}
-
 /// How to open the source of a copy.
-pub fn source(wanted: Wanted, spec: &Spec) -> Direct {
-    match (wanted.0, path_of(spec)) {
+pub(crate) fn source(wanted: Direct, spec: &Spec) -> Direct {
+    match (wanted, path_of(spec)) {
         (Direct::Auto, Some(path)) if !is_large(&path) => Direct::Off,
         (wanted, _) => wanted,
     }
 }
 
 /// How to open the target of a copy of `size` bytes.
-pub fn target(wanted: Wanted, source: &Spec, size: u64) -> Direct {
-    if wanted.0 != Direct::Auto {
-        return wanted.0;
+pub(crate) fn target(wanted: Direct, source: &Spec, size: u64) -> Direct {
+    if wanted != Direct::Auto {
+        return wanted;
     }
     let cached = match path_of(source) {
         Some(path) => !is_large(&path) || !is_cold(&path),
@@ -101,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_target_is_written_directly_after_a_cold_source_or_where_it_cannot_be_cached() {
-        let auto = Wanted(Direct::Auto);
+        let auto = Direct::Auto;
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("disk");
         std::fs::write(&path, vec![1; SMALL as usize]).unwrap();
@@ -113,14 +95,13 @@ mod tests {
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         assert_eq!(target(auto, &spec, SMALL), Direct::Auto, "it is cold");
-        assert_eq!(target(Wanted(Direct::Off), &spec, 1 << 60), Direct::Off);
+        assert_eq!(target(Direct::Off, &spec, 1 << 60), Direct::Off);
         let far = Spec::Scheme { scheme: "nbd".into(), rest: "//localhost".into() };
         assert_eq!(target(auto, &far, SMALL), Direct::Auto, "it comes from elsewhere");
         assert_eq!(target(auto, &far, SMALL - 1), Direct::Off, "it is small");
-        assert_eq!(target(Wanted(Direct::Off), &far, SMALL), Direct::Off);
+        assert_eq!(target(Direct::Off, &far, SMALL), Direct::Off);
         std::fs::File::create(&path).unwrap().set_len(SMALL - 1).unwrap();
         assert_eq!(source(auto, &spec), Direct::Off, "it is small");
-        assert_eq!(source(Wanted(Direct::On), &spec), Direct::On);
-        assert_eq!("maybe".parse::<Wanted>().unwrap_err(), "\"maybe\" is not one of auto, on, off");
+        assert_eq!(source(Direct::On, &spec), Direct::On);
     }
 }

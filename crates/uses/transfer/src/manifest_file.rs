@@ -1,4 +1,4 @@
-//! The file of `--manifest`: written atomically, and never over a foreign file.
+//! The file of a manifest: written atomically, and never over a foreign file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -7,9 +7,11 @@ use std::path::PathBuf;
 
 use blockhaul_catalog::Spec;
 use blockhaul_engine::Manifest;
+use blockhaul_io::plain;
 
-use crate::ends::{self, same_place};
-use crate::exit::{self, Failure, plain};
+use crate::description::same_place;
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::standard_stream::takes_writes;
 
 /// The first bytes of manifests of all versions.
 const BEGINNING: &[u8] = b"blockhaul manifest ";
@@ -28,19 +30,19 @@ impl ManifestFile {
     }
 
     /// Refuses a file with other contents, before anything is emptied.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self) -> Result<()> {
         match std::fs::metadata(&self.path) {
             Ok(data) if data.is_file() && data.len() > 0 => {}
             Ok(data) if data.is_dir() => {
                 let path = self.path.display();
                 let next = "give the name of a file in it";
                 let text = format!("manifest {path}: it is a directory: {next}");
-                return Err(Failure::usage(text));
+                return Err(manifest_error(TransferErrorKind::Request, text));
             }
             // A device or a pipe accepts anything. Opening a pipe waits for its other end.
             Ok(data) if data.file_type().is_char_device() => {
                 let opened = OpenOptions::new().write(true).open(&self.path);
-                let takes = opened.and_then(|file| ends::takes_writes(&file));
+                let takes = opened.and_then(|file| takes_writes(&file));
                 return takes.map_err(|error| self.failed(error));
             }
             Ok(_) => return Ok(()),
@@ -59,7 +61,7 @@ impl ManifestFile {
     }
 
     /// Creates the file, before the target is touched: it must not be a side of the copy.
-    pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<(), Failure> {
+    pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<()> {
         let own = Spec::Path(self.path.clone());
         if sides.iter().any(|side| same_place(&own, side)) {
             return Err(self.refused("it is the source or the target"));
@@ -85,7 +87,7 @@ impl ManifestFile {
     }
 
     /// Writes it durably.
-    pub(crate) fn write(&mut self, made: &Manifest) -> Result<(), Failure> {
+    pub(crate) fn write(&mut self, made: &Manifest) -> Result<()> {
         let text = made.to_string();
         let written = match self.fresh.as_mut() {
             None => std::fs::write(&self.path, text),
@@ -100,7 +102,7 @@ impl ManifestFile {
         Ok(())
     }
 
-    fn failed(&self, error: std::io::Error) -> Failure {
+    fn failed(&self, error: std::io::Error) -> TransferError {
         let path = self.path.display();
         let why = plain(&error);
         let next = match error.kind() {
@@ -108,14 +110,18 @@ impl ManifestFile {
             _ => "",
         };
         let text = format!("cannot write the manifest {path}: {why}{next}");
-        Failure::new(exit::FAILED, text)
+        manifest_error(TransferErrorKind::Other, text)
     }
 
-    fn refused(&self, why: &str) -> Failure {
+    fn refused(&self, why: &str) -> TransferError {
         let path = self.path.display();
         let text = format!("cannot write the manifest {path}: {why}: choose another name");
-        Failure::new(exit::FAILED, text)
+        manifest_error(TransferErrorKind::Other, text)
     }
+}
+
+fn manifest_error(kind: TransferErrorKind, text: String) -> TransferError {
+    TransferError::new(kind, TransferStep::Manifest, text)
 }
 
 impl Drop for ManifestFile {

@@ -18,16 +18,17 @@ use std::io::Read;
 use std::path::Path;
 
 use blockhaul_block::{gaps, join_ranges};
+use blockhaul_io::plain;
 
 use self::coverage::{Contents, Coverage, Kind};
-use crate::exit::{self, Failure, plain};
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 
 /// Maximum length of a list in bytes.
 const LIST_MAX: u64 = 512 << 20;
 
 /// A list of ranges.
 #[derive(Debug)]
-pub struct List {
+pub(crate) struct RangeList {
     /// The option and the file or command, for messages.
     name: String,
     /// Start and end of ranges, joined.
@@ -38,17 +39,21 @@ pub struct List {
     block: u64,
 }
 
-impl List {
+impl RangeList {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// [`exit::OPEN`] if it cannot be read, or is not a whole list of a known kind. [`exit::USAGE`] if it is a
-    /// directory.
-    pub fn read(path: &Path) -> Result<List, Failure> {
+    /// [`TransferErrorKind::Open`] if it cannot be read, or is not a whole list of a known kind.
+    /// [`TransferErrorKind::Request`] if it is a directory.
+    pub fn read(path: &Path) -> Result<RangeList> {
         let name = format!("--ranges: {}", path.display());
         if path.is_dir() {
             let text = format!("{name}: it is a directory: give the name of a file in it");
-            return Err(Failure::usage(text));
+            return Err(TransferError::new(
+                TransferErrorKind::Request,
+                TransferStep::Selection,
+                text,
+            ));
         }
         let mut bytes = Vec::new();
         let read = if path == Path::new("-") {
@@ -58,19 +63,19 @@ impl List {
                 .and_then(|file| file.take(LIST_MAX + 1).read_to_end(&mut bytes))
         };
         let read = read.map_err(|error| plain(&error)).map(|_| bytes);
-        List::of(name, read)
+        RangeList::of(name, read)
     }
 
     /// Runs a command of the shell, and reads its output. Waits for its end.
     ///
     /// # Errors
-    /// As [`List::read`]; and if the command fails, whatever it has printed.
-    pub fn of_command(script: &str) -> Result<List, Failure> {
+    /// As [`RangeList::read`]; and if the command fails, whatever it has printed.
+    pub fn of_command(script: &str) -> Result<RangeList> {
         let name = format!("--ranges-command: {}", command::shown(script));
-        List::of(name, command::output(script, LIST_MAX))
+        RangeList::of(name, command::output(script, LIST_MAX))
     }
 
-    fn of(name: String, read: Result<Vec<u8>, String>) -> Result<List, Failure> {
+    fn of(name: String, read: Result<Vec<u8>, String>) -> Result<RangeList> {
         let parsed = read.and_then(|bytes| {
             if bytes.len() as u64 > LIST_MAX {
                 return Err(format!("the list is longer than {LIST_MAX} bytes"));
@@ -80,9 +85,12 @@ impl List {
         });
         match parsed {
             Ok(((ranges, coverage), block)) => {
-                Ok(List { name, ranges: join_ranges(ranges), coverage, block })
+                Ok(RangeList { name, ranges: join_ranges(ranges), coverage, block })
             }
-            Err(why) => Err(Failure::new(exit::OPEN, format!("{name}: {why}"))),
+            Err(why) => {
+                let text = format!("{name}: {why}");
+                Err(TransferError::new(TransferErrorKind::Open, TransferStep::Selection, text))
+            }
         }
     }
 
@@ -93,7 +101,7 @@ impl List {
     /// # Errors
     /// Why it is not the list of such a source, with a remedy.
     pub fn fit(&self, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
-        let List { name, ranges, coverage, block } = self;
+        let RangeList { name, ranges, coverage, block } = self;
         let mut ranges = ranges.clone();
         if let Some((_, end)) = ranges.last_mut()
             && (1..*block).contains(&end.saturating_sub(size))
@@ -161,7 +169,7 @@ mod tests {
 
     /// The ranges of a list for a disk of this size, or why it is refused.
     fn fit(text: &str, size: u64, partial: bool) -> Result<Vec<(u64, u64)>, String> {
-        let list = List::of("--ranges: list".into(), Ok(text.as_bytes().to_vec()));
+        let list = RangeList::of("--ranges: list".into(), Ok(text.as_bytes().to_vec()));
         list.map_err(|failure| failure.to_string())?.fit(size, partial)
     }
 

@@ -4,20 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Facts};
-use blockhaul_catalog::{Spec, Stack};
+use blockhaul_catalog::Stack;
 use blockhaul_engine::{Bitmap, CopyError, Manifest, Options, Progress};
-use blockhaul_io::Pool;
+use blockhaul_io::{Pool, plain};
 
-use crate::exit::{self, Failure};
-use crate::ranges::List;
-use crate::{args, check};
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::options::TransferOptions;
+use crate::ranges::RangeList;
 
-/// The part of the source to copy, as typed.
-pub struct Part {
+/// The part of the source to copy.
+#[derive(Debug)]
+pub(crate) struct CopySelection {
     /// Only this: offset and length.
     range: Option<(u64, u64)>,
     /// Only what this list says.
-    list: Option<List>,
+    list: Option<RangeList>,
     /// It need not be complete.
     partial: bool,
     /// Its ranges, once the size of the source is known: offsets and lengths, in order.
@@ -28,66 +29,36 @@ pub struct Part {
     since: Option<Manifest>,
 }
 
-impl Part {
-    /// Parses and checks the options, before anything is opened.
-    pub fn new(args: &args::CopyArgs, source: &Spec, target: &Spec) -> Result<Part, Failure> {
-        let pipe = [source, target].contains(&&Spec::Pipe);
-        let increment = args.bitmap.is_some() || args.since.is_some();
-        if args.range.is_some() && *source == Spec::Pipe {
-            let text = "--range: the source is a pipe: use a device";
-            return Err(Failure::usage(text));
-        }
-        if increment && pipe {
-            let option = if args.bitmap.is_some() { "--bitmap" } else { "--since" };
-            let text = format!(
-                "{option}: ranges cannot be left out in a pipe: use a device on both sides"
-            );
-            return Err(Failure::usage(text));
-        }
-        let lists = args.ranges.is_some() || args.ranges_command.is_some();
-        if lists && pipe {
-            let text = "--ranges: ranges cannot be left out in a pipe: use a device on both sides";
-            return Err(Failure::usage(text));
-        }
-        if increment && args.destination_is_zero {
-            let text = "--destination-is-zero: the target of an increment holds the earlier copy";
-            return Err(Failure::usage(text));
-        }
-        if args.bitmap.as_deref() == Some(blockhaul_block::BASE_ALLOCATION) {
-            let text =
-                format!("--bitmap: {} is not a dirty bitmap", blockhaul_block::BASE_ALLOCATION);
-            return Err(Failure::usage(text));
-        }
-        if args.digest.is_some() && (increment || args.range.is_some() || lists) {
-            let text = "--digest covers a whole disk: use --verify, or --manifest";
-            return Err(Failure::usage(text));
-        }
-        let bitmap = args.bitmap.as_ref().map(|context| Bitmap {
+impl CopySelection {
+    /// Reads the manifest and the list of these options, which do not conflict, before anything is
+    /// opened.
+    pub(crate) fn read(options: &TransferOptions) -> Result<CopySelection> {
+        let bitmap = options.bitmap.as_ref().map(|context| Bitmap {
             context: context.clone(),
-            mask: args.bitmap_flags.unwrap_or(u64::MAX),
+            mask: options.bitmap_flags.unwrap_or(u64::MAX),
         });
-        let since = args.since.as_deref().map(read).transpose()?;
-        let list = match (&args.ranges, &args.ranges_command) {
-            (Some(path), _) => Some(List::read(path)?),
-            (None, Some(script)) => Some(List::of_command(script)?),
+        let since = options.since.as_deref().map(read).transpose()?;
+        let list = match (&options.ranges, &options.ranges_command) {
+            (Some(path), _) => Some(RangeList::read(path)?),
+            (None, Some(script)) => Some(RangeList::of_command(script)?),
             (None, None) => None,
         };
-        let partial = args.ranges_partial;
-        Ok(Part { range: args.range, list, partial, ranges: None, bitmap, since })
+        let partial = options.ranges_partial;
+        Ok(CopySelection { range: options.range, list, partial, ranges: None, bitmap, since })
     }
 
     /// Whether it is an increment of a copy on the target.
-    pub fn is_increment(&self) -> bool {
+    pub(crate) fn is_increment(&self) -> bool {
         self.bitmap.is_some() || self.since.is_some()
     }
 
     /// Whether a list says what is copied.
-    pub fn has_list(&self) -> bool {
+    pub(crate) fn has_list(&self) -> bool {
         self.list.is_some()
     }
 
     /// Whether the target keeps what is not copied.
-    pub fn is_some(&self) -> bool {
+    pub(crate) fn is_some(&self) -> bool {
         self.is_increment() || self.range.is_some() || self.list.is_some()
     }
 
@@ -95,7 +66,7 @@ impl Part {
     ///
     /// # Errors
     /// Why it is not, with a remedy.
-    pub fn fit(&mut self, size: u64, options: &mut Options) -> Result<(), String> {
+    pub(crate) fn fit(&mut self, size: u64, options: &mut Options) -> Result<(), String> {
         if let Some(list) = &self.list {
             self.ranges = Some(list.fit(size, self.partial)?.into());
             self.set(options);
@@ -104,33 +75,33 @@ impl Part {
     }
 
     /// The ranges, as far as they are known, and the bitmap, for the engine.
-    pub fn set(&self, options: &mut Options) {
+    pub(crate) fn set(&self, options: &mut Options) {
         let range = self.range.map(|range| Arc::from([range]));
         options.ranges = range.or_else(|| self.ranges.clone());
         options.bitmap = self.bitmap.clone();
     }
 
     /// The requested bitmap, if a source does not have it.
-    pub fn missing(&self, source: &Facts) -> Option<&str> {
+    pub(crate) fn missing(&self, source: &Facts) -> Option<&str> {
         let context = &self.bitmap.as_ref()?.context;
         source.context(context).is_none().then_some(context)
     }
 
     /// Where the last range ends, if there are some.
-    pub fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         let ranges = self.ranges.as_deref().unwrap_or_default();
         let last = self.range.or(ranges.last().copied());
         last.map_or(0, |(at, len)| at.saturating_add(len))
     }
 
     /// Bytes that the target must have for a source of `size` bytes.
-    pub fn target_size(&self, size: u64) -> u64 {
+    pub(crate) fn target_size(&self, size: u64) -> u64 {
         self.range.map_or(size, |(at, len)| at.saturating_add(len))
     }
 
     /// Finds the changes since the manifest, if there is one: sets the options accordingly, and
     /// returns the source's current manifest.
-    pub async fn changed(
+    pub(crate) async fn changed(
         &self,
         source: &Stack,
         options: &mut Options,
@@ -150,8 +121,8 @@ impl Part {
         Ok(Some(now))
     }
 
-    /// Distinguishes this part from others of the same source, for the journal.
-    pub fn identity(&self, now: Option<&Manifest>) -> String {
+    /// Distinguishes this selection from others of the same source, for the journal.
+    pub(crate) fn identity(&self, now: Option<&Manifest>) -> String {
         match (&self.since, now) {
             (Some(kept), Some(now)) => {
                 format!(" since {} up to {}", kept.digest(), now.digest())
@@ -161,10 +132,24 @@ impl Part {
     }
 }
 
-fn read(path: &Path) -> Result<Manifest, Failure> {
+fn read(path: &Path) -> Result<Manifest> {
     let unusable = |why: String| {
-        Failure::new(exit::OPEN, format!("--since: manifest {}: {why}", path.display()))
+        let text = format!("--since: manifest {}: {why}", path.display());
+        TransferError::new(TransferErrorKind::Open, TransferStep::Selection, text)
     };
-    let text = std::fs::read_to_string(path).map_err(|error| unusable(check::unread(&error)))?;
+    let text = std::fs::read_to_string(path).map_err(|error| unusable(unread_manifest(&error)))?;
     text.parse().map_err(|error: Error| unusable(error.text()))
+}
+
+/// The reason why a manifest cannot be read, with a remedy. Other files may not be text.
+pub fn unread_manifest(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            format!("{}: give a file that --manifest wrote", plain(error))
+        }
+        std::io::ErrorKind::InvalidData => {
+            "it is not a manifest: give a file that --manifest wrote".into()
+        }
+        _ => plain(error),
+    }
 }

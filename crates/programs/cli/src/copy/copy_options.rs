@@ -1,0 +1,128 @@
+//! The request of a command line, and the checks that only a command makes.
+
+use std::io::IsTerminal as _;
+use std::os::fd::AsFd as _;
+
+use blockhaul_catalog::Spec;
+use blockhaul_transfer::{
+    CopyRequest, CopySetup, Endpoint, TransferOptions, is_heard, takes_writes,
+};
+
+use crate::exit::{self, Failure, plain};
+use crate::image_format::{self, Use};
+use crate::{args, devices};
+
+impl From<&args::CopyArgs> for TransferOptions {
+    fn from(args: &args::CopyArgs) -> TransferOptions {
+        TransferOptions {
+            connections: args.connections,
+            multi_conn: args.multi_conn,
+            requests: args.requests,
+            request_size: args.request_size,
+            queue_size: args.queue_size,
+            sparse: args.sparse,
+            allocated: args.allocated,
+            destination_is_zero: args.destination_is_zero,
+            trust: args.trust,
+            zero_all: args.zero_all,
+            no_extents: args.no_extents,
+            flush: args.flush,
+            discard_source: args.discard_source,
+            direct: args.direct,
+            synchronous: args.synchronous,
+            verify: args.verify,
+            manifest: args.manifest.clone(),
+            digest: args.digest,
+            range: args.range,
+            ranges: args.ranges.clone(),
+            ranges_command: args.ranges_command.clone(),
+            ranges_partial: args.ranges_partial,
+            bitmap: args.bitmap.clone(),
+            bitmap_flags: args.bitmap_flags,
+            since: args.since.clone(),
+            timeout: args.timeout,
+            min_rate: args.min_rate,
+            retries: args.retries,
+            retry_delay: args.retry_delay,
+            journal: args.journal.clone(),
+            restart: args.restart,
+            journal_interval: args.journal_interval,
+            rate: args.rate.clone(),
+            rate_file: args.rate_file.clone(),
+            iops: args.iops,
+            segment: args.segment,
+            source_layer: args.source_layer.clone(),
+            target_layer: args.target_layer.clone(),
+            no_zero_copy: args.engine.no_zero_copy,
+        }
+    }
+}
+
+/// The request of a command line, for these descriptions.
+pub(crate) fn request(
+    args: &args::CopyArgs,
+    source: Spec,
+    target: Spec,
+) -> Result<CopyRequest, Failure> {
+    let source = image_format::chosen(source, &args.image)?;
+    let options = TransferOptions::from(args);
+    let ends = [source, target].map(Endpoint::Device);
+    let [source, target] = ends;
+    Ok(CopyRequest { options, ..CopyRequest::new(source, target) })
+}
+
+/// Checks a request, as far as nothing must be opened for that.
+pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, Failure> {
+    let options = request.options.clone();
+    let registry = devices::registry_asking(options.timeout, options.min_rate, request.contexts());
+    let setup = CopySetup::new(request, registry.for_command())?;
+    let [source, target] = setup.specs();
+    warn_of_formats(&options, source, target);
+    Ok(setup)
+}
+
+/// Refuses what standard output cannot be for a command with this request.
+pub(crate) fn check_output(request: &CopyRequest) -> Result<(), Failure> {
+    let to_pipe = *request.target.spec() == Spec::Pipe;
+    if to_pipe && std::io::stdout().is_terminal() {
+        let text =
+            "standard output is a terminal: redirect it to a file, or to a program that reads it";
+        return Err(Failure::usage(text));
+    }
+    if request.options.digest.is_some() && !to_pipe { check_printed_digest() } else { Ok(()) }
+}
+
+/// Warns where the bytes of an image in a format are copied or overwritten, and not the disk in it.
+fn warn_of_formats(options: &TransferOptions, source: &Spec, target: &Spec) {
+    let ends = [
+        (source, !options.source_layer.is_empty(), Use::Source),
+        (target, !options.target_layer.is_empty(), Use::Target),
+    ];
+    if image_format::same_extension(source, target) {
+        return;
+    }
+    let mut warnings: Vec<String> = ends
+        .into_iter()
+        .filter_map(|(spec, layered, used)| image_format::warning(spec, layered, used))
+        .collect();
+    // A layer may show or make an image.
+    if warnings.is_empty() && options.source_layer.is_empty() && options.target_layer.is_empty() {
+        warnings.extend(image_format::misnamed(Some(source), target));
+    }
+    for text in warnings {
+        log::warn!("{text}");
+    }
+}
+
+/// Refuses a digest that nobody would see.
+fn check_printed_digest() -> Result<(), Failure> {
+    if !is_heard(std::io::stdout().as_fd()) {
+        let text = "--digest: standard output, where it would be printed, is closed";
+        return Err(Failure::usage(text));
+    }
+    takes_writes(std::io::stdout()).map_err(|error| {
+        let why = plain(&error);
+        let text = format!("--digest: standard output, where it would be printed: {why}");
+        Failure::new(exit::FAILED, text)
+    })
+}

@@ -1,0 +1,177 @@
+//! Control of a copy from other threads, and what is left when it has stopped.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use blockhaul_engine::{Control, Progress};
+
+/// Controls a copy; orders from before it runs apply when it does. May be used from any thread.
+#[derive(Clone, Default)]
+pub struct CopyControl(Arc<Controlled>);
+
+#[derive(Default)]
+struct Controlled {
+    progress: Arc<Progress>,
+    has_journal: bool,
+    verifies: bool,
+    /// The target may have been resized, emptied or written.
+    is_touched: AtomicBool,
+    engine: OnceLock<Control>,
+    early: Mutex<EarlyOrders>,
+}
+
+/// Orders from before the engine was there.
+#[derive(Default)]
+struct EarlyOrders {
+    paused: bool,
+    /// Bytes per second; 0: no limit.
+    rate: Option<u64>,
+}
+
+impl CopyControl {
+    pub(crate) fn new(progress: Arc<Progress>, has_journal: bool, verifies: bool) -> CopyControl {
+        CopyControl(Arc::new(Controlled {
+            progress,
+            has_journal,
+            verifies,
+            ..Controlled::default()
+        }))
+    }
+
+    /// Notes the engine.
+    pub(crate) fn set_engine(&self, control: Control) {
+        let early = self.early();
+        if early.paused {
+            control.pause();
+        }
+        if let Some(bytes) = early.rate {
+            let (_, requests) = control.rate_limits();
+            control.set_rate(bytes, requests);
+        }
+        // Set once: a copy runs once.
+        let _ = self.0.engine.set(control);
+    }
+
+    /// Notes that the contents of the target may be lost from here on.
+    pub(crate) fn touch(&self) {
+        self.0.is_touched.store(true, Ordering::Relaxed);
+    }
+
+    /// The counters of the copy, also while it runs; they can cancel it.
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.0.progress
+    }
+
+    /// Starts no more requests, or continues.
+    pub fn pause(&self, paused: bool) {
+        let mut early = self.early();
+        early.paused = paused;
+        match self.0.engine.get() {
+            Some(control) if paused => control.pause(),
+            Some(control) => control.resume(),
+            None => {}
+        }
+    }
+
+    /// Limits the bytes per second; 0: no limit.
+    pub fn limit(&self, bytes: u64) {
+        let mut early = self.early();
+        early.rate = Some(bytes);
+        if let Some(control) = self.0.engine.get() {
+            let (_, requests) = control.rate_limits();
+            control.set_rate(bytes, requests);
+        }
+    }
+
+    /// Ends the run of the engine soon. [`Progress::cancel`] also ends a copy that is being opened.
+    pub fn cancel(&self) {
+        if let Some(control) = self.0.engine.get() {
+            control.cancel();
+        }
+    }
+
+    /// The state of the target after a copy that was stopped.
+    pub fn target_state(&self) -> TargetState {
+        let Controlled { progress, has_journal, verifies, .. } = &*self.0;
+        match (progress.is_complete(), self.is_touched()) {
+            (true, _) if *verifies => TargetState::NotVerified { has_journal: *has_journal },
+            (true, _) => TargetState::NoDigest,
+            (false, _) if *has_journal => TargetState::Resumable,
+            (false, true) => {
+                TargetState::Incomplete { is_source_left: progress.discarded().0 == 0 }
+            }
+            (false, false) => TargetState::Unchanged,
+        }
+    }
+
+    /// Whether the target may contain a part of the source.
+    pub fn has_left_a_part(&self) -> bool {
+        self.is_touched() && !self.0.progress.is_complete()
+    }
+
+    /// After a copy without a journal that did not end: a note that it must not begin again, if parts
+    /// of the source are gone.
+    pub fn discarded_note(&self) -> Option<String> {
+        let (discarded, _) = self.0.progress.discarded();
+        (discarded > 0 && !self.0.has_journal).then(|| {
+            format!(
+                "; {discarded} bytes that were copied are discarded at the source, and are on the target \
+                 only: do not copy them again"
+            )
+        })
+    }
+
+    fn is_touched(&self) -> bool {
+        self.0.is_touched.load(Ordering::Relaxed)
+    }
+
+    fn early(&self) -> MutexGuard<'_, EarlyOrders> {
+        self.0.early.lock().expect("no panic under this lock")
+    }
+}
+
+/// The state of the target after a copy that was stopped. Displayed after the word "stopped", with the
+/// next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetState {
+    /// All data is there, and not verified.
+    NotVerified {
+        /// The copy can be repeated with its journal.
+        has_journal: bool,
+    },
+    /// All data is there, and its digest is unknown.
+    NoDigest,
+    /// A part is there, and the journal says which.
+    Resumable,
+    /// A part may be there.
+    Incomplete {
+        /// Nothing was discarded at the source.
+        is_source_left: bool,
+    },
+    /// The target is as it was.
+    Unchanged,
+}
+
+impl fmt::Display for TargetState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TargetState::NotVerified { has_journal: true } => {
+                ": all data is copied, but not verified: run it again to verify it"
+            }
+            TargetState::NotVerified { has_journal: false } => {
+                ": all data is copied, but not verified: copy it again, or compare both sides with \
+                 blockhaul compare"
+            }
+            TargetState::NoDigest => {
+                ": all data is copied, but its digest is unknown: run blockhaul checksum"
+            }
+            TargetState::Resumable => ": run it again to resume",
+            TargetState::Incomplete { is_source_left: false } => "; the target is incomplete",
+            TargetState::Incomplete { is_source_left: true } => {
+                "; the target is incomplete: copy it again"
+            }
+            TargetState::Unchanged => "; the target was not changed",
+        })
+    }
+}

@@ -1,0 +1,98 @@
+//! The journal of a copy: its options, and what identifies the two sides in it.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use blockhaul_catalog::Spec;
+use blockhaul_engine::JournalOptions;
+use blockhaul_io::plain;
+
+use crate::description::{path_of, without_passwords};
+use crate::error::{Result, TransferErrorKind};
+
+/// The journal of a copy.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    /// The file.
+    pub path: PathBuf,
+    /// Begin from the start.
+    pub restart: bool,
+    /// Maximum time between flushes.
+    pub interval: Duration,
+    /// Keep the journal after success: its copy belongs together with others that may fail.
+    pub keep: bool,
+}
+
+impl Journal {
+    /// Whether an earlier run has left one.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.restart && self.path.exists()
+    }
+
+    /// Removes the journal after a successful verification, unless other copies need it; and when
+    /// it does not match the target.
+    pub(crate) fn after_verification<T>(&self, verified: &Result<T>) {
+        let over = match verified {
+            Ok(_) => !self.keep,
+            Err(error) => error.kind() == TransferErrorKind::Difference,
+        };
+        if over {
+            remove_journal(&self.path);
+        }
+    }
+
+    /// The journal options of a copy between these open sides. `discards`: it changes the source.
+    pub(crate) fn options(&self, source: &Spec, target: &Spec, discards: bool) -> JournalOptions {
+        JournalOptions {
+            path: self.path.clone(),
+            restart: self.restart,
+            interval: self.interval,
+            keep: self.keep,
+            source: identity(source, !discards),
+            target: identity(target, false),
+        }
+    }
+}
+
+/// Removes a journal, if it exists; warns on failure.
+pub fn remove_journal(path: &Path) {
+    let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            let path = path.display();
+            let why = plain(&error);
+            log::warn!("cannot remove the journal {path}: {why}");
+        }
+        _ => {}
+    }
+}
+
+/// Identifies a device for a journal; with its current state, if it must stay `unchanged`.
+pub(crate) fn identity(spec: &Spec, unchanged: bool) -> String {
+    let data = path_of(spec).and_then(|path| {
+        let data = std::fs::metadata(&path).ok()?;
+        Some((blockhaul_backends::identity(&path)?, data))
+    });
+    match data {
+        // The path can be written in many ways; the file is the same.
+        Some(((device, inode), data)) if unchanged && data.is_file() => {
+            let seconds = data.mtime();
+            let nanos = data.mtime_nsec();
+            format!("file {device}:{inode} changed at {seconds}.{nanos:09}")
+        }
+        Some(((device, inode), _)) => format!("file {device}:{inode}"),
+        // The journal is a file that others may read.
+        None => without_passwords(&spec.to_string()).into_owned(),
+    }
+}
+
+/// Layers that show a part or a form of existing contents, for the journal. As digests: an option
+/// may be a passphrase.
+pub(crate) fn seen_through(layers: &[&str]) -> String {
+    let told = layers.iter().map(|text| {
+        let name = text.split('?').next().unwrap_or(text);
+        format!(" through {name} {}", &blake3::hash(text.as_bytes()).to_hex()[..12])
+    });
+    told.collect()
+}

@@ -1,0 +1,59 @@
+//! One copy of one disk: from a request, which is plain data, to a report.
+//!
+//! - A [`CopyRequest`] names two [sides](Endpoint) and [options](TransferOptions). [`CopyRequest::check`] refuses
+//!   fields that do not go together.
+//! - [`CopyRequest::open`] opens and checks both sides; the target is unchanged. A front end with several copies
+//!   takes the steps one by one: [`CopySetup`], [`OpenSource`], [`OpenCopy`].
+//! - [`OpenCopy::run`] copies, and returns a [`CopyReport`]. [`CopyControl`] pauses, limits or cancels it.
+//! - A [`TransferError`] is data: its kind, the step, the side, and a remedy. Front ends choose exit statuses.
+//!
+//! `ranges` reads lists of changes that other programs print. `journal`, `manifest_file` and `rate_limit` are
+//! files beside a copy. `description` compares and redacts descriptions of devices.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod control;
+mod description;
+mod direct;
+mod error;
+mod journal;
+mod layers;
+mod manifest_file;
+mod open_copy;
+mod open_source;
+mod options;
+mod pipe;
+mod printable;
+mod ranges;
+mod rate_limit;
+mod remedy;
+mod report;
+mod request;
+mod selection;
+mod setup;
+mod standard_stream;
+mod values;
+
+pub use control::{CopyControl, TargetState};
+pub use description::{
+    file_of, full, is_image, path_of, same, same_place, shown, without_passwords, without_secrets,
+};
+pub use error::{TransferError, TransferErrorKind, TransferStep, opening_text};
+pub use journal::remove_journal;
+pub use layers::{layer_kind, make_layers, sparing_of_queries};
+pub use open_copy::{OpenCopy, Overlap, find_overlap};
+pub use open_source::OpenSource;
+pub use options::{OptionConflict, TransferOptions};
+pub use printable::{lines, one_line, one_word};
+pub use rate_limit::rate_limit;
+pub use remedy::kind_remedy;
+pub use report::{CopyEnd, CopyReport};
+pub use request::{CopyRequest, Endpoint};
+pub use selection::unread_manifest;
+pub use setup::{CopySetup, Follower, Following, Recorder};
+pub use standard_stream::{is_heard, takes_writes};
+pub use values::{
+    MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration, parse_multi_conn,
+    parse_queue_size, parse_range, parse_request_size, parse_schedule, parse_segment, parse_size,
+    parse_sparse,
+};

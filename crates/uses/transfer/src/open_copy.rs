@@ -1,0 +1,473 @@
+//! A copy whose two sides are open and checked.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use blockhaul_backends::Shared;
+use blockhaul_block::{Can, Facts, FileId, Kind};
+use blockhaul_catalog::{Intent, Preparation, Stack};
+use blockhaul_engine::{CopyError, Engine, Manifest, Options, Side, Summary, Verified};
+use blockhaul_io::Pool;
+
+use crate::control::CopyControl;
+use crate::description::same_storage;
+use crate::direct;
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::journal::Journal;
+use crate::open_source::{Reading, SourceKind};
+use crate::report::CopyReport;
+use crate::setup::{CopyContext, Follower, TargetDevice, of_journal};
+
+/// Shortest run of zeroes, in bytes, for which a hole is made in an overwritten file, by default.
+const SPARSE_OVER: u32 = 64 << 10;
+
+/// A copy whose two sides are open and checked. The contents of the target are unchanged. Drop it outside
+/// of workers, or [close](OpenCopy::close) it.
+pub struct OpenCopy {
+    context: CopyContext,
+    sides: Sides,
+}
+
+enum Sides {
+    /// The target is opened when the pipe has data.
+    FromPipe(OwnedFd, TargetDevice),
+    ToPipe(Stack, OwnedFd),
+    Devices(Devices),
+    /// Everything was copied by an earlier run, with this result.
+    Completed(Devices, Box<Summary>),
+}
+
+/// Two open devices.
+struct Devices {
+    source: Stack,
+    kind: SourceKind,
+    target: Stack,
+    contents: TargetContents,
+}
+
+/// Whether a target can be written.
+pub(crate) enum TargetContents {
+    /// It is resized or emptied before.
+    Unprepared(Preparation),
+    /// At once.
+    Ready,
+}
+
+/// The results of the copy and of its verification.
+type Results = (Result<Summary, CopyError>, Option<Result<Verified, CopyError>>);
+
+impl OpenCopy {
+    pub(crate) async fn open(
+        mut context: CopyContext,
+        source: Reading,
+        target: TargetDevice,
+    ) -> Result<OpenCopy> {
+        let sides = match source {
+            Reading::FromPipe(input) => Ok(Sides::FromPipe(input, target)),
+            Reading::ToPipe(source, output) => Ok(Sides::ToPipe(source, output)),
+            Reading::Device(source, kind) => context.open_both(source, kind, target).await,
+        };
+        match sides {
+            Ok(sides) => Ok(OpenCopy { context, sides }),
+            Err(error) => {
+                context.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Resizes and empties the target, so that the copy itself begins at once. Runs on a worker.
+    ///
+    /// # Errors
+    /// If the target cannot be resized or emptied. Nothing stays open.
+    pub async fn prepare_target(mut self) -> Result<OpenCopy> {
+        let contents = match &mut self.sides {
+            Sides::Devices(devices) => {
+                std::mem::replace(&mut devices.contents, TargetContents::Ready)
+            }
+            _ => TargetContents::Ready,
+        };
+        match self.context.touch(contents).await {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Controls the copy.
+    pub fn control(&self) -> CopyControl {
+        self.context.control.clone()
+    }
+
+    /// Maximum bytes of payloads in flight.
+    pub fn memory(&self) -> u64 {
+        self.context.engine.memory()
+    }
+
+    /// Closes both sides. Runs on a worker.
+    pub async fn close(self) {
+        let OpenCopy { context, sides } = self;
+        drop(sides);
+        context.close().await;
+    }
+
+    /// Copies, with buffers of `pool`, and closes both sides. Runs on a worker.
+    ///
+    /// # Errors
+    /// If a side fails, or the verification finds a difference. [`CopyControl::target_state`] then has the
+    /// state of the target.
+    pub async fn run(self, pool: Pool) -> Result<CopyReport> {
+        let OpenCopy { mut context, sides } = self;
+        let result = match sides {
+            Sides::FromPipe(input, target) => context.read_pipe(input, target, &pool).await,
+            Sides::ToPipe(source, output) => context.write_pipe(&source, output, &pool).await,
+            Sides::Devices(devices) => context.copy(devices, &pool).await,
+            Sides::Completed(_, summary) => Ok(context.report_of_earlier_run(*summary)),
+        };
+        context.close().await;
+        result
+    }
+
+    /// The files and block devices of source and target; `None` for a copy with a pipe.
+    fn files(&self) -> Option<[Vec<FileId>; 2]> {
+        let (Sides::Devices(devices) | Sides::Completed(devices, _)) = &self.sides else {
+            return None;
+        };
+        let Devices { source, target, .. } = devices;
+        Some([source, target].map(|side| side.device().facts().files.clone()))
+    }
+}
+
+/// Two copies that share storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// The index of the copy with the side that overlaps.
+    pub index: usize,
+    /// The side that overlaps.
+    pub side: Side,
+    /// The index of the copy whose target overlaps.
+    pub other: usize,
+}
+
+/// The first of several copies with a side that is the target of another one.
+pub fn find_overlap(copies: &[&OpenCopy]) -> Option<Overlap> {
+    let files: Vec<_> = copies.iter().map(|copy| copy.files()).collect();
+    let parts: Vec<_> = copies.iter().map(|copy| copy.context.shows_a_part()).collect();
+    for (index, (one, part)) in files.iter().zip(&parts).enumerate() {
+        for (other, (two, other_part)) in files.iter().zip(&parts).enumerate() {
+            let (Some([source, target]), Some([_, taken])) = (one, two) else { continue };
+            let meets = |side: usize, files: &[FileId]| {
+                match blockhaul_backends::shared(files, taken) {
+                    Shared::Nothing => false,
+                    // Layers select the part, and the parts may differ.
+                    Shared::Part => !part[side] && !other_part[1],
+                    Shared::Same => true,
+                }
+            };
+            if other != index && meets(0, source) {
+                return Some(Overlap { index, side: Side::Source, other });
+            }
+            if other < index && meets(1, target) {
+                return Some(Overlap { index, side: Side::Target, other });
+            }
+        }
+    }
+    None
+}
+
+impl CopyContext {
+    async fn open_both(
+        &mut self,
+        source: Stack,
+        kind: SourceKind,
+        target: TargetDevice,
+    ) -> Result<Sides> {
+        self.check_wanted()?;
+        if matches!(kind, SourceKind::CopiedEarlier) {
+            return self.open_completed(source).await;
+        }
+        let size = source.device().facts().size;
+        let kept = self.target_is_kept();
+        let intent = if kept {
+            Intent::TARGET
+        } else {
+            Intent::target(size).overwriting(self.may_overwrite(&source).await)
+        };
+        let intent = intent.direct(direct::target(self.direct, &self.source, size));
+        let (target, contents) = self.open_target(target, intent).await?;
+        if intent.overwrites && self.engine.sampled && !target.device().facts().zeroed {
+            // Freeing blocks one by one takes longer than writing them.
+            self.engine.sparse = self.engine.sparse.max(SPARSE_OVER);
+        }
+        self.check_sides(&source, &kind, &target)?;
+        self.control.progress().expect(size);
+        Ok(Sides::Devices(Devices { source, kind, target, contents }))
+    }
+
+    fn check_sides(&self, source: &Stack, kind: &SourceKind, target: &Stack) -> Result<()> {
+        let [from, to] = [source, target].map(|side| side.device().facts());
+        self.check_target(&from, &to)?;
+        self.check_discard(&from, &to)?;
+        self.check_apart(&from.files, &to.files)?;
+        if let SourceKind::Live(follower) = kind {
+            let checked = follower.check(target);
+            return checked.map_err(|error| {
+                TransferError::engine(TransferStep::CheckSides, CopyError::at_target(error))
+            });
+        }
+        if !self.selection.is_some() && to.grows_from.is_none() && to.size > from.size {
+            let (target, rest) = (&self.target, to.size - from.size);
+            log::warn!(
+                "{target} is larger than the source: its last {rest} bytes are left unchanged"
+            );
+        }
+        Ok(())
+    }
+
+    /// Opens the target for reading, and checks that the journal, which is complete, is that of this
+    /// copy.
+    async fn open_completed(&mut self, source: Stack) -> Result<Sides> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let size = source.device().facts().size;
+        let intent = Intent::READ.direct(direct::target(self.direct, &self.source, size));
+        let opened = self.registry.open(&self.target, layers, intent).await;
+        let target = opened.map_err(|error| {
+            let target = self.target.to_string();
+            self.beside_journal(TransferError::opening(Side::Target, &target, &error))
+        })?;
+        self.keep_open(&target);
+        let options = Options { journal: self.journal_options(None), ..self.engine.clone() };
+        let pool = Pool::new(options.memory());
+        let progress = self.control.progress();
+        let checked =
+            blockhaul_engine::completed_earlier(&source, &target, &options, &pool, progress).await;
+        let summary = Box::new(checked.map_err(of_journal)?);
+        let (kind, contents) = (SourceKind::CopiedEarlier, TargetContents::Ready);
+        Ok(Sides::Completed(Devices { source, kind, target, contents }, summary))
+    }
+
+    fn report_of_earlier_run(&self, summary: Summary) -> CopyReport {
+        let path = self.journal.as_ref().map(|journal| journal.path.as_path());
+        CopyReport::of_earlier_run(path.unwrap_or("".as_ref()), &self.shown_target(), summary)
+    }
+
+    pub(crate) async fn open_target(
+        &mut self,
+        target: TargetDevice,
+        intent: Intent,
+    ) -> Result<(Stack, TargetContents)> {
+        let layers = std::mem::take(&mut self.target_layers);
+        let (opened, contents) = match target {
+            TargetDevice::Open(mut stack) => {
+                for layer in layers {
+                    let over = stack.with_layer(layer).await;
+                    stack = over.map_err(|error| TransferError::of_description(&error))?;
+                }
+                (stack, TargetContents::Ready)
+            }
+            TargetDevice::Described => {
+                let opened = self.registry.open_target(&self.target, layers, intent).await;
+                let (stack, preparation) = opened.map_err(|error| self.target_error(&error))?;
+                (stack, TargetContents::Unprepared(preparation))
+            }
+        };
+        self.keep_open(&opened);
+        Ok((opened, contents))
+    }
+
+    fn target_error(&self, error: &blockhaul_block::Error) -> TransferError {
+        TransferError::opening(Side::Target, &self.target.to_string(), error)
+    }
+
+    /// Checks that the target can hold the source before anything is written.
+    fn check_target(&self, from: &Facts, to: &Facts) -> Result<()> {
+        if !to.can.contains(Can::WRITE) {
+            return Err(self.cannot_copy(
+                "the target is read-only: choose another target, or have its server allow writing",
+            ));
+        }
+        let needed = self.selection.target_size(from.size);
+        if to.size < needed {
+            let what = if needed < from.size { "end of the range" } else { "source" };
+            return Err(self.cannot_copy(format_args!(
+                "the target ({} bytes) is smaller than the {what} ({needed} bytes): make it larger",
+                to.size
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks that the source can be discarded, once the target is flushed.
+    fn check_discard(&self, from: &Facts, to: &Facts) -> Result<()> {
+        if !self.engine.discard_source {
+            return Ok(());
+        }
+        let checked = blockhaul_engine::check_discard(from, to);
+        checked.map_err(|error| TransferError::misfit(error.to_string()))
+    }
+
+    /// Refuses a source and a target that share storage, by their files.
+    pub(crate) fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<()> {
+        let shared = blockhaul_backends::shared(source, target);
+        let (from, to) = (&self.source, &self.target);
+        let text = match shared {
+            Shared::Nothing => return Ok(()),
+            // Layers select the part, and the parts may differ.
+            Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
+            Shared::Part => format!("source {from} and target {to} overlap: choose another target"),
+            Shared::Same => same_storage(from, to),
+        };
+        Err(TransferError::new(TransferErrorKind::Request, TransferStep::CheckSides, text))
+    }
+
+    /// Whether an existing target may keep its blocks. It is emptied if it is assumed to be zero,
+    /// if many holes would have to be made, and for a journal, which recognizes a fresh target.
+    async fn may_overwrite(&self, source: &Stack) -> bool {
+        let is_fresh =
+            self.engine.target_is_zero || self.journal.is_some() || self.selection.is_some();
+        !is_fresh && self.target_is_there() && blockhaul_engine::is_coarse(source).await
+    }
+
+    /// Prepares the target for the copy. Its contents may be lost from here on.
+    pub(crate) async fn touch(&mut self, contents: TargetContents) -> Result<()> {
+        let TargetContents::Unprepared(preparation) = contents else { return Ok(()) };
+        // Whatever happens from here on: the old journal describes contents that are about to be
+        // lost.
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
+            blockhaul_engine::discard_journal(&journal.path).map_err(of_journal)?;
+        }
+        preparation.run().await.map_err(|error| self.target_error(&error))?;
+        self.control.touch();
+        Ok(())
+    }
+
+    /// Prepares the target of a copy that may be continued later. What is verified counts only as a
+    /// whole.
+    async fn touch_recorded(&mut self, target: &Stack, contents: TargetContents) -> Result<()> {
+        let Some(recorder) = self.recorder.clone() else { return self.touch(contents).await };
+        recorder.check(&self.target_identity())?;
+        self.touch(contents).await?;
+        let identity = self.target_identity();
+        let durable = recorder.durable();
+        let begun = blockhaul_io::offload(move || recorder.begin(&identity)).await;
+        begun.unwrap_or_else(|lost| {
+            let kind = TransferErrorKind::Other;
+            Err(TransferError::new(kind, TransferStep::OpenTarget, lost.to_string()))
+        })?;
+        if target.device().facts().can.contains(Can::FLUSH | Can::MULTI_CONN) && !self.verifies {
+            self.engine.durable = Some(durable);
+        }
+        Ok(())
+    }
+
+    async fn copy(&mut self, devices: Devices, pool: &Pool) -> Result<CopyReport> {
+        let Devices { source, kind, target, contents } = devices;
+        let mut made = self.manifest_before(&source, pool).await?;
+        self.engine.journal = self.journal_options(made.as_ref());
+        self.engine.discard_source |= self.can_release(&source, &kind, &target);
+        self.touch_recorded(&target, contents).await?;
+        let (copied, verified) = self.run_engine(&source, kind, &target, pool).await;
+        let summary = copied.map_err(|error| TransferError::engine(TransferStep::Copy, error))?;
+        let journal = self.journal.as_ref();
+        let mut report =
+            CopyReport::of_devices(&self.source, journal, summary, self.control.progress());
+        if let Some(verified) = verified {
+            report.add_verified(&self.verified(journal, verified)?);
+        }
+        if let Some((file, made)) = self.manifest.as_mut().zip(made.take()) {
+            file.write(&made)?;
+            report.text += &format!("; manifest with digest {}", made.digest());
+        }
+        Ok(report)
+    }
+
+    /// The result of the verification, after which the journal is not needed.
+    fn verified(
+        &self,
+        journal: Option<&Journal>,
+        verified: Result<Verified, CopyError>,
+    ) -> Result<Verified> {
+        let verified = verified.map_err(|error| self.different(error));
+        if let Some(journal) = journal {
+            journal.after_verification(&verified);
+        }
+        verified
+    }
+
+    /// Copies and then verifies over the same connections. `None`: no verification is wanted, or
+    /// the copy has failed.
+    async fn run_engine(
+        &self,
+        source: &Stack,
+        kind: SourceKind,
+        target: &Stack,
+        pool: &Pool,
+    ) -> Results {
+        let progress = self.control.progress();
+        let opened = Engine::open(source, target, &self.engine, pool, progress).await;
+        let mut engine = match opened {
+            Ok(engine) => engine,
+            Err(error) => return (Err(error), None),
+        };
+        self.control.set_engine(engine.control());
+        if let SourceKind::Live(follower) = kind {
+            return (follow(follower, engine, target).await, None);
+        }
+        let plan = engine.plan();
+        let copied = engine.complete(&plan).await;
+        let verified =
+            if self.verifies && copied.is_ok() { Some(engine.verify().await) } else { None };
+        engine.close().await;
+        (copied, verified)
+    }
+
+    /// Whether a point in time may be released where it is copied: it is not read again, and a
+    /// connection to the target that is made again shows the same disk.
+    fn can_release(&self, source: &Stack, kind: &SourceKind, target: &Stack) -> bool {
+        let from = source.device().facts();
+        let to = target.device().facts();
+        let is_read_again = self.verifies || self.engine.digest.is_some();
+        matches!(kind, SourceKind::Snapshot)
+            && !is_read_again
+            && to.can.contains(Can::MULTI_CONN)
+            && blockhaul_engine::check_discard(&from, &to).is_ok()
+    }
+
+    /// The source's manifest, if required. It is made before the copy: later changes are copied
+    /// again by the next increment, and never mistaken for copied.
+    async fn manifest_before(&mut self, source: &Stack, pool: &Pool) -> Result<Option<Manifest>> {
+        let progress = self.control.progress();
+        let failed = |error| TransferError::engine(TransferStep::Manifest, error);
+        let changed = self.selection.changed(source, &mut self.engine, pool, progress).await;
+        let made = changed.map_err(failed)?;
+        if made.is_some() || self.manifest.is_none() {
+            return Ok(made);
+        }
+        let now = blockhaul_engine::manifest(source, None, &self.engine, pool, progress).await;
+        Ok(Some(now.map_err(failed)?))
+    }
+
+    /// A failed verification: the sides differ, or one cannot be read.
+    fn different(&self, failed: CopyError) -> TransferError {
+        let error = &failed.error;
+        if error.kind() == Kind::Io && error.request().is_none() {
+            let (source, target) = (&self.source, &self.target);
+            let text = format!("verification of {target} against {source}: {error}");
+            let kind = TransferErrorKind::Difference;
+            return TransferError::new(kind, TransferStep::Verification, text);
+        }
+        let failed = TransferError::engine(TransferStep::Verification, failed);
+        let text = format!("verification: {}", failed.facts());
+        failed.reworded(text)
+    }
+}
+
+async fn follow(
+    follower: Arc<dyn Follower>,
+    engine: Engine,
+    target: &Stack,
+) -> Result<Summary, CopyError> {
+    follower.follow(engine, target.clone()).await
+}

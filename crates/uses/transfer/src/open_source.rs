@@ -1,0 +1,216 @@
+//! A copy whose source is open.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+use blockhaul_block::Facts;
+use blockhaul_catalog::{Intent, Spec, Stack};
+use blockhaul_engine::{CopyError, JournalState};
+
+use crate::description::{file_of, same_place};
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::open_copy::OpenCopy;
+use crate::pipe::{open_input, open_output};
+use crate::setup::{
+    CopyContext, Follower, SourceDevice, TargetDevice, is_absent, len_of, of_journal, stopped,
+};
+
+/// A copy whose source is open. Drop it outside of workers, or [close](OpenSource::close) it.
+pub struct OpenSource {
+    context: CopyContext,
+    source: Reading,
+    target: TargetDevice,
+}
+
+/// What is read, and where it goes.
+pub(crate) enum Reading {
+    /// A pipe, to a device.
+    FromPipe(OwnedFd),
+    /// A device, to a pipe.
+    ToPipe(Stack, OwnedFd),
+    /// A device, to a device.
+    Device(Stack, SourceKind),
+}
+
+/// How a source differs from a device that nobody else uses.
+pub(crate) enum SourceKind {
+    /// It does not change.
+    Still,
+    /// It is a point in time of a disk in use, and not needed after the copy.
+    Snapshot,
+    /// It changes, and the follower copies the changes.
+    Live(Arc<dyn Follower>),
+    /// The journal says that an earlier run has copied and discarded everything.
+    CopiedEarlier,
+}
+
+impl OpenSource {
+    pub(crate) async fn open(
+        mut context: CopyContext,
+        source: SourceDevice,
+        target: TargetDevice,
+    ) -> Result<OpenSource> {
+        match context.begin(source).await {
+            Ok(source) => Ok(OpenSource { context, source, target }),
+            Err(error) => {
+                context.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens and checks the target, without changing its contents. Runs on a worker.
+    ///
+    /// # Errors
+    /// If the target cannot be opened, or both sides do not fit. Nothing stays open.
+    pub async fn open_target(self) -> Result<OpenCopy> {
+        OpenCopy::open(self.context, self.source, self.target).await
+    }
+
+    /// Closes the source. Runs on a worker.
+    pub async fn close(self) {
+        self.context.close().await;
+    }
+}
+
+impl CopyContext {
+    async fn begin(&mut self, source: SourceDevice) -> Result<Reading> {
+        if self.source == Spec::Pipe {
+            return open_input().map(Reading::FromPipe);
+        }
+        if self.target == Spec::Pipe {
+            let output = open_output()?;
+            let intent = self.source_intent(false);
+            let source = self.open_source(source, intent).await?;
+            let files = blockhaul_backends::identity_of(output.as_fd());
+            self.check_apart(&source.device().facts().files, files.as_slice())?;
+            return Ok(Reading::ToPipe(source, output));
+        }
+        self.begin_device(source).await
+    }
+
+    /// Opens the source, with all checks that do not need the target, including whether other files
+    /// of the copy can be made.
+    async fn begin_device(&mut self, source: SourceDevice) -> Result<Reading> {
+        self.check_files()?;
+        let is_complete = self.discarding_journal()? == Some(JournalState::Complete);
+        let kind = match &source {
+            _ if is_complete => SourceKind::CopiedEarlier,
+            SourceDevice::Described(_) | SourceDevice::Open(_) => SourceKind::Still,
+            SourceDevice::Snapshot(_) => SourceKind::Snapshot,
+            SourceDevice::Live(_, follower) => SourceKind::Live(follower.clone()),
+        };
+        let intent = self.source_intent(is_complete);
+        let opened = self.open_source(source, intent).await;
+        let source =
+            opened.map_err(|error| if is_complete { self.beside_journal(error) } else { error })?;
+        self.check_source(&source.device().facts())?;
+        if !is_complete {
+            self.check_target_file(&source)?;
+            self.check_readable(&source).await?;
+            if let Some(manifest) = &mut self.manifest {
+                manifest.begin([&self.source, &self.target])?;
+            }
+        }
+        Ok(Reading::Device(source, kind))
+    }
+
+    fn source_intent(&self, is_complete: bool) -> Intent {
+        // What is in use by another program is not discarded.
+        let discards = self.engine.discard_source && !is_complete;
+        if discards { Intent::TARGET } else { Intent::READ }
+    }
+
+    /// Checks the journal and the file of the manifest.
+    fn check_files(&self) -> Result<()> {
+        if let Some(journal) = &self.journal {
+            let path = &journal.path;
+            blockhaul_engine::check_journal(path, journal.restart).map_err(of_journal)?;
+            let beside = Spec::Path(path.clone());
+            if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
+                let text = format!(
+                    "cannot create the journal {beside}: it is the source or the target: choose another \
+                     name"
+                );
+                let kind = TransferErrorKind::Other;
+                return Err(TransferError::new(kind, TransferStep::Journal, text));
+            }
+        }
+        self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.check())
+    }
+
+    /// Checks that the source has the range to copy.
+    fn check_source(&mut self, from: &Facts) -> Result<()> {
+        if let Some(bitmap) = self.selection.missing(from) {
+            return Err(self.cannot_copy(format_args!(
+                "the source has no bitmap {bitmap:?}: list its contexts with blockhaul info, and have its \
+                 server export the bitmap"
+            )));
+        }
+        let fits = self.selection.fit(from.size, &mut self.engine);
+        fits.map_err(|why| self.cannot_copy(why))?;
+        let end = self.selection.end();
+        if end > from.size {
+            return Err(self.cannot_copy(format_args!(
+                "the source has {} bytes, but the range ends at {end}",
+                from.size
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses a target that is absent where it must not be, and to empty one for an empty source.
+    fn check_target_file(&self, source: &Stack) -> Result<()> {
+        let target = &self.target;
+        let is_gone = file_of(target).is_some_and(|path| is_absent(&path));
+        if self.selection.is_increment() && is_gone && !self.keeps_target {
+            return Err(TransferError::misfit(format!(
+                "{target} does not exist: an increment needs the earlier copy; copy all of the source first"
+            )));
+        }
+        if self.selection.has_list() && is_gone && !self.keeps_target && !self.goes_on() {
+            log::warn!("{target} does not exist: the new file has only the ranges of the list");
+        }
+        if self.goes_on() && is_gone {
+            let next = match self.discarding_journal()? {
+                Some(_) => "what it records was discarded at the source: put the target back",
+                None => "check the name, or use --restart to copy everything again",
+            };
+            return Err(TransferError::misfit(format!(
+                "{target} does not exist, but the journal records a copy: {next}"
+            )));
+        }
+        let is_empty = source.device().facts().size == 0 && !self.selection.is_some();
+        if is_empty && let Some(lost) = file_of(target).and_then(|path| len_of(&path)) {
+            return Err(TransferError::misfit(format!(
+                "the source {} is empty: {lost} bytes of {target} would be lost; remove the target first if \
+                 that is intended",
+                self.source
+            )));
+        }
+        Ok(())
+    }
+
+    /// Checks that the source can be read, if the target is emptied next.
+    async fn check_readable(&self, source: &Stack) -> Result<()> {
+        if self.target_is_kept() {
+            return Ok(());
+        }
+        // A part of the source may be readable if not all of it is.
+        let size = source.device().facts().size;
+        let end = if self.selection.is_some() { 0 } else { size };
+        let reached = blockhaul_engine::check_source(end, source.device()).await;
+        let failed =
+            |error| TransferError::engine(TransferStep::OpenSource, CopyError::at_source(error));
+        reached.map_err(failed)
+    }
+
+    /// Refuses to go on after a cancel.
+    pub(crate) fn check_wanted(&self) -> Result<()> {
+        if self.control.progress().is_cancelled() {
+            let text = "stopped before the target was opened";
+            return Err(stopped(TransferStep::OpenTarget, text));
+        }
+        Ok(())
+    }
+}

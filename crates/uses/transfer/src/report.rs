@@ -1,0 +1,124 @@
+//! The result of a copy.
+
+use std::path::Path;
+
+use blockhaul_block::Latency;
+use blockhaul_catalog::Spec;
+use blockhaul_engine::{Progress, Summary, Verified};
+
+use crate::journal::Journal;
+
+/// The result of a copy that succeeded.
+#[derive(Debug, Clone)]
+pub struct CopyReport {
+    /// How the copy ended.
+    pub end: CopyEnd,
+    /// One line for users.
+    pub text: String,
+    /// The counters of the engine.
+    pub summary: Summary,
+    /// Bytes that the verification compared; 0 without one.
+    pub verified: u64,
+    /// The digest with the name of the source, as b3sum and others print it, with a newline.
+    pub digest: Option<String>,
+    /// Warnings that were not logged.
+    pub warnings: Vec<String>,
+}
+
+/// How a copy ended that succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyEnd {
+    /// Everything is copied.
+    Complete,
+    /// Nothing was copied: an earlier run has copied everything, and discarded the source.
+    CompletedEarlier,
+    /// The reader of the pipe has closed it, for a reason that only the reader knows.
+    ReaderGone,
+}
+
+impl CopyReport {
+    pub(crate) fn complete(source: &Spec, text: String, summary: Summary) -> CopyReport {
+        let digest = summary.digest.as_ref().map(|digest| format!("{digest}  {source}\n"));
+        let (verified, warnings) = (0, Vec::new());
+        CopyReport { end: CopyEnd::Complete, text, summary, verified, digest, warnings }
+    }
+
+    /// The reader has closed the pipe early.
+    pub(crate) fn reader_gone() -> CopyReport {
+        CopyReport {
+            end: CopyEnd::ReaderGone,
+            text: "standard output was closed before the end".to_string(),
+            summary: Summary::default(),
+            verified: 0,
+            digest: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// An earlier run has completed the copy, and discarded its source.
+    pub(crate) fn of_earlier_run(journal: &Path, target: &str, summary: Summary) -> CopyReport {
+        CopyReport {
+            end: CopyEnd::CompletedEarlier,
+            text: format!("nothing is copied: {}", complete_journal(journal, target)),
+            summary,
+            verified: 0,
+            digest: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    /// The copy between two devices, with its times and warnings.
+    pub(crate) fn of_devices(
+        source: &Spec,
+        journal: Option<&Journal>,
+        summary: Summary,
+        progress: &Progress,
+    ) -> CopyReport {
+        // The summary's own warnings were logged.
+        let mut warnings = Vec::new();
+        if summary.retried.is_trouble() {
+            warnings.push(summary.retried.to_string());
+        }
+        if summary.not_discarded > 0 {
+            let bytes = summary.not_discarded;
+            warnings.push(format!("{bytes} bytes could not be discarded at the source"));
+        }
+        let mut text = summary.to_string() + &times(progress);
+        if let Some(journal) = journal.filter(|_| summary.journal_stays) {
+            text += &format!("; the journal {} stays", journal.path.display());
+        }
+        CopyReport { warnings, ..CopyReport::complete(source, text, summary) }
+    }
+
+    /// Adds the result of the verification.
+    pub(crate) fn add_verified(&mut self, verified: &Verified) {
+        self.verified = verified.bytes;
+        self.text += &format!("; verified {} bytes", verified.bytes);
+        if let Some(digest) = &verified.digest {
+            self.text += &format!(", digest {digest}");
+        }
+    }
+}
+
+/// The meaning of a complete journal of a copy that discards its source.
+pub(crate) fn complete_journal(journal: &Path, target: &str) -> String {
+    let journal = journal.display();
+    format!(
+        "the journal {journal} shows that this copy is complete and that its source was discarded, so {target} \
+         may be the only copy; for another backup, use another journal and another target; remove {journal} \
+         only if the source has new contents"
+    )
+}
+
+/// The mean time of requests on each side, which shows the slower one.
+fn times(progress: &Progress) -> String {
+    let mean = |latency: Latency| {
+        let requests: u64 = latency.classes.iter().sum();
+        (requests > 0).then(|| 1e3 * latency.seconds / requests as f64)
+    };
+    let told = ["a read", "a write"].into_iter().zip(progress.meters().latency);
+    let told: Vec<_> = told
+        .filter_map(|(what, latency)| Some(format!("{what} took {:.3} ms", mean(latency)?)))
+        .collect();
+    if told.is_empty() { String::new() } else { format!("; on average {}", told.join(", ")) }
+}

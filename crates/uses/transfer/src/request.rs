@@ -1,0 +1,76 @@
+//! The request of a copy: plain data.
+
+use std::sync::Arc;
+
+use blockhaul_catalog::{Registry, Spec, Stack};
+use blockhaul_engine::{Progress, Rate};
+
+use crate::error::Result;
+use crate::open_copy::OpenCopy;
+use crate::options::{OptionConflict, TransferOptions};
+use crate::setup::CopySetup;
+
+/// A side of a copy.
+#[derive(Clone)]
+pub enum Endpoint {
+    /// A device that is opened by its description. [`Spec::Pipe`] is standard input or output.
+    Device(Spec),
+    /// An open device, and the description that names it in messages and in the journal. As a target it
+    /// is neither created nor emptied.
+    Open(Spec, Stack),
+}
+
+impl Endpoint {
+    /// The description of the device.
+    pub fn spec(&self) -> &Spec {
+        match self {
+            Endpoint::Device(spec) | Endpoint::Open(spec, _) => spec,
+        }
+    }
+}
+
+/// A copy of one disk, or of parts of it.
+pub struct CopyRequest {
+    /// The side that is read.
+    pub source: Endpoint,
+    /// The side that is written.
+    pub target: Endpoint,
+    /// How to copy.
+    pub options: TransferOptions,
+    /// A limit that several copies share, in place of that of the options.
+    pub rate: Option<Arc<Rate>>,
+    /// The counters.
+    pub progress: Arc<Progress>,
+}
+
+impl CopyRequest {
+    /// A copy of all of `source` with default options.
+    pub fn new(source: Endpoint, target: Endpoint) -> CopyRequest {
+        let options = TransferOptions::default();
+        CopyRequest { source, target, options, rate: None, progress: Arc::default() }
+    }
+
+    /// Refuses fields that do not go together. Opens nothing.
+    ///
+    /// # Errors
+    /// The names of two such fields.
+    pub fn check(&self) -> Result<(), OptionConflict> {
+        self.options.check(self.source.spec(), self.target.spec())
+    }
+
+    /// The metadata contexts that the source is opened with, besides `base:allocation`.
+    pub fn contexts(&self) -> &[String] {
+        self.options.bitmap.as_slice()
+    }
+
+    /// Opens both sides, with all checks that are possible before the target is touched. Runs on a worker.
+    /// Connections of `registry` obey its own limits, not those of the options: `timeout`, `min_rate` and
+    /// [`CopyRequest::contexts`].
+    ///
+    /// # Errors
+    /// If fields conflict, a side cannot be opened, or both do not fit. The contents of the target are
+    /// unchanged, and nothing stays open.
+    pub async fn open(self, registry: &Registry) -> Result<OpenCopy> {
+        CopySetup::new(self, registry.clone())?.open_source().await?.open_target().await
+    }
+}
