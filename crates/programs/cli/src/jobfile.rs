@@ -1,34 +1,62 @@
 //! Job files: several disks and how to copy each, in TOML. Keys are the long option names of
-//! `blockhaul copy`, so that each option has only one definition. Files of `blockhaul pull` have further
+//! `blockhaul copy`: each option has only one definition. Files of `blockhaul pull` have further
 //! keys ([`PULL`]).
 
 use std::collections::{BTreeMap, HashSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::path::Path;
 
+use blockhaul_catalog::Spec;
+use blockhaul_transfer::{
+    OptionError, OptionRow, OptionValue, TRANSFER_OPTIONS, TransferOptions, find_option, number,
+};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{self, Given};
-use crate::brackets::{self, Groups};
+use crate::args::{Given, ImageFormat, total_memory};
 use crate::exit::{self, Failure, plain};
+use crate::jobs::JobOptions;
 
 /// Options that apply to all disks together.
-const COMMON: &[&str] = &[
-    "parallel",
-    "total-memory",
-    "total-connections",
-    "rate",
-    "rate-file",
-    "iops",
-    "threads",
-    "engine",
-    "no-zero-copy",
-    "metrics",
-    "page",
+static COMMON: &[OptionRow<JobOptions>] = &[
+    OptionRow::value("parallel", "N", |o, text| {
+        number(text, 1, 1024).map(|number| o.parallel = Some(number))
+    }),
+    OptionRow::value("total-memory", "SIZE", |o, text| {
+        parsed(text, total_memory).map(|bytes| o.total_memory = Some(bytes))
+    }),
+    OptionRow::value("total-connections", "N", |o, text| {
+        number(text, 1, 1024).map(|number| o.total_connections = Some(number))
+    }),
+    OptionRow::value("threads", "N", |o, text| {
+        number(text, 0, 1024).map(|number| o.session.threads = number)
+    }),
+    OptionRow::value("engine", "NAME", |o, text| {
+        parsed(text, |text| text.parse()).map(|engine| o.session.engine.engine = engine)
+    }),
+    OptionRow::list("metrics", "ADDR", |o, texts| {
+        let parse =
+            |text: &OsString| parsed(text, |text| text.parse()).map_err(|why| (text.clone(), why));
+        texts.iter().map(parse).collect::<Result<_, _>>().map(|all| o.session.metrics = all)
+    }),
+    OptionRow::flag("page", |o| &mut o.session.page),
 ];
-/// The same, for the command line only.
+
+/// Options that apply to all disks together, and are those of one copy, too.
+const LIMITS: &[&str] = &["rate", "rate-file", "iops", "no-zero-copy"];
+
+/// Options about the image that a source is.
+static IMAGE: &[OptionRow<ImageFormat>] = &[
+    OptionRow::value("format", "FORMAT", |o, text| {
+        one_of(text).map(|format| o.format = Some(format))
+    }),
+    OptionRow::value("backing", "WHETHER", |o, text| {
+        one_of(text).map(|backing| o.backing = Some(backing))
+    }),
+];
+
+/// Options that apply to all disks together, for the command line only.
 const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
 
 /// Kinds of job files.
@@ -81,7 +109,7 @@ const DISKS_MAX: usize = 1000;
 /// The contents of a job file, combined with the command line.
 pub struct JobFile {
     /// Options for all disks together.
-    pub common: args::CopyArgs,
+    pub common: JobOptions,
     /// The disks, in the file's order.
     pub disks: Vec<Disk>,
 }
@@ -92,10 +120,14 @@ pub struct Disk {
     pub name: String,
     /// Its position in the file, for messages.
     pub place: String,
-    /// How to copy it.
-    pub args: args::CopyArgs,
-    /// Its `[ CMD … ]`.
-    pub groups: Groups,
+    /// The source.
+    pub source: Spec,
+    /// The target; `None` in a file of `blockhaul pull`, which writes to a store.
+    pub target: Option<Spec>,
+    /// How to copy the disk.
+    pub options: TransferOptions,
+    /// The image that the source is.
+    pub image: ImageFormat,
     /// Keys that are not options of `copy`, as text.
     pub keys: BTreeMap<String, String>,
 }
@@ -142,7 +174,7 @@ fn parse_shaped(
     text: &str,
     given: &[Given],
 ) -> Result<JobFile, Failure> {
-    let reader = Reader { shape, path, text, copy: args::definition_of::<args::CopyArgs>("copy") };
+    let reader = Reader { shape, path, text };
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -171,23 +203,11 @@ fn parse_shaped(
     if list.len() > DISKS_MAX {
         return Err(reader.wrong(0, format!("it lists more than {DISKS_MAX} disks")));
     }
-    let (spoken, given): (Vec<_>, Vec<_>) = given.iter().partition(|given| {
-        COMMON.contains(&given.name.as_str()) || SPOKEN.contains(&given.name.as_str())
-    });
-    let rates = ["rate", "rate-file"];
-    let limited = spoken.iter().any(|given| rates.contains(&given.name.as_str()));
-    common.retain(|option| {
-        let name = option.given.name.as_str();
-        let said = spoken.iter().any(|given| given.name == name);
-        !said && (!limited || !rates.contains(&name))
-    });
-    let spoken: Vec<_> = spoken.into_iter().cloned().collect();
-    let mut words: Vec<OsString> = spoken.iter().flat_map(spelled).collect();
-    words.extend(common.iter().flat_map(|option| spelled(&option.given)));
-    if !spoken.iter().any(|given| given.name == "job") {
-        words.push(format!("--job={path}").into());
-    }
-    let (common, _) = reader.understand(words, &common, 0, "")?;
+    let (together, given): (Vec<_>, Vec<_>) = given
+        .iter()
+        .filter(|given| !SPOKEN.contains(&given.name.as_str()))
+        .partition(|given| is_common(&given.name));
+    let common = reader.common(common, &together)?;
     let mut names = HashSet::new();
     let mut made = Vec::new();
     for (number, disk) in (1_usize..).zip(list.iter()) {
@@ -201,28 +221,54 @@ fn parse_shaped(
     Ok(JobFile { common, disks: made })
 }
 
-/// An option as words of a command line.
-fn spelled(given: &Given) -> Vec<OsString> {
-    let name = format!("--{}", given.name);
-    if given.values.is_empty() {
-        return vec![name.into()];
-    }
-    let word = |value: &OsString| {
-        let mut word = OsString::from(format!("{name}="));
-        word.push(value);
-        word
-    };
-    given.values.iter().map(word).collect()
+/// Whether an option applies to all disks together.
+fn is_common(name: &str) -> bool {
+    LIMITS.contains(&name) || find_option(COMMON, name).is_some()
 }
 
-/// An option in the file.
+/// The names of all options of `copy`.
+fn names() -> impl Iterator<Item = &'static str> {
+    let common = COMMON.iter().map(|row| row.name);
+    let image = IMAGE.iter().map(|row| row.name);
+    let transfer = TRANSFER_OPTIONS.iter().map(|row| row.name);
+    transfer.chain(common).chain(image).chain(SPOKEN.iter().copied())
+}
+
+fn parsed<T, E: Display>(text: &OsStr, parse: fn(&str) -> Result<T, E>) -> Result<T, String> {
+    let text = text.to_str().ok_or("it is not UTF-8")?;
+    parse(text).map_err(|why| why.to_string())
+}
+
+/// One of the names of an enumeration.
+fn one_of<T: clap::ValueEnum>(text: &OsStr) -> Result<T, String> {
+    let found = text.to_str().and_then(|text| T::from_str(text, false).ok());
+    let names = || {
+        let values = T::value_variants().iter().filter_map(T::to_possible_value);
+        let names: Vec<_> = values.map(|value| value.get_name().to_string()).collect();
+        format!("[possible values: {}]", names.join(", "))
+    };
+    found.ok_or_else(names)
+}
+
+/// An option in the file, or on the command line.
 #[derive(Debug, Clone)]
 struct Keyed {
-    given: Given,
+    name: String,
+    value: OptionValue,
     /// The offset of its key in the file.
     at: usize,
-    /// A flag that is false: only overrides a true default.
-    off: bool,
+}
+
+impl Keyed {
+    /// An option of the command line, for what begins at this offset.
+    fn given(given: &Given, at: usize) -> Keyed {
+        let value = if given.values.is_empty() {
+            OptionValue::Switch(true)
+        } else {
+            OptionValue::Texts(given.values.clone())
+        };
+        Keyed { name: given.name.clone(), value, at }
+    }
 }
 
 /// The table `[defaults]`.
@@ -236,7 +282,6 @@ struct Reader<'a> {
     shape: &'static Shape,
     path: &'a str,
     text: &'a str,
-    copy: clap::Command,
 }
 
 impl Reader<'_> {
@@ -290,55 +335,124 @@ impl Reader<'_> {
     ) -> Result<Keyed, Failure> {
         let name = key.get_ref().as_ref();
         let at = key.span().start;
-        let option = self.copy.get_arguments().find(|option| option.get_long() == Some(name));
-        let refused = SPOKEN.contains(&name) || self.shape.refused.contains(&name);
-        let Some(option) = option.filter(|_| !refused) else {
-            let text = match (SPOKEN.contains(&name), refused) {
-                (true, _) => format!("key {name}: only allowed on the command line"),
-                (_, true) => format!("key {name}: not for blockhaul {}", self.shape.command),
-                _ => {
-                    let options = self.copy.get_arguments();
-                    let near =
-                        blockhaul_catalog::nearest(name, options.filter_map(|one| one.get_long()));
-                    let near =
-                        near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
-                    format!("unknown key {name}; {near}keys are the long options of blockhaul copy")
-                }
-            };
-            return Err(self.wrong(at, text));
-        };
-        match (common, COMMON.contains(&name)) {
-            (true, false) => {
-                let text = format!(
-                    "key {name} applies to a disk: write it under its [[disk]], or under [defaults]"
-                );
-                return Err(self.wrong(at, text));
-            }
-            (false, true) => {
-                let text = format!(
-                    "key {name} applies to all disks together: write it before the first table"
-                );
-                return Err(self.wrong(at, text));
-            }
-            _ => {}
-        }
-        let takes_values = option.get_action().takes_values();
-        let (values, off) = match (value.get_ref(), takes_values) {
-            (DeValue::Boolean(on), false) => (Vec::new(), !on),
-            (_, false) => {
-                return Err(self.wrong(at, format!("key {name} must be true or false")));
-            }
-            (DeValue::Array(list), true) => {
-                let values: Option<Vec<_>> =
+        self.check_name(name, common).map_err(|text| self.wrong(at, text))?;
+        let value = match value.get_ref() {
+            DeValue::Boolean(on) => OptionValue::Switch(*on),
+            DeValue::Array(list) => {
+                let texts: Option<Vec<_>> =
                     list.iter().map(|value| word(value.get_ref())).collect();
-                (values.filter(|values| !values.is_empty()).unwrap_or_default(), false)
+                OptionValue::Texts(texts.unwrap_or_default())
             }
-            (value, true) => (word(value).into_iter().collect(), false),
+            value => OptionValue::Texts(word(value).into_iter().collect()),
         };
-        if takes_values && values.is_empty() {
-            return Err(self.wrong(at, format!("key {name} must be a string or a number")));
+        let keyed = Keyed { name: name.to_string(), value, at };
+        // A wrong kind of value is reported even where another one takes precedence.
+        match self.set(&keyed, &mut JobOptions::default(), &mut DiskOptions::default()) {
+            Err(OptionError::NotSwitch) => {
+                Err(self.wrong(at, format!("key {name} must be true or false")))
+            }
+            Err(OptionError::NoValue) => {
+                Err(self.wrong(at, format!("key {name} must be a string or a number")))
+            }
+            Ok(()) | Err(OptionError::Invalid(_)) => Ok(keyed),
         }
-        Ok(Keyed { given: Given { name: name.to_string(), values }, at, off })
+    }
+
+    /// Refuses a key that is no option, or that is none of this table.
+    fn check_name(&self, name: &str, common: bool) -> Result<(), String> {
+        if SPOKEN.contains(&name) {
+            return Err(format!("key {name}: only allowed on the command line"));
+        }
+        if self.shape.refused.contains(&name) {
+            return Err(format!("key {name}: not for blockhaul {}", self.shape.command));
+        }
+        if !names().any(|known| known == name) {
+            let near = blockhaul_catalog::nearest(name, names());
+            let near = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+            return Err(format!(
+                "unknown key {name}; {near}keys are the long options of blockhaul copy"
+            ));
+        }
+        match (common, is_common(name)) {
+            (true, false) => Err(format!(
+                "key {name} applies to a disk: write it under its [[disk]], or under [defaults]"
+            )),
+            (false, true) => Err(format!(
+                "key {name} applies to all disks together: write it before the first table"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sets an option where it belongs.
+    fn set(
+        &self,
+        option: &Keyed,
+        job: &mut JobOptions,
+        disk: &mut DiskOptions,
+    ) -> Result<(), OptionError> {
+        let Keyed { name, value, .. } = option;
+        if let Some(row) = find_option(COMMON, name) {
+            return row.set(job, value);
+        }
+        if let Some(row) = find_option(IMAGE, name) {
+            return row.set(&mut disk.image, value);
+        }
+        let transfer =
+            if LIMITS.contains(&name.as_str()) { &mut job.limits } else { &mut disk.transfer };
+        find_option(TRANSFER_OPTIONS, name).map_or(Ok(()), |row| row.set(transfer, value))
+    }
+
+    /// Sets options. Errors name the key with the invalid value, after `whose`.
+    fn set_all(
+        &self,
+        options: &[Keyed],
+        whose: &str,
+        job: &mut JobOptions,
+        disk: &mut DiskOptions,
+    ) -> Result<(), Failure> {
+        for option in options {
+            let set = self.set(option, job, disk);
+            set.map_err(|error| {
+                self.wrong(option.at, format!("{whose}key {}: {error}", option.name))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Refuses options that do not go together.
+    fn check(
+        &self,
+        transfer: &TransferOptions,
+        options: &[Keyed],
+        at: usize,
+        whose: &str,
+    ) -> Result<(), Failure> {
+        let Err(conflict) = transfer.check() else { return Ok(()) };
+        let found = options.iter().find(|option| option.name == conflict.fields[0]);
+        let key = found.filter(|_| !conflict.is_requirement());
+        let key = key.map(|option| format!("key {}: ", option.name)).unwrap_or_default();
+        Err(self.wrong(found.map_or(at, |option| option.at), format!("{whose}{key}{conflict}")))
+    }
+
+    /// The options for all disks together; those of the command line take precedence.
+    fn common(&self, mut options: Vec<Keyed>, given: &[&Given]) -> Result<JobOptions, Failure> {
+        let rates = ["rate", "rate-file"];
+        let limited = given.iter().any(|given| rates.contains(&given.name.as_str()));
+        options.retain(|option| {
+            let name = option.name.as_str();
+            let said = given.iter().any(|given| given.name == name);
+            !said && (!limited || !rates.contains(&name))
+        });
+        options.extend(given.iter().map(|given| Keyed::given(given, 0)));
+        let mut common = JobOptions::default();
+        self.set_all(&options, "", &mut common, &mut DiskOptions::default())?;
+        self.check(&common.limits, &options, 0, "")?;
+        if common.session.page && common.session.metrics.is_empty() {
+            let text = "the following required arguments were not provided: --metrics <ADDR>";
+            return Err(self.wrong(0, text));
+        }
+        Ok(common)
     }
 
     fn disk(
@@ -353,8 +467,7 @@ impl Reader<'_> {
         };
         let at = table.iter().map(|(key, _)| key.span().start).min();
         let at = at.unwrap_or(disk.span().start);
-        let own = |key: &str| table.iter().find(|(found, _)| found.get_ref().as_ref() == key);
-        let name = match own("name") {
+        let name = match own(table, "name") {
             None => number.to_string(),
             Some((key, value)) => {
                 let name = value.get_ref().as_str().filter(|name| !name.is_empty());
@@ -362,83 +475,98 @@ impl Reader<'_> {
                 name.ok_or_else(wrong)?.to_string()
             }
         };
-        let mut options = self.options(table, &[&["name"], self.shape.sides].concat())?;
+        let whose = format!("disk {name}: ");
+        let options = self.disk_options(table, defaults, given, at)?;
         let mut keys = defaults.keys.clone();
         keys.extend(self.keys(table)?);
-        let own_names: Vec<_> = options.iter().map(|option| option.given.name.clone()).collect();
-        let other =
-            defaults.options.iter().filter(|option| !own_names.contains(&option.given.name));
-        options.extend(other.cloned());
-        options.retain(|option| {
-            !option.off && !given.iter().any(|given| given.name == option.given.name)
-        });
-        let mut words: Vec<OsString> = given.iter().flat_map(|given| spelled(given)).collect();
-        words.extend(options.iter().flat_map(|option| spelled(&option.given)));
-        words.push("--".into());
+        let mut sides = Vec::new();
         for role in self.shape.sides {
-            let Some((key, value)) = own(role) else {
+            let Some(side) = own(table, role) else {
                 return Err(self.wrong(at, format!("disk {name} has no {role}")));
             };
-            let wrong = || {
-                let text =
-                    format!("key {role} must be a device, or a list of words that start a server");
-                self.wrong(key.span().start, text)
-            };
-            match value.get_ref() {
-                DeValue::String(device) if device == "-" => {
-                    let text = format!("key {role}: a job cannot use pipes");
-                    return Err(self.wrong(key.span().start, text));
-                }
-                DeValue::String(device) => words.push(device.as_ref().into()),
-                DeValue::Array(list) => {
-                    let server: Option<Vec<_>> =
-                        list.iter().map(|value| word(value.get_ref())).collect();
-                    words.push("[".into());
-                    words.extend(server.ok_or_else(wrong)?);
-                    words.push("]".into());
-                }
-                _ => return Err(wrong()),
-            }
+            sides.push(self.side(role, side, at, &whose)?);
         }
-        if self.shape.sides.len() == 1 {
-            // Both are set later; the parser wants them.
-            words.push("null:".into());
-            words.insert(0, "--journal=later".into());
+        let mut set = DiskOptions::default();
+        self.set_all(&options, &whose, &mut JobOptions::default(), &mut set)?;
+        // The journal of a pull is yet to be set.
+        if self.shape.sides.len() > 1 {
+            self.check(&set.transfer, &options, at, &whose)?;
         }
-        let (args, groups) = self.understand(words, &options, at, &format!("disk {name}: "))?;
-        Ok(Disk { name, place: self.place(at), args, groups, keys })
+        let DiskOptions { transfer, image } = set;
+        let place = self.place(at);
+        let mut sides = sides.into_iter();
+        let source = sides.next().expect("each shape has a source");
+        Ok(Disk { name, place, source, target: sides.next(), options: transfer, image, keys })
     }
 
-    /// Parses words of a command line. Errors name the key with the invalid value.
-    fn understand(
+    /// The options of a disk: its own, those of `[defaults]`, and those of the command line, which take
+    /// precedence.
+    fn disk_options(
         &self,
-        words: Vec<OsString>,
-        options: &[Keyed],
+        table: &DeTable<'_>,
+        defaults: &Defaults,
+        given: &[&Given],
+        at: usize,
+    ) -> Result<Vec<Keyed>, Failure> {
+        let mut options = self.options(table, &[&["name"], self.shape.sides].concat())?;
+        let own_names: Vec<_> = options.iter().map(|option| option.name.clone()).collect();
+        let other = defaults.options.iter().filter(|option| !own_names.contains(&option.name));
+        options.extend(other.cloned());
+        options.retain(|option| !given.iter().any(|given| given.name == option.name));
+        options.extend(given.iter().map(|given| Keyed::given(given, at)));
+        Ok(options)
+    }
+
+    /// A side of a disk: a description, or the words that start a server.
+    fn side(
+        &self,
+        role: &str,
+        (key, value): (&Spanned<std::borrow::Cow<'_, str>>, &Spanned<DeValue<'_>>),
         at: usize,
         whose: &str,
-    ) -> Result<(args::CopyArgs, Groups), Failure> {
-        let (words, groups) =
-            brackets::take(words).map_err(|why| self.wrong(at, format!("{whose}{why}")))?;
-        let error = match args::parse_command::<args::CopyArgs>("copy", words) {
-            Ok((copy, _)) => return Ok((copy, groups)),
-            Err(error) => error,
+    ) -> Result<Spec, Failure> {
+        let wrong = || {
+            let text =
+                format!("key {role} must be a device, or a list of words that start a server");
+            self.wrong(key.span().start, text)
         };
-        let about = error.get(clap::error::ContextKind::InvalidArg).map(ToString::to_string);
-        let names = |option: &&Keyed| {
-            let name = format!("--{}", option.given.name);
-            about.as_ref().is_some_and(|about| about.split([' ', '=']).next() == Some(&name))
-        };
-        let found = options.iter().find(names);
-        let rendered = error.to_string();
-        let text = rendered.lines().take_while(|line| !line.trim().is_empty());
-        let text = text.map(str::trim).collect::<Vec<_>>().join(" ");
-        let text = text.strip_prefix("error: ").unwrap_or(&text);
-        let key = found.map(|option| format!("key {}: ", option.given.name)).unwrap_or_default();
-        Err(self.wrong(found.map_or(at, |option| option.at), format!("{whose}{key}{text}")))
+        match value.get_ref() {
+            DeValue::String(device) if device == "-" => {
+                let text = format!("key {role}: a job cannot use pipes");
+                Err(self.wrong(key.span().start, text))
+            }
+            DeValue::String(device) => Spec::parse(OsStr::new(device.as_ref()))
+                .map_err(|error| self.wrong(at, format!("{whose}{error}"))),
+            DeValue::Array(list) => {
+                let server: Option<Vec<_>> =
+                    list.iter().map(|value| word(value.get_ref())).collect();
+                let server = server.ok_or_else(wrong)?;
+                if server.is_empty() {
+                    return Err(self.wrong(at, format!("{whose}no command between [ and ]")));
+                }
+                Ok(Spec::Command(server))
+            }
+            _ => Err(wrong()),
+        }
     }
 }
 
-/// A value of the file as a word of a command line.
+/// An entry of a table.
+fn own<'a, 'i>(
+    table: &'a DeTable<'i>,
+    name: &str,
+) -> Option<(&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>)> {
+    table.iter().find(|(key, _)| key.get_ref().as_ref() == name)
+}
+
+/// The options of one disk.
+#[derive(Default)]
+struct DiskOptions {
+    transfer: TransferOptions,
+    image: ImageFormat,
+}
+
+/// A value of the file as on the command line.
 fn word(value: &DeValue<'_>) -> Option<OsString> {
     match value {
         DeValue::String(text) => Some(text.as_ref().into()),
@@ -454,6 +582,7 @@ fn word(value: &DeValue<'_>) -> Option<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args;
 
     const TWO: &str = "\
 parallel = 3
@@ -477,16 +606,65 @@ source-layer = ['readonly', 'log']
     fn keys_are_options() {
         let file = parse("f.toml", TWO, &[]).unwrap();
         assert_eq!(file.common.parallel, Some(3));
-        assert_eq!(file.common.rate.as_ref().unwrap().rate_at(0), 5 << 20);
+        assert_eq!(file.common.limits.rate.as_ref().unwrap().rate_at(0), 5 << 20);
         let [root, data] = &file.disks[..] else { panic!("{} disks", file.disks.len()) };
         assert_eq!((root.name.as_str(), data.name.as_str()), ("root", "2"));
-        assert_eq!((root.args.verify, data.args.verify), (false, true));
-        assert_eq!((root.args.retries, root.args.request_size), (9, Some(65536)));
-        assert_eq!(data.args.source_layer, ["readonly", "log"]);
-        let source = data.groups.spec(data.args.source.as_ref().unwrap()).unwrap();
+        assert_eq!((root.options.verify, data.options.verify), (false, true));
+        assert_eq!((root.options.retries, root.options.request_size), (9, Some(65536)));
+        assert_eq!(data.options.source_layer, ["readonly", "log"]);
         let words = ["qemu-nbd", "-r", "[x"].map(OsString::from).to_vec();
-        assert_eq!(source, blockhaul_catalog::Spec::Command(words));
+        assert_eq!(data.source, Spec::Command(words));
         assert_eq!(data.place, "f.toml:13");
+    }
+
+    /// What the command line says about an option with this value, if it refuses the value.
+    fn refused_by_command(name: &str, text: &str) -> Option<String> {
+        use clap::error::ErrorKind::{InvalidValue, ValueValidation};
+        let words = [format!("--{name}={text}"), "a".into(), "b".into()].map(OsString::from);
+        let error = args::parse_command::<args::CopyArgs>("copy", words.to_vec()).err()?;
+        let rendered = error.to_string();
+        let lines = rendered.lines().take_while(|line| !line.trim().is_empty());
+        let text = lines.map(str::trim).collect::<Vec<_>>().join(" ");
+        let is_about_value = matches!(error.kind(), InvalidValue | ValueValidation);
+        is_about_value.then(|| text.trim_start_matches("error: ").to_string())
+    }
+
+    fn compare<T: Default>(rows: &[OptionRow<T>], copy: &clap::Command) {
+        let mut bad = Vec::new();
+        for row in rows {
+            let found = copy.get_arguments().find(|option| option.get_long() == Some(row.name));
+            let option = found.unwrap_or_else(|| panic!("{} is no option", row.name));
+            let names = option.get_value_names().and_then(|names| names.first());
+            let takes = option.get_action().takes_values();
+            let placeholder = names.filter(|_| takes).map(|name| name.as_str());
+            assert_eq!(row.placeholder(), placeholder, "{}", row.name);
+            if !takes {
+                continue;
+            }
+            for text in
+                ["", "x", "0", "1", "-1", "7k", "4096", "99999999999", "0:0", "auto", "localhost:0"]
+            {
+                let value = OptionValue::Texts(vec![text.into()]);
+                let refused = row.set(&mut T::default(), &value).err();
+                let refused = refused.map(|error| error.to_string());
+                let expected = refused_by_command(row.name, text);
+                if refused != expected {
+                    bad.push(format!("{}={text:?}: {refused:?} {expected:?}", row.name));
+                }
+            }
+        }
+        assert!(bad.is_empty(), "{bad:#?}");
+    }
+
+    #[test]
+    fn options_of_files_are_those_of_the_command_with_the_same_values_and_errors() {
+        let copy = args::definition_of::<args::CopyArgs>("copy");
+        for option in copy.get_arguments().filter_map(clap::Arg::get_long) {
+            assert!(names().any(|name| name == option), "{option} is in no table");
+        }
+        compare(TRANSFER_OPTIONS, &copy);
+        compare(COMMON, &copy);
+        compare(IMAGE, &copy);
     }
 
     #[test]
@@ -502,9 +680,9 @@ source-layer = ['readonly', 'log']
             value("parallel", "1"),
         ];
         let file = parse("f.toml", TWO, &given).unwrap();
-        assert_eq!((file.common.parallel, file.common.rate.is_none()), (Some(1), true));
-        assert!(file.disks.iter().all(|disk| disk.args.verify && disk.args.retries == 0));
-        assert!(file.disks.iter().all(|disk| disk.args.rate_file.is_none()));
+        assert_eq!((file.common.parallel, file.common.limits.rate.is_none()), (Some(1), true));
+        assert!(file.disks.iter().all(|disk| disk.options.verify && disk.options.retries == 0));
+        assert!(file.disks.iter().all(|disk| disk.options.rate_file.is_none()));
     }
 
     #[test]

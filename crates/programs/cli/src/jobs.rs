@@ -9,14 +9,14 @@ use blockhaul_engine::{Rate, Side};
 use blockhaul_io::{Pool, Remote};
 use blockhaul_transfer::{
     CopyControl, CopyReport, CopyRequest, CopySetup, OpenCopy, OpenSource, Overlap, TransferError,
-    find_overlap, full, rate_limit, remove_journal, same_place,
+    TransferOptions, find_overlap, full, rate_limit, remove_journal, same_place,
 };
 
 use crate::copy::{self, copy_options, report};
 use crate::exit::{self, Failure, Outcome};
-use crate::jobfile::{self, Disk};
-use crate::progress::{Reporter, Sink};
-use crate::session::Session;
+use crate::jobfile::{self, Disk, JobFile};
+use crate::progress::{Reporter, Sink, Style};
+use crate::session::{Session, SessionOptions};
 use crate::snapshot::{End, Watched};
 use crate::{args, brackets, signals};
 
@@ -30,16 +30,73 @@ pub fn run(args: &args::CopyArgs, file: &Path) -> Outcome {
         args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
     // A group could only be the value of an option, and none accepts one.
     drop(groups);
-    let listed = jobfile::read(file, &given)?;
+    let JobFile { mut common, disks } = jobfile::read(file, &given)?;
+    common.session.shows_map = args.progress == Some(Style::Map);
     let sink = Reporter::open(args.progress, args.no_progress)?;
-    let mut copies = Copies::prepare(listed.common, listed.disks)?;
+    let disks = disks.into_iter().map(DiskRequest::from_file).collect::<Result<_, _>>()?;
+    let mut copies = Copies::prepare(common, disks)?;
     copies.run(sink)?;
     copies.end(args.verbose)
 }
 
+/// Options for all disks of a job together.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct JobOptions {
+    /// The limits of the rate, and whether the kernel may copy; others are those of each disk.
+    pub(crate) limits: TransferOptions,
+    /// Disks to copy at a time, from 1 to 1024.
+    pub(crate) parallel: Option<u16>,
+    /// Bytes in flight; `None`: what the largest disk uses alone.
+    pub(crate) total_memory: Option<u64>,
+    /// Connections to all sources, and to all targets, from 1 to 1024.
+    pub(crate) total_connections: Option<u16>,
+    /// The workers, and what they publish.
+    pub(crate) session: SessionOptions,
+}
+
+/// A disk to copy.
+pub(crate) struct DiskRequest {
+    /// Its name for messages.
+    pub(crate) name: String,
+    /// Its position in the file, for messages.
+    pub(crate) place: String,
+    pub(crate) request: CopyRequest,
+}
+
+impl DiskRequest {
+    /// The copy of a disk in a file of `copy`.
+    fn from_file(disk: Disk) -> Result<DiskRequest, Failure> {
+        let target = disk.target.clone();
+        let target = target.ok_or_else(|| Failure::usage("a disk has no target"))?;
+        DiskRequest::with_target(disk, target)
+    }
+
+    /// The copy of a disk to `target`, after the checks for which nothing is opened.
+    pub(crate) fn with_target(disk: Disk, target: Spec) -> Result<DiskRequest, Failure> {
+        let Disk { name, place, source, options, image, .. } = disk;
+        let discards_without_journal = options.discard_source && options.journal.is_none();
+        let checked = copy_options::checked_request(&image, options, [source, target]);
+        let checked = checked.and_then(|request| {
+            if discards_without_journal {
+                // When the job runs again, disks without one are copied from the beginning.
+                let text = "discard-source needs a journal: add journal = \"FILE\"";
+                return Err(Failure::usage(text));
+            }
+            Ok(request)
+        });
+        let request = checked.map_err(|failure| in_disk(&place, &name, &failure))?;
+        Ok(DiskRequest { name, place, request })
+    }
+}
+
+/// The failure of a disk, with its position in the file.
+fn in_disk(place: &str, name: &str, failure: &Failure) -> Failure {
+    Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
+}
+
 /// The disks of a job, which share limits and workers.
 pub(crate) struct Copies {
-    common: args::CopyArgs,
+    common: JobOptions,
     limit: Option<Arc<Rate>>,
     parallel: usize,
     pool: Pool,
@@ -52,8 +109,8 @@ pub(crate) struct Copies {
 
 impl Copies {
     /// Checks all disks, as far as nothing must be opened for that.
-    pub(crate) fn prepare(common: args::CopyArgs, listed: Vec<Disk>) -> Result<Copies, Failure> {
-        let limit = rate_limit(&(&common).into())?;
+    pub(crate) fn prepare(common: JobOptions, listed: Vec<DiskRequest>) -> Result<Copies, Failure> {
+        let limit = rate_limit(&common.limits)?;
         let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.len());
         let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
         let share = common.total_connections.map(|all| usize::from(all) / parallel);
@@ -77,7 +134,7 @@ impl Copies {
     /// Opens all disks, then copies them.
     pub(crate) fn run(&mut self, sink: Option<Sink>) -> Result<(), Failure> {
         let watched = self.disks.iter().map(|disk| disk.watched.clone()).collect();
-        let session = Session::start(&self.common, sink, watched, self.limit.clone())?;
+        let session = Session::start(&self.common.session, sink, watched, self.limit.clone())?;
         let session = self.session.insert(session);
         let disks = std::mem::take(&mut self.disks);
         let setups = std::mem::take(&mut self.setups);
@@ -132,23 +189,17 @@ struct DiskCopy {
 
 impl DiskCopy {
     fn new(
-        disk: Disk,
-        common: &args::CopyArgs,
+        disk: DiskRequest,
+        common: &JobOptions,
         limit: Option<Arc<Rate>>,
     ) -> Result<(DiskCopy, CopySetup), Failure> {
-        let Disk { name, place, args, groups, .. } = disk;
-        let at = |failure: Failure| {
-            Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
-        };
-        let mut request = CopyRequest { rate: limit, ..copy::request(&args, &groups).map_err(at)? };
-        request.options.no_zero_copy |= common.engine.no_zero_copy;
-        let mut setup = copy_options::set_up(request).map_err(at)?;
-        if args.discard_source && args.journal.is_none() {
-            // When the job runs again, disks without one are copied from the beginning.
-            let text = "discard-source needs a journal: add journal = \"FILE\"";
-            return Err(at(Failure::usage(text)));
-        }
-        if args.since.is_none() {
+        let DiskRequest { name, place, mut request } = disk;
+        request.rate = limit;
+        request.options.no_zero_copy |= common.limits.no_zero_copy;
+        let TransferOptions { journal, manifest, since, .. } = request.options.clone();
+        let setup = copy_options::set_up(request);
+        let mut setup = setup.map_err(|failure| in_disk(&place, &name, &failure))?;
+        if since.is_none() {
             // An increment is complete when its manifest exists: the next one begins with that.
             setup.keep_journal();
         }
@@ -160,8 +211,8 @@ impl DiskCopy {
             name,
             place,
             watched,
-            journal: args.journal,
-            manifest: args.manifest,
+            journal,
+            manifest,
             specs: setup.specs().map(Spec::clone),
             discards_source: setup.discards_source(),
             control,

@@ -8,7 +8,7 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Registry, Spec};
 use blockhaul_engine::Progress;
 use blockhaul_io::{Pool, Runtime};
-use blockhaul_transfer::{CopyReport, CopySetup};
+use blockhaul_transfer::{CopyReport, CopyRequest, CopySetup, Endpoint, TransferOptions};
 
 use crate::args::{self, CopyArgs};
 use crate::copy::copy_options;
@@ -55,7 +55,10 @@ impl Copy {
             let text = "--job, --metrics and --progress are for the command only";
             return Err(Failure::usage(text));
         }
-        copy_options::set_up(copy_options::request(&args, source, target)?).map(Copy)
+        let ends = [source, target].map(Endpoint::Device);
+        let [source, target] = ends;
+        let options = TransferOptions::from(&args);
+        copy_options::set_up(CopyRequest { options, ..CopyRequest::new(source, target) }).map(Copy)
     }
 
     /// The counters of the copy, also while it runs; they can cancel it.

@@ -7,10 +7,44 @@ use blockhaul_engine::Rate;
 use blockhaul_io::Runtime;
 
 use crate::exit::{self, Failure, plain};
-use crate::metrics::{Destinations, Metrics, Status};
+use crate::metrics::{Destination, Destinations, Metrics, Status};
 use crate::progress::{Reporter, Sink, Style};
 use crate::snapshot::{End, Watch, Watched};
 use crate::{args, figures, out, signals};
+
+/// What runs copies: workers, metrics.
+#[derive(Debug, Clone, Default)]
+pub struct SessionOptions {
+    /// Threads that copy; 0: one per core.
+    pub threads: u16,
+    /// How work is carried out.
+    pub engine: args::Engine,
+    /// Where metrics are published.
+    pub metrics: Vec<Destination>,
+    /// A web page is served there, too.
+    pub page: bool,
+    /// A map of each disk is shown.
+    pub shows_map: bool,
+}
+
+impl From<&args::CopyArgs> for SessionOptions {
+    fn from(args: &args::CopyArgs) -> SessionOptions {
+        SessionOptions {
+            threads: args.threads,
+            engine: args.engine.clone(),
+            metrics: args.metrics.clone(),
+            page: args.page,
+            shows_map: args.progress == Some(Style::Map),
+        }
+    }
+}
+
+impl SessionOptions {
+    /// The workers.
+    pub fn config(&self) -> blockhaul_io::Config {
+        self.engine.config(usize::from(self.threads))
+    }
+}
 
 /// One or more copies, from before the first to after the last.
 pub struct Session {
@@ -24,13 +58,13 @@ pub struct Session {
 impl Session {
     /// Sets it up for copies that share a rate limit.
     pub fn start(
-        args: &args::CopyArgs,
+        options: &SessionOptions,
         sink: Option<Sink>,
         disks: Vec<Watched>,
         limit: Option<Arc<Rate>>,
     ) -> Result<Session, Failure> {
-        let wanted = Destinations::new(&args.metrics, args.page)?;
-        if wanted.page || args.progress == Some(Style::Map) {
+        let wanted = Destinations::new(&options.metrics, options.page)?;
+        if wanted.page || options.shows_map {
             disks.iter().for_each(|disk| disk.progress.keep_map());
         }
         let signal = Arc::new(AtomicI32::new(0));
@@ -44,8 +78,7 @@ impl Session {
             );
         };
         signals::on_stop(on_signal, || {})?;
-        let config = args.engine.config(usize::from(args.threads));
-        let runtime = Runtime::start(&config).map_err(|error| {
+        let runtime = Runtime::start(&options.config()).map_err(|error| {
             Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
         let watch = Arc::new(Watch::new(disks, limit));

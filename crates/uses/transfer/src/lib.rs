@@ -21,6 +21,7 @@ mod layers;
 mod manifest_file;
 mod open_copy;
 mod open_source;
+mod option_table;
 mod options;
 mod pipe;
 mod printable;
@@ -43,6 +44,9 @@ pub use journal::remove_journal;
 pub use layers::{layer_kind, make_layers, sparing_of_queries};
 pub use open_copy::{OpenCopy, Overlap, find_overlap};
 pub use open_source::OpenSource;
+pub use option_table::{
+    OptionError, OptionRow, OptionValue, SetList, SetValue, TRANSFER_OPTIONS, find_option, number,
+};
 pub use options::{OptionConflict, TransferOptions};
 pub use printable::{lines, one_line, one_word};
 pub use rate_limit::rate_limit;

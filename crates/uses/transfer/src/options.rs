@@ -8,6 +8,7 @@ use blockhaul_catalog::{Direct, Spec};
 use blockhaul_engine::{Algorithm, ByKernel, MultiConn, Options, SEGMENT, Schedule};
 
 use crate::description::{full, same, same_storage};
+use crate::option_table::{TRANSFER_OPTIONS, find_option};
 
 /// The options of a copy, with the defaults of `blockhaul copy`. Every front end fills them in. The fields have
 /// the names of the command's long options.
@@ -76,8 +77,8 @@ pub struct TransferOptions {
     pub journal: Option<PathBuf>,
     /// With a journal: begin from the start.
     pub restart: bool,
-    /// With a journal: maximum time between flushes of the target.
-    pub journal_interval: Duration,
+    /// With a journal: maximum time between flushes of the target; `None`: 5 s.
+    pub journal_interval: Option<Duration>,
     /// A limit of bytes per second, or rules for the time of day.
     pub rate: Option<Schedule>,
     /// A file with a rate limit that is read each second.
@@ -129,7 +130,7 @@ impl Default for TransferOptions {
             retry_delay: Duration::from_secs(1),
             journal: None,
             restart: false,
-            journal_interval: Duration::from_secs(5),
+            journal_interval: None,
             rate: None,
             rate_file: None,
             iops: None,
@@ -186,8 +187,63 @@ impl TransferOptions {
         self.bitmap.is_some() || self.since.is_some()
     }
 
+    /// Whether an option with a requirement or an exclusion is given.
+    fn has(&self, option: &str) -> bool {
+        match option {
+            "restart" => self.restart,
+            "journal" => self.journal.is_some(),
+            "journal-interval" => self.journal_interval.is_some(),
+            "trust" => self.trust,
+            "destination-is-zero" => self.destination_is_zero,
+            "range" => self.range.is_some(),
+            "ranges" => self.ranges.is_some(),
+            "ranges-command" => self.ranges_command.is_some(),
+            "ranges-partial" => self.ranges_partial,
+            "bitmap" => self.bitmap.is_some(),
+            "bitmap-flags" => self.bitmap_flags.is_some(),
+            "since" => self.since.is_some(),
+            "manifest" => self.manifest.is_some(),
+            "rate" => self.rate.is_some(),
+            "rate-file" => self.rate_file.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Refuses options that exclude each other, or need another one. The command line refuses the same.
+    ///
+    /// # Errors
+    /// The names of two such options.
+    pub fn check(&self) -> Result<(), OptionConflict> {
+        for (option, others) in EXCLUSIONS {
+            let excluded = others.iter().find(|other| self.has(other));
+            if let Some(other) = excluded.filter(|_| self.has(option)) {
+                let text = format!(
+                    "the argument '{}' cannot be used with '{}'",
+                    shown(option),
+                    shown(other)
+                );
+                return Err(OptionConflict::new(option, other, text));
+            }
+        }
+        for (option, others) in REQUIREMENTS {
+            if self.has(option) && !others.iter().any(|other| self.has(other)) {
+                let shown: Vec<_> = others.iter().map(|other| shown(other)).collect();
+                let shown = if let [one] = &shown[..] {
+                    one.clone()
+                } else {
+                    format!("<{}>", shown.join("|"))
+                };
+                let text = format!("the following required arguments were not provided: {shown}");
+                let conflict = OptionConflict::new(option, others[0], text);
+                return Err(OptionConflict { is_requirement: true, ..conflict });
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses options that conflict with each other, or with these sides, before anything is opened.
-    pub(crate) fn check(&self, source: &Spec, target: &Spec) -> Result<(), OptionConflict> {
+    pub(crate) fn check_with(&self, source: &Spec, target: &Spec) -> Result<(), OptionConflict> {
+        self.check()?;
         let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
         self.check_pipes(pipes)?;
         self.check_second_read(pipes == [false, false])?;
@@ -292,17 +348,47 @@ impl TransferOptions {
     }
 }
 
+/// Options, and those that they exclude.
+const EXCLUSIONS: &[(&str, &[&str])] = &[
+    ("range", &["since"]),
+    ("ranges", &["ranges-command", "range", "bitmap", "since", "manifest"]),
+    ("ranges-command", &["range", "bitmap", "since", "manifest"]),
+    ("bitmap", &["since"]),
+    ("rate-file", &["rate"]),
+];
+
+/// Options, and those of which they need one.
+const REQUIREMENTS: &[(&str, &[&str])] = &[
+    ("trust", &["destination-is-zero"]),
+    ("ranges-partial", &["ranges", "ranges-command"]),
+    ("bitmap-flags", &["bitmap"]),
+    ("restart", &["journal"]),
+    ("journal-interval", &["journal"]),
+];
+
+/// An option as on the command line.
+fn shown(option: &str) -> String {
+    let row = find_option(TRANSFER_OPTIONS, option);
+    row.map_or_else(|| format!("--{option}"), ToString::to_string)
+}
+
 /// Two fields of a request that do not go together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OptionConflict {
     /// The names of the fields: long options of `blockhaul copy`, `source` or `target`.
     pub fields: [&'static str; 2],
     text: String,
+    is_requirement: bool,
 }
 
 impl OptionConflict {
     fn new(field: &'static str, other: &'static str, text: impl Into<String>) -> OptionConflict {
-        OptionConflict { fields: [field, other], text: text.into() }
+        OptionConflict { fields: [field, other], text: text.into(), is_requirement: false }
+    }
+
+    /// Whether the first field needs the second one, which is not set.
+    pub fn is_requirement(&self) -> bool {
+        self.is_requirement
     }
 }
 

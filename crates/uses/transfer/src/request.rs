@@ -55,7 +55,7 @@ impl CopyRequest {
     /// # Errors
     /// The names of two such fields.
     pub fn check(&self) -> Result<(), OptionConflict> {
-        self.options.check(self.source.spec(), self.target.spec())
+        self.options.check_with(self.source.spec(), self.target.spec())
     }
 
     /// The metadata contexts that the source is opened with, besides `base:allocation`.

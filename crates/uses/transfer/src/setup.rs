@@ -24,6 +24,9 @@ use crate::report::complete_journal;
 use crate::request::{CopyRequest, Endpoint};
 use crate::selection::CopySelection;
 
+/// Maximum time between flushes of the target, by default.
+const JOURNAL_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Interval of checks whether a source that is being opened is still wanted.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
 
@@ -143,7 +146,7 @@ impl CopySetup {
         let journal = options.journal.map(|path| Journal {
             path,
             restart: options.restart,
-            interval: options.journal_interval,
+            interval: options.journal_interval.unwrap_or(JOURNAL_INTERVAL),
             keep: false,
         });
         let context = CopyContext {

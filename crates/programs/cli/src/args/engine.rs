@@ -3,7 +3,7 @@
 use clap::Args;
 
 /// How work is carried out: for every command that moves much.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Engine {
     /// How to perform I/O: uring, threads or auto
     ///

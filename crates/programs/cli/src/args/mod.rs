@@ -29,6 +29,7 @@ pub use self::check::{Check, RepairArg};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{CopyArgs, JOB_FILES};
 pub use self::ctl::{Ctl, CtlCommand};
+pub use self::engine::Engine;
 pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
 pub use self::image::{
@@ -41,7 +42,7 @@ pub use self::layout::laid_out;
 pub use self::mount::{Mount, MountExport};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
-pub use self::value::{QmpClient, TlsMode, TlsRecords, VsockPlace};
+pub use self::value::{QmpClient, TlsMode, TlsRecords, VsockPlace, total_memory};
 use crate::{brackets, devices, exit, out};
 
 /// Serve, copy and inspect disk images over NBD.

@@ -46,7 +46,7 @@ impl From<&args::CopyArgs> for TransferOptions {
             retry_delay: args.retry_delay,
             journal: args.journal.clone(),
             restart: args.restart,
-            journal_interval: args.journal_interval,
+            journal_interval: args.journal.is_some().then_some(args.journal_interval),
             rate: args.rate.clone(),
             rate_file: args.rate_file.clone(),
             iops: args.iops,
@@ -58,17 +58,18 @@ impl From<&args::CopyArgs> for TransferOptions {
     }
 }
 
-/// The request of a command line, for these descriptions.
-pub(crate) fn request(
-    args: &args::CopyArgs,
-    source: Spec,
-    target: Spec,
+/// The request of a command for these descriptions, after the checks for which nothing is opened.
+pub(crate) fn checked_request(
+    image: &args::ImageFormat,
+    options: TransferOptions,
+    [source, target]: [Spec; 2],
 ) -> Result<CopyRequest, Failure> {
-    let source = image_format::chosen(source, &args.image)?;
-    let options = TransferOptions::from(args);
-    let ends = [source, target].map(Endpoint::Device);
-    let [source, target] = ends;
-    Ok(CopyRequest { options, ..CopyRequest::new(source, target) })
+    let source = image_format::chosen(source, image)?;
+    let [source, target] = [source, target].map(Endpoint::Device);
+    let request = CopyRequest { options, ..CopyRequest::new(source, target) };
+    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
+    check_output(&request)?;
+    Ok(request)
 }
 
 /// Checks a request, as far as nothing must be opened for that.
@@ -82,7 +83,7 @@ pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, Failure> {
 }
 
 /// Refuses what standard output cannot be for a command with this request.
-pub(crate) fn check_output(request: &CopyRequest) -> Result<(), Failure> {
+fn check_output(request: &CopyRequest) -> Result<(), Failure> {
     let to_pipe = *request.target.spec() == Spec::Pipe;
     if to_pipe && std::io::stdout().is_terminal() {
         let text =

@@ -28,14 +28,12 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
 }
 
 /// The request of a command line with a source and a target.
-pub(crate) fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Failure> {
+fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Failure> {
     let (Some(source), Some(target)) = (&args.source, &args.target) else {
         return Err(Failure::usage("give a source and a target, or --job with a file"));
     };
-    let request = copy_options::request(args, groups.spec(source)?, groups.spec(target)?)?;
-    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
-    copy_options::check_output(&request)?;
-    Ok(request)
+    let ends = [groups.spec(source)?, groups.spec(target)?];
+    copy_options::checked_request(&args.image, args.into(), ends)
 }
 
 /// Both sides for a page that other users may read.
@@ -54,7 +52,7 @@ pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Prog
     let setup = copy_options::set_up(request)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     let watched = Watched { ends: shown_ends(&setup), progress, ..Watched::default() };
-    let mut session = Session::start(args, sink, vec![watched], setup.rate())?;
+    let mut session = Session::start(&args.into(), sink, vec![watched], setup.rate())?;
     let ends = setup.specs().map(Spec::clone);
     let control = setup.control();
     let pool = Pool::new(setup.memory());

@@ -20,16 +20,15 @@ use self::decide::{Begin, What, begin};
 use self::report::Row;
 use self::wanted::{Found, WantedDisk};
 use crate::exit::{self, Failure, Outcome, plain, stored};
-use crate::jobfile::{self, JobFile};
-use crate::jobs::Copies;
+use crate::jobfile::{self, Disk, JobFile};
+use crate::jobs::{Copies, DiskRequest};
 use crate::progress::Reporter;
 use crate::{args, devices, logger};
 
 /// Runs `blockhaul pull`.
 pub fn run(args: &args::PullArgs) -> Outcome {
     logger::start(args.verbose);
-    let JobFile { mut common, disks } = jobfile::read_pull(&args.job)?;
-    common.verbose |= args.verbose;
+    let JobFile { common, disks } = jobfile::read_pull(&args.job)?;
     let sink = Reporter::open(args.progress, args.no_progress)?;
     let mut wanted = Vec::with_capacity(disks.len());
     for disk in disks {
@@ -37,7 +36,7 @@ pub fn run(args: &args::PullArgs) -> Outcome {
     }
     wanted::check_together(&wanted)?;
     let stores = all(&wanted, |one| Store::open_or_new(&one.dir).map_err(stored))?;
-    let config = common.engine.config(usize::from(common.threads));
+    let config = common.session.config();
     let found = look(&config, &wanted, &stores)?;
     let (mut pulls, rows) = prepare(wanted, found, &stores, args.restart)?;
     if pulls.is_empty() {
@@ -45,8 +44,8 @@ pub fn run(args: &args::PullArgs) -> Outcome {
         let text = format!("all disks have the point {name:?} already: choose another name");
         return Err(Failure::usage(text));
     }
-    let listed = pulls.iter_mut().map(Pull::take_disk).collect();
-    let mut copies = match Copies::prepare(common, listed) {
+    let requests: Result<Vec<_>, _> = pulls.iter_mut().map(Pull::request).collect();
+    let mut copies = match requests.and_then(|disks| Copies::prepare(common, disks)) {
         Ok(copies) => copies,
         Err(failure) => {
             pulls.iter_mut().for_each(Pull::forget);
@@ -103,7 +102,8 @@ fn look(
 
 /// A disk that is copied.
 struct Pull {
-    disk: Option<jobfile::Disk>,
+    /// The disk and its target; taken by the copy.
+    disk: Option<(Disk, Spec)>,
     wanted: WantedDisk,
     writer: Writer,
     number: u32,
@@ -120,8 +120,9 @@ impl Pull {
         }
     }
 
-    fn take_disk(&mut self) -> jobfile::Disk {
-        self.disk.take().expect("taken once")
+    fn request(&mut self) -> Result<DiskRequest, Failure> {
+        let (disk, target) = self.disk.take().expect("taken once");
+        DiskRequest::with_target(disk, target)
     }
 }
 
@@ -186,12 +187,11 @@ fn start(
     let absolute =
         |path: std::path::PathBuf| path.file_name().map_or(path.clone(), |name| dir.join(name));
     let disk = one.disk.take().map(|mut disk| {
-        let args = &mut disk.args;
-        args.target = Some(absolute(writer.store().raw(number)).into());
-        args.journal = Some(absolute(writer.journal(number)));
-        args.ranges = found.what.ranges().map(|_| absolute(writer.ranges(number)));
-        args.flush = true;
-        disk
+        let options = &mut disk.options;
+        options.journal = Some(absolute(writer.journal(number)));
+        options.ranges = found.what.ranges().map(|_| absolute(writer.ranges(number)));
+        options.flush = true;
+        (disk, Spec::Path(absolute(writer.store().raw(number))))
     });
     Ok(Pull { disk, wanted: one, writer, number })
 }

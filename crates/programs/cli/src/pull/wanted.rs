@@ -105,18 +105,18 @@ impl WantedDisk {
     pub(super) fn look(&self) -> Result<Look, Failure> {
         let disk = self.disk.as_ref().expect("not yet taken");
         let context = self.bitmap.as_ref().map(|bitmap| bitmap.0.clone());
-        let args = &disk.args;
-        let registry = devices::registry_asking(args.timeout, args.min_rate, context.as_slice());
-        let layers = devices::layers(&registry, &args.source_layer)?;
-        let source = args.source.as_deref().unwrap_or_default();
-        let spec = disk.groups.spec(source).map_err(|error| self.at(error.into()))?;
+        let options = &disk.options;
+        let registry =
+            devices::registry_asking(options.timeout, options.min_rate, context.as_slice());
+        let layers = devices::layers(&registry, &options.source_layer)?;
+        let spec = disk.source.clone();
         let question = Question {
             bitmap: self.bitmap.clone(),
             point: self.point.clone(),
             checkpoint: self.checkpoint.clone(),
             mode: self.mode,
         };
-        Ok(Look { registry, spec, layers, retries: args.retries, question })
+        Ok(Look { registry, spec, layers, retries: options.retries, question })
     }
 }
 

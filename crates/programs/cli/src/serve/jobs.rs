@@ -11,7 +11,10 @@ use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::Progress;
 use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
-use blockhaul_transfer::{CopyControl, CopyReport, CopySetup, Endpoint, OpenCopy, TransferError};
+use blockhaul_transfer::{
+    CopyControl, CopyReport, CopyRequest, CopySetup, Endpoint, OpenCopy, TransferError,
+    TransferOptions,
+};
 use serde_json::{Value, json};
 
 use super::compressed::Compressed;
@@ -721,11 +724,12 @@ fn copy(
 ) -> Result<CopySetup, Failure> {
     let args = copy_options(command, options, bitmap)?;
     let named = Spec::Path(export.storage().into());
-    let mut request = copy_options::request(&args, named, target.spec().clone())?;
-    request.options.flush = true;
-    if let To::Open(spec, stack, _) = target {
-        request.target = Endpoint::Open(spec.clone(), stack.clone());
-    }
+    let target = match target {
+        To::Spec(spec) => Endpoint::Device(spec.clone()),
+        To::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
+    };
+    let options = TransferOptions { flush: true, ..TransferOptions::from(&args) };
+    let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
     let copy = copy_options::set_up(request)?;
     Ok(copy.called(format!("the {command} of export {:?}", export.name)))
 }
