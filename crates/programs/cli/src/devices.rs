@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyKind, Backend, Layer, LayerKind, Param, Registry, Stack};
+use blockhaul_catalog::{Adjustable, AnyKind, Backend, Layer, Param, Registry, Stack};
 
+use blockhaul_registry::{ConnectionLimits, device_registry, layer_kinds};
 use blockhaul_transfer::layer_kind;
 pub use blockhaul_transfer::make_layers as layers;
 pub use blockhaul_transfer::sparing_of_queries;
@@ -22,41 +23,8 @@ pub fn registry(timeout: Duration) -> Registry {
 /// The same; connections slower than `min_rate` bytes per second are dropped (0: none), and servers
 /// are asked for these metadata contexts, too.
 pub fn registry_asking(timeout: Duration, min_rate: u64, contexts: &[String]) -> Registry {
-    let mut options = blockhaul_client::Options { min_rate, ..connecting(timeout) };
-    options.contexts.extend_from_slice(contexts);
-    let mut backends = blockhaul_backends::all();
-    #[cfg(feature = "formats")]
-    backends.extend(blockhaul_formats::all());
-    backends.extend(blockhaul_store::all());
-    let limits = blockhaul_kubevirt::Options {
-        connect_timeout: options.connect_timeout,
-        timeout: options.timeout,
-    };
-    backends.extend(blockhaul_kubevirt::all(limits));
-    backends.extend(blockhaul_client::all(options));
-    backends.extend(blockhaul_nbdkit_devices::devices::all());
-    backends.extend(crate::plugin_host::all());
-    backends.extend(blockhaul_script::all());
-    backends.extend(blockhaul_python::all());
-    #[cfg(feature = "vddk")]
-    backends.extend(blockhaul_vddk::all());
-    Registry {
-        backends,
-        layers: layer_kinds(),
-        gates: blockhaul_nbdkit_devices::gates::all(),
-        path: blockhaul_backends::PATH_SCHEME,
-        command: "command",
-        shutdown: signals::shutdown(),
-        ..Registry::default()
-    }
-}
-
-/// Every kind of layer, by name.
-fn layer_kinds() -> Vec<&'static LayerKind> {
-    let mut kinds = blockhaul_layers::all();
-    kinds.extend(blockhaul_nbdkit_devices::layers::all());
-    kinds.sort_unstable_by_key(|kind| kind.name);
-    kinds
+    let registry = device_registry(&ConnectionLimits { timeout, min_rate }, contexts);
+    Registry { shutdown: signals::shutdown(), ..registry }
 }
 
 /// The same; nbdkit plugins run in separate processes.
@@ -67,16 +35,6 @@ pub fn isolated(mut registry: Registry, again: blockhaul_isolated::Again) -> Reg
         }
     }
     registry
-}
-
-/// Connection options: drop a connection after `timeout` without a byte (zero: never), and a
-/// handshake at that time at the latest.
-pub fn connecting(timeout: Duration) -> blockhaul_client::Options {
-    let mut options = blockhaul_client::Options { timeout, ..blockhaul_client::Options::default() };
-    if !timeout.is_zero() {
-        options.connect_timeout = options.connect_timeout.min(timeout);
-    }
-    options
 }
 
 /// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);

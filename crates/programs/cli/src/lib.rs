@@ -19,7 +19,6 @@
 //! - `plugin`: the description of a plugin.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, remedies, and exit statuses.
-//! - [`library`]: devices and copies for programs that are not this command.
 //! - `progress`, `signals`, `out`, `logger`: shared by the commands.
 
 mod args;
@@ -52,7 +51,6 @@ mod image_tools;
 mod info;
 mod jobfile;
 mod jobs;
-pub mod library;
 mod logger;
 mod manual;
 mod metrics;

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "nbdkit-plugins")]
 pub use blockhaul_cabi::{
-    About, Settings, about, about_filter, all, dump, filter_folder, plugin_folder, print_dump,
+    About, Settings, about, about_filter, dump, filter_folder, plugin_folder, print_dump,
     stdio_is_a_client, wait_for_end, when_ready,
 };
 
@@ -13,11 +13,9 @@ pub use absent::*;
 #[cfg(not(feature = "nbdkit-plugins"))]
 mod absent {
     use std::path::PathBuf;
-    use std::sync::Arc;
     use std::time::Duration;
 
     use blockhaul_block::{Error, Kind, Result};
-    use blockhaul_catalog::Backend;
 
     /// What a plugin says about itself: there is none.
     pub struct About {
@@ -49,10 +47,6 @@ mod absent {
     fn unsupported() -> Error {
         let text = "this program cannot load plugins: build it with the feature nbdkit-plugins";
         Error::new(Kind::Unsupported, text)
-    }
-
-    pub fn all() -> Vec<Arc<dyn Backend>> {
-        Vec::new()
     }
 
     pub fn about(_name: &str) -> Result<About> {

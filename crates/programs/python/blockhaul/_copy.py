@@ -131,9 +131,9 @@ def copy(
         "iops": iops,
         "segment": segment,
     }
-    options = [word for name, value in given.items() for word in _option(name, value)]
-    options += [f"--source-layer={layer}" for layer in source_layers]
-    options += [f"--target-layer={layer}" for layer in target_layers]
+    options = [(name, _texts(value)) for name, value in given.items() if value is not None and value is not False]
+    layers = (("source-layer", list(source_layers)), ("target-layer", list(target_layers)))
+    options += [(name, texts) for name, texts in layers if texts]
     copying = _blockhaul.Copying(words(source), words(target), options)
     if progress is None:
         return copying.run(None, interval)
@@ -152,8 +152,6 @@ def _time(value: float | str | None) -> str | None:
     return value if value is None or isinstance(value, str) else f"{round(value * 1e6)}us"
 
 
-def _option(name: str, value: object) -> list[str]:
-    """The words of an option."""
-    if value is None or value is False:
-        return []
-    return [f"--{name}"] if value is True else [f"--{name}={value}"]
+def _texts(value: object) -> list[str]:
+    """The texts of an option; none for a flag."""
+    return [] if value is True else [str(value)]

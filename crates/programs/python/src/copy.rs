@@ -4,9 +4,14 @@ use std::ffi::OsString;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use blockhaul::library::{self, Failure};
+use blockhaul_catalog::Spec;
 use blockhaul_engine::Progress;
-use blockhaul_transfer::CopyReport;
+use blockhaul_io::{Pool, Runtime};
+use blockhaul_registry::{ConnectionLimits, device_registry};
+use blockhaul_transfer::{
+    CopyReport, CopyRequest, CopySetup, Endpoint, OptionValue, TRANSFER_OPTIONS, TransferError,
+    TransferOptions, find_option,
+};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -20,10 +25,13 @@ use crate::workers;
 /// requests, bytes of a request.
 type Counters = (u64, u64, u64, u64, u64, u64, u64, usize, usize, u64);
 
+/// An option by its name on the command line, with its texts; a flag that is set has none.
+type NamedOption = (String, Vec<OsString>);
+
 /// A copy that has not begun, or runs.
 #[pyclass(frozen, module = "blockhaul._blockhaul")]
 pub(crate) struct Copying {
-    copy: Mutex<Option<library::Copy>>,
+    copy: Mutex<Option<CopySetup>>,
     progress: Arc<Progress>,
 }
 
@@ -97,14 +105,14 @@ impl Copying {
         py: Python<'_>,
         source: Vec<OsString>,
         target: Vec<OsString>,
-        options: Vec<OsString>,
+        options: Vec<NamedOption>,
     ) -> PyResult<Copying> {
         let ends = spec(&source).and_then(|source| Ok((source, spec(&target)?)));
         let (source, target) = ends.map_err(|error| of_device(&error))?;
         // It reads files: manifests and lists of ranges.
-        let copy = py.detach(move || library::Copy::new(source, target, options));
-        let copy = copy.map_err(|failure| of_copy(py, &failure))?;
-        let progress = copy.progress();
+        let copy = py.detach(move || set_up(source, target, &options));
+        let copy = copy.map_err(|error| of_copy(py, &error))?;
+        let progress = copy.control().progress().clone();
         Ok(Copying { copy: Mutex::new(Some(copy)), progress })
     }
 
@@ -118,7 +126,7 @@ impl Copying {
         let (sender, receiver) = channel();
         let (done, ended) = channel::<()>();
         let copying = move || {
-            let result: Result<CopyReport, Failure> = copy.run(&runtime);
+            let result = run(copy, &runtime);
             // Nobody waits any more after an exception.
             let _ = sender.send(result);
             drop(done);
@@ -131,7 +139,7 @@ impl Copying {
             look.call0().map(drop)
         });
         match waited {
-            Ok(result) => result.map(Copied::of).map_err(|failure| of_copy(py, &failure)),
+            Ok(result) => result.map(Copied::of).map_err(|error| of_copy(py, &error)),
             Err(raised) => {
                 self.progress.cancel();
                 // What is in flight is awaited, so that the target changes no more after this.
@@ -164,4 +172,48 @@ impl Copying {
             now.request_size,
         )
     }
+}
+
+/// Checks a copy, as far as nothing must be opened for that.
+fn set_up(source: Spec, target: Spec, options: &[NamedOption]) -> Result<CopySetup, TransferError> {
+    let options = transfer_options(options)?;
+    let limits = ConnectionLimits { timeout: options.timeout, min_rate: options.min_rate };
+    let [source, target] = [source, target].map(Endpoint::Device);
+    let request = CopyRequest { options, ..CopyRequest::new(source, target) };
+    let registry = device_registry(&limits, request.contexts());
+    CopySetup::new(request, registry.for_command())
+}
+
+fn transfer_options(named: &[NamedOption]) -> Result<TransferOptions, TransferError> {
+    let mut options = TransferOptions::default();
+    for (name, texts) in named {
+        let unknown = || TransferError::request(format!("unexpected argument '--{name}' found"));
+        let row = find_option(TRANSFER_OPTIONS, name).ok_or_else(unknown)?;
+        let value = if texts.is_empty() {
+            OptionValue::Switch(true)
+        } else {
+            OptionValue::Texts(texts.clone())
+        };
+        row.set(&mut options, &value).map_err(|error| TransferError::request(error.to_string()))?;
+    }
+    Ok(options)
+}
+
+/// Copies, and waits for the end: not on a worker. After a cancel, the error says in which state the
+/// target is.
+fn run(copy: CopySetup, runtime: &Runtime) -> Result<CopyReport, TransferError> {
+    let pool = Pool::new(copy.memory());
+    let control = copy.control();
+    let copied = runtime.block_on(move || async move {
+        copy.open_source().await?.open_target().await?.run(pool).await
+    });
+    let failed = |error: TransferError| {
+        let note = control.discarded_note().unwrap_or_default();
+        if !control.progress().is_cancelled() {
+            return error.and(&note);
+        }
+        let text = format!("stopped{}", control.target_state());
+        TransferError::new(error.kind(), error.step(), text).and(&note)
+    };
+    copied.map_err(failed)
 }

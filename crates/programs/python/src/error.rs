@@ -1,7 +1,7 @@
 //! Exceptions: every error is an OSError with a number.
 
-use blockhaul::library::Failure;
 use blockhaul_block::Kind;
+use blockhaul_transfer::{TransferError, TransferErrorKind};
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
@@ -50,16 +50,20 @@ fn number(kind: Kind) -> i32 {
     }
 }
 
-/// The exception for a failed copy; `status` is an exit status of `blockhaul copy`.
-pub(crate) fn of_copy(py: Python<'_>, failure: &Failure) -> PyErr {
-    let number = match failure.status() {
-        2 => INVAL,
-        6 => number(Kind::NoSpace),
-        7 => number(Kind::Disconnected),
-        _ => IO,
+/// The exception for a failed copy; `status` is the exit status of `blockhaul copy`.
+pub(crate) fn of_copy(py: Python<'_>, error: &TransferError) -> PyErr {
+    let (status, number) = match error.kind() {
+        TransferErrorKind::Other => (1, IO),
+        TransferErrorKind::Request => (2, INVAL),
+        TransferErrorKind::Open => (3, IO),
+        TransferErrorKind::Source => (4, IO),
+        TransferErrorKind::Target => (5, IO),
+        TransferErrorKind::Full => (6, number(Kind::NoSpace)),
+        TransferErrorKind::Connection => (7, number(Kind::Disconnected)),
+        TransferErrorKind::Difference => (8, IO),
     };
-    let error = CopyError::new_err((number, failure.to_string()));
+    let exception = CopyError::new_err((number, error.to_string()));
     // Fails only if memory for the attribute is missing.
-    let _ = error.value(py).setattr("status", failure.status());
-    error
+    let _ = exception.value(py).setattr("status", status);
+    exception
 }

@@ -7,11 +7,11 @@ use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul::library;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Intent, Layer, Spec, Stack};
 use blockhaul_client::options::Place;
 use blockhaul_client::{Address, OpenSocket, Traffic};
+use blockhaul_registry::{ConnectionLimits, device_registry};
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::{Headers, Replies};
@@ -115,6 +115,11 @@ pub(crate) struct Connection {
     pub(crate) traffic: Arc<Traffic>,
 }
 
+/// Limits of a connection that is dropped after `timeout` without a byte (zero: never).
+pub(crate) fn limits(timeout: Duration) -> ConnectionLimits {
+    ConnectionLimits { timeout, min_rate: 0 }
+}
+
 /// The device that these words describe.
 ///
 /// # Errors
@@ -125,7 +130,10 @@ pub(crate) fn spec(words: &[OsString]) -> Result<Spec> {
             Kind::Usage,
             "a device is a text, or a list with the words of a command",
         )),
-        [word] => library::device(word),
+        [word] => match Spec::parse(word)? {
+            Spec::Pipe => Err(Error::new(Kind::Usage, "- is a standard stream, not a device")),
+            spec => Ok(spec),
+        },
         [open, inner @ .., close] if open == "[" && close == "]" => {
             Ok(Spec::Command(inner.to_vec()))
         }
@@ -143,7 +151,7 @@ impl Wanted {
     }
 
     async fn open_device(self) -> Result<Open> {
-        let registry = library::registry(self.timeout, &self.contexts);
+        let registry = device_registry(&limits(self.timeout), &self.contexts);
         let spec = spec(&self.words)?;
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
@@ -165,7 +173,7 @@ impl Wanted {
 
     async fn connect(self, asking: Asking) -> Result<Open> {
         let (place, command) = place(&self.words, self.export)?;
-        let mut options = library::connecting(self.timeout);
+        let mut options = limits(self.timeout).connection();
         if !asking.allocation {
             options.contexts.clear();
         }
@@ -186,7 +194,7 @@ impl Wanted {
         };
         let mut stack = Stack::over(device);
         if !matches!(self.mode, Mode::Write) {
-            let registry = library::registry(self.timeout, &[]);
+            let registry = device_registry(&limits(self.timeout), &[]);
             stack = stack.with_layer(registry.layer("readonly")?).await?;
         }
         Ok(Open { stack, connection, direct, command })

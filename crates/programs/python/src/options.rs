@@ -2,14 +2,13 @@
 
 use std::ffi::OsString;
 
-use blockhaul::library;
 use blockhaul_client::options::OptionSession;
 use blockhaul_wire::Replies;
 use pyo3::prelude::*;
 
 use crate::error::of_device;
 use crate::handle::seconds;
-use crate::opening::{place, protocol_name};
+use crate::opening::{limits, place, protocol_name};
 use crate::{wait, workers};
 
 /// The name and description of each export.
@@ -30,7 +29,7 @@ pub(crate) fn list_exports(
     let remote = workers::remote(&runtime);
     let listed = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, command.then(String::new))?;
-        let mut session = OptionSession::connect(place, &library::connecting(timeout)).await?;
+        let mut session = OptionSession::connect(place, &limits(timeout).connection()).await?;
         let entries = session.list().await;
         session.abort().await;
         Ok(entries?.into_iter().map(|entry| (entry.name, entry.description)).collect())
@@ -57,7 +56,7 @@ pub(crate) fn list_contexts(
     let listed = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, export)?;
         let name = place.export.clone();
-        let mut session = OptionSession::connect(place, &library::connecting(timeout)).await?;
+        let mut session = OptionSession::connect(place, &limits(timeout).connection()).await?;
         let contexts = session.matching_contexts(&name, &queries, select).await;
         session.abort().await;
         Ok(contexts?.into_iter().map(|context| context.name).collect())
@@ -80,7 +79,7 @@ pub(crate) fn greet(
     let remote = workers::remote(&runtime);
     let greeted = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, command.then(String::new))?;
-        let mut options = library::connecting(timeout);
+        let mut options = limits(timeout).connection();
         options.structured = structured;
         options.extended &= structured;
         let session = OptionSession::connect(place, &options).await?;

@@ -6,18 +6,21 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul::library;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Exports, Intent, Layer, Shared, Stack};
 use blockhaul_io::{Listener, Pool, Remote};
+use blockhaul_registry::device_registry;
 use blockhaul_server::{Config, Limits, Offers, Server, Tls};
 use pyo3::prelude::*;
 
 use crate::error::of_device;
 use crate::object::{self, Threads};
-use crate::opening::spec;
+use crate::opening::{limits, spec};
 use crate::workers::Generation;
 use crate::{wait, workers};
+
+/// Time without a byte after which a connection of a served device is dropped.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// Time that clients have to read their last replies when the server stops.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -79,7 +82,7 @@ impl Wanted {
     }
 
     async fn exports(&self) -> Result<(Arc<dyn Exports>, Option<Stack>)> {
-        let registry = library::serving_registry();
+        let registry = device_registry(&limits(SILENCE), &[]);
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
         if self.readonly {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul::library::Failure;
-use blockhaul::simulated::{CopyMode, Ending, Job, Settings, Status};
+use blockhaul::simulated::{CopyMode, Ending, Failure, Job, Settings, Status};
 use blockhaul_io::simulation::{choose, note};
 use blockhaul_io::{Lost, Ticket, sleep, timeout};
 

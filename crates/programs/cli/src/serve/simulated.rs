@@ -17,7 +17,7 @@ pub use super::running::Running;
 pub use super::snapshots::{AtOnce, Begin, Begun, NewBitmap};
 use super::wanted::WantedExports;
 use crate::args;
-use crate::exit::Failure;
+pub use crate::exit::Failure;
 use crate::{brackets, devices};
 
 /// Time without a byte after which a connection of a served device is dropped.
