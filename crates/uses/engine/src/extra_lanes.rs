@@ -14,6 +14,7 @@ use crate::orders::{Member, Order};
 use crate::segment_maker::first_of;
 use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
+use crate::side::Side;
 use crate::sides::Sides;
 
 /// The state of a lane beyond the first.
@@ -149,6 +150,15 @@ async fn prepare(
     }
     if let Some(why) = differs(source, &from).or_else(|| differs(target, &to)) {
         return Err(why);
+    }
+    if let Some(marker) = shared.retries.marker() {
+        for (side, handle) in [(Side::Source, &from), (Side::Target, &to)] {
+            match marker.differs(side, &**handle).await {
+                Ok(None) => {}
+                Ok(Some(why)) => return Err(why),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
     }
     let unsure = |stack: &Stack, handle: &Opened| (!promises(stack)).then(|| handle.clone());
     let from_unsure = unsure(source, &from);

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Kind, Result};
@@ -10,6 +10,7 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::Event;
 
 use crate::error::CopyError;
+use crate::marker::Marker;
 use crate::options::{Options, RETRY_DELAY_MAX, Retried};
 use crate::progress::Progress;
 use crate::same_disk::Proof;
@@ -38,6 +39,8 @@ pub(crate) struct Retries {
     has_seen: AtomicBool,
     /// What was read from the source may be discarded there, and proves nothing later.
     discards: bool,
+    /// Of a copy that discards its source.
+    marker: OnceLock<Arc<Marker>>,
     pub(crate) checked: AtomicU64,
     pub(crate) rewritten: AtomicU64,
 }
@@ -55,6 +58,7 @@ impl Retries {
             seen: Mutex::default(),
             has_seen: AtomicBool::new(false),
             discards: options.discard_source,
+            marker: OnceLock::new(),
             checked: AtomicU64::new(0),
             rewritten: AtomicU64::new(0),
         })
@@ -63,6 +67,16 @@ impl Retries {
     /// Whether requests are ever repeated.
     pub(crate) fn any(&self) -> bool {
         self.limit > 0
+    }
+
+    /// The marker of a copy that discards its source, if that has content.
+    pub(crate) fn marker(&self) -> Option<&Arc<Marker>> {
+        self.marker.get()
+    }
+
+    /// Sets the marker, once.
+    pub(crate) fn set_marker(&self, marker: Arc<Marker>) {
+        let _ = self.marker.set(marker);
     }
 
     /// Maximum number of retries.
@@ -379,10 +393,13 @@ impl Handle {
 
 impl Handle {
     /// Why a new handle is not the same disk, if so; a source is recognized by a block read from it
-    /// before.
+    /// before, and both sides of a copy that discards its source by its marker.
     async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {
         if let Some(why) = differs(&self.stack, handle) {
             return Ok(Some(why));
+        }
+        if let Some(marker) = self.retries.marker() {
+            return marker.differs(self.side, &**handle).await;
         }
         let Some(proof) = self.retries.proof().filter(|_| self.side == Side::Source) else {
             return Ok(None);

@@ -65,7 +65,8 @@ pub struct Options {
     pub flush: bool,
     /// Discard at the source what is safe on the target, while the copy runs: written, flushed, and
     /// recorded if there is a journal. Flushes the target, about each second without a journal. The
-    /// source must be writable and able to trim, the target able to flush; see [`check_discard`].
+    /// source must be writable and able to trim, the target able to flush; see [`check_discard`]. Until
+    /// all else is copied, a block of the target has a marker, which shows that both are still those disks.
     ///
     /// [`check_discard`]: crate::check_discard
     pub discard_source: bool,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blockhaul_block::{Can, Compression, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
 
+use crate::ledger::Range;
 use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
 use crate::rate::Rate;
 
@@ -229,6 +230,16 @@ impl Resolved {
             self.rate.take(bytes, admitted).await;
         }
     }
+}
+
+/// The whole blocks of a range of a source that can be discarded, if there are any.
+pub(crate) fn whole_blocks((start, end): Range, facts: &Facts) -> Option<Range> {
+    let block = facts.block.preferred.min(GRAIN_MAX).max(facts.block.minimum).max(1);
+    let block = u64::from(block);
+    let reached = facts.size - u64::from(facts.tail);
+    let start = start.checked_next_multiple_of(block)?;
+    let end = if end >= reached { reached } else { end - end % block };
+    (start < end).then_some((start, end))
 }
 
 /// The block in bytes in which the target is written: all of a unit that is compressed.

@@ -20,6 +20,7 @@ use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::segmenter::Segmenter;
 use crate::selection::{self, Choice, Selection};
+use crate::wants::meet;
 
 /// Maximum number of segments cut from one run at a time: limits the memory of queued segments.
 const SEGMENTS_AT_ONCE: u64 = 64;
@@ -57,6 +58,8 @@ pub(crate) struct Making {
     /// Do not split what is zero, and what is zero on both sides.
     pub(crate) whole: (bool, bool),
     pub(crate) selection: Selection,
+    /// Segments with a part of this range are copied when all others are.
+    pub(crate) last: Option<Range>,
     /// Ranges that are added while segments are made.
     pub(crate) added: Option<Arc<Added>>,
     pub(crate) earlier: Earlier,
@@ -79,6 +82,7 @@ impl Making {
             new: false,
             whole: (false, false),
             selection,
+            last: None,
             added: None,
             earlier: Earlier::default(),
             progress: progress.clone(),
@@ -228,7 +232,9 @@ impl Maker<'_> {
     /// Queues the complete segments; false if the queue was stopped.
     async fn hand_out(&mut self) -> bool {
         while let Some(segment) = self.segmenter.take() {
-            if !self.queue.add(segment).await {
+            if self.making.last.is_some_and(|last| meet(last, segment.range())) {
+                self.queue.add_last(segment);
+            } else if !self.queue.add(segment).await {
                 return false;
             }
         }

@@ -35,6 +35,8 @@ struct State {
     /// Number of segments at the front that a caller waits for.
     urgent: usize,
     runs: usize,
+    /// Segments that no lane takes before [`SegmentQueue::hand_out_last`].
+    last: Vec<Segment>,
     /// All segments have been made.
     complete: bool,
     /// No more segments are handed out: an error, or a cancel.
@@ -227,6 +229,22 @@ impl SegmentQueue {
             self.signal(false);
         }
         room
+    }
+
+    /// Adds a segment that is copied when all others are.
+    pub(crate) fn add_last(&self, segment: Segment) {
+        let mut state = self.lock();
+        state.wants.made(segment.range());
+        state.last.push(segment);
+    }
+
+    /// Hands out the segments of [`SegmentQueue::add_last`].
+    pub(crate) fn hand_out_last(&self) {
+        self.change(|state| {
+            let last = std::mem::take(&mut state.last);
+            state.runs += last.iter().map(|segment| segment.runs.len()).sum::<usize>();
+            state.ready.extend(last);
+        });
     }
 
     /// Segments of these ranges will be made.

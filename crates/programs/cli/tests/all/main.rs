@@ -9,6 +9,7 @@ mod check;
 mod compat;
 mod control_protocol;
 mod copy;
+mod discards;
 mod doors;
 mod dump;
 #[cfg(all(feature = "formats", feature = "fuse", feature = "nbdkit-plugins"))]

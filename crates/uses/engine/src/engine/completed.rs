@@ -6,10 +6,12 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
-use super::{as_begun, own_identity};
+use super::{as_begun, identity_there, own_identity};
 use crate::error::Result;
 use crate::handle::Retries;
-use crate::journal::{Recorded, check_identity};
+use crate::journal::check_identity;
+use crate::marker::Marker;
+use crate::marker::check::check_complete;
 use crate::options::{Options, Summary};
 use crate::progress::Progress;
 use crate::resolved::Resolved;
@@ -32,7 +34,8 @@ pub async fn completed_earlier(
 ) -> Result<Summary> {
     let sides = Sides { source: source.clone(), target: target.clone() };
     let selection = sides.selection(options)?;
-    let options = as_begun(options).await;
+    let there = identity_there(options).await;
+    let options = as_begun(options, there.as_ref());
     let Some(journal) = &options.journal else {
         return Err(Error::new(Kind::Invalid, "a copy without a journal").into());
     };
@@ -43,9 +46,10 @@ pub async fn completed_earlier(
         own_identity(journal, &sides, &options, &selection, (&resolved, &retries)).await?;
     let path = journal.path.clone();
     let checked = blockhaul_io::offload(move || check_identity(&path, &identity)).await;
-    let content = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    let recorded = Recorded { content, complete: true, ..Recorded::default() };
-    crate::discarded::check_target(&sides, &recorded, &selection, (&resolved, &retries)).await?;
+    let id = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    if let Some(place) = there.and_then(|there| there.place) {
+        check_complete(&sides.handle(Side::Target, &retries), &Marker::new(place, id)).await?;
+    }
     let size = selection.total();
     progress.set_total(size);
     progress.set_disk_size(source.device().facts().size);

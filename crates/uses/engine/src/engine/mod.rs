@@ -19,12 +19,15 @@ use blockhaul_io::{Pool, Remote};
 use crate::error::{CopyError, Result};
 use crate::extra_lanes::extra_lane;
 use crate::handle::Retries;
-use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts};
+use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts, random_id};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
 use crate::ledger::{Range, Suspect};
+use crate::marker::check::{Beginning, check};
+use crate::marker::choice::choose;
+use crate::marker::{Marker, Place};
 use crate::meter::Meters;
-use crate::options::{ByKernel, Options, Summary};
+use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
@@ -94,7 +97,8 @@ impl Engine {
         let started = blockhaul_io::now();
         let sides = Sides { source: source.clone(), target: target.clone() };
         let selection = checked_selection(&sides, options).await?;
-        let options = as_begun(options).await;
+        let there = identity_there(options).await;
+        let options = as_begun(options, there.as_ref());
         let retries = Retries::new(&options, progress);
         let parts = parts(&sides, &options, pool, &retries, progress);
         let resolved = &parts.resolved;
@@ -107,15 +111,20 @@ impl Engine {
         let from = source.device().facts();
         let to = target.device().facts();
         progress.set_disk_size(from.size);
-        let opened = own_journal(&sides, &options, &selection, (resolved, &retries)).await?;
-        let (journal, recorded) = opened.unzip();
-        let recorded = recorded.unwrap_or_default();
-        if options.discard_source {
-            crate::discarded::check_target(&sides, &recorded, &selection, (resolved, &retries))
-                .await?;
-        }
         let claimed = options.target_is_zero && !options.trust_zero && !to.zeroed;
-        if claimed && recorded.segments.is_empty() {
+        if claimed && there.is_none() {
+            check_zeroes(&sides, selection.bounds(), &retries).await?;
+        }
+        let place = match &there {
+            Some(there) => there.place.clone(),
+            None if !options.discard_source => None,
+            None => choose(&sides, &selection, options.extents, (resolved, &retries)).await?,
+        };
+        let opened =
+            own_journal(&sides, &options, &selection, (resolved, &retries), place.clone()).await?;
+        let (journal, recorded) = opened.unzip();
+        let recorded = recorded.unwrap_or_else(|| Recorded { place, ..Recorded::default() });
+        if claimed && recorded.is_earlier && recorded.count == 0 && !recorded.zeroes_checked {
             check_zeroes(&sides, selection.bounds(), &retries).await?;
         }
         let in_blocks = selection.is_whole() && resolved.in_whole_blocks();
@@ -130,6 +139,7 @@ impl Engine {
                         not if the target's machine loses power";
             engine.shared.warn(text.to_string());
         }
+        engine.begin_marker(&recorded).await?;
         let ranges = engine.selection.ranges();
         let earlier = look_at_edge(&engine.shared, &engine.sides, recorded, ranges).await;
         engine.earlier = Some(earlier);
@@ -154,6 +164,39 @@ impl Engine {
             journal_stays: false,
             started,
         }
+    }
+
+    /// Places the marker of a copy that discards its source, or refuses sides that do not belong together.
+    async fn begin_marker(&self, recorded: &Recorded) -> Result<()> {
+        let Some(place) = recorded.place.clone() else { return Ok(()) };
+        let journal = self.shared.durability.journal.as_ref();
+        let id = journal.map_or_else(random_id, |journal| Ok(journal.file.id()))?;
+        let marker = Marker::new(place, id);
+        let with = (&self.shared.resolved, &self.shared.retries);
+        let beginning = check(&self.sides, &marker, recorded, &self.selection, with).await?;
+        self.shared.retries.set_marker(marker.clone());
+        let Beginning::Place(old) = beginning else { return Ok(()) };
+        self.shared.begin_work().await;
+        let placed = self.sides.first_lane(&self.shared, false).place_marker(&marker, &old).await;
+        self.shared.signals.end_work();
+        placed
+    }
+
+    /// Copies all but what is copied last, and removes the marker. Returns the number of lanes.
+    async fn copy_all_but_last(&self, queue: &Arc<SegmentQueue>, marker: &Marker) -> usize {
+        self.give(Order::Copy(queue.clone(), Ending::Flush)).await;
+        let lanes = self.shared.report.lanes_used.swap(0, Ordering::Relaxed);
+        if !self.shared.stopped() {
+            self.shared.begin_work().await;
+            let lane = self.sides.first_lane(&self.shared, false);
+            if let Err(error) = lane.remove_marker(marker).await {
+                self.shared.fail(error);
+            }
+            self.shared.signals.end_work();
+            self.shared.learned.tuner.resume();
+            queue.hand_out_last();
+        }
+        lanes
     }
 
     /// A plan for what the options select: all of the source, ranges, or the extents of a bitmap.
@@ -290,13 +333,17 @@ impl Engine {
         let making = blockhaul_io::spawn(make(queue.clone(), making));
         let bounds = plan.added().is_none().then(|| plan.selection().bounds());
         self.start_lanes(bounds, self.shared.resolved.segment);
+        let mut lanes = 0;
+        if let Some(marker) = self.shared.retries.marker().cloned() {
+            lanes = self.copy_all_but_last(queue, &marker).await;
+        }
         self.give(Order::Copy(queue.clone(), ending)).await;
         if let Err(error) = making.await {
             self.shared.fail(error);
         }
         self.shared.end();
         self.shared.target_is_zero.store(false, Ordering::Relaxed);
-        let lanes = self.shared.report.lanes_used.load(Ordering::Relaxed);
+        lanes = lanes.max(self.shared.report.lanes_used.load(Ordering::Relaxed));
         self.lanes_used = self.lanes_used.max(lanes);
         let outcome = self.shared.outcome();
         // No lane waits for a range any more.
@@ -333,6 +380,7 @@ impl Engine {
                 whole_zeroes(shared, &to, target_is_zero)
             },
             selection: plan.selection().clone(),
+            last: shared.retries.marker().map(|marker| marker.place.range()),
             added: plan.added().cloned(),
             earlier: self.earlier.take().unwrap_or_default(),
             ..Making::of(source, shared.resolved.segment, &shared.progress)
@@ -457,15 +505,18 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
     }
 }
 
+/// What the journal of the options says of its copy, if it exists and is to be continued.
+async fn identity_there(options: &Options) -> Option<Identity> {
+    let journal = options.journal.clone()?;
+    blockhaul_io::offload(move || Journal::identity_there(&journal)).await.ok()?
+}
+
 /// The options, with the segment size of the journal that this copy continues. Without an explicit
 /// size the number of connections and requests, which may differ now, would determine it.
-async fn as_begun(options: &Options) -> Options {
+fn as_begun(options: &Options, there: Option<&Identity>) -> Options {
     let mut options = options.clone();
-    if let Some(journal) = options.journal.clone().filter(|_| options.spread)
-        && let Ok(Some(segment)) =
-            blockhaul_io::offload(move || Journal::segment_there(&journal)).await
-    {
-        options.segment = segment;
+    if let Some(there) = there.filter(|_| options.spread) {
+        options.segment = there.segment;
         options.spread = false;
     }
     options
@@ -532,12 +583,10 @@ fn learned(
 ) -> Learned {
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
-    // What is discarded is looked at first.
-    let by_kernel = if options.discard_source { ByKernel::Never } else { options.by_kernel };
     Learned {
         tuner: Tuner::of(resolved, &from, &to, pool, (slots.clone(), progress.clone())),
         slots,
-        kernel_copy: KernelCopy::new(by_kernel),
+        kernel_copy: KernelCopy::new(options.by_kernel),
         same_disk: SameDisk::new(),
         one_disk: AtomicBool::new(false),
         zeroes: ZeroesFound::default(),
@@ -586,7 +635,9 @@ fn identity(
         target: options.target.clone(),
         ranges: selection.digest(),
         discards: false,
-        target_was_zero: sides.target.device().facts().zeroed,
+        zeroes_checked: false,
+        is_marked: false,
+        place: None,
     }
 }
 
@@ -596,9 +647,11 @@ async fn own_journal(
     options: &Options,
     selection: &Selection,
     (resolved, retries): (&Resolved, &Arc<Retries>),
+    place: Option<Place>,
 ) -> Result<Option<(Keeping, Recorded)>> {
     let Some(journal) = &options.journal else { return Ok(None) };
-    let identity = own_identity(journal, sides, options, selection, (resolved, retries)).await?;
+    let own = own_identity(journal, sides, options, selection, (resolved, retries)).await?;
+    let identity = Identity { place, ..own };
     let parts = SelectedParts::new(selection.ranges(), resolved.segment);
     open_journal(journal, identity, parts).await.map(Some)
 }
@@ -623,8 +676,8 @@ async fn own_identity(
     let identity = identity(journal, resolved, selection, sides, sample);
     Ok(Identity {
         discards: options.discard_source,
-        target_was_zero: identity.target_was_zero
-            || (options.target_is_zero && !options.trust_zero),
+        zeroes_checked: options.target_is_zero && !options.trust_zero,
+        is_marked: options.discard_source,
         ..identity
     })
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::marker::Place;
+
 pub(super) const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
 
 /// Bytes before the first record.
@@ -65,9 +67,21 @@ pub(crate) struct Identity {
     pub(crate) ranges: [u8; 32],
     /// What is recorded is discarded at the source.
     pub(crate) discards: bool,
-    /// The target read as zeroes when the copy began. Not compared: it is so no more.
-    pub(crate) target_was_zero: bool,
+    /// The target was found to read as zeroes when the copy began. Not compared: it is so no more.
+    pub(crate) zeroes_checked: bool,
+    /// Of a copy that discards: the target has a marker while it runs, if the source has content. Not compared.
+    pub(crate) is_marked: bool,
+    pub(crate) place: Option<Place>,
 }
+
+/// Most bytes of a block with a marker: more than a device may ask for.
+const BLOCK_MAX: u64 = 64 << 20;
+
+/// Bits of the header, in one byte.
+const DISCARDS: u8 = 1;
+const ZEROES_CHECKED: u8 = 2;
+const IS_MARKED: u8 = 4;
+const HAS_PLACE: u8 = 8;
 
 impl Identity {
     pub(super) fn shortened(mut self) -> Identity {
@@ -93,7 +107,19 @@ impl Identity {
         }
         bytes.extend(self.ranges);
         // Old journals have zeroes from here on.
-        bytes.push(u8::from(self.discards) | u8::from(self.target_was_zero) << 1);
+        let bits = [
+            (DISCARDS, self.discards),
+            (ZEROES_CHECKED, self.zeroes_checked),
+            (IS_MARKED, self.is_marked),
+            (HAS_PLACE, self.place.is_some()),
+        ];
+        bytes.push(bits.iter().filter(|bit| bit.1).map(|bit| bit.0).sum());
+        if let Some(place) = &self.place {
+            let numbers = [place.at, place.content, place.len];
+            bytes.extend(numbers.iter().flat_map(|number| number.to_be_bytes()));
+            bytes.extend(place.digest);
+            bytes.extend(place.before);
+        }
         bytes.resize(HEADER - CHECK, 0);
         let check = blake3::hash(&bytes);
         bytes.extend(&check.as_bytes()[..CHECK]);
@@ -124,8 +150,8 @@ impl Identity {
             let range = (start, end);
             let ranges = fields.array()?;
             let [bits] = fields.array::<1>()?;
-            let discards = bits & 1 != 0;
-            let target_was_zero = bits & 2 != 0;
+            let has = |bit| bits & bit != 0;
+            let place = if has(HAS_PLACE) { Some(fields.place()?) } else { None };
             let identity = Identity {
                 segment,
                 range,
@@ -135,8 +161,10 @@ impl Identity {
                 source,
                 target,
                 ranges,
-                discards,
-                target_was_zero,
+                discards: has(DISCARDS),
+                zeroes_checked: has(ZEROES_CHECKED),
+                is_marked: has(IS_MARKED),
+                place,
             };
             Some((id, identity))
         })();
@@ -267,6 +295,17 @@ impl Fields<'_> {
         Some(*taken)
     }
 
+    /// The place of a marker, whose blocks lie in a device.
+    fn place(&mut self) -> Option<Place> {
+        let mut number = || Some(u64::from_be_bytes(self.array()?));
+        let (at, content, len) = (number()?, number()?, number()?);
+        let digest = self.array()?;
+        let before = self.array()?;
+        let fits = len >= before.len() as u64 && len <= BLOCK_MAX;
+        let is_there = fits && content <= at && at.checked_add(len).is_some();
+        is_there.then_some(Place { at, content, len, digest, before })
+    }
+
     fn text(&mut self) -> Option<String> {
         let len = usize::from(u16::from_be_bytes(self.array()?));
         let (taken, rest) = self.0.split_at_checked(len)?;
@@ -314,22 +353,14 @@ pub(crate) struct Recorded {
     pub(crate) edge: Vec<u64>,
     /// Everything is copied, and may be discarded at the source.
     pub(crate) complete: bool,
-    /// Of a copy that discards its source: some of the recorded segments with content, as ranges of segments.
-    pub(crate) content: Vec<(u64, u64)>,
-    /// The target read as zeroes when the copy began.
-    pub(crate) target_was_zero: bool,
-}
-
-/// Maximum number of recorded segments with content that are looked for on the target.
-const CONTENT_MAX: usize = 16;
-
-/// Segments with content, spread evenly over those that were recorded.
-pub(super) fn segments_with_content(records: &[Record]) -> Vec<(u64, u64)> {
-    let with_content = records.iter().filter(|record| record.content);
-    let mut all: Vec<_> = with_content.map(|record| (record.segment, record.end())).collect();
-    all.sort_unstable();
-    let step = all.len().div_ceil(CONTENT_MAX).max(1);
-    all.into_iter().step_by(step).collect()
+    /// An earlier run has begun the journal.
+    pub(crate) is_earlier: bool,
+    /// Number of records.
+    pub(crate) count: u64,
+    /// The target was found to read as zeroes when the copy began.
+    pub(crate) zeroes_checked: bool,
+    /// Of a copy that discards its source: the place of its marker.
+    pub(crate) place: Option<Place>,
 }
 
 impl Recorded {
@@ -356,10 +387,7 @@ impl Recorded {
                 .find(own)
                 .is_some_and(|last| last.1 == batch || record.content && last.2 == batch)
         };
-        let mut recorded = Recorded::default();
-        if discards {
-            recorded.content = segments_with_content(records);
-        }
+        let mut recorded = Recorded { count: records.len() as u64, ..Recorded::default() };
         for record in records {
             match (is_last(record), record.exponent) {
                 // What was discarded cannot be compared, and must not be zeroed again: the source may
@@ -420,7 +448,15 @@ mod tests {
             target: "nbd://host/export".into(),
             ranges: [3; 32],
             discards: true,
-            target_was_zero: true,
+            zeroes_checked: true,
+            is_marked: true,
+            place: Some(Place {
+                at: 8192,
+                content: 4096,
+                len: 4096,
+                digest: [5; 32],
+                before: [4; crate::marker::LEN],
+            }),
         }
     }
 

@@ -27,9 +27,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use self::format::{
-    HEADER, HeaderError, RECORD, Record, is_damaged, recover, segments_with_content,
-};
+use self::format::{HEADER, HeaderError, RECORD, Record, is_damaged, recover};
 pub(crate) use self::format::{Identity, Recorded};
 pub(crate) use self::parts::SelectedParts;
 
@@ -77,20 +75,28 @@ impl Journal {
         }
         match there(path)? {
             Some(file) => Journal::go_on(file, path, &wanted),
-            None => Ok((Journal::begin(path, &wanted)?, Recorded::default())),
+            None => {
+                let recorded = Recorded { place: wanted.place.clone(), ..Recorded::default() };
+                Ok((Journal::begin(path, &wanted)?, recorded))
+            }
         }
     }
 
-    /// Segment size in bytes of an existing journal that is to be continued. Blocks.
-    pub(crate) fn segment_there(options: &JournalOptions) -> Option<u64> {
+    /// What an existing journal that is to be continued says of its copy. Blocks.
+    pub(crate) fn identity_there(options: &JournalOptions) -> Option<Identity> {
         let file = there(&options.path).ok().flatten().filter(|_| !options.restart)?;
         let mut header = Vec::with_capacity(HEADER);
         file.take(HEADER as u64).read_to_end(&mut header).ok()?;
-        Identity::decode(&header).ok().map(|(_, found)| found.segment)
+        Identity::decode(&header).ok().map(|(_, found)| found)
+    }
+
+    /// Its random identifier.
+    pub(crate) fn id(&self) -> [u8; 16] {
+        self.id
     }
 
     fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
-        let id = random()?;
+        let id = random_id()?;
         // The file is complete or absent: it is renamed into place when the header is durable.
         let (fresh, mut file) = make_fresh(path, &id)?;
         lock(&file, path)?;
@@ -112,13 +118,18 @@ impl Journal {
         let found = Found::read(&mut file, path)?;
         found.refuse_other(path, wanted)?;
         found.refuse_damaged(path)?;
+        found.refuse_unmarked(path)?;
         let segments = wanted.range.1.div_ceil(wanted.segment);
         let is_complete = found.is_complete();
         let Found { id, identity, records, rest, .. } = found;
         if is_complete {
             let journal = Journal::new(path, id, file, records.len() as u64, 0);
-            let content = segments_with_content(&records);
-            return Ok((journal, Recorded { content, ..Recorded::everything(segments) }));
+            let count = records.len() as u64;
+            let everything = Recorded::everything(segments);
+            return Ok((
+                journal,
+                Recorded { count, is_earlier: true, place: identity.place, ..everything },
+            ));
         }
         let known = records.iter().take_while(|record| record.end() <= segments);
         let records: Vec<_> = known.copied().collect();
@@ -136,7 +147,8 @@ impl Journal {
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
         let journal = Journal::new(path, id, file, records.len() as u64, batch);
         let recorded = Recorded::of(&records, identity.discards);
-        Ok((journal, Recorded { target_was_zero: identity.target_was_zero, ..recorded }))
+        let Identity { zeroes_checked, place, .. } = identity;
+        Ok((journal, Recorded { is_earlier: true, zeroes_checked, place, ..recorded }))
     }
 
     fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
@@ -146,15 +158,15 @@ impl Journal {
     }
 
     /// Records segments as durable, and makes the records durable: the first of each range, the one
-    /// after its last, and whether there is content. An error says why the journal cannot be used
-    /// any more; the copy itself need not fail.
+    /// after its last, and whether there is content. Returns the number of the last record. An error says
+    /// why the journal cannot be used any more; the copy itself need not fail.
     pub(crate) async fn append(
         &self,
         lane: u32,
         segments: Vec<(u64, u64, bool)>,
-    ) -> Result<(), String> {
+    ) -> Result<u64, String> {
         if segments.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let of = move |(first, end, content)| Record::of((first, end), content, batch, lane);
@@ -164,11 +176,11 @@ impl Journal {
     /// Records that everything is copied, and makes that durable. For a copy that discards what it
     /// records. Errors as for [`Journal::append`].
     pub(crate) async fn complete(&self) -> Result<(), String> {
-        self.write(vec![Record::COMPLETE]).await
+        self.write(vec![Record::COMPLETE]).await.map(|_| ())
     }
 
-    /// Appends records, and makes them durable.
-    async fn write(&self, records: Vec<Record>) -> Result<(), String> {
+    /// Appends records, and makes them durable. Returns the number of records then.
+    async fn write(&self, records: Vec<Record>) -> Result<u64, String> {
         let id = self.id;
         let file = self.file.clone();
         let appended = blockhaul_io::offload(move || {
@@ -187,7 +199,7 @@ impl Journal {
             match written.and_then(|()| tail.file.sync_data()) {
                 Ok(()) => {
                     tail.count = index;
-                    Ok(())
+                    Ok(index)
                 }
                 Err(error) => {
                     tail.broken = Some(error.to_string());
@@ -245,16 +257,15 @@ pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
     Ok(found.identity.discards.then_some(state))
 }
 
-/// Refuses the journal of this name unless it is that of the wanted copy. Returns some of the recorded
-/// segments with content. Blocks.
-pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<Vec<(u64, u64)>> {
+/// Refuses the journal of this name unless it is that of the wanted copy. Returns its identifier. Blocks.
+pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<[u8; 16]> {
     let Some(mut file) = there(path)? else {
         return Err(refused(path, "it has just been removed: run the copy again"));
     };
     lock(&file, path)?;
     let found = Found::read(&mut file, path)?;
     found.refuse_other(path, &wanted.clone().shortened())?;
-    Ok(segments_with_content(&found.records))
+    Ok(found.id)
 }
 
 /// An existing journal.
@@ -309,6 +320,17 @@ impl Found {
             format!("its record {number} (at offset {at}) is damaged, and valid ones follow");
         Err(refused(path, &format!("{text}: {next}")))
     }
+
+    /// Refuses the journal of a copy that has left no marker on its target: whether both sides are the right
+    /// ones is not known.
+    fn refuse_unmarked(&self, path: &Path) -> Result<()> {
+        if !self.identity.discards || self.identity.is_marked {
+            return Ok(());
+        }
+        let text = "an earlier version has begun its copy with --discard-source, without a marker on the target: \
+                    keep both sides and the journal, and complete the copy with that version";
+        Err(refused(path, text))
+    }
 }
 
 /// Checks whether a journal can be created under this name, or the existing one continued. For a
@@ -326,7 +348,7 @@ pub fn check_journal(path: &Path, restart: bool) -> Result<()> {
         }
         check_source_is_there(path)?;
     }
-    let (fresh, mut file) = make_fresh(path, &random()?)?;
+    let (fresh, mut file) = make_fresh(path, &random_id()?)?;
     // As much as a new journal writes: a full disk can create files, but not fill them.
     let written = file.write_all(&[0; HEADER]).and_then(|()| file.sync_all());
     let removed = std::fs::remove_file(&fresh);
@@ -417,7 +439,8 @@ fn lock(file: &File, path: &Path) -> Result<()> {
     }
 }
 
-fn random() -> Result<[u8; 16]> {
+/// A random identifier.
+pub(crate) fn random_id() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
     got.map_err(|error| Error::system("cannot get random bytes", error.into()))?;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request};
-use blockhaul_io::{Data, Reservation, is_zero};
+use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
 use crate::error::{CopyError, Result};
@@ -318,11 +318,7 @@ impl Lane {
 
     fn submit_change(&self, home: Home, request: Request) -> Pending {
         self.note_doubts();
-        // A copy that goes on looks on the target for content that was discarded at the source.
-        let must_look = self.shared.resolved.discard_source;
-        if let Op::Write(data) = &request.op
-            && !(must_look && is_zero(data.bytes()))
-        {
+        if let Op::Write(_) = request.op {
             self.safety.ledger.borrow_mut().wrote_content(home);
         }
         self.target.device().submit(request)

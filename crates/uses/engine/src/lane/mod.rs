@@ -8,6 +8,7 @@
 mod chunk;
 mod copy_range;
 mod discard;
+mod marker;
 mod open;
 mod read;
 mod recheck;
@@ -110,8 +111,6 @@ struct Safety {
     armed: Cell<bool>,
     /// No more segments follow.
     ending: Cell<bool>,
-    /// The target has kept what was discarded at the source.
-    apart: Cell<bool>,
 }
 
 /// The result of a step in a segment.
@@ -166,7 +165,6 @@ impl Lane {
                 unflushed: Cell::new(false),
                 armed: Cell::new(false),
                 ending: Cell::new(false),
-                apart: Cell::new(false),
             },
             shared,
         })
@@ -517,7 +515,6 @@ impl Lane {
             Ok(room) => {
                 // Data that is not inspected may stay in the kernel.
                 let room = room.counted(&self.shared.progress.counters.tally);
-                let look = look || self.shared.resolved.discard_source;
                 let stays = !look && self.takes_parked && self.shared.streaming.is_none();
                 Ok(if stays { room.parkable() } else { room })
             }

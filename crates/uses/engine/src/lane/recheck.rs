@@ -183,14 +183,17 @@ impl Lane {
             let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
             match flushed {
                 Ok(()) => {
+                    if !batch.is_empty() {
+                        self.check_marker().await?;
+                    }
                     let safe = self.safety.ledger.borrow_mut().flushed(&batch, generation);
                     // Without the source it could not be checked.
                     if safe && let Some(listener) = &self.shared.durability.listener {
                         (listener.0)(&batch);
                     }
                     if safe || !self.shared.resolved.discard_source {
-                        let recorded = self.record(batch).await;
-                        self.discard(recorded).await;
+                        let (recorded, number) = self.record(batch).await;
+                        self.discard(recorded, number).await;
                     }
                     return Ok(Flushed { covers: true, failed });
                 }
@@ -232,9 +235,12 @@ impl Lane {
     }
 
     /// Records what is durable. Returns the ranges that a copy that goes on later does not read: all
-    /// of them without a journal, else those of recorded segments.
-    async fn record(&self, batch: Vec<Range>) -> Vec<Range> {
-        let Some(journal) = &self.shared.durability.journal else { return batch };
+    /// of them without a journal, else those of recorded segments; and the number of the record.
+    async fn record(&self, batch: Vec<Range>) -> (Vec<Range>, u64) {
+        let Some(journal) = &self.shared.durability.journal else {
+            let last = self.shared.retries.marker().map_or(0, |marker| marker.durable());
+            return (batch, last + 1);
+        };
         let mut ranges = Vec::new();
         let segments = {
             let mut ledger = self.safety.ledger.borrow_mut();
@@ -248,13 +254,13 @@ impl Lane {
             segments
         };
         match journal.file.append(self.number, segments).await {
-            Ok(()) => ranges,
+            Ok(number) => (ranges, number),
             Err(why) => {
                 self.shared.warn(format!(
                     "cannot write the journal ({why}): continuing without it; a killed copy repeats \
                      everything since then"
                 ));
-                Vec::new()
+                (Vec::new(), 0)
             }
         }
     }

@@ -295,6 +295,8 @@ fn options() -> Options {
 fn facts(size: usize) -> Facts {
     let mut facts = Model::all_facts(size as u64);
     facts.zeroed = false;
+    // The storage does not look for it.
+    facts.can.remove(Can::FUA);
     facts
 }
 

@@ -3,6 +3,7 @@
 
 mod copy;
 mod digests;
+mod discards;
 mod errors;
 mod extents;
 mod flushes;

@@ -1,0 +1,135 @@
+//! Writes the marker of a copy that discards its source ([`crate::marker`]).
+
+use blockhaul_block::{Can, Error, Flags, Kind, Request};
+use blockhaul_io::Reservation;
+
+use super::Lane;
+use crate::error::{CopyError, Result};
+use crate::flushes::Unproven;
+use crate::handle::is_lost;
+use crate::marker::check::{one_storage, other_source};
+use crate::marker::choice::read_block;
+use crate::marker::{Marker, Place, Stage};
+use crate::side::Side;
+
+impl Lane {
+    /// Writes the marker over this block, and refuses a source that shows it: source and target are one storage,
+    /// which then has again what it had. A layer may show the block in another form, so a source that changes
+    /// when the block is written back shows it, too. The source was not read at the place of the marker before:
+    /// a cache would hide the change. For a copy of which nothing is recorded.
+    pub(crate) async fn place_marker(&self, marker: &Marker, old: &[u8]) -> Result<()> {
+        let Place { at, content, len, .. } = marker.place;
+        marker.writes(0);
+        self.write_durably(at, &marker.block(0)).await?;
+        let marked = read_block(&self.source, at, len).await;
+        let restored = self.write_durably(at, old).await;
+        let (marked, lost) = (marked?, restored.err());
+        let is_shown = marker.number(&marked).is_some();
+        if is_shown || lost.is_some() || marked != read_block(&self.source, at, len).await? {
+            if lost.is_none()
+                && let Some(journal) = &self.shared.durability.journal
+            {
+                // It has no records; the next run finds the same without it.
+                let _ = journal.file.remove();
+            }
+            let lost = lost.map(|lost| lost.error);
+            return Err(CopyError::at_target(one_storage(&self.target, at, lost.as_ref())));
+        }
+        if !marker.place.is_content(&read_block(&self.source, content, len).await?) {
+            return Err(other_source(&self.source, content));
+        }
+        self.write_durably(at, &marker.block(0)).await?;
+        marker.wrote(0);
+        marker.enter(Stage::Placed);
+        Ok(())
+    }
+
+    /// Refuses sides that do not show what identifies them: a layer may have opened its device again, and another
+    /// disk may be behind its address now. For a batch that is durable, before that is recorded.
+    pub(super) async fn check_marker(&self) -> Result<()> {
+        let Some(marker) = self.shared.retries.marker() else { return Ok(()) };
+        for (side, end) in [(Side::Source, &self.source), (Side::Target, &self.target)] {
+            let mut attempts = 0;
+            loop {
+                let generation = end.generation();
+                match marker.differs(side, &*end.device()).await {
+                    Ok(None) => break,
+                    Ok(Some(why)) => {
+                        let error = Error::new(Kind::Invalid, why).on(&end.facts().name);
+                        return Err(CopyError { side: Some(side), error });
+                    }
+                    Err(error) => end.recover(error, generation, &mut attempts).await?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a marker with this number, or a newer one, durable while there is a marker.
+    pub(super) async fn raise_marker(&self, marker: &Marker, number: u64) -> Result<()> {
+        let _turn = marker.turn().await;
+        match marker.stage() {
+            Stage::Begun | Stage::Placed if number > marker.durable() => {}
+            Stage::Begun | Stage::Placed => return Ok(()),
+            Stage::Leaving | Stage::Restored | Stage::Discarded => {
+                marker.enter(Stage::Discarded);
+                return Ok(());
+            }
+        }
+        marker.writes(number);
+        self.write_durably(marker.place.at, &marker.block(number)).await?;
+        marker.wrote(number);
+        Ok(())
+    }
+
+    /// Overwrites the marker by what the source has there, once the target has the content: all else is copied.
+    pub(crate) async fn remove_marker(&self, marker: &Marker) -> Result<()> {
+        if marker.stage() != Stage::Placed {
+            return Ok(());
+        }
+        let Place { at, content, len, .. } = marker.place;
+        let block = read_block(&self.source, content, len).await?;
+        let under = read_block(&self.source, at, len).await?;
+        if !marker.place.is_content(&block) || marker.number(&under).is_some() {
+            return Err(other_source(&self.source, content));
+        }
+        if at != content {
+            self.write_durably(content, &block).await?;
+        }
+        marker.enter(Stage::Leaving);
+        self.write_durably(at, &under).await?;
+        marker.enter(Stage::Restored);
+        Ok(())
+    }
+
+    /// Writes blocks of the target, and returns when they are durable. A request that fails is a failed flush.
+    async fn write_durably(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            self.note_doubts();
+            let failures = self.safety.ledger.borrow().failures();
+            let generation = self.target.generation();
+            let device = self.target.device();
+            let facts = device.facts();
+            let at_once = facts.can.difference(facts.emulated).contains(Can::FUA);
+            let flags = if at_once { Flags::FUA } else { Flags::empty() };
+            let mut room = Reservation::unpooled(bytes.len()).into_buf();
+            room.copy_from_slice(bytes);
+            let written = async {
+                let reply = device.submit(Request::write(at, room.into()).with(flags)).await?;
+                if at_once { Ok(reply) } else { device.submit(Request::flush()).await }
+            };
+            match self.shared.durability.flushes.run(failures, written, is_lost).await {
+                Ok(()) => return Ok(()),
+                Err(Unproven::Overlapped) => {}
+                Err(Unproven::Failed { error, last }) => {
+                    let error = self.not_durable(error);
+                    if last {
+                        return Err(CopyError::at_target(error));
+                    }
+                    self.recover(self.target_failed(generation, error), &mut attempts).await?;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The marker of a copy that discards its source: a block on the target, for as long as the copy runs.
+//!
+//! It shows that source and target are two storages, that both are those of the journal, that the journal is
+//! not older than the target, and that a connection that was made again leads to the same disk. A discard is
+//! final, so none of this may be assumed.
+//!
+//! Two blocks of one segment are chosen, which is copied last: the *content*, a block with content, identifies
+//! the source; the *place* of the marker is the last block of the same extent, which was most likely not read
+//! before. The marker replaces the first bytes of what the target has there. Why each kill is safe:
+//!
+//! - Before the header of the journal is durable: nothing was written. Behind it, and before the marker:
+//!   nothing but the header was, and the next run writes the marker.
+//! - With the marker, and before it is shown that there are two storages: if there is one, the source lacks the
+//!   bytes under the marker. The header has them, and the next run writes them back before it refuses.
+//! - From then on until all else is copied, recorded and discarded: the marker is there. Its number is that of
+//!   the newest record, and durable before anything of that record is discarded. A journal with fewer records is
+//!   older than the target.
+//! - At the end the content is durable on the target before the marker is overwritten: one of them is always
+//!   there. Without the marker all is recorded but the last segment, of which the source still has everything.
+//! - With its record, all is recorded, and the target has the content.
+//!
+//! What stays invisible: a source whose cache holds the place of the marker from before, or has read ahead so
+//! far; the same storage at another offset; a layer that opens another disk without a new handle between the check of a
+//! batch and its marker; two servers of one image of which one has its tables in memory, where the other moves the place of the
+//! marker, as QEMU does for compressed and shared clusters.
+
+pub(crate) mod check;
+pub(crate) mod choice;
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use blockhaul_block::{Device, DeviceExt as _};
+use blockhaul_io::Notify;
+
+use crate::ledger::Range;
+use crate::side::Side;
+
+/// Bytes of the marker, at the start of its block.
+pub(crate) const LEN: usize = 64;
+/// Bytes of its checksum, which end it.
+const CHECK: usize = 16;
+/// Its first bytes.
+const MAGIC: &[u8; 16] = b"blockhaul marker";
+/// How often a handle is read that shows neither the old nor the new state: a write may be under way.
+const LOOKS: u32 = 3;
+
+/// Where the marker is, and what it replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Offset of the block with the marker.
+    pub(crate) at: u64,
+    /// Offset of the block that identifies the source, in the same segment and not behind.
+    pub(crate) content: u64,
+    /// Bytes of each of the two blocks.
+    pub(crate) len: u64,
+    /// Digest of the content.
+    pub(crate) digest: [u8; 32],
+    /// What the target has had in place of the marker.
+    pub(crate) before: [u8; LEN],
+}
+
+impl Place {
+    /// From the first byte of both blocks to the end of the last.
+    pub(crate) fn range(&self) -> Range {
+        (self.content, self.at + self.len)
+    }
+
+    /// Whether a block is the content.
+    pub(crate) fn is_content(&self, block: &[u8]) -> bool {
+        *blake3::hash(block).as_bytes() == self.digest
+    }
+}
+
+/// How far the marker is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// The target may have it or not.
+    Begun,
+    /// It is on the target.
+    Placed,
+    /// It is being overwritten, and the target has the content before.
+    Leaving,
+    /// The target has the content, and no marker.
+    Restored,
+    /// The source may lack the content.
+    Discarded,
+}
+
+const STAGES: [Stage; 5] =
+    [Stage::Begun, Stage::Placed, Stage::Leaving, Stage::Restored, Stage::Discarded];
+
+/// The marker of one copy, for all its lanes.
+pub(crate) struct Marker {
+    /// Its place.
+    pub(crate) place: Place,
+    id: [u8; 16],
+    /// What follows the marker in its block.
+    rest: OnceLock<Vec<u8>>,
+    stage: AtomicU8,
+    /// Numbers: the newest one that is durable on the target, and the newest one that may be there.
+    durable: AtomicU64,
+    written: AtomicU64,
+    /// A lane writes it.
+    is_busy: AtomicBool,
+    changed: Notify,
+}
+
+impl Marker {
+    /// The marker of the copy with this identifier.
+    pub(crate) fn new(place: Place, id: [u8; 16]) -> Arc<Marker> {
+        Arc::new(Marker {
+            place,
+            id,
+            rest: OnceLock::new(),
+            stage: AtomicU8::new(0),
+            durable: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            is_busy: AtomicBool::new(false),
+            changed: Notify::default(),
+        })
+    }
+
+    /// How far it is.
+    pub(crate) fn stage(&self) -> Stage {
+        STAGES[usize::from(self.stage.load(Ordering::SeqCst))]
+    }
+
+    /// It is as far as this.
+    pub(crate) fn enter(&self, stage: Stage) {
+        self.stage.fetch_max(stage as u8, Ordering::SeqCst);
+    }
+
+    /// The newest number that is durable on the target.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.load(Ordering::SeqCst)
+    }
+
+    /// This number may be on the target from now on.
+    pub(crate) fn writes(&self, number: u64) {
+        self.written.fetch_max(number, Ordering::SeqCst);
+    }
+
+    /// This number is durable on the target.
+    pub(crate) fn wrote(&self, number: u64) {
+        self.writes(number);
+        self.durable.fetch_max(number, Ordering::SeqCst);
+    }
+
+    /// Waits until no other lane writes the marker: of two writes the newer one would not win for certain.
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        loop {
+            let changed = self.changed.listen();
+            if !self.is_busy.swap(true, Ordering::SeqCst) {
+                return Turn(self);
+            }
+            let _ = changed.await;
+        }
+    }
+
+    /// The block with the marker of this number.
+    pub(crate) fn block(&self, number: u64) -> Vec<u8> {
+        let mut block = MAGIC.to_vec();
+        block.extend(self.id);
+        block.extend(number.to_be_bytes());
+        block.resize(LEN - CHECK, 0);
+        let check = blake3::hash(&block);
+        block.extend(&check.as_bytes()[..CHECK]);
+        block.extend(self.rest.get().into_iter().flatten());
+        block
+    }
+
+    /// The number of the marker of this copy, if a block begins with that.
+    pub(crate) fn number(&self, block: &[u8]) -> Option<u64> {
+        let (body, check) = block.get(..LEN)?.split_at(LEN - CHECK);
+        let is_whole = blake3::hash(body).as_bytes()[..CHECK] == *check;
+        let (magic, body) = body.split_first_chunk::<16>()?;
+        let (id, body) = body.split_first_chunk::<16>()?;
+        let (number, _) = body.split_first_chunk::<8>()?;
+        let is_own = is_whole && magic == MAGIC && *id == self.id;
+        is_own.then(|| u64::from_be_bytes(*number))
+    }
+
+    /// What the target has had in a block that may have the marker. Keeps what follows the marker.
+    pub(crate) fn old_block(&self, mut block: Vec<u8>) -> Vec<u8> {
+        if self.number(&block).is_some() {
+            block[..LEN].copy_from_slice(&self.place.before);
+        }
+        self.rest.get_or_init(|| block[LEN..].to_vec());
+        block
+    }
+
+    /// Why a handle of this side does not show the disk of this copy, if so.
+    ///
+    /// # Errors
+    /// The handle cannot be read.
+    pub(crate) async fn differs(
+        &self,
+        side: Side,
+        device: &dyn Device,
+    ) -> blockhaul_block::Result<Option<String>> {
+        let mut why = None;
+        for _ in 0..LOOKS {
+            why = match side {
+                Side::Source => self.differs_source(device).await?,
+                Side::Target => self.differs_target(device).await?,
+            };
+            if why.is_none() {
+                break;
+            }
+        }
+        Ok(why)
+    }
+
+    async fn differs_source(&self, device: &dyn Device) -> blockhaul_block::Result<Option<String>> {
+        let Place { at, content, len, .. } = self.place;
+        let content_there = device.read(content, len as usize).await?;
+        let place_there = device.read(at, len as usize).await?;
+        if matches!(self.stage(), Stage::Begun | Stage::Discarded) {
+            return Ok(None);
+        }
+        if self.number(place_there.bytes()).is_some() {
+            return Ok(Some(format!(
+                "the source shows what was written to the target (at offset {at})"
+            )));
+        }
+        let is_same = self.place.is_content(content_there.bytes());
+        Ok((!is_same).then(|| {
+            format!(
+                "the content of the source has changed (at offset {content}): is it another disk?"
+            )
+        }))
+    }
+
+    async fn differs_target(&self, device: &dyn Device) -> blockhaul_block::Result<Option<String>> {
+        let Place { at, content, len, .. } = self.place;
+        let oldest = self.durable();
+        let stage = self.stage();
+        if stage == Stage::Begun {
+            return Ok(None);
+        }
+        let place_there = device.read(at, len as usize).await?;
+        let newest = self.written.load(Ordering::SeqCst);
+        let number = self.number(place_there.bytes());
+        let is_marked = number.is_some_and(|number| number >= oldest && number <= newest);
+        let is_copied = stage > Stage::Placed && {
+            let content_there = device.read(content, len as usize).await?;
+            self.place.is_content(content_there.bytes())
+        };
+        let is_same = is_copied || is_marked && stage <= Stage::Leaving;
+        let at = if stage == Stage::Placed { at } else { content };
+        Ok((!is_same && stage == self.stage()).then(|| {
+            format!("the target lacks what was written to it (at offset {at}): is it another disk?")
+        }))
+    }
+}
+
+/// The only lane that writes the marker.
+pub(crate) struct Turn<'a>(&'a Marker);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.is_busy.store(false, Ordering::SeqCst);
+        self.0.changed.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn marker(id: u8) -> Arc<Marker> {
+        let place = Place { at: 8192, content: 4096, len: 4096, digest: [0; 32], before: [7; LEN] };
+        Marker::new(place, [id; 16])
+    }
+
+    #[test]
+    fn a_marker_is_that_of_its_copy_and_number() {
+        let (own, other) = (marker(1), marker(2));
+        let old = own.old_block((0..4096).map(|at| at as u8).collect());
+        let block = own.block(5);
+        assert_eq!((block.len(), own.number(&block), other.number(&block)), (4096, Some(5), None));
+        assert_eq!((own.number(&old), own.number(&[0; 4096]), own.number(&[])), (None, None, None));
+        assert_eq!(block[LEN..], old[LEN..]);
+        for bit in 0..LEN * 8 {
+            let mut damaged = block.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(own.number(&damaged), None, "bit {bit}");
+        }
+        // What was there before comes from the header.
+        let mut before = block.clone();
+        before[..LEN].fill(7);
+        assert!(own.old_block(block) == before);
+    }
+
+    #[test]
+    fn stages_and_numbers_only_grow() {
+        let marker = marker(1);
+        marker.enter(Stage::Leaving);
+        marker.enter(Stage::Placed);
+        assert_eq!(marker.stage(), Stage::Leaving);
+        marker.wrote(3);
+        marker.wrote(2);
+        assert_eq!(marker.durable(), 3);
+    }
+}
