@@ -179,7 +179,7 @@ fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
                 let _ = std::fs::remove_file(&path);
                 let mut options = options(journal);
                 // One batch: no write is under way between its check and its marker.
-                for journal in &mut options.journal {
+                if let Some(journal) = &mut options.journal {
                     journal.interval = Duration::from_secs(60);
                 }
                 let source = disk(&bytes);
