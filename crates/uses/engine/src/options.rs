@@ -70,6 +70,8 @@ pub struct Options {
     ///
     /// [`check_discard`]: crate::check_discard
     pub discard_source: bool,
+    /// Discard without a marker on the target: the source is a snapshot, and the disk itself stays.
+    pub no_marker: bool,
     /// One request at a time, in order.
     pub synchronous: bool,
     /// Bytes of a segment; best a power of two of at least [`MAX_REQUEST`], anything from 64 KiB
@@ -196,6 +198,7 @@ impl Default for Options {
             bitmap: None,
             flush: false,
             discard_source: false,
+            no_marker: false,
             synchronous: false,
             segment: SEGMENT,
             spread: true,

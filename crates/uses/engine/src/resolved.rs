@@ -130,6 +130,7 @@ pub(crate) struct Resolved {
     pub(crate) target_is_zero: bool,
     pub(crate) flush: bool,
     pub(crate) discard_source: bool,
+    pub(crate) no_marker: bool,
     pub(crate) segment: u64,
     /// Separate writes start and end at multiples of this.
     pub(crate) grain: u64,
@@ -192,6 +193,7 @@ impl Resolved {
             // What is not durable on the target must stay at the source.
             flush: options.flush || options.discard_source,
             discard_source: options.discard_source,
+            no_marker: options.no_marker,
             grain: grain(options, &from, &to),
             segment: segment(options, from.size, connections_max, request_size)
                 .max(u64::from(block(&to))),

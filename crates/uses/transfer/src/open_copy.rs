@@ -366,7 +366,10 @@ impl CopyContext {
         let Devices { source, kind, target, contents } = devices;
         let mut made = self.manifest_before(&source, pool).await?;
         self.engine.journal = self.journal_options(made.as_ref());
-        self.engine.discard_source |= self.can_release(&source, &kind, &target);
+        if self.can_release(&source, &kind, &target) {
+            self.engine.no_marker = !self.engine.discard_source;
+            self.engine.discard_source = true;
+        }
         self.touch_recorded(&target, contents).await?;
         let (copied, verified) = self.run_engine(&source, kind, &target, pool).await;
         let summary = copied.map_err(|error| TransferError::engine(TransferStep::Copy, error))?;

@@ -117,7 +117,7 @@ impl Engine {
         }
         let place = match &there {
             Some(there) => there.place.clone(),
-            None if !options.discard_source => None,
+            None if !options.discard_source || options.no_marker => None,
             None => choose(&sides, &selection, options.extents, (resolved, &retries)).await?,
         };
         let opened =

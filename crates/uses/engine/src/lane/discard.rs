@@ -17,11 +17,15 @@ impl Lane {
     /// Discards these ranges at the source, behind a marker with this number. A failure is counted, and the
     /// first one reported: the copy does not depend on it. Without a marker there is no content.
     pub(super) async fn discard(&self, mut ranges: Vec<Range>, number: u64) {
-        let Some(marker) = self.shared.retries.marker() else { return };
-        if ranges.is_empty() {
+        let resolved = &self.shared.resolved;
+        let marker = self.shared.retries.marker();
+        let may_discard = marker.is_some() || resolved.no_marker;
+        if !resolved.discard_source || !may_discard || ranges.is_empty() {
             return;
         }
-        if let Err(error) = self.raise_marker(marker, number).await {
+        if let Some(marker) = marker
+            && let Err(error) = self.raise_marker(marker, number).await
+        {
             self.shared.fail(error);
             return;
         }
