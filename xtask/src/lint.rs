@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, circles, links, protocol, run, simulate};
+use crate::{Outcome, circles, links, protocol, rows, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -14,7 +14,8 @@ Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the
 its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
 licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
 so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), that
-no more than two files of a crate import each other in a circle, and makes sure that code which the
+no more than two files of a crate import each other in a circle, that no crate depends on one of a higher row,
+and that only programs use clap, and makes sure that code which the
 compiler cannot vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules
 for VMware's library only, and that only named modules
 ask the system for the time or put a thread to sleep: everything else can be simulated.
@@ -83,6 +84,7 @@ pub fn main(args: &[String]) -> Outcome {
     run::no_more(args)?;
     protocol::check(&run::workspace())?;
     circles::check(&run::workspace())?;
+    rows::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     // With the simulated driver, so that its code is compiled; the program is built without it below.

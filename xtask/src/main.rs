@@ -19,6 +19,7 @@ mod protocol;
 mod python_tools;
 mod qemu_suite;
 mod races;
+mod rows;
 mod run;
 mod rust_files;
 mod simulate;
