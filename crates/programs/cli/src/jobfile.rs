@@ -9,14 +9,15 @@ use std::path::Path;
 
 use blockhaul_catalog::Spec;
 use blockhaul_transfer::{
-    OptionError, OptionRow, OptionValue, TRANSFER_OPTIONS, TransferOptions, find_option, number,
+    NamedOption, OptionError, OptionRow, OptionValue, TRANSFER_OPTIONS, TransferOptions,
+    find_option, number,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::args::{Given, ImageFormat, total_memory};
 use crate::exit::{self, Failure, plain};
-use crate::jobs::JobOptions;
+use crate::session::SessionOptions;
 
 /// Options that apply to all disks together.
 static COMMON: &[OptionRow<JobOptions>] = &[
@@ -105,6 +106,21 @@ const PULL: Shape = Shape {
 const LONGEST: u64 = 1 << 20;
 /// Maximum number of disks: all are open from the beginning.
 const DISKS_MAX: usize = 1000;
+
+/// Options for all disks of a job together.
+#[derive(Debug, Clone, Default)]
+pub struct JobOptions {
+    /// The limits of the rate, and whether the kernel may copy; others are those of each disk.
+    pub limits: TransferOptions,
+    /// Disks to copy at a time, from 1 to 1024.
+    pub parallel: Option<u16>,
+    /// Bytes in flight; `None`: what the largest disk uses alone.
+    pub total_memory: Option<u64>,
+    /// Connections to all sources, and to all targets, from 1 to 1024.
+    pub total_connections: Option<u16>,
+    /// The workers, and what they publish.
+    pub session: SessionOptions,
+}
 
 /// The contents of a job file, combined with the command line.
 pub struct JobFile {
@@ -262,12 +278,8 @@ struct Keyed {
 impl Keyed {
     /// An option of the command line, for what begins at this offset.
     fn given(given: &Given, at: usize) -> Keyed {
-        let value = if given.values.is_empty() {
-            OptionValue::Switch(true)
-        } else {
-            OptionValue::Texts(given.values.clone())
-        };
-        Keyed { name: given.name.clone(), value, at }
+        let NamedOption { name, value } = NamedOption::from_texts(&given.name, &given.values);
+        Keyed { name, value, at }
     }
 }
 

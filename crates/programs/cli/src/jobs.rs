@@ -14,9 +14,9 @@ use blockhaul_transfer::{
 
 use crate::copy::{self, copy_options, report};
 use crate::exit::{self, Failure, Outcome};
-use crate::jobfile::{self, Disk, JobFile};
+use crate::jobfile::{self, Disk, JobFile, JobOptions};
 use crate::progress::{Reporter, Sink, Style};
-use crate::session::{Session, SessionOptions};
+use crate::session::Session;
 use crate::snapshot::{End, Watched};
 use crate::{args, brackets, signals};
 
@@ -37,21 +37,6 @@ pub fn run(args: &args::CopyArgs, file: &Path) -> Outcome {
     let mut copies = Copies::prepare(common, disks)?;
     copies.run(sink)?;
     copies.end(args.verbose)
-}
-
-/// Options for all disks of a job together.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct JobOptions {
-    /// The limits of the rate, and whether the kernel may copy; others are those of each disk.
-    pub(crate) limits: TransferOptions,
-    /// Disks to copy at a time, from 1 to 1024.
-    pub(crate) parallel: Option<u16>,
-    /// Bytes in flight; `None`: what the largest disk uses alone.
-    pub(crate) total_memory: Option<u64>,
-    /// Connections to all sources, and to all targets, from 1 to 1024.
-    pub(crate) total_connections: Option<u16>,
-    /// The workers, and what they publish.
-    pub(crate) session: SessionOptions,
 }
 
 /// A disk to copy.

@@ -1,13 +1,20 @@
 //! `blockhaul restore`: a copy from a point of a store, after its digests were checked.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use blockhaul_catalog::Spec;
 use blockhaul_store::Store;
+use blockhaul_transfer::{CopyRequest, TransferOptions};
 
+use crate::args::{self, ImageFormat};
 use crate::brackets::Groups;
+use crate::copy::copy_options::checked_request;
+use crate::copy::{self, RunOptions};
 use crate::exit::{self, Failure, Outcome, stored};
-use crate::{args, chain, copy, logger};
+use crate::progress::Style;
+use crate::session::SessionOptions;
+use crate::{chain, logger};
 
 /// Runs `blockhaul restore`.
 pub fn run(args: &args::Restore, groups: &Groups) -> Outcome {
@@ -15,7 +22,6 @@ pub fn run(args: &args::Restore, groups: &Groups) -> Outcome {
     let store = Store::open(&args.dir).map_err(stored)?;
     let point = store.point(args.point.as_deref()).map_err(stored)?;
     let source = device(&args.dir, &point.name)?;
-    let copy = as_copy(args, source)?;
     store.check(point).map_err(damaged)?;
     if !args.no_check {
         let config = blockhaul_io::Config::default();
@@ -29,7 +35,7 @@ pub fn run(args: &args::Restore, groups: &Groups) -> Outcome {
             return Err(Failure::new(exit::DIFFERENT, text));
         }
     }
-    copy::run(&copy, groups)
+    copy::run_request(request(args, groups, &source)?, &run_options(args))
 }
 
 fn damaged(error: blockhaul_block::Error) -> Failure {
@@ -57,21 +63,23 @@ fn escaped(text: &str) -> String {
 }
 
 /// The copy that restores.
-fn as_copy(args: &args::Restore, source: OsString) -> Result<args::CopyArgs, Failure> {
-    let words = ["blockhaul", "copy", "null:", "null:"].map(OsString::from).to_vec();
-    let parsed = args::parse(words);
-    let Ok(args::Cli { command: args::Command::Copy(mut copy) }) = parsed else {
-        return Err(Failure::new(exit::FAILED, "the options of blockhaul copy have changed"));
+fn request(args: &args::Restore, groups: &Groups, source: &OsStr) -> Result<CopyRequest, Failure> {
+    let options = TransferOptions {
+        verify: args.verify,
+        flush: true,
+        journal: args.journal.clone(),
+        ..TransferOptions::default()
     };
-    copy.source = Some(source);
-    copy.target = Some(args.target.clone());
-    copy.verify = args.verify;
-    copy.flush = true;
-    copy.journal = args.journal.clone();
-    copy.progress = args.progress;
-    copy.no_progress = args.no_progress;
-    copy.verbose = args.verbose;
-    Ok(*copy)
+    let sides = [Spec::parse(source)?, groups.spec(&args.target)?];
+    checked_request(&ImageFormat::default(), options, sides)
+}
+
+/// What is shown of it.
+fn run_options(args: &args::Restore) -> RunOptions {
+    let args::Restore { progress, no_progress, verbose, .. } = *args;
+    let shows_map = progress == Some(Style::Map);
+    let session = SessionOptions { shows_map, ..SessionOptions::default() };
+    RunOptions { progress, no_progress, verbose, session }
 }
 
 #[cfg(test)]

@@ -9,8 +9,7 @@ use blockhaul_engine::Progress;
 use blockhaul_io::{Pool, Runtime};
 use blockhaul_registry::{ConnectionLimits, device_registry};
 use blockhaul_transfer::{
-    CopyReport, CopyRequest, CopySetup, Endpoint, OptionValue, TRANSFER_OPTIONS, TransferError,
-    TransferOptions, find_option,
+    CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, TransferError, TransferOptions,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -26,7 +25,7 @@ use crate::workers;
 type Counters = (u64, u64, u64, u64, u64, u64, u64, usize, usize, u64);
 
 /// An option by its name on the command line, with its texts; a flag that is set has none.
-type NamedOption = (String, Vec<OsString>);
+type OptionTexts = (String, Vec<OsString>);
 
 /// A copy that has not begun, or runs.
 #[pyclass(frozen, module = "blockhaul._blockhaul")]
@@ -105,7 +104,7 @@ impl Copying {
         py: Python<'_>,
         source: Vec<OsString>,
         target: Vec<OsString>,
-        options: Vec<NamedOption>,
+        options: Vec<OptionTexts>,
     ) -> PyResult<Copying> {
         let ends = spec(&source).and_then(|source| Ok((source, spec(&target)?)));
         let (source, target) = ends.map_err(|error| of_device(&error))?;
@@ -175,28 +174,16 @@ impl Copying {
 }
 
 /// Checks a copy, as far as nothing must be opened for that.
-fn set_up(source: Spec, target: Spec, options: &[NamedOption]) -> Result<CopySetup, TransferError> {
-    let options = transfer_options(options)?;
+fn set_up(source: Spec, target: Spec, options: &[OptionTexts]) -> Result<CopySetup, TransferError> {
+    let named: Vec<_> =
+        options.iter().map(|(name, texts)| NamedOption::from_texts(name, texts)).collect();
+    let options = TransferOptions::from_named(&named)
+        .map_err(|error| TransferError::request(error.to_string()))?;
     let limits = ConnectionLimits { timeout: options.timeout, min_rate: options.min_rate };
     let [source, target] = [source, target].map(Endpoint::Device);
     let request = CopyRequest { options, ..CopyRequest::new(source, target) };
     let registry = device_registry(&limits, request.contexts());
     CopySetup::new(request, registry.for_command())
-}
-
-fn transfer_options(named: &[NamedOption]) -> Result<TransferOptions, TransferError> {
-    let mut options = TransferOptions::default();
-    for (name, texts) in named {
-        let unknown = || TransferError::request(format!("unexpected argument '--{name}' found"));
-        let row = find_option(TRANSFER_OPTIONS, name).ok_or_else(unknown)?;
-        let value = if texts.is_empty() {
-            OptionValue::Switch(true)
-        } else {
-            OptionValue::Texts(texts.clone())
-        };
-        row.set(&mut options, &value).map_err(|error| TransferError::request(error.to_string()))?;
-    }
-    Ok(options)
 }
 
 /// Copies, and waits for the end: not on a worker. After a cancel, the error says in which state the

@@ -8,6 +8,7 @@ use blockhaul_block::{DeviceExt as _, Kind};
 use blockhaul_catalog::Spec;
 use blockhaul_io::simulation::note;
 use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_transfer::NamedOption;
 
 use super::world::World;
 use crate::oracle::SECTOR;
@@ -60,7 +61,7 @@ impl World {
         let (moment, look) = self.look()?;
         let mut options = self.copy_options();
         if self.rng.chance(25) {
-            options.push("--verify".to_string());
+            options.push(NamedOption::flag("verify"));
         }
         note(&format!("a backup of {:?} with {options:?}", begin.bitmap));
         let item = Item {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use blockhaul::simulated::{CopyMode, Ending, Failure, Job, Settings, Status};
 use blockhaul_io::simulation::{choose, note};
 use blockhaul_io::{Lost, Ticket, sleep, timeout};
+use blockhaul_transfer::NamedOption;
 
 use super::world::World;
 
@@ -140,19 +141,19 @@ impl World {
     }
 
     /// Options of the next job's copy.
-    pub(super) fn copy_options(&mut self) -> Vec<String> {
+    pub(super) fn copy_options(&mut self) -> Vec<NamedOption> {
         let rng = &mut self.rng;
         let retries = if self.is_calm { 5 } else { *rng.pick(&[0, 1, 5]) };
         let mut options = vec![
-            format!("--retries={retries}"),
-            format!("--retry-delay={}ms", rng.pick(&[1, 1000])),
-            format!("--timeout={}s", rng.pick(&[5, 60])),
-            format!("--request-size={}", 4096_u64 << rng.below(6)),
-            format!("--requests={}", rng.between(1, 16)),
-            format!("--connections={}", rng.between(1, 4)),
+            NamedOption::new("retries", retries),
+            NamedOption::new("retry-delay", format_args!("{}ms", rng.pick(&[1, 1000]))),
+            NamedOption::new("timeout", format_args!("{}s", rng.pick(&[5, 60]))),
+            NamedOption::new("request-size", 4096_u64 << rng.below(6)),
+            NamedOption::new("requests", rng.between(1, 16)),
+            NamedOption::new("connections", rng.between(1, 4)),
         ];
         if rng.chance(20) {
-            options.push("--no-extents".to_string());
+            options.push(NamedOption::flag("no-extents"));
         }
         options
     }

@@ -7,11 +7,13 @@
 //! - [`OpenCopy::run`] copies, and returns a [`CopyReport`]. [`CopyControl`] pauses, limits or cancels it.
 //! - A [`TransferError`] is data: its kind, the step, the side, and a remedy. Front ends choose exit statuses.
 //!
+//! `option_table` has the options by their names, for front ends that read texts.
 //! `ranges` reads lists of changes that other programs print. `journal`, `manifest_file` and `rate_limit` are
 //! files beside a copy. `description` compares and redacts descriptions of devices.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod context;
 mod control;
 mod description;
 mod direct;
@@ -35,6 +37,7 @@ mod setup;
 mod standard_stream;
 mod values;
 
+pub use context::{Follower, Following, Recorder};
 pub use control::{CopyControl, TargetState};
 pub use description::{
     file_of, full, is_image, path_of, same, same_place, shown, without_passwords, without_secrets,
@@ -45,7 +48,8 @@ pub use layers::{layer_kind, make_layers, sparing_of_queries};
 pub use open_copy::{OpenCopy, Overlap, find_overlap};
 pub use open_source::OpenSource;
 pub use option_table::{
-    OptionError, OptionRow, OptionValue, SetList, SetValue, TRANSFER_OPTIONS, find_option, number,
+    NamedOption, OptionError, OptionRow, OptionValue, SetList, SetValue, TRANSFER_OPTIONS,
+    find_option, number,
 };
 pub use options::{OptionConflict, TransferOptions};
 pub use printable::{lines, one_line, one_word};
@@ -54,7 +58,7 @@ pub use remedy::kind_remedy;
 pub use report::{CopyEnd, CopyReport};
 pub use request::{CopyRequest, Endpoint};
 pub use selection::unread_manifest;
-pub use setup::{CopySetup, Follower, Following, Recorder};
+pub use setup::CopySetup;
 pub use standard_stream::{is_heard, takes_writes};
 pub use values::{
     MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration, parse_multi_conn,

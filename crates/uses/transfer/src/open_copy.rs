@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use blockhaul_backends::Shared;
 use blockhaul_block::{Can, Facts, FileId, Kind};
-use blockhaul_catalog::{Intent, Preparation, Stack};
+use blockhaul_catalog::{Intent, Stack};
 use blockhaul_engine::{CopyError, Engine, Manifest, Options, Side, Summary, Verified};
 use blockhaul_io::Pool;
 
+use crate::context::{
+    CopyContext, Follower, Reading, SourceKind, TargetContents, TargetDevice, of_journal,
+};
 use crate::control::CopyControl;
-use crate::description::same_storage;
 use crate::direct;
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::journal::Journal;
-use crate::open_source::{Reading, SourceKind};
 use crate::report::CopyReport;
-use crate::setup::{CopyContext, Follower, TargetDevice, of_journal};
 
 /// Shortest run of zeroes, in bytes, for which a hole is made in an overwritten file, by default.
 const SPARSE_OVER: u32 = 64 << 10;
@@ -43,14 +43,6 @@ struct Devices {
     kind: SourceKind,
     target: Stack,
     contents: TargetContents,
-}
-
-/// Whether a target can be written.
-pub(crate) enum TargetContents {
-    /// It is resized or emptied before.
-    Unprepared(Preparation),
-    /// At once.
-    Ready,
 }
 
 /// The results of the copy and of its verification.
@@ -253,34 +245,6 @@ impl CopyContext {
         CopyReport::of_earlier_run(path.unwrap_or("".as_ref()), &self.shown_target(), summary)
     }
 
-    pub(crate) async fn open_target(
-        &mut self,
-        target: TargetDevice,
-        intent: Intent,
-    ) -> Result<(Stack, TargetContents)> {
-        let layers = std::mem::take(&mut self.target_layers);
-        let (opened, contents) = match target {
-            TargetDevice::Open(mut stack) => {
-                for layer in layers {
-                    let over = stack.with_layer(layer).await;
-                    stack = over.map_err(|error| TransferError::of_description(&error))?;
-                }
-                (stack, TargetContents::Ready)
-            }
-            TargetDevice::Described => {
-                let opened = self.registry.open_target(&self.target, layers, intent).await;
-                let (stack, preparation) = opened.map_err(|error| self.target_error(&error))?;
-                (stack, TargetContents::Unprepared(preparation))
-            }
-        };
-        self.keep_open(&opened);
-        Ok((opened, contents))
-    }
-
-    fn target_error(&self, error: &blockhaul_block::Error) -> TransferError {
-        TransferError::opening(Side::Target, &self.target.to_string(), error)
-    }
-
     /// Checks that the target can hold the source before anything is written.
     fn check_target(&self, from: &Facts, to: &Facts) -> Result<()> {
         if !to.can.contains(Can::WRITE) {
@@ -308,39 +272,12 @@ impl CopyContext {
         checked.map_err(|error| TransferError::misfit(error.to_string()))
     }
 
-    /// Refuses a source and a target that share storage, by their files.
-    pub(crate) fn check_apart(&self, source: &[FileId], target: &[FileId]) -> Result<()> {
-        let shared = blockhaul_backends::shared(source, target);
-        let (from, to) = (&self.source, &self.target);
-        let text = match shared {
-            Shared::Nothing => return Ok(()),
-            // Layers select the part, and the parts may differ.
-            Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
-            Shared::Part => format!("source {from} and target {to} overlap: choose another target"),
-            Shared::Same => same_storage(from, to),
-        };
-        Err(TransferError::new(TransferErrorKind::Request, TransferStep::CheckSides, text))
-    }
-
     /// Whether an existing target may keep its blocks. It is emptied if it is assumed to be zero,
     /// if many holes would have to be made, and for a journal, which recognizes a fresh target.
     async fn may_overwrite(&self, source: &Stack) -> bool {
         let is_fresh =
             self.engine.target_is_zero || self.journal.is_some() || self.selection.is_some();
         !is_fresh && self.target_is_there() && blockhaul_engine::is_coarse(source).await
-    }
-
-    /// Prepares the target for the copy. Its contents may be lost from here on.
-    pub(crate) async fn touch(&mut self, contents: TargetContents) -> Result<()> {
-        let TargetContents::Unprepared(preparation) = contents else { return Ok(()) };
-        // Whatever happens from here on: the old journal describes contents that are about to be
-        // lost.
-        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
-            blockhaul_engine::discard_journal(&journal.path).map_err(of_journal)?;
-        }
-        preparation.run().await.map_err(|error| self.target_error(&error))?;
-        self.control.touch();
-        Ok(())
     }
 
     /// Prepares the target of a copy that may be continued later. What is verified counts only as a

@@ -1,47 +1,25 @@
 //! A copy whose source is open.
 
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::AsFd as _;
 
 use blockhaul_block::Facts;
 use blockhaul_catalog::{Intent, Spec, Stack};
 use blockhaul_engine::{CopyError, JournalState};
 
+use crate::context::{
+    CopyContext, Reading, SourceDevice, SourceKind, TargetDevice, is_absent, len_of, of_journal,
+};
 use crate::description::{file_of, same_place};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::open_copy::OpenCopy;
 use crate::pipe::{open_input, open_output};
-use crate::setup::{
-    CopyContext, Follower, SourceDevice, TargetDevice, is_absent, len_of, of_journal, stopped,
-};
 
-/// A copy whose source is open. Drop it outside of workers, or [close](OpenSource::close) it.
+/// A copy whose source is open. Drop it outside of workers: that may wait for the process that serves the
+/// source.
 pub struct OpenSource {
     context: CopyContext,
     source: Reading,
     target: TargetDevice,
-}
-
-/// What is read, and where it goes.
-pub(crate) enum Reading {
-    /// A pipe, to a device.
-    FromPipe(OwnedFd),
-    /// A device, to a pipe.
-    ToPipe(Stack, OwnedFd),
-    /// A device, to a device.
-    Device(Stack, SourceKind),
-}
-
-/// How a source differs from a device that nobody else uses.
-pub(crate) enum SourceKind {
-    /// It does not change.
-    Still,
-    /// It is a point in time of a disk in use, and not needed after the copy.
-    Snapshot,
-    /// It changes, and the follower copies the changes.
-    Live(Arc<dyn Follower>),
-    /// The journal says that an earlier run has copied and discarded everything.
-    CopiedEarlier,
 }
 
 impl OpenSource {
@@ -65,11 +43,6 @@ impl OpenSource {
     /// If the target cannot be opened, or both sides do not fit. Nothing stays open.
     pub async fn open_target(self) -> Result<OpenCopy> {
         OpenCopy::open(self.context, self.source, self.target).await
-    }
-
-    /// Closes the source. Runs on a worker.
-    pub async fn close(self) {
-        self.context.close().await;
     }
 }
 
@@ -203,14 +176,5 @@ impl CopyContext {
         let failed =
             |error| TransferError::engine(TransferStep::OpenSource, CopyError::at_source(error));
         reached.map_err(failed)
-    }
-
-    /// Refuses to go on after a cancel.
-    pub(crate) fn check_wanted(&self) -> Result<()> {
-        if self.control.progress().is_cancelled() {
-            let text = "stopped before the target was opened";
-            return Err(stopped(TransferStep::OpenTarget, text));
-        }
-        Ok(())
     }
 }

@@ -147,6 +147,53 @@ impl<T> fmt::Display for OptionRow<T> {
     }
 }
 
+/// An option by its name, with its value: in a file, or in a request of another program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedOption {
+    /// The long option of `blockhaul copy`, without dashes.
+    pub name: String,
+    /// The value.
+    pub value: OptionValue,
+}
+
+impl NamedOption {
+    /// An option with one value.
+    pub fn new(name: &str, value: impl fmt::Display) -> NamedOption {
+        let value = OptionValue::Texts(vec![value.to_string().into()]);
+        NamedOption { name: name.to_string(), value }
+    }
+
+    /// A flag that is set.
+    pub fn flag(name: &str) -> NamedOption {
+        NamedOption { name: name.to_string(), value: OptionValue::Switch(true) }
+    }
+
+    /// An option with these texts; a flag that is set, if there are none.
+    pub fn from_texts(name: &str, texts: &[OsString]) -> NamedOption {
+        let flag = NamedOption::flag(name);
+        if texts.is_empty() {
+            flag
+        } else {
+            NamedOption { value: OptionValue::Texts(texts.to_vec()), ..flag }
+        }
+    }
+}
+
+impl TransferOptions {
+    /// The defaults with these options set.
+    ///
+    /// # Errors
+    /// If a name is unknown, or a value is not one of its option. The message names the option.
+    pub fn from_named(options: &[NamedOption]) -> Result<TransferOptions, OptionError> {
+        let mut found = TransferOptions::default();
+        for NamedOption { name, value } in options {
+            let unknown = || OptionError::Invalid(format!("unexpected argument '--{name}' found"));
+            find_option(TRANSFER_OPTIONS, name).ok_or_else(unknown)?.set(&mut found, value)?;
+        }
+        Ok(found)
+    }
+}
+
 /// The option of this name among `rows`.
 pub fn find_option<T>(rows: &'static [OptionRow<T>], name: &str) -> Option<&'static OptionRow<T>> {
     rows.iter().find(|row| row.name == name)

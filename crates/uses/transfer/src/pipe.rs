@@ -9,11 +9,10 @@ use blockhaul_catalog::{Intent, Stack};
 use blockhaul_engine::{Side, Summary};
 use blockhaul_io::{Interest, Pool, plain};
 
+use crate::context::{CopyContext, LOOK, TargetContents, TargetDevice, len_of, stopped};
 use crate::description::{file_of, path_of};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
-use crate::open_copy::TargetContents;
 use crate::report::CopyReport;
-use crate::setup::{CopyContext, LOOK, TargetDevice, len_of, stopped};
 use crate::standard_stream::{has_no_data, is_heard, is_put_in_place, is_stream};
 
 /// Maximum bytes that a file accepts through a pipe of unknown length. With direct I/O it is made

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use blockhaul_catalog::{Registry, Spec, Stack};
+use blockhaul_catalog::{Spec, Stack};
 use blockhaul_engine::{Progress, Rate};
 
 use crate::error::Result;
-use crate::open_copy::OpenCopy;
 use crate::options::{OptionConflict, TransferOptions};
-use crate::setup::CopySetup;
 
 /// A side of a copy.
 #[derive(Clone)]
@@ -61,16 +59,5 @@ impl CopyRequest {
     /// The metadata contexts that the source is opened with, besides `base:allocation`.
     pub fn contexts(&self) -> &[String] {
         self.options.bitmap.as_slice()
-    }
-
-    /// Opens both sides, with all checks that are possible before the target is touched. Runs on a worker.
-    /// Connections of `registry` obey its own limits, not those of the options: `timeout`, `min_rate` and
-    /// [`CopyRequest::contexts`].
-    ///
-    /// # Errors
-    /// If fields conflict, a side cannot be opened, or both do not fit. The contents of the target are
-    /// unchanged, and nothing stays open.
-    pub async fn open(self, registry: &Registry) -> Result<OpenCopy> {
-        CopySetup::new(self, registry.clone())?.open_source().await?.open_target().await
     }
 }

@@ -13,8 +13,8 @@ use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
 
 use crate::brackets::Groups;
 use crate::exit::{Failure, Outcome};
-use crate::progress::Reporter;
-use crate::session::Session;
+use crate::progress::{Reporter, Style};
+use crate::session::{Session, SessionOptions};
 use crate::snapshot::{End, Watched};
 use crate::{args, jobs, logger, signals};
 
@@ -25,6 +25,22 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
         return jobs::run(args, file);
     }
     run_one(args, groups, Arc::default())
+}
+
+/// What a command shows of its copy, and what runs it.
+pub(crate) struct RunOptions {
+    pub(crate) progress: Option<Style>,
+    pub(crate) no_progress: bool,
+    /// A summary is printed at the end.
+    pub(crate) verbose: bool,
+    pub(crate) session: SessionOptions,
+}
+
+impl From<&args::CopyArgs> for RunOptions {
+    fn from(args: &args::CopyArgs) -> RunOptions {
+        let args::CopyArgs { progress, no_progress, verbose, .. } = *args;
+        RunOptions { progress, no_progress, verbose, session: args.into() }
+    }
 }
 
 /// The request of a command line with a source and a target.
@@ -48,11 +64,18 @@ pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Prog
         let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(Failure::usage(text));
     }
-    let request = CopyRequest { progress: progress.clone(), ..request(args, groups)? };
+    let request = CopyRequest { progress, ..request(args, groups)? };
+    run_request(request, &args.into())
+}
+
+/// Runs the copy of a request that was checked.
+pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome {
+    let has_journal = request.options.journal.is_some();
     let setup = copy_options::set_up(request)?;
-    let sink = Reporter::open(args.progress, args.no_progress)?;
+    let sink = Reporter::open(options.progress, options.no_progress)?;
+    let progress = setup.control().progress().clone();
     let watched = Watched { ends: shown_ends(&setup), progress, ..Watched::default() };
-    let mut session = Session::start(&args.into(), sink, vec![watched], setup.rate())?;
+    let mut session = Session::start(&options.session, sink, vec![watched], setup.rate())?;
     let ends = setup.specs().map(Spec::clone);
     let control = setup.control();
     let pool = Pool::new(setup.memory());
@@ -61,7 +84,7 @@ pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Prog
         setup.open_source().await?.open_target().await?.run(pool).await
     });
     let note = control.discarded_note();
-    let hint = if args.journal.is_none() && control.has_left_a_part() && note.is_none() {
+    let hint = if !has_journal && control.has_left_a_part() && note.is_none() {
         journal_hint::hint(ends.each_ref()).unwrap_or_default()
     } else {
         String::new()
@@ -82,7 +105,7 @@ pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Prog
     };
     session.finish(End::from(&outcome));
     if let Some(report) = report {
-        report::print(&report, args.verbose, "", ends[1] == Spec::Pipe)?;
+        report::print(&report, options.verbose, "", ends[1] == Spec::Pipe)?;
     }
     outcome
 }

@@ -1,7 +1,6 @@
 //! Jobs of a server: backups and mirrors of exports in use.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,8 +11,8 @@ use blockhaul_engine::Progress;
 use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
 use blockhaul_transfer::{
-    CopyControl, CopyReport, CopyRequest, CopySetup, Endpoint, OpenCopy, TransferError,
-    TransferOptions,
+    CopyControl, CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, OpenCopy,
+    TransferError, TransferOptions,
 };
 use serde_json::{Value, json};
 
@@ -25,7 +24,6 @@ use super::job_state::Status;
 use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::{Running, TargetGuard};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
-use crate::args;
 use crate::copy::copy_options;
 use crate::exit::{FAILED, Failure, LOST, OPEN};
 
@@ -34,9 +32,9 @@ const ENDED_MAX: usize = 100;
 /// Interval at which a pending job looks whether its group has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The options of `copy` that a backup takes: those that need no terminal, no other file, and a
-/// source that is there only once.
-const ALLOWED: &[&str] = &[
+/// The options of `copy` that a job takes: those that need no terminal, no other file, and no source
+/// that is there only once.
+const JOB_OPTIONS: &[&str] = &[
     "allocated",
     "connections",
     "destination-is-zero",
@@ -45,7 +43,6 @@ const ALLOWED: &[&str] = &[
     "min-rate",
     "multi-conn",
     "no-extents",
-    "no-progress",
     "rate",
     "request-size",
     "requests",
@@ -249,8 +246,8 @@ pub struct Item {
     pub export: Arc<Running>,
     /// Its target.
     pub target: To,
-    /// Options of `copy`, as words.
-    pub options: Vec<String>,
+    /// Options of `copy`.
+    pub options: Vec<NamedOption>,
     /// What is read.
     pub source: Source,
     /// Only what this bitmap shows is copied.
@@ -369,7 +366,7 @@ impl Jobs {
         table: &Arc<Table>,
         wanted: WantedMirror,
     ) -> Result<Arc<Job>, Failure> {
-        if wanted.options.iter().any(|option| option.starts_with("--verify")) {
+        if wanted.options.iter().any(|option| option.name == "verify") {
             return Err(Failure::usage("mirror: --verify cannot be used here"));
         }
         let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
@@ -523,8 +520,8 @@ pub struct WantedMirror {
     pub export: Arc<Running>,
     /// Its target.
     pub target: To,
-    /// Options of `copy`, as words.
-    pub options: Vec<String>,
+    /// Options of `copy`.
+    pub options: Vec<NamedOption>,
     /// Maximum time for requests in flight to end when the job begins.
     pub within: Duration,
     /// What is copied before changes are.
@@ -719,43 +716,25 @@ fn copy(
     command: &str,
     export: &Running,
     target: &To,
-    options: &[String],
+    options: &[NamedOption],
     bitmap: Option<&str>,
 ) -> Result<CopySetup, Failure> {
-    let args = copy_options(command, options, bitmap)?;
+    let wrong = |why: String| Failure::usage(format!("{command}: {why}"));
+    if let Some(option) = options.iter().find(|one| !JOB_OPTIONS.contains(&one.name.as_str())) {
+        return Err(wrong(format!("--{} cannot be used here", option.name)));
+    }
+    let mut options =
+        TransferOptions::from_named(options).map_err(|error| wrong(error.to_string()))?;
+    options.flush = true;
+    options.bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
     let named = Spec::Path(export.storage().into());
     let target = match target {
         To::Spec(spec) => Endpoint::Device(spec.clone()),
         To::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
     };
-    let options = TransferOptions { flush: true, ..TransferOptions::from(&args) };
     let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
     let copy = copy_options::set_up(request)?;
     Ok(copy.called(format!("the {command} of export {:?}", export.name)))
-}
-
-/// The options of a copy that is a job.
-fn copy_options(
-    command: &str,
-    options: &[String],
-    bitmap: Option<&str>,
-) -> Result<args::CopyArgs, Failure> {
-    let mut words: Vec<OsString> = vec!["--no-progress".into()];
-    words.extend(options.iter().map(Into::into));
-    words.extend(["source", "target"].map(Into::into));
-    let wrong = |error: clap::Error| {
-        let text = error.render().to_string();
-        let text = text.lines().map(str::trim).take_while(|line| !line.is_empty());
-        let text = text.collect::<Vec<_>>().join(" ");
-        Failure::usage(format!("{command}: {}", text.trim_start_matches("error: ")))
-    };
-    let parsed = args::parse_command::<args::CopyArgs>("copy", words);
-    let (mut args, given) = parsed.map_err(wrong)?;
-    if let Some(option) = given.iter().find(|given| !ALLOWED.contains(&given.name.as_str())) {
-        return Err(Failure::usage(format!("{command}: --{} cannot be used here", option.name)));
-    }
-    args.bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
-    Ok(args)
 }
 
 impl Job {

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use blockhaul_catalog::Spec;
 use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_transfer::{NamedOption, OptionValue};
 use serde_json::{Value, json};
 
 use super::bitmap_files::identity;
@@ -212,14 +213,14 @@ async fn commit_all(all: &[Arc<Kept>]) -> Result<(), Failure> {
 }
 
 /// What a job needs to be resumed, besides its disk.
-fn common(target: &To, options: &[String], settings: &Settings) -> Value {
+fn common(target: &To, options: &[NamedOption], settings: &Settings) -> Value {
     let target = match target.spec() {
         Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
         spec => json!(spec.to_string()),
     };
     json!({
         "target": target,
-        "options": options,
+        "options": options.iter().flat_map(words_of).collect::<Vec<_>>(),
         "name": settings.name,
         "finalized_by_hand": settings.finalized_by_hand,
         "dismissed_by_hand": settings.dismissed_by_hand,
@@ -305,11 +306,40 @@ fn target_of(table: &Table, kept: &Kept) -> Result<To, Failure> {
 }
 
 /// The options of copy. A target that has a part of the disk does not read as zeroes any more.
-fn options_of(kept: &Kept) -> Vec<String> {
-    let options = kept.fact("options");
-    let options = options.as_array().into_iter().flatten().filter_map(Value::as_str);
-    let stale = |option: &&str| kept.has_target() && option.starts_with("--destination-is-zero");
-    options.filter(|option| !stale(option)).map(String::from).collect()
+fn options_of(kept: &Kept) -> Vec<NamedOption> {
+    let words = kept.fact("options");
+    let mut options = Vec::new();
+    for word in words.as_array().into_iter().flatten().filter_map(Value::as_str) {
+        add_option(&mut options, word);
+    }
+    options.retain(|option| !kept.has_target() || option.name != "destination-is-zero");
+    options
+}
+
+/// An option as words: `--NAME`, or `--NAME=VALUE` for each value.
+fn words_of(option: &NamedOption) -> Vec<String> {
+    let name = &option.name;
+    match &option.value {
+        OptionValue::Switch(_) => vec![format!("--{name}")],
+        OptionValue::Texts(texts) => {
+            texts.iter().map(|text| format!("--{name}={}", text.display())).collect()
+        }
+    }
+}
+
+/// Adds the option, or one more value of it, that is in this [word](words_of).
+fn add_option(options: &mut Vec<NamedOption>, word: &str) {
+    let word = word.strip_prefix("--").unwrap_or(word);
+    let Some((name, text)) = word.split_once('=') else {
+        options.push(NamedOption::flag(word));
+        return;
+    };
+    match options.last_mut() {
+        Some(NamedOption { name: last, value: OptionValue::Texts(texts) }) if last == name => {
+            texts.push(text.into());
+        }
+        _ => options.push(NamedOption::new(name, text)),
+    }
 }
 
 fn within(kept: &Kept) -> Duration {
@@ -392,4 +422,24 @@ async fn mirror_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<WantedMirr
         resumes: Some(kept.clone()),
         export,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_kept_as_words() {
+        let layers = ["readonly", "rate?rate=1M"].map(OsString::from);
+        let options = [
+            NamedOption::new("rate", "08:00-18:00=5M,*=0"),
+            NamedOption::from_texts("target-layer", &layers),
+            NamedOption::flag("verify"),
+        ];
+        let words: Vec<_> = options.iter().flat_map(words_of).collect();
+        assert_eq!(words[3..], ["--verify"]);
+        let mut read = Vec::new();
+        words.iter().for_each(|word| add_option(&mut read, word));
+        assert_eq!(read, options);
+    }
 }

@@ -9,6 +9,7 @@ use blockhaul_snapshot::Trim;
 use serde_json::{Value, json};
 
 use super::bitmaps::options as snapshot_options;
+use super::copy_options::named_options;
 use super::exports::spec;
 use super::operations::{Operations, Reply};
 use crate::serve::job_state::Status;
@@ -42,7 +43,7 @@ impl Operations {
             disks.push(Item {
                 export: self.export(&export)?,
                 target: To::Spec(spec("backup: \"target\"", target)?),
-                options: options.0.clone(),
+                options: named_options("backup", &options.0)?,
                 source: Source::Now(begin),
                 selects: bitmap.clone(),
                 settings: settings.clone(),
@@ -76,7 +77,7 @@ impl Operations {
         let wanted = WantedMirror {
             export: self.export(&export)?,
             target: To::Spec(spec("mirror: \"target\"", target)?),
-            options: options.0,
+            options: named_options("mirror", &options.0)?,
             within: request.seconds.0,
             first,
             copy_mode: copy_mode.unwrap_or_default(),

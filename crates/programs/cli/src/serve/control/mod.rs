@@ -5,6 +5,7 @@
 
 mod bitmaps;
 mod clients;
+mod copy_options;
 mod exports;
 mod jobs;
 mod operations;

@@ -7,6 +7,7 @@ use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::{Named, Shared, Spec, Stack, brackets};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_testkit::rng::Rng;
+use blockhaul_transfer::NamedOption;
 
 use super::disk::{Disk, Fault, Handle};
 use super::guests::Guests;
@@ -153,10 +154,10 @@ impl World {
         let look: AtOnce = Box::new(move || *seen.lock().unwrap() = disk.bytes());
         let mut options = Vec::new();
         if self.rng.chance(25) {
-            options.push("--verify".to_string());
+            options.push(NamedOption::flag("verify"));
         }
         if trouble.strict {
-            options.push("--retries=0".to_string());
+            options.push(NamedOption::new("retries", 0));
         }
         let item = Item {
             export: self.export.clone(),

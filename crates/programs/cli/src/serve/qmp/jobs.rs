@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Compression, Device};
 use blockhaul_catalog::Stack;
 use blockhaul_snapshot::{Options, Trim};
+use blockhaul_transfer::NamedOption;
 use serde_json::{Map, Value, json};
 
 use super::commands::{Arguments, needed, number, switch, text};
@@ -529,12 +530,13 @@ fn can_compress(end: &End) -> bool {
 }
 
 /// Options of `copy` for `x-perf`.
-fn copy_options(arguments: &Arguments) -> Vec<String> {
+fn copy_options(arguments: &Arguments) -> Vec<NamedOption> {
     let mut options = Vec::new();
     let tuning = arguments.get("x-perf").and_then(Value::as_object);
     let workers = tuning.and_then(|tuning| number(tuning, "max-workers"));
     if let Some(workers) = workers.filter(|workers| (1..=64).contains(workers)) {
-        options.extend(["--connections=1".to_string(), format!("--requests={workers}")]);
+        options.push(NamedOption::new("connections", 1));
+        options.push(NamedOption::new("requests", workers));
     }
     options
 }
