@@ -19,6 +19,9 @@ use crate::{Error, ExportFlags, Headers, Replies, ReplyFlags, limits, printable}
 
 #[cfg(test)]
 mod tests;
+pub(crate) mod transmission;
+
+pub use transmission::fuzz_transmission;
 
 /// A target's name and function.
 pub type Target = (&'static str, fn(&[u8]));
@@ -38,6 +41,7 @@ pub const TARGETS: &[Target] = &[
     ("server_handshake", fuzz_server_handshake),
     ("client_handshake", fuzz_client_handshake),
     ("negotiation", fuzz_negotiation),
+    ("transmission", fuzz_transmission),
     ("uri", fuzz_uri),
     ("http_request", fuzz_http_request),
     ("http_answer", fuzz_http_answer),

@@ -5,7 +5,8 @@
 //! all memory that a peer can request ([`limits`]), and does not panic on any input.
 //!
 //! - [`handshake`]: both roles of the handshake as state machines, and the greeting of old servers.
-//! - [`request`], [`reply`], [`status`]: the transmission phase.
+//! - [`request`], [`reply`], [`status`]: messages of the transmission phase. [`transmission`]: the
+//!   client's role there as a state machine.
 //! - [`flags`], [`errno`], [`option`], [`magic`], [`limits`]: the numbers and their names.
 //! - [`uri`]: NBD URIs. [`http`]: the HTTP exchange in front of NBD.
 //!
@@ -33,6 +34,7 @@ pub mod option;
 pub mod reply;
 pub mod request;
 pub mod status;
+pub mod transmission;
 pub mod uri;
 
 pub use bytes::HeaderBytes;

@@ -52,6 +52,10 @@ pub const PAYLOAD: u32 = 32 * 1024 * 1024;
 /// chunk of data ends the connection.
 pub const PAYLOAD_HARD: u32 = 64 * 1024 * 1024;
 
+/// Chunks that a client accepts in one reply: one for every 512 bytes of the longest read, and as
+/// many again. Limits the lists that a server can make it keep.
+pub const CHUNKS: u32 = 128 << 10;
+
 /// Extents in one block status chunk ("NBD_REPLY_TYPE_BLOCK_STATUS": servers should not send more).
 pub const EXTENTS: usize = 1 << 20;
 

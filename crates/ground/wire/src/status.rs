@@ -238,6 +238,14 @@ impl Form {
         }
     }
 
+    /// Bytes before the extents.
+    const fn prefix_len(self) -> usize {
+        match self {
+            Form::Bits32 => 4,
+            Form::Bits64 => 8,
+        }
+    }
+
     /// The kind of chunk with this form.
     pub const fn kind(self) -> ChunkKind {
         match self {
@@ -321,5 +329,32 @@ impl<'a> Status<'a> {
             Form::Bits32 => Some(Extent { len: reader.u32()?.into(), flags: reader.u32()?.into() }),
             Form::Bits64 => Some(Extent { len: reader.u64()?, flags: reader.u64()? }),
         })
+    }
+}
+
+/// The checked payload of a chunk of block status, which owns its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StatusPayload {
+    form: Form,
+    context: u32,
+    payload: Vec<u8>,
+}
+
+impl StatusPayload {
+    /// Parses a complete payload.
+    ///
+    /// # Errors
+    /// As [`Status::parse`].
+    pub fn parse(form: Form, payload: Vec<u8>) -> Result<StatusPayload, Error> {
+        let context = Status::parse(form, &payload)?.context;
+        Ok(StatusPayload { form, context, payload })
+    }
+
+    /// The contents.
+    pub fn status(&self) -> Status<'_> {
+        let StatusPayload { form, context, .. } = *self;
+        // Was checked to be longer.
+        let descriptors = self.payload.get(form.prefix_len()..).unwrap_or_default();
+        Status { form, context, descriptors }
     }
 }
