@@ -9,14 +9,15 @@ use blockhaul_block::{
     Request, Result,
 };
 use blockhaul_catalog::Claim;
+use blockhaul_io::Data;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::request::{Filter, Header};
 use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers, Replies};
 
 use crate::ServerProcess;
 use crate::link::Link;
-use crate::reply::{Expected, Reading, Want};
-use crate::session::{self, Patience, Payload, Session};
+use crate::reply::{Reading, RequestFacts};
+use crate::session::{self, Patience, Session};
 
 /// Pieces of a long zero or trim request in flight at a time, for 32-bit lengths.
 const PIECES_IN_FLIGHT: usize = 16;
@@ -39,6 +40,60 @@ pub(crate) struct Export {
     filter: bool,
     /// Maximum effect length of one request.
     pub(crate) effect_max: u64,
+}
+
+/// A request, and what its reply is for.
+pub(crate) struct Message {
+    /// The header; its cookie is 0.
+    pub(crate) header: Header,
+    /// The IDs of the contexts whose block status is asked for.
+    pub(crate) contexts: Vec<u32>,
+    pub(crate) payload: Payload,
+    pub(crate) facts: RequestFacts,
+    /// Memory for the reply to a read of a device.
+    pub(crate) reading: Option<Box<Reading>>,
+}
+
+/// The bytes after a request's header.
+pub(crate) enum Payload {
+    None,
+    Data(Data),
+    Bytes(Vec<u8>),
+}
+
+impl Payload {
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Payload::None => 0,
+            Payload::Data(data) => data.len(),
+            Payload::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl Message {
+    /// A request without payload or contexts.
+    pub(crate) fn new(kind: OpKind, at: u64, len: u64, flags: Flags) -> Message {
+        let (command, offset, length) = match kind {
+            OpKind::Read => (Command::Read, at, len),
+            OpKind::Write => (Command::Write, at, len),
+            OpKind::Zero => (Command::WriteZeroes, at, len),
+            OpKind::Trim => (Command::Trim, at, len),
+            // nbd: flush.zero
+            OpKind::Flush => (Command::Flush, 0, 0),
+            OpKind::Cache => (Command::Cache, at, len),
+            OpKind::Extents => (Command::BlockStatus, at, len),
+        };
+        let one = flags.contains(Flags::ONE_EXTENT);
+        Message {
+            header: Header { flags: command_flags(flags), command, cookie: 0, offset, length },
+            contexts: Vec::new(),
+            payload: Payload::None,
+            facts: RequestFacts { kind, at, len, one, allocation: None },
+            reading: None,
+        }
+    }
 }
 
 /// A connection in use by a device and by requests sent in pieces. The last user sends the
@@ -146,56 +201,35 @@ impl Export {
         }
     }
 
-    /// The message of a request, with the cookie 0, its payload, and what its reply must be.
-    pub(crate) fn message(&self, request: Request) -> (Header, Payload, Expected) {
+    /// The message of a request.
+    pub(crate) fn message(&self, request: Request) -> Message {
+        let kind = request.kind();
         let Request { op, at, len, flags } = request;
-        let mut header = Header {
-            flags: command_flags(flags),
-            command: Command::Flush,
-            cookie: 0,
-            offset: at,
-            length: len,
-        };
-        let mut payload = Payload::None;
-        let mut expected = Expected::new(at, len, Want::Done);
+        let mut message = Message::new(kind, at, len, flags);
         match op {
-            Op::Read(room) => {
-                header.command = Command::Read;
-                expected.want = Want::Read(Reading::new(room));
-            }
-            Op::Write(data) => {
-                header.command = Command::Write;
-                // nbd: extended.compact-no-flag, extended.write-flag
-                if self.headers == Headers::Extended {
-                    header.flags |= CommandFlags::PAYLOAD_LEN;
-                }
-                payload = Payload::Data(data);
-            }
-            Op::Zero => header.command = Command::WriteZeroes,
-            Op::Trim => header.command = Command::Trim,
-            // nbd: flush.zero
-            Op::Flush => (header.offset, header.length) = (0, 0),
-            Op::Cache => header.command = Command::Cache,
-            Op::Extents(contexts) => {
-                header.command = Command::BlockStatus;
-                header.length = len.min(self.effect_max);
-                expected.len = header.length;
-                let ids: Vec<u32> =
-                    contexts.iter().filter_map(|i| self.ids.get(i).copied()).collect();
-                if self.filter && ids.len() < self.ids.len() {
-                    let filter = Filter { length: header.length, contexts: ids.clone() };
-                    let mut bytes = Vec::new();
-                    filter.emit(&mut bytes);
-                    header.length = filter.payload_len();
-                    header.flags |= CommandFlags::PAYLOAD_LEN;
-                    payload = Payload::Bytes(bytes);
-                }
-                let lists = ids.into_iter().map(|id| (id, None)).collect();
-                let one = flags.contains(Flags::ONE_EXTENT);
-                expected.want = Want::Extents { lists, one, allocation: self.allocation };
-            }
+            Op::Read(room) => message.reading = Some(Box::new(Reading::new(room, len))),
+            Op::Write(data) => message.payload = Payload::Data(data),
+            Op::Extents(contexts) => self.ask_for(contexts, &mut message),
+            Op::Zero | Op::Trim | Op::Flush | Op::Cache => {}
         }
-        (header, payload, expected)
+        message
+    }
+
+    /// Completes the message of a block status request.
+    fn ask_for(&self, contexts: Contexts, message: &mut Message) {
+        let Message { header, contexts: ids, facts, .. } = message;
+        header.length = facts.len.min(self.effect_max);
+        facts.len = header.length;
+        facts.allocation = self.allocation;
+        ids.extend(contexts.iter().filter_map(|i| self.ids.get(i).copied()));
+        if self.filter && ids.len() < self.ids.len() {
+            let filter = Filter { length: header.length, contexts: ids.clone() };
+            let mut bytes = Vec::new();
+            filter.emit(&mut bytes);
+            header.length = filter.payload_len();
+            header.flags |= CommandFlags::PAYLOAD_LEN;
+            message.payload = Payload::Bytes(bytes);
+        }
     }
 
     /// Whether this request can be sent as it is: the server offers it, and it complies with its block sizes.
@@ -279,29 +313,25 @@ impl Device for NbdDevice {
 
 impl NbdDevice {
     fn submit_one(&self, request: Request) -> Pending {
-        let (header, payload, expected) = self.export.message(request);
         let (completer, pending) = Pending::completer();
-        self.connection.session.submit(header, payload, expected, completer);
+        self.connection.session.submit(self.export.message(request), completer);
         pending
     }
 
     /// A zero, trim or cache request longer than one request can express.
     fn submit_in_pieces(&self, request: Request) -> Pending {
-        let Request { op, mut at, len: mut left, flags } = request;
-        let kind = if matches!(op, Op::Zero) { Command::WriteZeroes } else { Command::Trim };
-        let command = if matches!(op, Op::Cache) { Command::Cache } else { kind };
+        let kind = request.kind();
+        let Request { mut at, len: mut left, flags, .. } = request;
         // Delays the disconnect request until the last piece is sent.
         let connection = self.connection.clone();
         let max = self.export.effect_max;
         let mut next = move |flags| {
             let len = left.min(max);
-            let flags = command_flags(flags);
-            let header = Header { flags, command, cookie: 0, offset: at, length: len };
-            let expected = Expected::new(at, len, Want::Done);
+            let message = Message::new(kind, at, len, flags);
             left -= len;
             at = at.saturating_add(len);
             let (completer, pending) = Pending::completer();
-            connection.session.submit(header, Payload::None, expected, completer);
+            connection.session.submit(message, completer);
             (left > 0, pending)
         };
         Pending::start(async move {
@@ -337,7 +367,7 @@ impl NbdDevice {
 }
 
 // nbd: flags.df-client, command-flags.known, command-flags.df
-pub(crate) fn command_flags(flags: Flags) -> CommandFlags {
+fn command_flags(flags: Flags) -> CommandFlags {
     CommandFlags::NONE
         .with(CommandFlags::FUA, flags.contains(Flags::FUA))
         .with(CommandFlags::NO_HOLE, flags.contains(Flags::NO_HOLE))

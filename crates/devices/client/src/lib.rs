@@ -1,5 +1,7 @@
 //! A device over an NBD connection.
 //!
+//! `session`, [`blocking`] and [`polled`] drive the same state machine, [`blockhaul_wire::transmission`].
+//!
 //! - [`connect`]: dials, negotiates everything the server offers, and yields a
 //!   [`blockhaul_block::Device`].
 //! - `link`: a connection during the handshake. `session`: one in transmission, many requests in
@@ -11,6 +13,7 @@
 //! - `backends`: the schemes `nbd:`, `nbd+unix:` … and `[ CMD … ]` for the registry.
 //! - [`blocking`]: a connection for threads that send and receive themselves.
 //! - [`polled`]: a connection for the thread of an event loop.
+//! - `socket`: sockets without a worker, and the errors of connections that end. `reply`: outcomes of requests.
 //! - [`http`]: requests to an HTTP server, for devices that are read so.
 //! - [`Line`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
@@ -30,6 +33,7 @@ pub mod polled;
 mod reply;
 mod session;
 mod shell;
+mod socket;
 mod ssh;
 mod traffic;
 mod upgrade;

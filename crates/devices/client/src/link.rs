@@ -40,7 +40,7 @@ impl Link {
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.window.consume(bytes);
         if bytes > 0 {
-            self.traffic.received(bytes);
+            self.traffic.received(bytes, 1);
         }
     }
 

@@ -44,10 +44,12 @@ impl Traffic {
         self.messages_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A message, or its header, was received.
-    pub(crate) fn received(&self, bytes: usize) {
-        self.received_more(bytes as u64);
-        self.messages_received.fetch_add(1, Ordering::Relaxed);
+    /// Bytes were received; the heads of this number of messages are among them.
+    pub(crate) fn received(&self, bytes: usize, messages: u64) {
+        if bytes > 0 {
+            self.received_more(bytes as u64);
+            self.messages_received.fetch_add(messages, Ordering::Relaxed);
+        }
     }
 
     /// A payload was received.

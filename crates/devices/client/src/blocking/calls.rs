@@ -4,14 +4,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
 
 use blockhaul_block::{Error, Flags, Kind, OpKind, Reply, Request};
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Headers};
 
-use super::connection::{Blocking, Mine, Part, Read};
+use super::connection::{Blocking, Finished, Mine};
 use super::stop::{GoOn, Stop};
-use crate::device::command_flags;
-use crate::reply::{Expected, Want, covers};
-use crate::session::Payload;
+use crate::device::{Message, Payload};
 
 /// Bytes of a part of a long read or write, unless the server accepts less.
 const PART: u64 = 8 << 20;
@@ -81,7 +77,7 @@ impl Blocking {
             }
             match self.receive(&owner, &mut mine, &mut *go_on) {
                 // Writes in flight are awaited also after an error.
-                Ok((_, part)) => failed = failed.or(self.finish(part, OpKind::Write).err()),
+                Ok((_, finished)) => failed = failed.or(self.finish(finished).err()),
                 Err(stop) => break Err(stop),
             }
         };
@@ -97,15 +93,8 @@ impl Blocking {
         data: &[u8],
         (flags, go_on): (Flags, GoOn<'_>),
     ) -> Result<u64, Stop> {
-        let len = data.len() as u64;
-        let mut flags = command_flags(flags);
-        // nbd: extended.compact-no-flag, extended.write-flag
-        if self.export.headers == Headers::Extended {
-            flags |= CommandFlags::PAYLOAD_LEN;
-        }
-        let header = Header { flags, command: Command::Write, cookie: 0, offset: at, length: len };
-        let part = Part { expected: Expected::new(at, len, Want::Done), read: None };
-        self.start(owner, header, data, part, go_on)
+        let message = Message::new(OpKind::Write, at, data.len() as u64, flags);
+        self.start(owner, message, data, go_on)
     }
 
     /// Carries out a request that is neither a read nor a write.
@@ -113,9 +102,8 @@ impl Blocking {
     /// # Errors
     /// As [`Blocking::write`].
     pub fn request(&self, request: Request, go_on: GoOn<'_>) -> Result<Reply, Stop> {
-        let kind = request.kind();
-        let (header, payload, expected) = self.export.message(request);
-        let bytes = match payload {
+        let mut message = self.export.message(request);
+        let bytes = match std::mem::replace(&mut message.payload, Payload::None) {
             Payload::None => Vec::new(),
             Payload::Bytes(bytes) => bytes,
             Payload::Data(_) => {
@@ -124,11 +112,10 @@ impl Blocking {
             }
         };
         let owner = Arc::new(Condvar::new());
-        let part = Part { expected, read: None };
-        let cookie = self.start(&owner, header, &bytes, part, &mut *go_on)?;
+        let cookie = self.start(&owner, message, &bytes, &mut *go_on)?;
         let mut mine = VecDeque::from([Mine { cookie, into: &mut [] }]);
         match self.receive(&owner, &mut mine, go_on) {
-            Ok((_, part)) => Ok(self.finish(part, kind)?),
+            Ok((_, finished)) => Ok(self.finish(finished)?),
             Err(stop) => {
                 self.abandon(std::iter::once(cookie));
                 Err(stop)
@@ -137,28 +124,22 @@ impl Blocking {
     }
 
     /// The outcome of a reply that is complete, with the name of the device and the place in errors.
-    fn finish(&self, part: Part, kind: OpKind) -> Result<Reply, Error> {
-        let Part { expected, read } = part;
-        let at = expected.at;
-        let len = expected.len;
-        let outcome = expected.finish().and_then(|reply| match read {
-            Some(mut read) => covers(&mut read.covered, len).map(|()| reply),
-            None => Ok(reply),
-        });
-        outcome.map_err(|error| {
+    fn finish(&self, finished: Finished) -> Result<Reply, Error> {
+        let facts = finished.slot.facts;
+        facts.outcome(finished.result).map_err(|error| {
             if error.kind() == Kind::ShuttingDown {
                 self.lock().refused.get_or_insert_with(|| error.clone());
             }
-            error.during(kind, at, len).on(&self.export.facts.name)
+            facts.locate(error, &self.export.facts)
         })
     }
 
     /// A read is complete: the bytes that another thread has received go to their place.
-    fn arrived(&self, mine: Mine<'_>, part: Part) -> Result<(), Error> {
-        if let Some(stored) = part.read.as_ref().and_then(|read| read.stored.as_ref()) {
+    fn finish_read(&self, mine: Mine<'_>, finished: Finished) -> Result<(), Error> {
+        if let Some(stored) = &finished.slot.stored {
             mine.into.copy_from_slice(stored);
         }
-        self.finish(part, OpKind::Read).map(drop)
+        self.finish(finished).map(drop)
     }
 
     /// The length of the parts of a read: all of it is in flight, if possible.
@@ -189,13 +170,9 @@ impl Reading<'_> {
             let at = self.at.saturating_add(asked);
             let left = self.len - asked;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.part);
-            let flags = CommandFlags::NONE;
-            let length = len as u64;
-            let header = Header { flags, command: Command::Read, cookie: 0, offset: at, length };
-            let expected = Expected::new(at, length, Want::Done);
-            requests.push((header, Part { expected, read: Some(Read::default()) }));
+            requests.push(Message::new(OpKind::Read, at, len as u64, Flags::empty()));
             lengths.push(len);
-            asked += length;
+            asked += len as u64;
         }
         if requests.is_empty() {
             return Ok(());
@@ -238,9 +215,9 @@ impl Reading<'_> {
             if mine.is_empty() {
                 return failed.map_or(Ok(()), |error: Error| Err(error.into()));
             }
-            let (done, part) = self.blocking.receive(&self.owner, mine, &mut *go_on)?;
+            let (done, finished) = self.blocking.receive(&self.owner, mine, &mut *go_on)?;
             // After an error the rest is still awaited, and nothing is sent.
-            match self.blocking.arrived(done, part) {
+            match self.blocking.finish_read(done, finished) {
                 Ok(()) if failed.is_none() => self.ask(mine.len(), &mut *go_on)?,
                 Ok(()) => {}
                 Err(error) => drop(failed.get_or_insert(error)),

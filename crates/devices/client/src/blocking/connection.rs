@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Result};
 use blockhaul_io::Stream;
-use slab::Slab;
+use blockhaul_wire::status::StatusPayload;
+use blockhaul_wire::transmission::{ReplyError, Transmission};
 
 use super::receiver::{Receiver, Socket};
 use super::stop::{GoOn, Stop};
 use crate::device::{self, Export};
 use crate::link::Link;
 use crate::polled::Polled;
-use crate::reply::Expected;
+use crate::reply::RequestFacts;
 use crate::traffic::Traffic;
 
 /// A connection in transmission, for threads that wait.
@@ -28,10 +29,9 @@ pub struct Blocking {
 }
 
 pub(super) struct State {
-    /// Requests by the lower half of their cookies.
-    pub(super) in_flight: Slab<Slot>,
-    /// Makes cookies of reused slots differ.
-    pub(super) generation: u32,
+    pub(super) transmission: Transmission<Slot>,
+    /// Complete replies whose threads have not taken them yet.
+    pub(super) finished: Vec<Finished>,
     /// Nothing while a thread receives.
     pub(super) receiver: Option<Receiver>,
     /// Threads that wait until somebody else has received something.
@@ -44,28 +44,19 @@ pub(super) struct State {
 
 /// A request in flight.
 pub(super) struct Slot {
-    pub(super) cookie: u64,
+    pub(super) facts: RequestFacts,
     pub(super) owner: Arc<Condvar>,
-    /// `None` while a message of its reply is taken in.
-    pub(super) part: Option<Part>,
-    pub(super) done: bool,
+    /// The bytes of a read, if another thread has received them.
+    pub(super) stored: Option<Vec<u8>>,
     /// Nobody waits for the reply any more.
     pub(super) abandoned: bool,
 }
 
-/// A reply so far.
-pub(super) struct Part {
-    pub(super) expected: Expected,
-    pub(super) read: Option<Read>,
-}
-
-/// What has arrived of a read.
-#[derive(Default)]
-pub(super) struct Read {
-    /// Ranges that have arrived, relative to the request, in order of arrival.
-    pub(super) covered: Vec<(u64, u64)>,
-    /// The bytes, if another thread has received them.
-    pub(super) stored: Option<Vec<u8>>,
+/// A request with its complete reply.
+pub(super) struct Finished {
+    pub(super) cookie: u64,
+    pub(super) slot: Slot,
+    pub(super) result: Result<Vec<StatusPayload>, ReplyError>,
 }
 
 /// A request of the thread that waits, and where its bytes go.
@@ -96,8 +87,8 @@ impl Blocking {
         let socket = Socket::new(&link.stream, timeout);
         let socket = socket.map_err(|error| Error::system("cannot use the socket", error))?;
         let state = State {
-            in_flight: Slab::new(),
-            generation: 0,
+            transmission: Transmission::new(export.headers, export.replies),
+            finished: Vec::new(),
             receiver: Some(Receiver::new()),
             waiting: VecDeque::new(),
             broken: None,
@@ -157,9 +148,6 @@ impl Blocking {
             return;
         }
         state.broken = Some(error.clone());
-        for owner in state.in_flight.iter().map(|(_, slot)| slot.owner.clone()) {
-            owner.notify_all();
-        }
         for waiting in state.waiting.drain(..) {
             waiting.notify_all();
         }

@@ -6,7 +6,7 @@
 //! not read before it has sent its replies goes on.
 //!
 //! - `connection`: what threads share. `stop`: why a call ends without a result.
-//! - `receiver`: bytes of the socket. `replies`: what they mean. `sending`: requests.
+//! - `receiver`: bytes of the socket. `replies`: their way to the threads. `sending`: requests.
 //! - `calls`: what threads ask for.
 
 mod calls;

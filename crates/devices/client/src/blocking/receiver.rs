@@ -1,21 +1,18 @@
 //! Bytes of the socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error, Kind};
+use blockhaul_block::Error;
 use blockhaul_io::Stream;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recvmsg, sendmsg,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg};
 
-use super::stop::{GoOn, LOOK, Stop, lost};
-use crate::reply::cut_off;
+use super::stop::{GoOn, LOOK, Stop};
+use crate::socket::{closed, cut_off, lost, send_now, silence};
 
 /// Bytes received at once besides the payload of a read: some small replies. The bytes of a payload among
 /// them are copied.
@@ -69,16 +66,7 @@ impl Socket {
 
     /// Sends what the socket takes now; 0 if it takes nothing.
     pub(super) fn send(&self, bufs: &[IoSlice<'_>]) -> Result<usize, Error> {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        loop {
-            let mut control = SendAncillaryBuffer::new(&mut [] as &mut [MaybeUninit<u8>]);
-            match sendmsg(&self.fd, bufs, &mut control, flags) {
-                Ok(sent) => return Ok(sent),
-                Err(Errno::AGAIN) => return Ok(0),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(lost("cannot send", error.into())),
-            }
-        }
+        send_now(&self.fd, bufs)
     }
 
     /// Waits until the socket can be written, or, if asked for, read; for at most `time`. Returns whether
@@ -115,9 +103,7 @@ impl Patience {
         if self.timeout.is_zero() || blockhaul_io::elapsed(since) + LOOK < self.timeout {
             return Ok(());
         }
-        let time = self.timeout.as_secs_f32();
-        let text = format!("no byte from the server for {time} s with requests in flight");
-        Err(Error::new(Kind::TimedOut, text))
+        Err(silence(self.timeout, "requests"))
     }
 }
 
@@ -126,13 +112,11 @@ pub(super) struct Receiver {
     window: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes that come next and that nobody wants: the rest of a payload.
-    skip: u64,
 }
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
-        Receiver { window: vec![0; WINDOW].into(), start: 0, end: 0, skip: 0 }
+        Receiver { window: vec![0; WINDOW].into(), start: 0, end: 0 }
     }
 
     /// What was received.
@@ -140,23 +124,24 @@ impl Receiver {
         &self.window[self.start..self.end]
     }
 
-    /// Whether something was received, or is left to skip.
-    pub(super) fn is_empty(&self) -> bool {
-        self.bytes().is_empty() && self.skip == 0
-    }
-
     pub(super) fn consume(&mut self, bytes: usize) {
         self.start += bytes;
     }
 
-    /// Receives more behind what is there, which is less than a header.
-    pub(super) fn fill(&mut self, socket: &Socket, go_on: GoOn<'_>) -> Result<(), Stop> {
+    /// Receives more behind the bytes that are there, which are less than a head. The server may close the
+    /// connection `between` messages.
+    pub(super) fn fill(
+        &mut self,
+        socket: &Socket,
+        between: bool,
+        go_on: GoOn<'_>,
+    ) -> Result<(), Stop> {
         self.window.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let room = &mut self.window[self.end..];
         match socket.recv(&mut [IoSliceMut::new(room)], go_on)? {
-            0 if self.end > 0 => Err(cut_off().into()),
-            0 => Err(Error::new(Kind::Disconnected, "the server closed the connection").into()),
+            0 if self.end == 0 && between => Err(closed().into()),
+            0 => Err(cut_off().into()),
             received => {
                 self.end += received;
                 Ok(())
@@ -164,51 +149,43 @@ impl Receiver {
         }
     }
 
-    /// Receives all of `into`. After [`Stop::Interrupted`], the rest is skipped.
+    /// Receives at least one byte of a payload; returns the number of bytes.
     pub(super) fn payload(
         &mut self,
         socket: &Socket,
         into: &mut [u8],
         go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+    ) -> Result<usize, Stop> {
         let here = self.bytes().len().min(into.len());
-        into[..here].copy_from_slice(&self.bytes()[..here]);
-        self.consume(here);
-        let mut rest = &mut into[here..];
-        while !rest.is_empty() {
-            (self.start, self.end) = (0, 0);
-            let bufs = &mut [IoSliceMut::new(rest), IoSliceMut::new(&mut self.window)];
-            let received = match socket.recv(bufs, go_on) {
-                Ok(0) => return Err(cut_off().into()),
-                Ok(received) => received,
-                Err(stop) => {
-                    self.skip = rest.len() as u64;
-                    return Err(stop);
-                }
-            };
-            let taken = received.min(rest.len());
-            self.end = received - taken;
-            rest = &mut rest[taken..];
-        }
-        Ok(())
-    }
-
-    /// Passes over the payload of a message that nobody wants.
-    pub(super) fn pass_over(&mut self, bytes: u64) {
-        self.skip += bytes;
-    }
-
-    /// Receives what is to be skipped.
-    pub(super) fn skip(&mut self, socket: &Socket, go_on: GoOn<'_>) -> Result<(), Stop> {
-        while self.skip > 0 {
-            if self.bytes().is_empty() {
-                (self.start, self.end) = (0, 0);
-                self.fill(socket, go_on)?;
-            }
-            let here = usize::try_from(self.skip).unwrap_or(usize::MAX).min(self.bytes().len());
+        if here > 0 {
+            into[..here].copy_from_slice(&self.bytes()[..here]);
             self.consume(here);
-            self.skip -= here as u64;
+            return Ok(here);
         }
-        Ok(())
+        (self.start, self.end) = (0, 0);
+        let len = into.len();
+        let bufs = &mut [IoSliceMut::new(into), IoSliceMut::new(&mut self.window)];
+        let received = socket.recv(bufs, go_on)?;
+        if received == 0 {
+            return Err(cut_off().into());
+        }
+        let taken = received.min(len);
+        self.end = received - taken;
+        Ok(taken)
+    }
+
+    /// The same for a payload of `len` bytes that nobody needs.
+    pub(super) fn skip(
+        &mut self,
+        socket: &Socket,
+        len: u64,
+        go_on: GoOn<'_>,
+    ) -> Result<usize, Stop> {
+        if self.bytes().is_empty() {
+            self.fill(socket, false, go_on)?;
+        }
+        let here = usize::try_from(len).unwrap_or(usize::MAX).min(self.bytes().len());
+        self.consume(here);
+        Ok(here)
     }
 }

@@ -5,13 +5,13 @@ use std::io::IoSlice;
 use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, HeaderBytes};
+use blockhaul_wire::HeaderBytes;
 
-use super::connection::{Blocking, Part, Slot};
+use super::connection::{Blocking, Slot};
 use super::receiver::Patience;
-use super::replies::{Turn, slot};
+use super::replies::Turn;
 use super::stop::{GoOn, LOOK, Stop};
+use crate::device::Message;
 use crate::link::refused;
 
 /// Longest wait for room in the socket while another thread receives: that may end.
@@ -22,12 +22,11 @@ impl Blocking {
     pub(super) fn start(
         &self,
         owner: &Arc<Condvar>,
-        header: Header,
+        message: Message,
         payload: &[u8],
-        part: Part,
         go_on: GoOn<'_>,
     ) -> Result<u64, Stop> {
-        let (encoded, cookie) = self.encode(owner, header, part)?;
+        let (cookie, encoded) = self.register(owner, message)?;
         self.send_started(&[cookie], &encoded, payload, go_on)?;
         Ok(cookie)
     }
@@ -36,14 +35,14 @@ impl Blocking {
     pub(super) fn start_all(
         &self,
         owner: &Arc<Condvar>,
-        requests: impl IntoIterator<Item = (Header, Part)>,
+        requests: impl IntoIterator<Item = Message>,
         go_on: GoOn<'_>,
     ) -> Result<Vec<u64>, Stop> {
         let mut message = Vec::new();
         let mut cookies = Vec::new();
-        for (header, part) in requests {
-            match self.encode(owner, header, part) {
-                Ok((encoded, cookie)) => {
+        for request in requests {
+            match self.register(owner, request) {
+                Ok((cookie, encoded)) => {
                     message.extend_from_slice(&encoded);
                     cookies.push(cookie);
                 }
@@ -55,24 +54,6 @@ impl Blocking {
         }
         self.send_started(&cookies, &message, &[], go_on)?;
         Ok(cookies)
-    }
-
-    /// Registers a request; returns its message without the payload, and its cookie.
-    fn encode(
-        &self,
-        owner: &Arc<Condvar>,
-        mut header: Header,
-        part: Part,
-    ) -> Result<(HeaderBytes, u64), Stop> {
-        header.cookie = self.register(owner, part)?;
-        let cookie = header.cookie;
-        match header.encode(self.export.headers) {
-            Ok(encoded) => Ok((encoded, cookie)),
-            Err(error) => {
-                self.withdraw(&[cookie]);
-                Err(refused(&error).into())
-            }
-        }
     }
 
     /// Sends the message of requests that are registered.
@@ -102,8 +83,8 @@ impl Blocking {
         }
     }
 
-    // nbd: transmission.cookies-differ
-    fn register(&self, owner: &Arc<Condvar>, part: Part) -> Result<u64, Stop> {
+    /// Registers a request; returns its cookie and its header.
+    fn register(&self, owner: &Arc<Condvar>, message: Message) -> Result<(u64, HeaderBytes), Stop> {
         let mut state = self.lock();
         if state.retired {
             return Err(Stop::Retired);
@@ -111,22 +92,17 @@ impl Blocking {
         if let Some(error) = state.broken.as_ref().or(state.refused.as_ref()) {
             return Err(error.clone().into());
         }
-        state.generation = state.generation.wrapping_add(1);
-        let generation = u64::from(state.generation) << 32;
-        let entry = state.in_flight.vacant_entry();
-        // Slots are few, so 32 bits hold them.
-        let cookie = entry.key() as u64 | generation;
-        let owner = owner.clone();
-        let part = Some(part);
-        entry.insert(Slot { cookie, owner, part, done: false, abandoned: false });
-        Ok(cookie)
+        let Message { header, contexts, facts, .. } = message;
+        let slot = Slot { facts, owner: owner.clone(), stored: None, abandoned: false };
+        let begun = state.transmission.begin(header, contexts, slot);
+        Ok(begun.map_err(|(_, error)| refused(&error))?)
     }
 
     /// Forgets requests that were not sent.
     fn withdraw(&self, cookies: &[u64]) {
         let mut state = self.lock();
         for cookie in cookies {
-            let _ = state.in_flight.try_remove(slot(*cookie));
+            drop(state.transmission.withdraw(*cookie));
         }
     }
 
@@ -192,25 +168,17 @@ impl Blocking {
             return Ok(false);
         };
         let mut turn = Turn::new(self, receiver);
-        let ready = !turn.receiver().is_empty() || self.socket.wait_to_send(true, LOOK)?;
+        let ready = !turn.receiver().bytes().is_empty() || self.socket.wait_to_send(true, LOOK)?;
         if ready {
             self.message(turn.receiver(), &mut VecDeque::new(), go_on)?;
         }
         Ok(ready)
     }
 
-    // nbd: disc.zero
     /// Sends the disconnect request, if the socket takes it without waiting.
     pub(super) fn say_goodbye(&self) {
         let unsent = self.sending.lock().is_ok_and(|unsent| !unsent.is_empty());
-        let goodbye = Header {
-            flags: CommandFlags::NONE,
-            command: Command::Disconnect,
-            cookie: 0,
-            offset: 0,
-            length: 0,
-        };
-        if let Ok(encoded) = goodbye.encode(self.export.headers)
+        if let Ok(encoded) = self.lock().transmission.disconnect()
             && !unsent
         {
             self.traffic.sent(encoded.len());

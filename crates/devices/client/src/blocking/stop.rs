@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind};
+use blockhaul_block::Error;
 
 /// Interval at which a waiting thread asks whether to go on.
 pub const LOOK: Duration = Duration::from_millis(100);
@@ -25,9 +25,4 @@ impl From<Error> for Stop {
     fn from(error: Error) -> Stop {
         Stop::Failed(error)
     }
-}
-
-/// The server has closed the connection, or it was lost.
-pub(super) fn lost(what: &'static str, error: std::io::Error) -> Error {
-    Error::new(Kind::Disconnected, what).because(error)
 }

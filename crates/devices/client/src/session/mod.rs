@@ -9,30 +9,27 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Outcome};
-use blockhaul_io::{Completer, Data, Lent, SendQueue, Stream};
+use blockhaul_io::{Completer, Lent, SendQueue, Stream};
 use blockhaul_wire::reply;
-use blockhaul_wire::{Command, Headers, Replies, request};
-use slab::Slab;
+use blockhaul_wire::transmission::Transmission;
+use blockhaul_wire::{Headers, Replies};
 
+use crate::device::{Message, Payload};
 use crate::link::Link;
-use crate::reply::{Expected, Want};
+use crate::reply::{Reading, RequestFacts};
+use crate::socket::{lost, silence};
 use crate::traffic::Traffic;
 
 /// State shared by submitters (any worker) and the connection's own tasks (one worker).
 pub(crate) struct Session {
     stream: Stream,
-    headers: Headers,
-    replies: Replies,
     traffic: Arc<Traffic>,
     state: Mutex<State>,
 }
 
 struct State {
     queue: SendQueue,
-    /// Requests by the lower half of their cookies; `None` while a reply is processed.
-    in_flight: Slab<Option<InFlight>>,
-    /// Makes cookies of reused slots differ.
-    generation: u32,
+    transmission: Transmission<InFlight>,
     writer: Option<Waker>,
     /// The socket takes no more now.
     blocked: bool,
@@ -57,11 +54,10 @@ struct State {
 }
 
 struct InFlight {
-    cookie: u64,
-    expected: Expected,
+    facts: RequestFacts,
     completer: Completer<Outcome>,
-    /// It is a read or a write.
-    payload: bool,
+    /// The memory of a read.
+    reading: Option<Box<Reading>>,
     /// The payload of a write, whose pages the server reads until it replies.
     lent: Option<Lent>,
 }
@@ -81,13 +77,10 @@ pub(crate) fn start(
     });
     let session = Arc::new(Session {
         stream,
-        headers,
-        replies,
         traffic,
         state: Mutex::new(State {
             queue,
-            in_flight: Slab::new(),
-            generation: 0,
+            transmission: Transmission::new(headers, replies),
             writer: None,
             blocked: false,
             broken: None,
@@ -116,51 +109,32 @@ impl Session {
     }
 
     /// Queues a request; it is sent together with others that are queued before the worker runs.
-    pub(crate) fn submit(
-        &self,
-        mut header: request::Header,
-        payload: Payload,
-        expected: Expected,
-        completer: Completer<Outcome>,
-    ) {
+    pub(crate) fn submit(&self, message: Message, completer: Completer<Outcome>) {
         let mut state = self.lock();
         if let Some(error) = state.broken.clone().or_else(|| state.refused.clone()) {
             drop(state);
             completer.complete(Err(error));
             return;
         }
-        let is_payload =
-            matches!(expected.want, Want::Read(_)) || matches!(payload, Payload::Data(_));
-        if state.in_flight.is_empty() || (is_payload && state.payloads == 0) {
+        let Message { header, contexts, payload, facts, reading } = message;
+        let is_payload = facts.is_payload();
+        let is_first = state.transmission.in_flight() == 0;
+        let request = InFlight { facts, completer, reading, lent: None };
+        let (cookie, encoded) = match state.transmission.begin(header, contexts, request) {
+            Ok(begun) => begun,
+            Err((request, error)) => {
+                drop(state);
+                request.completer.complete(Err(crate::link::refused(&error)));
+                return;
+            }
+        };
+        if is_first || (is_payload && state.payloads == 0) {
             let now = blockhaul_io::now();
-            if state.in_flight.is_empty() {
+            if is_first {
                 (state.active, state.replied) = (now, now);
             }
             state.payloads_since = now;
         }
-        // nbd: transmission.cookies-differ
-        state.generation = state.generation.wrapping_add(1);
-        let generation = u64::from(state.generation) << 32;
-        let entry = state.in_flight.vacant_entry();
-        let key = entry.key();
-        // Slots are few, so 32 bits hold them.
-        header.cookie = entry.key() as u64 | generation;
-        let encoded = match header.encode(self.headers) {
-            Ok(encoded) => encoded,
-            Err(error) => {
-                drop(state);
-                completer.complete(Err(crate::link::refused(&error)));
-                return;
-            }
-        };
-        let cookie = header.cookie;
-        entry.insert(Some(InFlight {
-            cookie,
-            expected,
-            completer,
-            payload: is_payload,
-            lent: None,
-        }));
         state.payloads += usize::from(is_payload);
         self.traffic.sent(encoded.len() + payload.len());
         state.queue.head(&encoded);
@@ -169,7 +143,7 @@ impl Session {
             Payload::Data(data) => {
                 // nbd: write.payload
                 let lent = state.queue.lend(data);
-                if let Some(Some(request)) = state.in_flight.get_mut(key) {
+                if let Some(request) = state.transmission.get_mut(cookie) {
                     request.lent = lent;
                 }
             }
@@ -204,15 +178,7 @@ impl Session {
         }
         // nbd: disc.nothing-after
         state.closing = true;
-        // nbd: disc.zero
-        let goodbye = request::Header {
-            flags: blockhaul_wire::CommandFlags::NONE,
-            command: Command::Disconnect,
-            cookie: 0,
-            offset: 0,
-            length: 0,
-        };
-        if let Ok(encoded) = goodbye.encode(self.headers) {
+        if let Ok(encoded) = state.transmission.disconnect() {
             self.traffic.sent(encoded.len());
             state.queue.head(&encoded);
         }
@@ -229,7 +195,7 @@ impl Session {
     /// Ends the connection once the disconnect request is sent and no reply is outstanding: a
     /// server that does not close its side must not keep it open for ever.
     fn end_if_done(&self, state: &mut State) {
-        if state.closing && state.in_flight.is_empty() && state.queue.queued() == 0 {
+        if state.closing && state.transmission.in_flight() == 0 && state.queue.queued() == 0 {
             state.queue.close(&self.stream);
             self.stream.shutdown();
         }
@@ -247,7 +213,7 @@ impl Session {
             state.queue.close(&self.stream);
         }
         state.queue.clear();
-        let in_flight = std::mem::take(&mut state.in_flight);
+        let in_flight: Vec<InFlight> = state.transmission.drain().collect();
         let writer = state.writer.take();
         let quiet = state.closing && in_flight.is_empty();
         drop(state);
@@ -255,8 +221,7 @@ impl Session {
             log::debug!("connection lost with {} requests in flight: {error}", in_flight.len());
         }
         self.stream.shutdown();
-        // The reader completes the request whose reply is being processed.
-        for request in in_flight.into_iter().filter_map(|(_, request)| request) {
+        for request in in_flight {
             request.completer.complete(Err(error.clone()));
         }
         if let Some(writer) = writer {
@@ -338,7 +303,7 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         }
         let active = state.active;
         let silent = blockhaul_io::elapsed(state.active);
-        let waiting = state.in_flight.len();
+        let waiting = state.transmission.in_flight();
         let claiming = state.claiming;
         let unanswered = blockhaul_io::elapsed(state.replied);
         let moved = state.moved;
@@ -357,13 +322,9 @@ async fn watch(session: Weak<Session>, patience: Patience) {
             marks.clear();
             continue;
         }
-        let requests = if waiting == 1 { "request" } else { "requests" };
+        let requests = format!("{waiting} {}", if waiting == 1 { "request" } else { "requests" });
         if !timeout.is_zero() && waiting > 0 && silent >= timeout && looks >= LOOKS {
-            let text = format!(
-                "no byte from the server for {} s with {waiting} {requests} in flight",
-                timeout.as_secs_f32()
-            );
-            return session.break_off(Error::new(Kind::TimedOut, text));
+            return session.break_off(silence(timeout, &requests));
         }
         if let Some((since, then)) = marks.front()
             && now.duration_since(*since) >= window
@@ -371,7 +332,7 @@ async fn watch(session: Weak<Session>, patience: Patience) {
             && let Some(slow) = below(min_rate, moved - then, now.duration_since(*since))
         {
             let text = format!(
-                "{slow} with {waiting} {requests} in flight, less than the {min_rate} bytes/s of --min-rate"
+                "{slow} with {requests} in flight, less than the {min_rate} bytes/s of --min-rate"
             );
             return session.break_off(Error::new(Kind::TimedOut, text));
         }
@@ -383,7 +344,7 @@ async fn watch(session: Weak<Session>, patience: Patience) {
         {
             warned = Some(now);
             log::warn!(
-                "{name}: no complete reply for {:.0} s with {waiting} {requests} in flight, although bytes \
+                "{name}: no complete reply for {:.0} s with {requests} in flight, although bytes \
                  are transferred ({moved} bytes so far); use --min-rate to drop such a connection",
                 unanswered.as_secs_f64()
             );
@@ -396,27 +357,4 @@ fn below(min_rate: u64, bytes: u64, time: Duration) -> Option<String> {
     let time = time.as_secs_f64();
     let is_slow = (bytes as f64) < min_rate as f64 * time;
     is_slow.then(|| format!("{bytes} bytes in {time:.1} s"))
-}
-
-/// What follows a request's header.
-pub(crate) enum Payload {
-    None,
-    Data(Data),
-    Bytes(Vec<u8>),
-}
-
-impl Payload {
-    /// Length in bytes.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Payload::None => 0,
-            Payload::Data(data) => data.len(),
-            Payload::Bytes(bytes) => bytes.len(),
-        }
-    }
-}
-
-/// The stream ended or failed.
-fn lost(what: &'static str, error: std::io::Error) -> Error {
-    Error::new(Kind::Disconnected, what).because(error)
 }

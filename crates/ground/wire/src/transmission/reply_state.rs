@@ -21,7 +21,11 @@ pub(super) struct ReplyState<T> {
 
 impl<T> ReplyState<T> {
     pub(super) fn new(request: request::Header, contexts: Vec<u32>, with: T) -> ReplyState<T> {
-        let contexts = contexts.into_iter().map(|id| (id, None)).collect();
+        let contexts = match &*contexts {
+            // As of most requests.
+            [] => Vec::new(),
+            ids => ids.iter().map(|id| (*id, None)).collect(),
+        };
         let coverage = Coverage::default();
         ReplyState { request, error: None, chunks: 0, coverage, contexts, with }
     }
@@ -114,6 +118,9 @@ impl<T> ReplyState<T> {
         let is_read = self.request.command == Command::Read;
         if is_read && !self.coverage.is_whole(self.request.length) {
             return Err(ReplyError::Incomplete);
+        }
+        if self.contexts.is_empty() {
+            return Ok(Vec::new());
         }
         let contexts = std::mem::take(&mut self.contexts).into_iter();
         contexts.map(|(_, status)| status.ok_or(ReplyError::NoContext)).collect()
