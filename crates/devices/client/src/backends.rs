@@ -309,7 +309,8 @@ impl Place {
             Err(error) => error,
         };
         match self.how_it_ended().await {
-            Some(how) => Err(Error::new(error.kind(), format!("{}: {how}", self.name))),
+            // How the connection ended depends on the moment.
+            Some(how) => Err(Error::new(Kind::Disconnected, format!("{}: {how}", self.name))),
             None => Err(error),
         }
     }

@@ -250,8 +250,10 @@ fn the_command_of_a_list_ends_with_the_copy() {
         (Signal::KILL, &["--ranges-command", script, "source", "target"]),
         (Signal::TERM, &["--job", "job.toml"]),
     ] {
-        let mut command = Command::new(OURS);
-        command.args(["copy", "--no-progress"]).args(args).current_dir(lab.scratch.path());
+        // Whoever runs the tests may ignore SIGINT, as a shell does for commands in the background.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", OURS, "copy", "--no-progress"]).args(args);
+        command.current_dir(lab.scratch.path());
         let mut copy = command.env("TMPDIR", lab.scratch.path()).spawn().unwrap();
         tools::until("the command runs", || {
             assert!(copy.try_wait().unwrap().is_none(), "the copy has ended");
