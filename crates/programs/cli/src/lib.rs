@@ -15,14 +15,13 @@
 //! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
 //! - `bench`: measures one device; the program blockhaul-bench does the rest.
 //! - `metrics`: metrics for Prometheus and a page for browsers; `figures`: the metrics of copies;
-//!   `snapshot`: their state as JSON. `aside`: small servers besides the main work. `ctl`: the client of a server's control socket.
+//!   `snapshot`: their state as JSON. `ctl`: the client of a server's control socket.
 //! - `plugin`: the description of a plugin.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, remedies, and exit statuses.
 //! - `progress`, `signals`, `out`, `logger`: shared by the commands.
 
 mod args;
-mod aside;
 #[cfg(feature = "bench")]
 mod bench;
 mod chain;

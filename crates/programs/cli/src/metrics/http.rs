@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use blockhaul_io::Stream;
+use blockhaul_metrics::peer_listener;
 
 use super::destination::Address;
-use crate::aside;
 
 /// Longer requests are refused: those of Prometheus and browsers are much shorter.
 pub const REQUEST_MAX: usize = 8 << 10;
@@ -37,7 +37,7 @@ pub async fn read(peer: &Stream) -> std::io::Result<Option<Option<Vec<u8>>>> {
         if request.len() >= REQUEST_MAX {
             return Ok(Some(None));
         }
-        if !aside::receive(peer, &mut request).await? {
+        if !peer_listener::receive(peer, &mut request).await? {
             return Ok(None);
         }
     }

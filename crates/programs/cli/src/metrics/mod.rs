@@ -22,6 +22,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockhaul_io::{Listener, Remote, Stream};
+use blockhaul_metrics::peer_listener::{self, PeerListener};
 use serde_json::Value;
 
 pub use self::destination::{Address, Destination, Destinations};
@@ -30,7 +31,6 @@ pub use self::events::Status;
 use self::http::{PATIENCE, Reply};
 pub use self::text::{Figures, Text};
 use self::textfile::TextFile;
-use crate::aside::{self, Serving};
 use crate::exit::{self, Failure, plain};
 use crate::out;
 
@@ -102,7 +102,7 @@ struct Shared {
 
 /// Serves metrics, and the page if there is a snapshot for it, until it is dropped.
 struct Server {
-    serving: Option<Serving>,
+    serving: Option<PeerListener>,
     address: Address,
     shared: Arc<Shared>,
 }
@@ -128,7 +128,7 @@ impl Server {
             let shared = connected.clone();
             async move { attend(&peer, &shared).await }
         };
-        let serving = aside::serve(listener, worker, CONNECTIONS_MAX, attend);
+        let serving = peer_listener::serve(listener, worker, CONNECTIONS_MAX, attend);
         Ok(Server { serving: Some(serving), address, shared })
     }
 }

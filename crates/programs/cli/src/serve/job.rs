@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Remote;
+use blockhaul_metrics::peer_listener::PeerListener as Serving;
 use blockhaul_os::Identity;
 use blockhaul_server::{Config, Limits, Offers, Server};
 
@@ -22,7 +23,6 @@ use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::{command, figures, status, stdio, system, vhost};
-use crate::aside::Serving;
 use crate::exit::{FAILED, Failure, plain};
 use crate::metrics::{Destinations, Metrics};
 use crate::{logger, signals};

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_control::{ControlRequest, JobRef, Refusal};
 use blockhaul_io::{Listener, Stream};
+use blockhaul_metrics::peer_listener::{self as aside, PeerListener as Serving};
 use blockhaul_os::Identity;
 use rustix::fs::Mode;
 use serde_json::{Value, json};
@@ -25,7 +26,6 @@ use serde_json::{Value, json};
 use super::figures;
 use super::listen::Cleanup;
 use super::stop::Stop;
-use crate::aside::{self, Serving};
 use crate::exit::{Failure, OPEN, plain};
 use crate::metrics::Figures;
 

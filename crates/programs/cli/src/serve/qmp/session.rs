@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blockhaul_io::{Remote, Stream};
+use blockhaul_metrics::peer_listener::{self as aside, PeerListener as Serving};
 use serde_json::{Map, Value, json};
 
 use super::attached::Attached;
@@ -14,7 +15,6 @@ use super::events::Outbox;
 use super::input::{Input, Wrong};
 use super::monitor::Monitor;
 use super::query::greeting;
-use crate::aside::{self, Serving};
 use crate::serve::control::Control;
 use crate::serve::single::Rest;
 

@@ -1,5 +1,5 @@
-//! Small servers besides the main work: a listener on a worker, and a task for each of a few peers.
-//! For metrics (`metrics`) and for control (`serve::control`).
+//! A listener for a few peers on a worker, with a task for each: for metrics, and for sockets that control a
+//! server.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -16,7 +16,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves at most `most` peers of a listener at a time, each in a task of the worker; more are
 /// closed at once. Ends when the returned value is dropped, without waiting for connected peers.
-pub fn serve<F, A>(listener: Listener, worker: &Remote, most: usize, attend: F) -> Serving
+pub fn serve<F, A>(listener: Listener, worker: &Remote, most: usize, attend: F) -> PeerListener
 where
     F: Fn(Rc<Stream>) -> A + Send + 'static,
     A: Future<Output = ()> + 'static,
@@ -43,7 +43,7 @@ where
             blockhaul_io::yield_now().await;
         }
     }));
-    Serving { _stop: stop }
+    PeerListener { _stop: stop }
 }
 
 /// The place of one connected peer.
@@ -73,6 +73,9 @@ pub async fn unless<T>(stopped: &mut Ticket<()>, work: impl Future<Output = T>) 
 }
 
 /// Appends received bytes, up to 4 KiB; false at the end of the stream.
+///
+/// # Errors
+/// The stream failed.
 pub async fn receive(peer: &Stream, received: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut part = [0; 4096];
     let len = peer.recv(&mut [IoSliceMut::new(&mut part)]).await?;
@@ -80,8 +83,8 @@ pub async fn receive(peer: &Stream, received: &mut Vec<u8>) -> std::io::Result<b
     Ok(len > 0)
 }
 
-/// Accepts peers until it is dropped.
-pub struct Serving {
+/// A listener that accepts peers until it is dropped.
+pub struct PeerListener {
     /// Dropped, it ends the listener.
     _stop: Completer<()>,
 }
