@@ -19,7 +19,7 @@ pub const TARGETS: &[Target] = &[
     ("journal", blockhaul_engine::fuzz::journal),
     ("manifest", manifest),
     ("job_file", blockhaul::fuzz::job_file),
-    ("metrics_request", blockhaul::fuzz::metrics_request),
+    ("metrics_request", blockhaul_metrics::fuzz::metrics_request),
     ("control_request", blockhaul::fuzz::control_request),
     ("tls_records", blockhaul_tls::fuzz::records),
     ("data", data),

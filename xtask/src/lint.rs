@@ -64,6 +64,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/compat/nbdkit-devices/src/gates/exitwhen.rs", "a thread that watches files"),
     ("crates/compat/nbdkit-devices/src/devices/info.rs", "a disk whose contents are the time"),
     ("crates/compat/command-lines/src/nbdkit/natives.rs", "a seed that the command line left out"),
+    ("crates/uses/metrics/src/copy_figures.rs", "metrics with the time of day"),
     ("crates/uses/transfer/src/rate_limit.rs", "a thread that reads a rate limit again"),
     ("crates/programs/cli", "threads of the program itself; dates in reports and names"),
     ("crates/programs/python/src/polling.rs", "a thread that lets a worker have a connection"),

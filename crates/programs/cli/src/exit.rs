@@ -4,6 +4,7 @@
 use std::fmt;
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_metrics::CommandEnd;
 use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
 
 pub use blockhaul_io::plain;
@@ -190,6 +191,14 @@ impl From<Error> for Failure {
             _ => FAILED,
         };
         Failure::new(status, error.located()).with_remedy(&error, false)
+    }
+}
+
+/// The end of a command, for its metrics and its state.
+pub fn command_end(outcome: &Outcome) -> CommandEnd {
+    match outcome {
+        Ok(status) => CommandEnd { status: *status, error: None },
+        Err(failure) => CommandEnd { status: failure.status(), error: Some(failure.to_string()) },
     }
 }
 

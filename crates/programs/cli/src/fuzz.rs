@@ -2,7 +2,7 @@
 
 use blockhaul_control::ControlRequest;
 
-use crate::{jobfile, metrics};
+use crate::jobfile;
 
 /// Job files of `copy` and of `pull`.
 pub fn job_file(data: &[u8]) {
@@ -12,12 +12,6 @@ pub fn job_file(data: &[u8]) {
         assert!(!failure.to_string().is_empty());
     }
     let _ = jobfile::parse_pull("f.toml", text);
-}
-
-/// Requests for metrics and for the page.
-pub fn metrics_request(data: &[u8]) {
-    let Ok(request) = metrics::parse_http(data) else { return };
-    assert!(!request.path.is_empty());
 }
 
 /// Requests on the control socket.
@@ -61,16 +55,6 @@ mod tests {
         assert!(jobfile::parse("f.toml", copy, &[]).is_ok());
         assert!(jobfile::parse_pull("f.toml", pull).is_ok());
         survives(job_file, &[copy, pull]);
-    }
-
-    #[test]
-    fn requests_for_metrics_are_read_or_refused() {
-        let direct = "GET /metrics?name=a HTTP/1.1\r\nHost: [::1]:9100\r\nAccept: */*";
-        let proxied = "HEAD http://localhost:9100/ HTTP/1.0\r\nVia: 1.1 proxy";
-        for input in [direct, proxied] {
-            assert!(metrics::parse_http(input.as_bytes()).is_ok(), "{input}");
-        }
-        survives(metrics_request, &[direct, proxied]);
     }
 
     #[test]

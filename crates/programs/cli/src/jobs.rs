@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use blockhaul_catalog::Spec;
 use blockhaul_engine::{Rate, Side};
 use blockhaul_io::{Pool, Remote};
+use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{
     CopyControl, CopyReport, CopyRequest, CopySetup, OpenCopy, OpenSource, Overlap, TransferError,
     TransferOptions, find_overlap, full, rate_limit, remove_journal, same_place,
@@ -17,7 +18,6 @@ use crate::exit::{self, Failure, Outcome};
 use crate::jobfile::{self, Disk, JobFile, JobOptions};
 use crate::progress::{Reporter, Sink, Style};
 use crate::session::Session;
-use crate::snapshot::{End, Watched};
 use crate::{args, brackets, signals};
 
 /// Disks copied at a time: enough to keep a path busy while one of them ends or begins.
@@ -151,7 +151,7 @@ impl Copies {
         let signal = self.session.as_ref().map_or(0, Session::signal);
         let outcome = tell(&self.disks, verbose, signal);
         if let Some(session) = &mut self.session {
-            session.finish(End::from(&outcome));
+            session.finish(exit::command_end(&outcome));
         }
         outcome
     }
@@ -161,7 +161,7 @@ impl Copies {
 struct DiskCopy {
     name: String,
     place: String,
-    watched: Watched,
+    watched: ObservedCopy,
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
     /// Source and target.
@@ -191,7 +191,8 @@ impl DiskCopy {
         let control = setup.control();
         let ends = copy::shown_ends(&setup);
         let progress = control.progress().clone();
-        let watched = Watched { name: Some(name.clone()), ends, progress, ..Watched::default() };
+        let watched =
+            ObservedCopy { name: Some(name.clone()), ends, progress, ..ObservedCopy::default() };
         let disk = DiskCopy {
             name,
             place,

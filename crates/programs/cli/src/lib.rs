@@ -14,8 +14,7 @@
 //!   copies.
 //! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
 //! - `bench`: measures one device; the program blockhaul-bench does the rest.
-//! - `metrics`: metrics for Prometheus and a page for browsers; `figures`: the metrics of copies;
-//!   `snapshot`: their state as JSON. `ctl`: the client of a server's control socket.
+//! - `metrics`: `--metrics` and `--page`. `ctl`: the client of a server's control socket.
 //! - `plugin`: the description of a plugin.
 //! - `devices`: the registry of backends and layers, and the help about them.
 //! - `exit`: failures, remedies, and exit statuses.
@@ -31,7 +30,6 @@ mod copy;
 mod ctl;
 mod devices;
 mod exit;
-mod figures;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod generate;
@@ -64,7 +62,6 @@ mod restore;
 mod serve;
 mod session;
 mod signals;
-mod snapshot;
 mod syslog;
 mod tls_init;
 

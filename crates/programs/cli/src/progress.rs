@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockhaul_engine::{MapCell, MapSnapshot, Snapshot};
+use blockhaul_metrics::{CopyObserver, CopySnapshot, is_verifying, position};
 use rustix::fs::OFlags;
 
 use crate::exit::{Failure, plain};
-use crate::snapshot::{View, Watch, position, verifying};
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Reporter {
     }
 
     /// Starts showing.
-    pub fn start(sink: Sink, watch: Arc<Watch>) -> Result<Reporter, Failure> {
+    pub fn start(sink: Sink, watch: Arc<CopyObserver>) -> Result<Reporter, Failure> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new().name("progress".into());
         let thread = thread.spawn(move || report(sink, &watch, &stopped));
@@ -107,7 +107,7 @@ impl Reporter {
         }
     }
 
-    /// Shows the end state, after [`Watch::finish`]: everything if the copy succeeded.
+    /// Shows the end state, after [`CopyObserver::finish`]: everything if the copy succeeded.
     pub fn finish(mut self) {
         // Fails only if the thread has ended because its output was closed.
         let _ = self.stop.send(());
@@ -124,7 +124,7 @@ pub struct Sink {
     last: Option<String>,
 }
 
-fn report(mut sink: Sink, watch: &Watch, stopped: &mpsc::Receiver<()>) {
+fn report(mut sink: Sink, watch: &CopyObserver, stopped: &mpsc::Receiver<()>) {
     loop {
         if stopped.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Disconnected) {
             return;
@@ -138,7 +138,7 @@ fn report(mut sink: Sink, watch: &Watch, stopped: &mpsc::Receiver<()>) {
 }
 
 /// Whether the command succeeded; `None` while it runs.
-fn success(view: &View) -> Option<bool> {
+fn success(view: &CopySnapshot) -> Option<bool> {
     view.end.as_ref().map(|end| end.status == 0)
 }
 
@@ -154,7 +154,7 @@ fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
 }
 
 impl Sink {
-    fn show(&mut self, view: &View) -> std::io::Result<()> {
+    fn show(&mut self, view: &CopySnapshot) -> std::io::Result<()> {
         let success = success(view);
         match self.style {
             Style::Bar | Style::Map => {
@@ -195,10 +195,10 @@ impl Sink {
 
 /// The bar and the text after it, in at most `columns` columns; 0: no limit. Data is `*`, zeroes
 /// and holes are `.`, what an earlier run has copied is `=`.
-fn bar(view: &View, columns: usize) -> String {
+fn bar(view: &CopySnapshot, columns: usize) -> String {
     let now = &view.all;
     let end = success(view);
-    let what = if verifying(now) { "verify " } else { "" };
+    let what = if is_verifying(now) { "verify " } else { "" };
     let rate_text = format!("{}/s", rounded(view.rate));
     if now.total == 0 && end != Some(true) {
         return format!("{what}{} {rate_text}", rounded(now.done()));
@@ -230,7 +230,7 @@ fn bar(view: &View, columns: usize) -> String {
 }
 
 /// The rate and the time that is left, and at the end the average rate.
-fn rest_of(view: &View, end: Option<bool>) -> String {
+fn rest_of(view: &CopySnapshot, end: Option<bool>) -> String {
     let now = &view.all;
     let rate = format!("{}/s", rounded(view.rate));
     match (end, view.eta()) {
@@ -239,7 +239,7 @@ fn rest_of(view: &View, end: Option<bool>) -> String {
             // What an earlier run has copied took none of this run's time.
             let copied = now.done().saturating_sub(now.resumed);
             let average = rounded((copied as f64 / seconds.max(0.001)) as u64);
-            let verified = if verifying(now) { ", verified" } else { "" };
+            let verified = if is_verifying(now) { ", verified" } else { "" };
             format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
         }
         (None, Some(eta)) => format!("{rate} {} left", clock(eta)),
@@ -250,7 +250,7 @@ fn rest_of(view: &View, end: Option<bool>) -> String {
 /// The map of the disk and the text after it, in at most `columns` columns; 0: no limit. A cell is
 /// `-` before its part of the disk is begun, `+` while it is being copied, and then shows what most
 /// of it was: `*` data, `.` zeroes and holes, `=` copied by an earlier run; `#` is verified.
-fn strip(view: &View, map: &MapSnapshot, columns: usize) -> String {
+fn strip(view: &CopySnapshot, map: &MapSnapshot, columns: usize) -> String {
     let rest = rest_of(view, success(view));
     let done = percent(&view.all, success(view));
     let around = 8 + rest.chars().count();
@@ -326,7 +326,7 @@ fn clock(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{End, Watched};
+    use blockhaul_metrics::{CommandEnd, ObservedCopy};
 
     fn at(data: u64, total: u64) -> Snapshot {
         Snapshot { total, data, ..Snapshot::default() }
@@ -351,15 +351,15 @@ mod tests {
         assert_eq!(percent(&at(u64::MAX, i64::MAX as u64), None), 100);
     }
 
-    fn view(all: Snapshot) -> View {
+    fn view(all: Snapshot) -> CopySnapshot {
         let retried = [1, 2];
-        View {
+        CopySnapshot {
             all,
             rate: 1048576,
             in_flight: 3,
             retried,
             routes: vec![("zero", 7)],
-            ..View::default()
+            ..CopySnapshot::default()
         }
     }
 
@@ -377,7 +377,7 @@ mod tests {
         let line = half.json();
         assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
         assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
-        let ended = View { end: Some(End::default()), ..view(at(5, 0)) };
+        let ended = CopySnapshot { end: Some(CommandEnd::default()), ..view(at(5, 0)) };
         assert_eq!((&ended.json()["success"], &ended.json()["eta"]), (&true.into(), &().into()));
         assert_eq!(clock(3723), "1:02:03");
         assert_eq!(rounded(1536), "1.5 KiB");
@@ -407,11 +407,11 @@ mod tests {
             resumed: 2048,
             ..Snapshot::default()
         };
-        let view = View {
+        let view = CopySnapshot {
             all: now,
             elapsed: Duration::from_secs(2),
-            end: Some(End::default()),
-            ..View::default()
+            end: Some(CommandEnd::default()),
+            ..CopySnapshot::default()
         };
         let line = bar(&view, 0);
         assert!(
@@ -423,8 +423,9 @@ mod tests {
 
     #[test]
     fn completed_disks_are_counted() {
-        let disk = |name: &str| Watched { name: Some(name.to_string()), ..Watched::default() };
-        let watch = Watch::new(vec![disk("a"), disk("b")], None);
+        let disk =
+            |name: &str| ObservedCopy { name: Some(name.to_string()), ..ObservedCopy::default() };
+        let watch = CopyObserver::new(vec![disk("a"), disk("b")], None);
         watch.disks()[1].progress.expect(30);
         let line = bar(&watch.view(), 0);
         assert!(line.starts_with("0/2 disks   0% [---"), "{line}");

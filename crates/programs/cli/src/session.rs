@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use blockhaul_engine::Rate;
 use blockhaul_io::Runtime;
+use blockhaul_metrics::{
+    CommandEnd, CopyObserver, Destination, Destinations, ObservedCopy, StateSource, TextSource,
+};
 
 use crate::exit::{self, Failure, plain};
-use crate::metrics::{Destination, Destinations, Metrics, Status};
+use crate::metrics::{BuildInfo as _, Metrics};
 use crate::progress::{Reporter, Sink, Style};
-use crate::snapshot::{End, Watch, Watched};
-use crate::{args, figures, out, signals};
+use crate::{args, out, signals};
 
 /// What runs copies: workers, metrics.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +51,7 @@ impl SessionOptions {
 /// One or more copies, from before the first to after the last.
 pub struct Session {
     runtime: Runtime,
-    watch: Arc<Watch>,
+    watch: Arc<CopyObserver>,
     reporter: Option<Reporter>,
     metrics: Option<Metrics>,
     signal: Arc<AtomicI32>,
@@ -60,7 +62,7 @@ impl Session {
     pub fn start(
         options: &SessionOptions,
         sink: Option<Sink>,
-        disks: Vec<Watched>,
+        disks: Vec<ObservedCopy>,
         limit: Option<Arc<Rate>>,
     ) -> Result<Session, Failure> {
         let wanted = Destinations::new(&options.metrics, options.page)?;
@@ -81,14 +83,14 @@ impl Session {
         let runtime = Runtime::start(&options.config()).map_err(|error| {
             Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
-        let watch = Arc::new(Watch::new(disks, limit));
+        let watch = Arc::new(CopyObserver::new(disks, limit));
         let reporter = match sink {
             None => None,
             Some(sink) => Some(Reporter::start(sink, watch.clone())?),
         };
         let seen = watch.clone();
-        let status: Status = Arc::new(move || seen.view().json());
-        let published = (figures::text(watch.clone()), status);
+        let state: StateSource = Arc::new(move || seen.view().json());
+        let published = (text(&watch), state);
         let metrics = (wanted != Destinations::default())
             .then(|| Metrics::start(&wanted, "copy", published, &runtime.remote()));
         Ok(Session { runtime, watch, reporter, metrics: metrics.transpose()?, signal })
@@ -110,7 +112,7 @@ impl Session {
     }
 
     /// Shows the end state: everything after success.
-    pub fn finish(&mut self, end: End) {
+    pub fn finish(&mut self, end: CommandEnd) {
         self.watch.finish(end);
         if let Some(reporter) = self.reporter.take() {
             reporter.finish();
@@ -119,4 +121,13 @@ impl Session {
             self.runtime.block_on(|| metrics.end());
         }
     }
+}
+
+/// The metrics of the program and of its copies.
+fn text(watch: &Arc<CopyObserver>) -> TextSource {
+    let copies = blockhaul_metrics::copy_text(watch.clone());
+    Arc::new(move |mut figures| {
+        figures.build_info();
+        copies(figures)
+    })
 }

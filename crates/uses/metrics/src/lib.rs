@@ -1,8 +1,38 @@
-//! Small listeners beside the main work of a command.
+//! Metrics of a command for Prometheus, and its state as JSON for a page in a browser, while the command runs.
 //!
-//! - [`peer_listener`]: accepts a few peers, with a task for each.
+//! - [`Publisher`] serves both over HTTP, and writes the metrics to a file; [`Destinations`] says where.
+//!   `http`: requests and replies. `page`: the files of the page, which are part of the program. `events`: the
+//!   states that the page shows. `textfile`: the file.
+//! - [`Figures`]: Prometheus' text format.
+//! - [`CopyObserver`]: the state of running copies as JSON; [`copy_text`]: their metrics.
+//! - [`peer_listener`]: a listener for a few peers, for all that is beside the main work.
+//!
+//! [`MetricsError`] is data: front ends choose exit statuses, and words of their own.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
+mod copy_figures;
+mod copy_state;
+mod destination;
+mod error;
+mod events;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+mod http;
+mod page;
 pub mod peer_listener;
+mod publisher;
+mod text;
+mod textfile;
+
+pub use copy_figures::copy_text;
+pub use copy_state::{
+    CommandEnd, CopyObserver, CopySnapshot, DiskSnapshot, ObservedCopy, is_verifying, latencies,
+    position,
+};
+pub use destination::{Destination, Destinations, HttpAddress};
+pub use error::{DestinationError, MetricsError};
+pub use events::StateSource;
+pub use publisher::Publisher;
+pub use text::{Figures, TextSource};

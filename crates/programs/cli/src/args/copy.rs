@@ -220,7 +220,7 @@ pub struct CopyArgs {
     /// node_exporter every 15 s and at the end; PATH ends in .prom, and the label run has its name.
     /// May be given twice, for an address and a file.
     #[arg(long, value_name = "ADDR", help_heading = "Long copies")]
-    pub metrics: Vec<crate::metrics::Destination>,
+    pub metrics: Vec<blockhaul_metrics::Destination>,
 
     /// Serve a web page at the address of --metrics that shows the progress
     ///

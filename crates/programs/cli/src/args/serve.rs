@@ -227,7 +227,7 @@ pub struct Serve {
     /// node_exporter every 15 s and at the end, as the user of --user; PATH ends in .prom, and the
     /// label run has its name. May be given twice, for an address and a file.
     #[arg(long, value_name = "ADDR")]
-    pub metrics: Vec<crate::metrics::Destination>,
+    pub metrics: Vec<blockhaul_metrics::Destination>,
 
     /// Serve a web page at the address of --metrics that shows clients and load
     ///

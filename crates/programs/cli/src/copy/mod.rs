@@ -9,13 +9,13 @@ use std::sync::Arc;
 use blockhaul_catalog::Spec;
 use blockhaul_engine::Progress;
 use blockhaul_io::Pool;
+use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
 
 use crate::brackets::Groups;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{self, Failure, Outcome};
 use crate::progress::{Reporter, Style};
 use crate::session::{Session, SessionOptions};
-use crate::snapshot::{End, Watched};
 use crate::{args, jobs, logger, signals};
 
 /// Runs `blockhaul copy`.
@@ -74,7 +74,7 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
     let setup = copy_options::set_up(request)?;
     let sink = Reporter::open(options.progress, options.no_progress)?;
     let progress = setup.control().progress().clone();
-    let watched = Watched { ends: shown_ends(&setup), progress, ..Watched::default() };
+    let watched = ObservedCopy { ends: shown_ends(&setup), progress, ..ObservedCopy::default() };
     let mut session = Session::start(&options.session, sink, vec![watched], setup.rate())?;
     let ends = setup.specs().map(Spec::clone);
     let control = setup.control();
@@ -103,7 +103,7 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
         }
         Err(error) => (Err(Failure::from(error).and(&note)), None),
     };
-    session.finish(End::from(&outcome));
+    session.finish(exit::command_end(&outcome));
     if let Some(report) = report {
         report::print(&report, options.verbose, "", ends[1] == Spec::Pipe)?;
     }

@@ -4,10 +4,11 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
 use blockhaul_catalog::Figure;
+use blockhaul_metrics::{Figures, TextSource as Text};
 use blockhaul_server::{Exported, Server, Sums};
 
 use super::exports::Table;
-use crate::metrics::{Figures, Text};
+use crate::metrics::BuildInfo as _;
 
 /// Makes the metrics of this server; none when it has ended. Does not keep its exports open.
 pub fn text(server: &Arc<Server>, table: &Arc<Table>) -> Text {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Remote;
+use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener as Serving;
 use blockhaul_os::Identity;
 use blockhaul_server::{Config, Limits, Offers, Server};
@@ -24,7 +25,7 @@ use super::stop::{Stop, Stopper};
 use super::tls::Secured;
 use super::{command, figures, status, stdio, system, vhost};
 use crate::exit::{FAILED, Failure, plain};
-use crate::metrics::{Destinations, Metrics};
+use crate::metrics::Metrics;
 use crate::{logger, signals};
 
 /// Time for clients to read their last replies; waited twice at most, so that they delay a stop by

@@ -57,12 +57,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Runtime;
+use blockhaul_metrics::Destinations;
 use blockhaul_os::Identity;
 use blockhaul_server::{Limits, Offers};
 
 use crate::brackets::Groups;
 use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
-use crate::metrics::Destinations;
 use crate::{args, devices, logger, signals};
 use background::{Background, Directory};
 use control::{Control, Shared};

@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use blockhaul_block::OpKind;
 use blockhaul_control::ExportStatus;
+use blockhaul_metrics::{StateSource as Status, latencies};
 use blockhaul_transfer::without_secrets;
 use serde_json::{Value, json};
 
 use super::control::{Operations, Shared};
-use crate::metrics::Status;
-use crate::snapshot::latencies;
 
 /// Maximum number of clients and of exports in a snapshot; their numbers are always complete.
 const SHOWN_MAX: usize = 200;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_control::{ControlRequest, JobRef, Refusal};
 use blockhaul_io::{Listener, Stream};
+use blockhaul_metrics::Figures;
 use blockhaul_metrics::peer_listener::{self as aside, PeerListener as Serving};
 use blockhaul_os::Identity;
 use rustix::fs::Mode;
@@ -27,7 +28,6 @@ use super::figures;
 use super::listen::Cleanup;
 use super::stop::Stop;
 use crate::exit::{Failure, OPEN, plain};
-use crate::metrics::Figures;
 
 use operations::Reply;
 pub use operations::{Operations, Shared};

@@ -1,4 +1,4 @@
-//! `--metrics textfile:PATH`: the metrics as a file, for node_exporter's textfile collector.
+//! The metrics as a file, for node_exporter's textfile collector.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_io::{Completer, Remote};
+use blockhaul_io::{Completer, Remote, plain};
 
-use super::text::{Figures, Text};
-use crate::exit::{self, Failure, plain};
+use crate::error::MetricsError;
+use crate::text::{Figures, TextSource};
 
 /// Interval between two versions of the file.
 const INTERVAL: Duration = Duration::from_secs(15);
 
-/// Writes the file until it is ended.
+/// A file of metrics, which is written again and again until it is ended.
 pub struct TextFile {
     file: Arc<File>,
     /// Dropped, it ends the task.
@@ -24,17 +24,10 @@ pub struct TextFile {
 
 impl TextFile {
     /// Writes the first version; others follow from a worker.
-    pub fn start(path: &Path, text: Text, worker: &Remote) -> Result<TextFile, Failure> {
-        let file = Arc::new(File { path: path.to_path_buf(), text, ended: Mutex::new(false) });
-        file.write(false).map_err(|error| {
-            let next = match error.kind() {
-                std::io::ErrorKind::NotFound => ": create its directory first",
-                _ => "",
-            };
-            let path = path.display();
-            let why = plain(&error);
-            Failure::new(exit::FAILED, format!("--metrics: cannot write {path}: {why}{next}"))
-        })?;
+    pub fn start(path: &Path, text: TextSource, worker: &Remote) -> Result<TextFile, MetricsError> {
+        let path = path.to_path_buf();
+        let file = Arc::new(File { path: path.clone(), text, ended: Mutex::new(false) });
+        file.write(false).map_err(|error| MetricsError::Write { path, error })?;
         let (stop, mut stopped) = blockhaul_io::ticket();
         let written = file.clone();
         drop(worker.spawn(move || async move {
@@ -53,7 +46,7 @@ impl TextFile {
 
 struct File {
     path: PathBuf,
-    text: Text,
+    text: TextSource,
     /// The last version is written, or being written.
     ended: Mutex<bool>,
 }
@@ -78,7 +71,7 @@ impl File {
             return Ok(());
         }
         *ended = last;
-        let text = (self.text)(Figures::of_run(run));
+        let text = (self.text)(Figures::for_run(run));
         // The collector does not read names with this ending.
         let mut fresh = self.path.clone().into_os_string();
         fresh.push(format!(".{}.new", std::process::id()));
@@ -109,7 +102,7 @@ mod tests {
         let path = folder.path().join("night.prom");
         let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
         let count = AtomicU64::new(0);
-        let text: Text = Arc::new(move |mut figures| {
+        let text: TextSource = Arc::new(move |mut figures| {
             figures.add(
                 "a_total",
                 "counter",
@@ -121,7 +114,7 @@ mod tests {
         });
         let missing = folder.path().join("no/night.prom");
         let refused = TextFile::start(&missing, text.clone(), &runtime.remote()).err().unwrap();
-        assert!(refused.to_string().contains("create its directory first"), "{refused}");
+        assert_eq!(refused.remedy(), Some("create its directory first"), "{refused}");
         let file = TextFile::start(&path, text, &runtime.remote()).unwrap();
         let late = file.file.clone();
         assert!(fs::read_to_string(&path).unwrap().ends_with("a_total{run=\"night\"} 1\n"));

@@ -1,4 +1,4 @@
-//! Snapshots of running copies: for the bar and the lines of `--progress`, and for `--page`.
+//! The state of running copies, for displays of progress and for the page.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -6,8 +6,6 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{LATENCY_BOUNDS, Latency};
 use blockhaul_engine::{MapCell, MapSnapshot, Progress, Rate, Snapshot};
 use serde_json::{Value, json};
-
-use crate::exit::Outcome;
 
 /// Time constant of the displayed rate: a change shows after a few seconds.
 const MEMORY: Duration = Duration::from_millis(1900);
@@ -24,7 +22,7 @@ const CELLS_MIN: usize = 16;
 
 /// An observed copy.
 #[derive(Debug, Clone, Default)]
-pub struct Watched {
+pub struct ObservedCopy {
     /// Its name, if there are several.
     pub name: Option<String>,
     /// Source and target, without parameters.
@@ -35,43 +33,34 @@ pub struct Watched {
     pub result: Arc<OnceLock<Option<String>>>,
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct End {
-    /// Its exit status.
+pub struct CommandEnd {
+    /// The number that the command returns, from 0 to 255; 0 for success.
     pub status: u8,
     /// Why it failed.
     pub error: Option<String>,
 }
 
-impl From<&Outcome> for End {
-    fn from(outcome: &Outcome) -> End {
-        match outcome {
-            Ok(status) => End { status: *status, error: None },
-            Err(failure) => End { status: failure.status(), error: Some(failure.to_string()) },
-        }
-    }
-}
-
-/// Running copies, which share a rate limit, and their rate.
-pub struct Watch {
-    disks: Vec<Watched>,
+/// An observer of running copies, which share a rate limit: it computes their rate.
+pub struct CopyObserver {
+    disks: Vec<ObservedCopy>,
     limit: Option<Arc<Rate>>,
     started: Instant,
     pace: Mutex<Pace>,
-    end: OnceLock<Arc<View>>,
+    end: OnceLock<Arc<CopySnapshot>>,
 }
 
-impl Watch {
-    /// Watches these copies from now on.
-    pub fn new(disks: Vec<Watched>, limit: Option<Arc<Rate>>) -> Watch {
-        let started = Instant::now();
+impl CopyObserver {
+    /// Observes these copies from now on.
+    pub fn new(disks: Vec<ObservedCopy>, limit: Option<Arc<Rate>>) -> CopyObserver {
+        let started = blockhaul_io::now();
         let pace = Mutex::new(Pace::new());
-        Watch { disks, limit, started, pace, end: OnceLock::new() }
+        CopyObserver { disks, limit, started, pace, end: OnceLock::new() }
     }
 
-    /// The watched copies.
-    pub fn disks(&self) -> &[Watched] {
+    /// The observed copies.
+    pub fn disks(&self) -> &[ObservedCopy] {
         &self.disks
     }
 
@@ -81,28 +70,28 @@ impl Watch {
     }
 
     /// Takes the last snapshot, which is the answer from now on.
-    pub fn finish(&self, end: End) {
+    pub fn finish(&self, end: CommandEnd) {
         let view = Arc::new(self.take(Some(end)));
         // A second end changes nothing.
         let _ = self.end.set(view);
     }
 
     /// How the command ended; `None` while it runs.
-    pub fn end(&self) -> Option<&End> {
+    pub fn end(&self) -> Option<&CommandEnd> {
         self.end.get()?.end.as_ref()
     }
 
     /// A snapshot of the counters, which also updates the rate; the last one after the end.
-    pub fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<CopySnapshot> {
         self.end.get().cloned().unwrap_or_else(|| Arc::new(self.take(None)))
     }
 
-    fn take(&self, end: Option<End>) -> View {
-        let mut view = View { end, ..View::of(&self.disks) };
+    fn take(&self, end: Option<CommandEnd>) -> CopySnapshot {
+        let mut view = CopySnapshot { end, ..CopySnapshot::from_copies(&self.disks) };
         let mut pace = self.pace.lock().expect("no panic under this lock");
         pace.note(&view.all, view.latency.map(|side| side.seconds));
         view.rate = pace.bytes_per_second();
-        view.elapsed = self.started.elapsed();
+        view.elapsed = blockhaul_io::elapsed(self.started);
         let limit = self.limit.as_ref().map_or(0, |limit| limit.limits().0);
         view.bottleneck = match &view.end {
             None => bottleneck(pace.waits, pace.moved.unwrap_or(0.0), limit),
@@ -117,13 +106,13 @@ impl Watch {
     }
 }
 
-/// The data to show.
+/// The state of all observed copies at one moment.
 #[derive(Debug, Default)]
-pub struct View {
+pub struct CopySnapshot {
     /// All disks together.
     pub all: Snapshot,
     /// The disks.
-    pub disks: Vec<DiskView>,
+    pub disks: Vec<DiskSnapshot>,
     /// Requests in flight.
     pub in_flight: usize,
     /// Repeated requests: to sources, to targets.
@@ -136,17 +125,17 @@ pub struct View {
     pub routes: Vec<(&'static str, u64)>,
     /// Bytes per second, smoothed.
     pub rate: u64,
-    /// What the copy waits for most: source, target, rate (a limit), or both sides.
+    /// The cause of most waiting: source, target, rate (a limit), or both sides.
     pub bottleneck: Option<&'static str>,
     /// Time since the beginning.
     pub elapsed: Duration,
     /// How the command ended, in the last snapshot.
-    pub end: Option<End>,
+    pub end: Option<CommandEnd>,
 }
 
-/// One of the disks.
+/// The state of one disk.
 #[derive(Debug)]
-pub struct DiskView {
+pub struct DiskSnapshot {
     /// Its name, if there are several.
     pub name: Option<String>,
     ends: [String; 2],
@@ -155,9 +144,9 @@ pub struct DiskView {
     result: Option<Option<String>>,
 }
 
-impl View {
-    fn of(disks: &[Watched]) -> View {
-        let mut view = View::default();
+impl CopySnapshot {
+    fn from_copies(disks: &[ObservedCopy]) -> CopySnapshot {
+        let mut view = CopySnapshot::default();
         for disk in disks {
             let now = disk.progress.snapshot();
             let meters = disk.progress.meters();
@@ -177,7 +166,13 @@ impl View {
             let name = disk.name.clone();
             let ends = disk.ends.clone();
             let map = disk.progress.map();
-            view.disks.push(DiskView { name, ends, now, map, result: disk.result.get().cloned() });
+            view.disks.push(DiskSnapshot {
+                name,
+                ends,
+                now,
+                map,
+                result: disk.result.get().cloned(),
+            });
         }
         view
     }
@@ -245,7 +240,7 @@ impl View {
     }
 }
 
-impl DiskView {
+impl DiskSnapshot {
     /// A disk of several.
     fn json(&self, cells: usize) -> Value {
         let mut line = counts(&self.now);
@@ -345,7 +340,7 @@ struct Pace {
 impl Pace {
     fn new() -> Pace {
         Pace {
-            last: Instant::now(),
+            last: blockhaul_io::now(),
             done: 0,
             data: 0,
             smoothed: None,
@@ -358,7 +353,7 @@ impl Pace {
     /// Notes the counters, and the sums of request times of both sides in seconds.
     fn note(&mut self, now: &Snapshot, seconds: [f64; 2]) {
         let done = now.done() + now.verified;
-        let passed = self.last.elapsed();
+        let passed = blockhaul_io::elapsed(self.last);
         if passed < APART {
             return;
         }
@@ -374,7 +369,8 @@ impl Pace {
             let waited = (seconds - self.seconds[side]).max(0.0);
             self.waits[side] = self.waits[side] * (1.0 - newest) + waited;
         }
-        (self.last, self.done, self.data, self.seconds) = (Instant::now(), done, now.data, seconds);
+        (self.last, self.done, self.data, self.seconds) =
+            (blockhaul_io::now(), done, now.data, seconds);
     }
 
     fn bytes_per_second(&self) -> u64 {
@@ -382,7 +378,7 @@ impl Pace {
     }
 }
 
-/// What a copy waits for, if that is known. `waits`: the time that requests wait for each side;
+/// The side or the limit that a copy waits for, if it is known. `waits`: the time that requests wait for each side;
 /// `moved`: bytes of data per second; `limit`: the limit of these, 0 for none.
 fn bottleneck(waits: [f64; 2], moved: f64, limit: u64) -> Option<&'static str> {
     let all = waits[0] + waits[1];
@@ -400,20 +396,20 @@ fn bottleneck(waits: [f64; 2], moved: f64, limit: u64) -> Option<&'static str> {
 }
 
 /// Whether the copy is complete and being verified.
-pub fn verifying(now: &Snapshot) -> bool {
+pub fn is_verifying(now: &Snapshot) -> bool {
     now.verified > 0 && now.done() >= now.total
 }
 
 /// The position of the copy, or of its verification.
 pub fn position(now: &Snapshot) -> u64 {
-    let done = if verifying(now) { now.verified } else { now.done() };
+    let done = if is_verifying(now) { now.verified } else { now.done() };
     if now.total > 0 { done.min(now.total) } else { done }
 }
 
 /// The counters of a copy, of one disk or of all.
 fn counts(now: &Snapshot) -> Value {
     json!({
-        "phase": if verifying(now) { "verify" } else { "copy" },
+        "phase": if is_verifying(now) { "verify" } else { "copy" },
         "done": now.done(),
         "total": now.total,
         "data": now.data,
@@ -428,17 +424,17 @@ fn counts(now: &Snapshot) -> Value {
 mod tests {
     use super::*;
 
-    fn disk(name: &str) -> Watched {
-        Watched { name: Some(name.to_string()), ..Watched::default() }
+    fn disk(name: &str) -> ObservedCopy {
+        ObservedCopy { name: Some(name.to_string()), ..ObservedCopy::default() }
     }
 
     #[test]
     fn several_disks_are_shown_together_and_one_by_one() {
-        let watch = Watch::new(vec![disk("a"), disk("b")], None);
-        watch.disks[0].progress.expect(10);
-        watch.disks[1].progress.expect(30);
-        watch.disks[1].result.set(Some("it burns".to_string())).unwrap();
-        let line = watch.view().json();
+        let observer = CopyObserver::new(vec![disk("a"), disk("b")], None);
+        observer.disks[0].progress.expect(10);
+        observer.disks[1].progress.expect(30);
+        observer.disks[1].result.set(Some("it burns".to_string())).unwrap();
+        let line = observer.view().json();
         assert_eq!((&line["total"], &line["disks"][1]["total"]), (&40.into(), &30.into()));
         assert_eq!(
             (&line["disks"][0]["name"], &line["disks"][0]["state"]),
@@ -452,16 +448,16 @@ mod tests {
 
     #[test]
     fn the_last_snapshot_stays() {
-        let watch = Watch::new(vec![Watched::default()], None);
-        assert_eq!(watch.view().json()["finished"], false);
+        let observer = CopyObserver::new(vec![ObservedCopy::default()], None);
+        assert_eq!(observer.view().json()["finished"], false);
         let error = Some("no space".to_string());
-        watch.finish(End { status: 4, error });
-        watch.finish(End::default());
-        watch.disks[0].progress.expect(10);
-        let line = watch.view().json();
+        observer.finish(CommandEnd { status: 4, error });
+        observer.finish(CommandEnd::default());
+        observer.disks[0].progress.expect(10);
+        let line = observer.view().json();
         assert_eq!((&line["success"], &line["exit_status"]), (&false.into(), &4.into()));
         assert_eq!((&line["error"], &line["total"]), (&"no space".into(), &0.into()));
-        assert_eq!(line, watch.view().json());
+        assert_eq!(line, observer.view().json());
     }
 
     #[test]
@@ -494,8 +490,8 @@ mod tests {
     fn a_map_has_a_digit_for_each_cell() {
         assert_eq!([0, 1, 50, 99, 100].map(|bytes| digit(bytes, 100)), ['0', '1', '5', '8', '9']);
         assert_eq!(digit(u64::MAX - 1, u64::MAX), '8');
-        let watched = Watched::default();
-        watched.progress.keep_map();
-        assert!(Watch::new(vec![watched], None).view().json()["map"].is_null(), "no size yet");
+        let copy = ObservedCopy::default();
+        copy.progress.keep_map();
+        assert!(CopyObserver::new(vec![copy], None).view().json()["map"].is_null(), "no size yet");
     }
 }

@@ -1,4 +1,4 @@
-//! The metrics of running copies, for `--metrics`.
+//! The metrics of running copies.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
@@ -6,14 +6,14 @@ use std::time::{Instant, SystemTime};
 use blockhaul_block::LATENCY_BOUNDS;
 use blockhaul_engine::{Meters, Rate, Routes, Snapshot};
 
-use crate::metrics::{Figures, Text};
-use crate::snapshot::Watch;
+use crate::copy_state::CopyObserver;
+use crate::text::{Figures, TextSource};
 
-/// Makes the metrics of these copies.
-pub fn text(watch: Arc<Watch>) -> Text {
-    let pace = Mutex::new(Pace { since: Instant::now(), done: 0, rate: 0.0 });
+/// Returns the source of the metrics of these copies.
+pub fn copy_text(observer: Arc<CopyObserver>) -> TextSource {
+    let pace = Mutex::new(Pace { since: blockhaul_io::now(), done: 0, rate: 0.0 });
     let began = seconds_since_1970();
-    Arc::new(move |figures| write(figures, &watch, began, &pace))
+    Arc::new(move |figures| write(figures, &observer, began, &pace))
 }
 
 fn seconds_since_1970() -> f64 {
@@ -32,10 +32,10 @@ impl Pace {
     const APART: f64 = 0.5;
 
     fn note(&mut self, done: u64) -> f64 {
-        let passed = self.since.elapsed().as_secs_f64();
+        let passed = blockhaul_io::elapsed(self.since).as_secs_f64();
         if passed >= Self::APART {
             self.rate = done.saturating_sub(self.done) as f64 / passed;
-            (self.since, self.done) = (Instant::now(), done);
+            (self.since, self.done) = (blockhaul_io::now(), done);
         }
         self.rate
     }
@@ -44,35 +44,35 @@ impl Pace {
 /// The sides of a copy, in the order of the pairs in its counters.
 const SIDES: [&str; 2] = ["source", "target"];
 
-/// A snapshot of a disk's counters.
-struct Seen<'a> {
+/// The counters of a disk at one moment.
+struct DiskCounters<'a> {
     name: Option<&'a str>,
     now: Snapshot,
     meters: Meters,
     routes: Routes,
 }
 
-impl Seen<'_> {
+impl DiskCounters<'_> {
     /// The label of the disk, if there are several, and one more.
     fn labels<'a>(&'a self, more: Option<(&'a str, &'a str)>) -> Vec<(&'a str, &'a str)> {
         self.name.map(|name| ("disk", name)).into_iter().chain(more).collect()
     }
 }
 
-/// A page being made: metrics of one name are consecutive, disk by disk.
-struct Making<'a> {
+/// A writer of the metrics of copies: metrics of one name are consecutive, disk by disk.
+struct CopyFigures<'a> {
     figures: Figures,
-    disks: Vec<Seen<'a>>,
+    disks: Vec<DiskCounters<'a>>,
 }
 
-impl Making<'_> {
+impl CopyFigures<'_> {
     /// A metric of the whole copy.
     fn one(&mut self, name: &str, help: &str, value: f64) {
         self.figures.add(&format!("blockhaul_copy_{name}"), "gauge", help, &[], value);
     }
 
     /// A metric of each disk. If its name ends in `_total` it only grows.
-    fn each(&mut self, name: &str, help: &str, value: impl Fn(&Seen<'_>) -> u64) {
+    fn each(&mut self, name: &str, help: &str, value: impl Fn(&DiskCounters<'_>) -> u64) {
         self.by(name, help, "", |disk| [("", value(disk))]);
     }
 
@@ -82,7 +82,7 @@ impl Making<'_> {
         name: &str,
         help: &str,
         label: &str,
-        values: impl Fn(&Seen<'_>) -> [(&'static str, u64); N],
+        values: impl Fn(&DiskCounters<'_>) -> [(&'static str, u64); N],
     ) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         let name = format!("blockhaul_copy_{name}");
@@ -95,12 +95,12 @@ impl Making<'_> {
     }
 
     /// When the command began, and how it ended. After the end these stay in a file.
-    fn course(&mut self, watch: &Watch, began: f64) {
+    fn course(&mut self, observer: &CopyObserver, began: f64) {
         let help = "When the command began, in seconds since 1970.";
         self.one("start_time_seconds", help, began);
         let help = "Whether the command has ended.";
-        self.one("finished", help, f64::from(u8::from(watch.end().is_some())));
-        if let Some(end) = watch.end() {
+        self.one("finished", help, f64::from(u8::from(observer.end().is_some())));
+        if let Some(end) = observer.end() {
             let help = "When the command ended, in seconds since 1970.";
             self.one("end_time_seconds", help, seconds_since_1970());
             let help = "Exit status of the command; 0 for success.";
@@ -165,11 +165,11 @@ impl Making<'_> {
     }
 }
 
-fn write(figures: Figures, watch: &Watch, began: f64, pace: &Mutex<Pace>) -> String {
-    let disks: Vec<_> = watch
+fn write(figures: Figures, observer: &CopyObserver, began: f64, pace: &Mutex<Pace>) -> String {
+    let disks: Vec<_> = observer
         .disks()
         .iter()
-        .map(|disk| Seen {
+        .map(|disk| DiskCounters {
             name: disk.name.as_deref(),
             now: disk.progress.snapshot(),
             meters: disk.progress.meters(),
@@ -178,11 +178,10 @@ fn write(figures: Figures, watch: &Watch, began: f64, pace: &Mutex<Pace>) -> Str
         .collect();
     let done = disks.iter().map(|disk| disk.now.done() + disk.now.verified).sum();
     let rate = pace.lock().expect("no panic under this lock").note(done);
-    let mut page = Making { figures, disks };
-    page.figures.build_info();
-    page.course(watch, began);
+    let mut page = CopyFigures { figures, disks };
+    page.course(observer, began);
     page.bytes();
-    page.speed(rate, watch.limit());
+    page.speed(rate, observer.limit());
     page.requests();
     page.latencies();
     page.figures.finish()
@@ -191,21 +190,22 @@ fn write(figures: Figures, watch: &Watch, began: f64, pace: &Mutex<Pace>) -> Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{End, Watched};
+    use crate::copy_state::{CommandEnd, ObservedCopy};
 
     #[test]
     fn every_line_is_a_figure_and_names_come_in_one_piece() {
-        let disk = |name: &str| Watched { name: Some(name.to_string()), ..Watched::default() };
+        let disk =
+            |name: &str| ObservedCopy { name: Some(name.to_string()), ..ObservedCopy::default() };
         let limit = Some(Arc::new(Rate::new(5, 6)));
-        let watch = Arc::new(Watch::new(vec![disk("a"), disk("b\"")], limit));
-        let text = text(watch.clone());
+        let observer = Arc::new(CopyObserver::new(vec![disk("a"), disk("b\"")], limit));
+        let text = copy_text(observer.clone());
         let running = text(Figures::default());
         assert!(running.contains("blockhaul_copy_finished 0\n"), "{running}");
         assert!(!running.contains("blockhaul_copy_exit_status"), "{running}");
-        watch.finish(End { status: 5, error: None });
+        observer.finish(CommandEnd { status: 5, error: None });
         let page = text(Figures::default());
         assert!(page.contains("blockhaul_copy_exit_status 5\n"), "{page}");
-        assert!(page.starts_with("# HELP blockhaul_build_info "), "{page}");
+        assert!(page.starts_with("# HELP blockhaul_copy_start_time_seconds "), "{page}");
         let mut seen: Vec<&str> = Vec::new();
         for line in page.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {

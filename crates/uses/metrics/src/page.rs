@@ -1,19 +1,19 @@
-//! The files of `--page`, which are part of the program.
+//! The files of the page, which are part of the program.
 
-use super::http::Reply;
+use crate::http::Reply;
 
 const JS: &str = "text/javascript; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 
 /// Path, media type and content of each file.
 const FILES: [(&str, &str, &str); 7] = [
-    ("/", "text/html; charset=utf-8", include_str!("../../page/index.html")),
-    ("/page.css", CSS, include_str!("../../page/page.css")),
-    ("/page.js", JS, include_str!("../../page/page.js")),
-    ("/icon.svg", "image/svg+xml", include_str!("../../page/icon.svg")),
-    ("/uplot.js", JS, include_str!("../../page/uplot/uPlot.iife.min.js")),
-    ("/uplot.css", CSS, include_str!("../../page/uplot/uPlot.min.css")),
-    ("/uplot-license.txt", "text/plain; charset=utf-8", include_str!("../../page/uplot/LICENSE")),
+    ("/", "text/html; charset=utf-8", include_str!("../page/index.html")),
+    ("/page.css", CSS, include_str!("../page/page.css")),
+    ("/page.js", JS, include_str!("../page/page.js")),
+    ("/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+    ("/uplot.js", JS, include_str!("../page/uplot/uPlot.iife.min.js")),
+    ("/uplot.css", CSS, include_str!("../page/uplot/uPlot.min.css")),
+    ("/uplot-license.txt", "text/plain; charset=utf-8", include_str!("../page/uplot/LICENSE")),
 ];
 
 /// The file at this path.

@@ -8,15 +8,16 @@ use blockhaul_io::{Config, Runtime};
 use blockhaul_testkit::tools::until;
 use serde_json::json;
 
-use super::http::REQUEST_MAX;
 use super::*;
+use crate::events;
+use crate::http::REQUEST_MAX;
 
 /// One worker, the minimum of every command.
 fn runtime() -> Runtime {
     Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap()
 }
 
-fn up() -> Text {
+fn up() -> TextSource {
     Arc::new(|mut figures| {
         figures.add("up", "gauge", "What.", &[], 1.0);
         figures.finish()
@@ -24,16 +25,16 @@ fn up() -> Text {
 }
 
 /// Counts its snapshots.
-fn counting() -> Status {
+fn counting() -> StateSource {
     let count = AtomicU64::new(0);
     Arc::new(move || json!({ "count": count.fetch_add(1, Ordering::Relaxed), "text": "a\nb" }))
 }
 
-fn server(status: Option<Status>) -> (Runtime, Server, SocketAddr) {
+fn server(status: Option<StateSource>) -> (Runtime, Server, SocketAddr) {
     let runtime = runtime();
     let address = "127.0.0.1:0".parse().unwrap();
     let server = Server::start(&address, up(), status, &runtime.remote()).unwrap();
-    let Address::Tcp { address, .. } = server.address else { panic!("{}", server.address) };
+    let HttpAddress::Tcp { address, .. } = server.address else { panic!("{}", server.address) };
     (runtime, server, address)
 }
 
@@ -157,10 +158,10 @@ fn events_are_snapshots_and_the_last_one_says_so() {
     assert_eq!(block(&mut events), "data: {\"count\":1,\"text\":\"a\\nb\"}\n\n");
     assert!(begun.elapsed() >= Duration::from_millis(500), "one a second: {:?}", begun.elapsed());
     assert!(get(address, "/status.json").ends_with("\r\n\r\n{\"count\":2,\"text\":\"a\\nb\"}\n"));
-    let metrics = Metrics { server: Some(server), file: None };
+    let publisher = Publisher { server: Some(server), file: None };
     let (sender, ended) = std::sync::mpsc::channel();
     let ending = std::thread::spawn(move || {
-        runtime.block_on(|| metrics.end());
+        runtime.block_on(|| publisher.end());
         sender.send(()).unwrap();
     });
     let last = loop {
@@ -179,7 +180,7 @@ fn events_are_snapshots_and_the_last_one_says_so() {
 #[test]
 fn viewers_are_limited_and_slow_ones_are_dropped() {
     // More than sockets take in, so that a viewer that reads nothing blocks the first event.
-    let big: Status = Arc::new(|| json!({ "x": "y".repeat(16 << 20) }));
+    let big: StateSource = Arc::new(|| json!({ "x": "y".repeat(16 << 20) }));
     let (_runtime, _server, address) = server(Some(big));
     let held: Vec<_> = (0..events::VIEWERS_MAX).map(|_| viewer(address)).collect();
     let (head, _refused) = viewer(address);
@@ -213,7 +214,7 @@ fn sockets_are_removed_and_left_ones_taken_over() {
     drop(UnixListener::bind(&path).unwrap());
     // A process started by another test at this moment has the listener, too, until it execs.
     until("nobody listens any more", || std::os::unix::net::UnixStream::connect(&path).is_err());
-    let address = Address::Unix(path.clone());
+    let address = HttpAddress::Unix(path.clone());
     let runtime = runtime();
     let server = Server::start(&address, up(), None, &runtime.remote()).unwrap();
     assert!(Server::start(&address, up(), None, &runtime.remote()).is_err(), "in use");
@@ -227,7 +228,7 @@ fn what_is_no_socket_stays() {
     let path = folder.path().join("disk.raw");
     std::fs::write(&path, "precious").unwrap();
     let runtime = runtime();
-    let address = Address::Unix(path.clone());
+    let address = HttpAddress::Unix(path.clone());
     let Err(refused) = Server::start(&address, up(), None, &runtime.remote()) else {
         panic!("it listens in the place of a file");
     };

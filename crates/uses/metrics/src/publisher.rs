@@ -1,38 +1,25 @@
-//! `--metrics` and `--page`: what a command does, for Prometheus and for browsers, while it runs.
-//!
-//! - `destination`: addresses and files. `text`: Prometheus' text format. `textfile`: a file of it.
-//! - `http`: requests and replies. `page`: the files of the page. `events`: its snapshots.
+//! The listener that serves metrics, and the page.
 //!
 //! Any client that reaches the address can read all of it, without a password: therefore only
 //! addresses of this machine, and Unix sockets. Nothing can be changed. Few connections, small
 //! requests, short timeouts: a slow, greedy or broken peer occupies one of a few places for a few
 //! seconds.
 
-mod destination;
-mod events;
-mod http;
-mod page;
-mod text;
-mod textfile;
-
-#[cfg(any(test, fuzzing))]
-pub(crate) use http::parse as parse_http;
-
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use blockhaul_io::{Listener, Remote, Stream};
-use blockhaul_metrics::peer_listener::{self, PeerListener};
 use serde_json::Value;
 
-pub use self::destination::{Address, Destination, Destinations};
-use self::events::Events;
-pub use self::events::Status;
-use self::http::{PATIENCE, Reply};
-pub use self::text::{Figures, Text};
-use self::textfile::TextFile;
-use crate::exit::{self, Failure, plain};
-use crate::out;
+use crate::destination::{Destinations, HttpAddress};
+use crate::error::MetricsError;
+use crate::events::{Events, StateSource};
+use crate::http::{self, PATIENCE, Reply};
+use crate::page;
+use crate::peer_listener::{self, PeerListener};
+use crate::text::{Figures, TextSource};
+use crate::textfile::TextFile;
 
 /// Maximum number of connections; more are closed at once. A browser opens six at a time.
 const CONNECTIONS_MAX: usize = 32;
@@ -40,32 +27,34 @@ const CONNECTIONS_MAX: usize = 32;
 /// The media type of Prometheus' text format.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Publishes metrics until it is ended or dropped.
-pub struct Metrics {
+/// Metrics that are published until this is ended or dropped.
+pub struct Publisher {
     server: Option<Server>,
     file: Option<TextFile>,
 }
 
-impl Metrics {
-    /// Publishes what the destinations ask for, in tasks of a worker. Prints the address of the
-    /// page, and a port that was chosen; `command` is for these messages.
+impl Publisher {
+    /// Publishes metrics and state at the destinations, in tasks of a worker.
+    ///
+    /// # Errors
+    /// The address cannot be listened on, or the file cannot be written.
     pub fn start(
-        wanted: &Destinations,
-        command: &str,
-        (text, status): (Text, Status),
+        destinations: &Destinations,
+        (text, state): (TextSource, StateSource),
         worker: &Remote,
-    ) -> Result<Metrics, Failure> {
-        let server = match &wanted.address {
-            None => None,
-            Some(address) => {
-                let status = wanted.page.then_some(status);
-                let server = Server::start(address, text.clone(), status, worker)?;
-                announce(command, address, &server);
-                Some(server)
-            }
-        };
-        let file = wanted.file.as_ref().map(|path| TextFile::start(path, text, worker));
-        Ok(Metrics { server, file: file.transpose()? })
+    ) -> Result<Publisher, MetricsError> {
+        let server = destinations.address.as_ref().map(|address| {
+            let state = destinations.page.then_some(state);
+            Server::start(address, text.clone(), state, worker)
+        });
+        let server = server.transpose()?;
+        let file = destinations.file.as_ref().map(|path| TextFile::start(path, text, worker));
+        Ok(Publisher { server, file: file.transpose()? })
+    }
+
+    /// The address that serves metrics, with the actual port; `None` without one.
+    pub fn address(&self) -> Option<&HttpAddress> {
+        self.server.as_ref().map(|server| &server.address)
     }
 
     /// Publishes the last state: writes the file, and sends viewers of the page the last snapshot.
@@ -79,76 +68,60 @@ impl Metrics {
     }
 }
 
-/// Prints where the page is, or the port that was chosen for metrics alone.
-fn announce(command: &str, asked: &Address, server: &Server) {
-    match (asked, &server.address) {
-        (_, Address::Tcp { address, .. }) if server.shared.has_page => {
-            out::error(&format!("blockhaul: {command}: page on http://{address}/\n"));
-        }
-        (Address::Tcp { address: asked, .. }, address) if asked.port() == 0 => {
-            out::error(&format!("blockhaul: {command}: metrics on http://{address}/metrics\n"));
-        }
-        _ => {}
-    }
-}
-
-/// What connections share.
+/// State that connections share.
 struct Shared {
-    address: Address,
-    text: Text,
+    address: HttpAddress,
+    text: TextSource,
     has_page: bool,
     events: Arc<Events>,
 }
 
-/// Serves metrics, and the page if there is a snapshot for it, until it is dropped.
+/// A server of metrics, and of the page if there is a source of states, until it is dropped.
 struct Server {
-    serving: Option<PeerListener>,
-    address: Address,
+    listener: Option<PeerListener>,
+    address: HttpAddress,
     shared: Arc<Shared>,
 }
 
 impl Server {
     /// Listens, and replies in tasks of a worker.
     fn start(
-        address: &Address,
-        text: Text,
-        status: Option<Status>,
+        address: &HttpAddress,
+        text: TextSource,
+        state: Option<StateSource>,
         worker: &Remote,
-    ) -> Result<Server, Failure> {
-        let cannot = |error: std::io::Error| {
-            let text = format!("--metrics: cannot listen on {address}: {}", plain(&error));
-            Failure::new(exit::FAILED, text)
-        };
-        let (listener, address) = bind(address).map_err(cannot)?;
-        let has_page = status.is_some();
-        let events = Events::new(status.unwrap_or_else(|| Arc::new(|| Value::Null)));
+    ) -> Result<Server, MetricsError> {
+        let (listener, address) = bind(address)
+            .map_err(|error| MetricsError::Listen { address: address.clone(), error })?;
+        let has_page = state.is_some();
+        let events = Events::new(state.unwrap_or_else(|| Arc::new(|| Value::Null)));
         let shared = Arc::new(Shared { address: address.clone(), text, has_page, events });
         let connected = shared.clone();
         let attend = move |peer: Rc<Stream>| {
             let shared = connected.clone();
             async move { attend(&peer, &shared).await }
         };
-        let serving = peer_listener::serve(listener, worker, CONNECTIONS_MAX, attend);
-        Ok(Server { serving: Some(serving), address, shared })
+        let listener = peer_listener::serve(listener, worker, CONNECTIONS_MAX, attend);
+        Ok(Server { listener: Some(listener), address, shared })
     }
 }
 
 /// The socket, and its address with the actual port.
-fn bind(address: &Address) -> std::io::Result<(Listener, Address)> {
+fn bind(address: &HttpAddress) -> io::Result<(Listener, HttpAddress)> {
     Ok(match address {
-        Address::Tcp { address: wanted, name } => {
+        HttpAddress::Tcp { address: wanted, name } => {
             let listener = Listener::bind_tcp(*wanted)?;
             let address = listener.local_tcp().unwrap_or(*wanted);
-            (listener, Address::Tcp { address, name: name.clone() })
+            (listener, HttpAddress::Tcp { address, name: name.clone() })
         }
-        Address::Unix(path) => (Listener::replace_unix(path)?, address.clone()),
+        HttpAddress::Unix(path) => (Listener::replace_unix(path)?, address.clone()),
     })
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.serving = None;
-        if let Address::Unix(path) = &self.address {
+        self.listener = None;
+        if let HttpAddress::Unix(path) = &self.address {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -186,8 +159,8 @@ async fn reply(path: &str, shared: &Arc<Shared>) -> Reply {
         "/metrics" => Some(metrics(shared).await),
         "/" if !shared.has_page => Some(metrics(shared).await),
         "/status.json" if shared.has_page => {
-            let status = shared.events.snapshot().await;
-            Some(Reply::ok("application/json", format!("{status}\n")))
+            let state = shared.events.snapshot().await;
+            Some(Reply::ok("application/json", format!("{state}\n")))
         }
         "/events" if shared.has_page => Some(Reply::ok("text/event-stream", "")),
         path if shared.has_page => page::file(path),

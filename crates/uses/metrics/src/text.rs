@@ -3,30 +3,22 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// Makes the text for Prometheus, beginning with these metrics.
-pub type Text = Arc<dyn Fn(Figures) -> String + Send + Sync>;
+/// A function that appends the metrics of a command, and returns the text for Prometheus.
+pub type TextSource = Arc<dyn Fn(Figures) -> String + Send + Sync>;
 
-/// Writes metrics in Prometheus' text format.
+/// A writer of metrics in Prometheus' text format.
 #[derive(Debug, Default)]
 pub struct Figures {
     text: String,
     last: String,
-    /// A label of all metrics: its value.
+    /// The value of the label `run`, which all metrics have then.
     run: Option<String>,
 }
 
 impl Figures {
     /// Metrics with the label `run`, which tells those of several files apart.
-    pub fn of_run(run: String) -> Figures {
+    pub fn for_run(run: String) -> Figures {
         Figures { run: Some(run), ..Figures::default() }
-    }
-
-    /// Adds the metric that names this version. It comes first.
-    pub fn build_info(&mut self) {
-        let help = "Version and commit of the program, as labels.";
-        let labels =
-            [("version", env!("CARGO_PKG_VERSION")), ("revision", env!("BLOCKHAUL_COMMIT"))];
-        self.add("blockhaul_build_info", "gauge", help, &labels, 1.0);
     }
 
     /// Adds a metric. `kind` is counter or gauge; metrics of one name must be consecutive.
@@ -107,7 +99,7 @@ mod tests {
 
     #[test]
     fn metrics_of_a_file_have_its_label() {
-        let mut figures = Figures::of_run("vm1".to_string());
+        let mut figures = Figures::for_run("vm1".to_string());
         figures.add("a", "gauge", "What.", &[], 5.0);
         figures.add("a", "gauge", "What.", &[("side", "source")], 6.0);
         let text = figures.finish();

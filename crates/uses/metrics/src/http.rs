@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use blockhaul_io::Stream;
-use blockhaul_metrics::peer_listener;
 
-use super::destination::Address;
+use crate::destination::HttpAddress;
+use crate::peer_listener;
 
 /// Longer requests are refused: those of Prometheus and browsers are much shorter.
 pub const REQUEST_MAX: usize = 8 << 10;
@@ -92,8 +92,8 @@ pub fn parse(request: &[u8]) -> Result<Request<'_>, &'static str> {
 
 /// Whether a client may name a server on this address so. A page of another site whose name leads
 /// to this machine (DNS rebinding) names that site. A proxy before a Unix socket may pass any name.
-pub fn is_ours(host: Option<&str>, address: &Address) -> bool {
-    let (Some(host), Address::Tcp { name, .. }) = (host, address) else { return true };
+pub fn is_ours(host: Option<&str>, address: &HttpAddress) -> bool {
+    let (Some(host), HttpAddress::Tcp { name, .. }) = (host, address) else { return true };
     let (host, port) = match host.rfind(':') {
         Some(colon) if !host.ends_with(']') => host.split_at(colon),
         _ => (host, ""),
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_ours() {
-        let address: Address = "localhost:9".parse().unwrap();
+        let address: HttpAddress = "localhost:9".parse().unwrap();
         for ours in ["localhost", "LOCALHOST:8080", "127.0.0.1:9", "127.9.9.9", "[::1]", "[::1]:9"]
         {
             assert!(is_ours(Some(ours), &address), "{ours}");
@@ -197,11 +197,11 @@ mod tests {
             "localhost:1:2",
         ] {
             assert!(!is_ours(Some(other), &address), "{other}");
-            assert!(is_ours(Some(other), &Address::Unix("/s".into())), "{other}");
+            assert!(is_ours(Some(other), &HttpAddress::Unix("/s".into())), "{other}");
         }
         assert!(is_ours(None, &address), "HTTP/1.0");
-        let Address::Tcp { address, .. } = address else { panic!() };
-        let named = Address::Tcp { address, name: "build-7".to_string() };
+        let HttpAddress::Tcp { address, .. } = address else { panic!() };
+        let named = HttpAddress::Tcp { address, name: "build-7".to_string() };
         assert!(is_ours(Some("Build-7:9"), &named), "as it was given");
     }
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use blockhaul_io::{Notify, Stream};
 use serde_json::Value;
 
-use super::http::{self, PATIENCE};
+use crate::http::{self, PATIENCE};
 
-/// Makes a snapshot.
-pub type Status = Arc<dyn Fn() -> Value + Send + Sync>;
+/// A function that returns the state of a command as JSON.
+pub type StateSource = Arc<dyn Fn() -> Value + Send + Sync>;
 
 /// Interval of events.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const RETRY: &str = "retry: 2000\n\n";
 
 /// The snapshots of a command, and those who view them.
 pub struct Events {
-    status: Status,
+    state: StateSource,
     shared: Mutex<Option<(Instant, Arc<str>)>>,
     viewers: AtomicUsize,
     ended: AtomicBool,
@@ -37,9 +37,9 @@ pub struct Events {
 
 impl Events {
     /// The events of this source.
-    pub fn new(status: Status) -> Arc<Events> {
+    pub fn new(state: StateSource) -> Arc<Events> {
         Arc::new(Events {
-            status,
+            state,
             shared: Mutex::default(),
             viewers: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -52,8 +52,8 @@ impl Events {
     pub async fn snapshot(self: &Arc<Self>) -> Arc<str> {
         let events = self.clone();
         let made = blockhaul_io::offload(move || {
-            let text: Arc<str> = (events.status)().to_string().into();
-            let known = (Instant::now(), text.clone());
+            let text: Arc<str> = (events.state)().to_string().into();
+            let known = (blockhaul_io::now(), text.clone());
             *events.shared.lock().expect("no panic under this lock") = Some(known);
             text
         });
@@ -65,7 +65,7 @@ impl Events {
     async fn recent(self: &Arc<Self>) -> Arc<str> {
         let known = self.shared.lock().expect("no panic under this lock").clone();
         match known {
-            Some((made, text)) if made.elapsed() < FRESH => text,
+            Some((made, text)) if blockhaul_io::elapsed(made) < FRESH => text,
             _ => self.snapshot().await,
         }
     }

@@ -1,24 +1,25 @@
-//! Where metrics go: addresses and files of `--metrics`.
+//! Where metrics go: addresses and files.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::exit::Failure;
+use crate::error::{DestinationError, MetricsError};
 
-/// One value of `--metrics`.
+/// An address or a file for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
-    /// They are served there.
-    Address(Address),
-    /// They are written to this file, for node_exporter.
+    /// The address that serves them.
+    Address(HttpAddress),
+    /// The file that they are written to, for node_exporter.
     File(PathBuf),
 }
 
-/// Where HTTP is served.
+/// An address that serves HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum HttpAddress {
     /// A loopback address and port; port 0 takes a free one.
     Tcp {
         /// The address.
@@ -30,10 +31,17 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-impl FromStr for Destination {
-    type Err = String;
+impl HttpAddress {
+    /// Whether the listener chooses the port.
+    pub fn has_free_port(&self) -> bool {
+        matches!(self, HttpAddress::Tcp { address, .. } if address.port() == 0)
+    }
+}
 
-    fn from_str(text: &str) -> Result<Destination, String> {
+impl FromStr for Destination {
+    type Err = DestinationError;
+
+    fn from_str(text: &str) -> Result<Destination, DestinationError> {
         let Some(path) = text.strip_prefix("textfile:") else {
             return text.parse().map(Destination::Address);
         };
@@ -42,49 +50,40 @@ impl FromStr for Destination {
             (Some(_), Some(ending)) if ending == "prom" => {
                 Ok(Destination::File(path.to_path_buf()))
             }
-            _ => Err("textfile: requires a file name that ends in .prom: node_exporter reads no \
-                      other files"
-                .to_string()),
+            _ => Err(DestinationError::FileName),
         }
     }
 }
 
-impl FromStr for Address {
-    type Err = String;
+impl FromStr for HttpAddress {
+    type Err = DestinationError;
 
-    fn from_str(text: &str) -> Result<Address, String> {
+    fn from_str(text: &str) -> Result<HttpAddress, DestinationError> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path {
-                "" => Err("unix: requires a path, as unix:PATH".to_string()),
-                path => Ok(Address::Unix(path.into())),
+                "" => Err(DestinationError::NoPath),
+                path => Ok(HttpAddress::Unix(path.into())),
             };
         }
         let found = text.to_socket_addrs().map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidInput => format!(
-                "{text:?} is neither HOST:PORT, as localhost:9100, nor unix:PATH, nor textfile:PATH"
-            ),
-            _ => format!(
-                "cannot look up the host of {text:?}: {error}; check the name, or write 127.0.0.1"
-            ),
+            ErrorKind::InvalidInput => DestinationError::Form { text: text.to_string() },
+            _ => DestinationError::Lookup { text: text.to_string(), reason: error.to_string() },
         })?;
         // Of a name's addresses, as of localhost, the first is sufficient.
         let found = found.into_iter().find(|address| address.ip().is_loopback());
         let Some(address) = found else {
-            return Err(format!(
-                "{text:?} is not a loopback address (127.0.0.1, ::1, localhost): use a proxy to serve the \
-                 metrics to other machines"
-            ));
+            return Err(DestinationError::NotLoopback { text: text.to_string() });
         };
         let name = text.rsplit_once(':').map_or(text, |(host, _)| host).to_string();
-        Ok(Address::Tcp { address, name })
+        Ok(HttpAddress::Tcp { address, name })
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for HttpAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Tcp { address, .. } => write!(f, "{address}"),
-            Address::Unix(path) => write!(f, "unix:{}", path.display()),
+            HttpAddress::Tcp { address, .. } => write!(f, "{address}"),
+            HttpAddress::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
@@ -92,8 +91,8 @@ impl fmt::Display for Address {
 /// The destinations of a command: at most one of each kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Destinations {
-    /// Where they are served.
-    pub address: Option<Address>,
+    /// The address that serves them.
+    pub address: Option<HttpAddress>,
     /// The file that they are written to.
     pub file: Option<PathBuf>,
     /// The page is served, too.
@@ -101,33 +100,33 @@ pub struct Destinations {
 }
 
 impl Destinations {
-    /// Those of `--metrics` and `--page`, for a process that may leave the current directory.
-    pub fn new(given: &[Destination], page: bool) -> Result<Destinations, Failure> {
-        let wrong = |why: &str| Err(Failure::usage(format!("--metrics: {why}")));
+    /// Collects destinations, for a process that may leave the current directory. `page`: the address serves the
+    /// page, too.
+    ///
+    /// # Errors
+    /// There are two of one kind, the page has no address, or the current directory is unknown.
+    pub fn new(given: &[Destination], page: bool) -> Result<Destinations, MetricsError> {
         let absolute = |path: &Path| {
-            std::path::absolute(path).map_err(|error| {
-                Failure::usage(format!("--metrics: {}", crate::exit::plain(&error)))
-            })
+            std::path::absolute(path).map_err(|error| MetricsError::Directory { error })
         };
         let mut all = Destinations { page, ..Destinations::default() };
         for one in given {
             match one {
                 Destination::File(_) if all.file.is_some() => {
-                    return wrong("give at most one textfile:");
+                    return Err(MetricsError::SeveralFiles);
                 }
                 Destination::Address(_) if all.address.is_some() => {
-                    return wrong("give at most one address");
+                    return Err(MetricsError::SeveralAddresses);
                 }
                 Destination::File(path) => all.file = Some(absolute(path)?),
-                Destination::Address(Address::Unix(path)) => {
-                    all.address = Some(Address::Unix(absolute(path)?));
+                Destination::Address(HttpAddress::Unix(path)) => {
+                    all.address = Some(HttpAddress::Unix(absolute(path)?));
                 }
                 Destination::Address(tcp) => all.address = Some(tcp.clone()),
             }
         }
         if page && all.address.is_none() {
-            let text = "--page requires an address to listen on: add --metrics localhost:PORT";
-            return Err(Failure::usage(text));
+            return Err(MetricsError::PageWithoutAddress);
         }
         Ok(all)
     }
@@ -139,15 +138,15 @@ mod tests {
 
     #[test]
     fn addresses_are_of_this_machine() {
-        let tcp = |address: &str, name: &str| Address::Tcp {
+        let tcp = |address: &str, name: &str| HttpAddress::Tcp {
             address: address.parse().unwrap(),
             name: name.to_string(),
         };
         assert_eq!("127.0.0.1:9".parse(), Ok(tcp("127.0.0.1:9", "127.0.0.1")));
         assert_eq!("[::1]:9".parse(), Ok(tcp("[::1]:9", "[::1]")));
-        assert_eq!("unix:/a:b".parse(), Ok(Address::Unix("/a:b".into())));
+        assert_eq!("unix:/a:b".parse(), Ok(HttpAddress::Unix("/a:b".into())));
         for wrong in ["", "9100", "127.0.0.1", "unix:", "0.0.0.0:9", "192.0.2.1:80", "[::]:1"] {
-            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+            assert!(wrong.parse::<HttpAddress>().is_err(), "{wrong}");
         }
     }
 

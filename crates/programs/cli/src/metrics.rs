@@ -1,0 +1,75 @@
+//! `--metrics` and `--page`: what a command publishes, and the messages about it.
+
+use blockhaul_io::Remote;
+use blockhaul_metrics::{
+    Destinations, Figures, HttpAddress, MetricsError, Publisher, StateSource, TextSource,
+};
+
+use crate::exit::{FAILED, Failure};
+use crate::out;
+
+/// The metrics of a command, which are published until this is ended or dropped.
+pub struct Metrics(Publisher);
+
+impl Metrics {
+    /// Publishes metrics and state at the destinations, in tasks of a worker. Prints the address of the
+    /// page, and a port that was chosen; `command` is for these messages.
+    pub fn start(
+        destinations: &Destinations,
+        command: &str,
+        sources: (TextSource, StateSource),
+        worker: &Remote,
+    ) -> Result<Metrics, Failure> {
+        let publisher = Publisher::start(destinations, sources, worker)?;
+        announce(command, destinations, &publisher);
+        Ok(Metrics(publisher))
+    }
+
+    /// Publishes the last state.
+    pub async fn end(self) {
+        self.0.end().await;
+    }
+}
+
+/// Prints where the page is, or the port that was chosen for metrics alone.
+fn announce(command: &str, destinations: &Destinations, publisher: &Publisher) {
+    let Some(HttpAddress::Tcp { address, .. }) = publisher.address() else { return };
+    if destinations.page {
+        out::error(&format!("blockhaul: {command}: page on http://{address}/\n"));
+    } else if destinations.address.as_ref().is_some_and(HttpAddress::has_free_port) {
+        out::error(&format!("blockhaul: {command}: metrics on http://{address}/metrics\n"));
+    }
+}
+
+/// The metric that names the version of the program.
+pub trait BuildInfo {
+    /// Adds the metric. It comes first.
+    fn build_info(&mut self);
+}
+
+impl BuildInfo for Figures {
+    fn build_info(&mut self) {
+        let help = "Version and commit of the program, as labels.";
+        let labels =
+            [("version", env!("CARGO_PKG_VERSION")), ("revision", env!("BLOCKHAUL_COMMIT"))];
+        self.add("blockhaul_build_info", "gauge", help, &labels, 1.0);
+    }
+}
+
+impl From<MetricsError> for Failure {
+    fn from(error: MetricsError) -> Failure {
+        let remedy = error.remedy().map(|remedy| format!(": {remedy}")).unwrap_or_default();
+        let text = format!("--metrics: {error}");
+        match error {
+            MetricsError::PageWithoutAddress => Failure::usage(
+                "--page requires an address to listen on: add --metrics localhost:PORT",
+            ),
+            MetricsError::SeveralAddresses
+            | MetricsError::SeveralFiles
+            | MetricsError::Directory { .. } => Failure::usage(text),
+            MetricsError::Listen { .. } | MetricsError::Write { .. } => {
+                Failure::new(FAILED, text).and(&remedy)
+            }
+        }
+    }
+}
