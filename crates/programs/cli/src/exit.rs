@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use blockhaul_backups::{BackupError, BackupErrorKind};
 use blockhaul_block::{Error, Kind};
 use blockhaul_metrics::CommandEnd;
 use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
@@ -178,6 +179,22 @@ impl From<TransferError> for Failure {
             TransferErrorKind::Connection => LOST,
             TransferErrorKind::Difference => DIFFERENT,
             TransferErrorKind::Other => FAILED,
+        };
+        Failure::new(status, error.facts()).and(error.remedy())
+    }
+}
+
+impl From<BackupError> for Failure {
+    fn from(error: BackupError) -> Failure {
+        let status = match error.kind() {
+            BackupErrorKind::Request => USAGE,
+            BackupErrorKind::Open => OPEN,
+            BackupErrorKind::Source => SOURCE,
+            BackupErrorKind::Target => TARGET,
+            BackupErrorKind::Full => FULL,
+            BackupErrorKind::Connection => LOST,
+            BackupErrorKind::Damage => DIFFERENT,
+            BackupErrorKind::Other => FAILED,
         };
         Failure::new(status, error.facts()).and(error.remedy())
     }

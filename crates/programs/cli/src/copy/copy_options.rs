@@ -67,9 +67,14 @@ pub(crate) fn checked_request(
     let source = image_format::chosen(source, image)?;
     let [source, target] = [source, target].map(Endpoint::Device);
     let request = CopyRequest { options, ..CopyRequest::new(source, target) };
-    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
-    check_output(&request)?;
+    check_request(&request)?;
     Ok(request)
+}
+
+/// Checks the fields of a request, and standard output.
+pub(crate) fn check_request(request: &CopyRequest) -> Result<(), Failure> {
+    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
+    check_output(request)
 }
 
 /// Checks a request, as far as nothing must be opened for that.

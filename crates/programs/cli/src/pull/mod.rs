@@ -232,7 +232,7 @@ fn publish(pull: &mut Pull, copies: &Copies) -> Result<(), Failure> {
 }
 
 /// The manifest of a file, and its digest.
-pub(crate) async fn digests(path: std::path::PathBuf) -> Result<(String, String), Failure> {
+async fn digests(path: std::path::PathBuf) -> Result<(String, String), Failure> {
     // The copy that wrote the file may have it open.
     let registry = devices::registry(std::time::Duration::ZERO).for_command();
     let stack = registry.open(&Spec::Path(path), Vec::new(), Intent::READ).await?;

@@ -1,0 +1,25 @@
+//! The environment of an operation: devices and workers.
+
+use blockhaul_catalog::Registry;
+use blockhaul_io::{Config, Runtime, plain};
+
+use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+
+/// The devices that an operation on stores opens, and the workers that it starts.
+#[derive(Clone)]
+pub struct BackupContext {
+    /// The kinds of devices and layers.
+    pub registry: Registry,
+    /// The workers, which end with the operation.
+    pub workers: Config,
+}
+
+impl BackupContext {
+    /// Starts the workers for this step.
+    pub(crate) fn start(&self, step: BackupStep) -> Result<Runtime> {
+        Runtime::start(&self.workers).map_err(|error| {
+            let text = format!("cannot start workers: {}", plain(&error));
+            BackupError::new(BackupErrorKind::Other, step, text)
+        })
+    }
+}

@@ -1,0 +1,27 @@
+//! Backups of disks in stores, which are directories with points in time.
+//!
+//! - [`list_points`], [`check_chain`], [`merge_oldest`], [`prune_points`] and [`abandon_point`] are the operations
+//!   on the points of one store.
+//! - A [`RestoreRequest`] becomes the request of a copy, after its point was checked.
+//! - A [`BackupContext`] has the devices and the workers that an operation uses.
+//! - A [`BackupError`] is data: its kind, the step, the store, and a remedy. Front ends choose exit statuses.
+//!
+//! Nothing here prints, handles signals or shows progress.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+
+mod chain;
+mod check;
+mod context;
+mod digests;
+mod error;
+mod points;
+mod restore;
+
+pub use chain::{ChainChange, abandon_point, merge_oldest, prune_points};
+pub use check::{CheckReport, Damage, check_chain};
+pub use context::BackupContext;
+pub use error::{BackupError, BackupErrorKind, BackupStep};
+pub use points::{PointEntry, list_points};
+pub use restore::RestoreRequest;
