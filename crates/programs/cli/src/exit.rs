@@ -151,17 +151,6 @@ impl Failure {
     }
 }
 
-/// The failure of a store.
-pub fn stored(error: Error) -> Failure {
-    let status = match error.kind() {
-        Kind::Usage => USAGE,
-        Kind::NoSpace => FULL,
-        _ => OPEN,
-    };
-    let error = if error.kind() == Kind::NoSpace { error } else { error.or_remedy("") };
-    Failure::new(status, error.located()).with_remedy(&error, false)
-}
-
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(format!("{}{}", self.text, self.remedy).trim())

@@ -14,14 +14,17 @@ use blockhaul_io::Pool;
 const DIGESTS_MAX: u64 = 1 << 30;
 
 /// Digests of a file of a store: the text of their own file, and the digest of that.
-pub(crate) struct FileDigests {
+pub struct FileDigests {
     text: String,
     digest: String,
 }
 
 impl FileDigests {
     /// Reads `file` and makes its digests. Runs on a worker.
-    pub(crate) async fn of_file(registry: Registry, file: PathBuf) -> Result<FileDigests> {
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub async fn of_file(registry: Registry, file: PathBuf) -> Result<FileDigests> {
         // The copy that wrote the file may have it open.
         let made = manifest(registry.for_command(), file, None).await?;
         Ok(FileDigests { text: made.to_string(), digest: made.digest() })

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_transfer::kind_remedy;
+use blockhaul_transfer::{kind_remedy, opening_text};
 
 /// Result of an operation on stores.
 pub(crate) type Result<T, E = BackupError> = std::result::Result<T, E>;
@@ -43,6 +43,16 @@ pub enum BackupStep {
     Prune,
     /// A point that an interrupted pull has begun was removed.
     Abandon,
+    /// The source of a pull was opened.
+    OpenSource,
+    /// The bitmap of a source was read.
+    ReadBitmap,
+    /// A full backup or an increment was chosen, and whether an earlier pull is resumed.
+    Plan,
+    /// What is about to be copied was recorded in a store.
+    Record,
+    /// A new point was listed.
+    Publish,
 }
 
 /// Why an operation on stores is refused, or has failed.
@@ -54,6 +64,7 @@ struct Details {
     kind: BackupErrorKind,
     step: BackupStep,
     store: Option<PathBuf>,
+    disk: Option<usize>,
     text: String,
     /// With the punctuation before it; or nothing.
     remedy: String,
@@ -65,8 +76,8 @@ impl BackupError {
         step: BackupStep,
         text: impl Into<String>,
     ) -> BackupError {
-        let (store, remedy) = (None, String::new());
-        BackupError(Box::new(Details { kind, step, store, text: text.into(), remedy }))
+        let (text, remedy) = (text.into(), String::new());
+        BackupError(Box::new(Details { kind, step, store: None, disk: None, text, remedy }))
     }
 
     /// A file of the store `dir` cannot be read or written, or is invalid.
@@ -81,7 +92,7 @@ impl BackupError {
         BackupError::of_device(kind, step, &error).in_store(dir)
     }
 
-    /// The workers have failed to read a file of a store.
+    /// A device failed: a file of a store, or a source.
     pub(crate) fn of_file(step: BackupStep, error: &Error) -> BackupError {
         let kind = match error.kind() {
             Kind::Usage => BackupErrorKind::Request,
@@ -91,18 +102,40 @@ impl BackupError {
         BackupError::of_device(kind, step, error)
     }
 
-    fn of_device(kind: BackupErrorKind, step: BackupStep, error: &Error) -> BackupError {
-        let remedy = match error.remedy() {
-            Some(remedy) => format!("; {remedy}"),
-            None => kind_remedy(error, false).to_string(),
+    /// The source of a pull cannot be opened.
+    pub(crate) fn opening_source(source: &str, error: &Error) -> BackupError {
+        let kind = match error.kind() {
+            Kind::Usage => BackupErrorKind::Request,
+            Kind::TimedOut => BackupErrorKind::Connection,
+            Kind::NoSpace => BackupErrorKind::Full,
+            _ => BackupErrorKind::Open,
         };
-        BackupError::new(kind, step, error.located()).and(&remedy)
+        let text = opening_text("source", source, error);
+        BackupError::new(kind, BackupStep::OpenSource, text).with_remedy(error, true)
+    }
+
+    fn of_device(kind: BackupErrorKind, step: BackupStep, error: &Error) -> BackupError {
+        BackupError::new(kind, step, error.located()).with_remedy(error, false)
+    }
+
+    fn with_remedy(self, error: &Error, opening: bool) -> BackupError {
+        match error.remedy() {
+            Some(remedy) => self.and(&format!("; {remedy}")),
+            None => self.and(kind_remedy(error, opening)),
+        }
     }
 
     /// The same error of this store.
     #[must_use]
     pub(crate) fn in_store(mut self, dir: &Path) -> BackupError {
         self.0.store = Some(dir.to_path_buf());
+        self
+    }
+
+    /// The same error of the disk with this index.
+    #[must_use]
+    pub(crate) fn of_disk(mut self, index: usize) -> BackupError {
+        self.0.disk = Some(index);
         self
     }
 
@@ -133,6 +166,11 @@ impl BackupError {
     /// The directory of the store; `None`: the error concerns no single store.
     pub fn store(&self) -> Option<&Path> {
         self.0.store.as_deref()
+    }
+
+    /// The index of the disk in a [`PullRequest`](crate::PullRequest); `None`: the error concerns no single disk.
+    pub fn disk(&self) -> Option<usize> {
+        self.0.disk
     }
 
     /// The failure, its device, offset and cause, without remedy.

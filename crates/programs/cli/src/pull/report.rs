@@ -1,9 +1,8 @@
 //! The result of `blockhaul pull`, for users and for programs.
 
+use blockhaul_backups::{PointKind, PointPlan, PullDisk};
 use serde_json::{Value, json};
 
-use super::decide::What;
-use super::wanted::{Found, WantedDisk};
 use crate::exit::Failure;
 use crate::out;
 
@@ -11,22 +10,13 @@ use crate::out;
 pub(super) struct Row {
     disk: String,
     store: String,
-    /// The name of the point.
-    pub(super) point: String,
-    checkpoint: String,
-    size: u64,
-    kind: RowKind,
+    point: PointPlan,
     state: State,
-}
-
-enum RowKind {
-    Full { why: String },
-    Increment { parent: String, bitmap: String, changed: u64 },
 }
 
 /// How a disk ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum State {
+enum State {
     /// The point existed.
     Already,
     /// It was not copied.
@@ -39,45 +29,29 @@ pub(super) enum State {
 
 impl Row {
     /// The result of a disk that is not copied yet.
-    pub(super) fn new(wanted: &WantedDisk, found: &Found) -> Row {
-        let kind = match &found.what {
-            What::Increment { parent, bitmap, ranges } => RowKind::Increment {
-                parent: parent.clone(),
-                bitmap: bitmap.clone(),
-                changed: ranges.total(),
-            },
-            What::Full { why } => RowKind::Full { why: why.clone() },
-            What::Already => RowKind::Full { why: String::new() },
-        };
-        let state = match found.what {
-            What::Already => State::Already,
+    pub(super) fn new(disk: &PullDisk, point: PointPlan) -> Row {
+        let state = match point.kind {
+            PointKind::Existing => State::Already,
             _ => State::NotStarted,
         };
-        Row {
-            disk: wanted.name.clone(),
-            store: wanted.dir.display().to_string(),
-            point: found.name.clone(),
-            checkpoint: found.checkpoint.clone(),
-            size: found.size,
-            kind,
-            state,
-        }
+        Row { disk: disk.name.clone(), store: disk.store.display().to_string(), point, state }
     }
 
     fn text(&self) -> Option<String> {
-        let Row { disk, point, size, .. } = self;
-        let what = match (&self.state, &self.kind) {
-            (State::Already, _) => format!("{point} is complete already"),
-            (State::Complete, RowKind::Full { why }) => {
-                format!("{point} is a full backup of {size} bytes: {why}")
-            }
-            (State::Complete, RowKind::Increment { parent, changed, .. }) => {
-                format!(
-                    "{point} is an increment of {parent}: {changed} of {size} bytes have changed"
-                )
-            }
+        let Row { disk, point: PointPlan { name, size, kind, .. }, .. } = self;
+        let what = match (&self.state, kind) {
             // Standard error says why.
             (State::NotStarted | State::Failed(_), _) => return None,
+            (State::Already, _) | (_, PointKind::Existing) => format!("{name} is complete already"),
+            (State::Complete, PointKind::Full { reason }) => {
+                format!("{name} is a full backup of {size} bytes: {reason}")
+            }
+            (State::Complete, PointKind::Increment { parent, .. }) => {
+                let changed = self.point.changed().unwrap_or(0);
+                format!(
+                    "{name} is an increment of {parent}: {changed} of {size} bytes have changed"
+                )
+            }
         };
         Some(out::one_line(&format!("disk {disk}: {what}")))
     }
@@ -89,14 +63,16 @@ impl Row {
             State::Complete => ("complete", None),
             State::Failed(error) => ("failed", Some(error)),
         };
+        let PointPlan { name, checkpoint, size, kind, .. } = &self.point;
         let mut value = json!({
-            "disk": self.disk, "store": self.store, "point": self.point,
-            "checkpoint": self.checkpoint, "size": self.size, "state": state, "error": error,
+            "disk": self.disk, "store": self.store, "point": name,
+            "checkpoint": checkpoint, "size": size, "state": state, "error": error,
         });
-        let kind = match &self.kind {
-            _ if self.state == State::Already => json!({}),
-            RowKind::Full { why } => json!({ "kind": "full", "reason": why }),
-            RowKind::Increment { parent, bitmap, changed } => {
+        let kind = match kind {
+            PointKind::Existing => json!({}),
+            PointKind::Full { reason } => json!({ "kind": "full", "reason": reason }),
+            PointKind::Increment { parent, bitmap } => {
+                let changed = self.point.changed();
                 json!({ "kind": "increment", "parent": parent, "bitmap": bitmap, "changed": changed })
             }
         };
@@ -108,9 +84,8 @@ impl Row {
 }
 
 /// The rows with the results of those that were copied, in the same order.
-pub(super) fn filled(rows: Vec<Row>, results: Vec<Option<Result<(), String>>>) -> Vec<Row> {
+pub(super) fn filled(mut rows: Vec<Row>, results: Vec<Option<Result<(), String>>>) -> Vec<Row> {
     let mut results = results.into_iter();
-    let mut rows = rows;
     for row in rows.iter_mut().filter(|row| row.state != State::Already) {
         row.state = match results.next().flatten() {
             None => State::NotStarted,

@@ -1,0 +1,115 @@
+//! Pulling the disks of one machine, each in full or what has changed, as a new point of its store.
+//!
+//! [`PullRequest::plan`] reads the stores, opens the sources (`source`), decides for each disk (`decision`), and
+//! locks the stores. Only then files are written: what is to be copied. The caller copies each disk to the file
+//! of its [`PullTarget`], and publishes the point.
+
+mod decision;
+mod request;
+mod resumption;
+mod source;
+mod target;
+
+use blockhaul_store::{Store, Writer};
+
+use crate::context::BackupContext;
+use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+use resumption::{PullStart, pull_start};
+
+pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
+pub use target::PullTarget;
+
+/// The decisions of a pull, and the locked stores.
+pub struct PullPlan {
+    /// The new point of each disk, in the order of the request.
+    pub points: Vec<PointPlan>,
+    /// The targets of the disks that are copied, in the same order.
+    pub targets: Vec<PullTarget>,
+}
+
+/// The store of a disk that is copied.
+struct LockedStore {
+    /// The index of the disk.
+    index: usize,
+    writer: Writer,
+    start: PullStart,
+}
+
+impl PullRequest {
+    /// Decides for each disk, and records in its store what is about to be copied. Nothing is written before
+    /// all sources are read, and all stores locked and checked. The sources are closed again. Call this outside
+    /// of workers.
+    ///
+    /// # Errors
+    /// If two disks share a store, a store or source cannot be opened, an increment is refused, or what an
+    /// earlier pull has left cannot be continued.
+    pub fn plan(&self, context: &BackupContext) -> Result<PullPlan> {
+        self.check_stores()?;
+        let stores = self.each(|disk| {
+            let opened = Store::open_or_new(&disk.store);
+            opened.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))
+        })?;
+        let points = self.decide(context, &stores)?;
+        let targets = self.lock(&stores, &points)?.into_iter().map(|locked| {
+            let LockedStore { index, writer, start } = locked;
+            let disk = (index, &self.disks[index]);
+            let target = PullTarget::begin(disk, writer, &points[index], &start);
+            target.map_err(|error| error.of_disk(index))
+        });
+        let targets = targets.collect::<Result<_>>()?;
+        Ok(PullPlan { points, targets })
+    }
+
+    /// Locks the stores of all disks that are copied.
+    fn lock(&self, stores: &[Store], points: &[PointPlan]) -> Result<Vec<LockedStore>> {
+        let planned = self.disks.iter().zip(stores).zip(points).enumerate();
+        let copied = planned.filter(|(_, (_, plan))| plan.kind != PointKind::Existing);
+        copied
+            .map(|(index, ((disk, store), plan))| {
+                let locked = lock(disk, store, plan, self.restart);
+                let (writer, start) = locked.map_err(|error| error.of_disk(index))?;
+                Ok(LockedStore { index, writer, start })
+            })
+            .collect()
+    }
+
+    /// Opens each source, and reads its bitmap if an increment is possible.
+    fn decide(&self, context: &BackupContext, stores: &[Store]) -> Result<Vec<PointPlan>> {
+        let runtime = context.start(BackupStep::OpenSource)?;
+        let mut points = Vec::with_capacity(stores.len());
+        for (index, (disk, store)) in self.disks.iter().zip(stores).enumerate() {
+            let source = source::PullSource::new(disk, &self.default_point)?;
+            let store = store.clone();
+            let (plan, open) = runtime.block_on(move || source.plan(store));
+            // Not on a worker: this waits for the server of a `[ CMD ]`.
+            drop(open);
+            points.push(plan.map_err(|error| error.in_store(&disk.store).of_disk(index))?);
+        }
+        Ok(points)
+    }
+
+    /// The result for each disk, or the first error.
+    fn each<T>(&self, work: impl Fn(&PullDisk) -> Result<T>) -> Result<Vec<T>> {
+        let disks = self.disks.iter().enumerate();
+        disks.map(|(index, disk)| work(disk).map_err(|error| error.of_disk(index))).collect()
+    }
+}
+
+/// Locks the store of a disk, if its points are those for which was decided.
+fn lock(
+    disk: &PullDisk,
+    store: &Store,
+    plan: &PointPlan,
+    restart: bool,
+) -> Result<(Writer, PullStart)> {
+    let writer = Writer::lock(&disk.store);
+    let writer =
+        writer.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))?;
+    if writer.store().points() != store.points() {
+        let text = format!("{} has just been changed: run it again", disk.store.display());
+        let error = BackupError::new(BackupErrorKind::Open, BackupStep::OpenStore, text);
+        return Err(error.in_store(&disk.store));
+    }
+    let start = pull_start(&writer, disk, plan, restart)?;
+    Ok((writer, start))
+}
