@@ -41,6 +41,8 @@ pub struct Facts {
     pub rotational: bool,
     /// The whole device reads as zeroes, because it was just created that way.
     pub zeroed: bool,
+    /// Written data is lost when the program ends that opened the device, whatever is flushed.
+    pub temporary: bool,
     /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on
     /// without a copy: callers that do not inspect the bytes should park them.
     pub takes_parked: bool,
@@ -82,6 +84,7 @@ impl Facts {
             withheld: Can::empty(),
             rotational: false,
             zeroed: false,
+            temporary: false,
             takes_parked: false,
             claims_room: false,
             flush_failures_stay: false,

@@ -80,6 +80,7 @@ impl MemoryDevice {
         let facts = Facts {
             can: Can::all(),
             zeroed: true,
+            temporary: true,
             allocation_unit: PAGE as u32,
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(name, size)

@@ -37,6 +37,7 @@ blockhaul copy sample:1G null:
             let facts = Facts {
                 can: Can::all(),
                 zeroed: true,
+                temporary: true,
                 takes_parked: true,
                 allocation_unit: 1,
                 contexts: vec![BASE_ALLOCATION.to_string()],

@@ -93,6 +93,11 @@ pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
                     flushed, and might lose it: leave out --discard-source";
         return Err(Error::new(Kind::Unsupported, text).on(&target.name));
     }
+    if target.temporary {
+        let text = "what is copied cannot be discarded at the source, because the target is lost when this \
+                    program ends: copy to storage that stays";
+        return Err(Error::new(Kind::Unsupported, text).on(&target.name));
+    }
     Ok(())
 }
 

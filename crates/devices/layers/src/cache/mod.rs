@@ -144,6 +144,7 @@ fn facts_above(below: &Facts, mode: Mode) -> Facts {
     // cache's own.
     let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
     let mut facts = Facts::over(below).keeping(below, kept);
+    facts.temporary |= mode == Mode::Unsafe;
     let mut supplied = Can::CACHE;
     if facts.can.contains(Can::WRITE) {
         // Extents of other contexts would not cover data that is not below yet.

@@ -91,6 +91,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             return Err(usage(text));
         }
         let supplied = Can::CHANGES | Can::FLUSH | Can::MULTI_CONN;
+        facts.temporary = true;
         facts.can |= supplied | Can::CACHE;
         facts.emulated -= supplied;
         facts.withheld -= supplied;

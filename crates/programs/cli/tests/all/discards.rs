@@ -278,3 +278,24 @@ fn a_target_that_was_zero_goes_on_after_a_kill_before_the_first_record() {
         assert!(std::fs::read(&target).unwrap() == bytes);
     }
 }
+
+#[test]
+fn a_target_that_is_lost_with_the_program_is_refused() {
+    let scratch = Scratch::new().unwrap();
+    let bytes = pattern(1 << 20);
+    std::fs::write(scratch.file("source"), &bytes).unwrap();
+    sparse(&scratch.file("target"), 1 << 20, &[]);
+    for target in [
+        &["memory:1M"][..],
+        &["null:1M"],
+        &["target", "--target-layer", "cow"],
+        &["target", "--target-layer", "cache?cache=unsafe"],
+        &["target", "--target-layer", "stats", "--target-layer", "cow"],
+    ] {
+        let args = [&["source"], target].concat();
+        refused(&scratch, &args, &["cannot be discarded", "copy to storage that stays"]);
+        assert!(std::fs::read(scratch.file("source")).unwrap() == bytes, "{target:?}");
+    }
+    copies(&scratch, &["source", "target", "--target-layer", "cache"]);
+    assert!(std::fs::read(scratch.file("target")).unwrap() == bytes);
+}
