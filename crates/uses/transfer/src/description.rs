@@ -34,8 +34,8 @@ pub fn same_storage(source: &Spec, target: &Spec) -> String {
     format!("source {source} and target {target} are the same: choose another target")
 }
 
-/// A description for readers that did not write it: without parameters, arguments of a command, and
-/// the user of a URI, of which each may be or contain a secret.
+/// A description for readers that did not write it: without arguments of a command, the user of a URI, and
+/// parameters but the socket, of which each may be or contain a secret.
 pub fn without_secrets(described: &str) -> String {
     if let Some(words) = described.strip_prefix("[ ") {
         let program = words.split(' ').next().unwrap_or_default();
@@ -44,12 +44,15 @@ pub fn without_secrets(described: &str) -> String {
     let scheme = described.find(':').unwrap_or(described.len());
     let end = described[scheme..].find('?').map_or(described.len(), |at| scheme + at);
     let shown = &described[..end];
+    let parameters = described[end..].strip_prefix('?').unwrap_or_default();
+    let socket = parameters.split('&').find(|parameter| parameter.starts_with("socket="));
+    let socket = socket.map_or_else(String::new, |socket| format!("?{socket}"));
     let Some(authority) = shown.find("://").map(|at| at + "://".len()) else {
         return shown.to_string();
     };
     let rest = &shown[authority..];
     let host = rest[..rest.find('/').unwrap_or(rest.len())].rfind('@').map_or(0, |at| at + 1);
-    format!("{}{}", &shown[..authority], &rest[host..])
+    format!("{}{}{socket}", &shown[..authority], &rest[host..])
 }
 
 /// A word of a command line with `…` for passwords among its parameters, because messages are logged.
@@ -172,7 +175,7 @@ mod tests {
             ("file:/a?passphrase=x", "file:/a"),
             ("nbds://user:word@host:10809/x?tls-psk-file=k", "nbds://host:10809/x"),
             ("nbd://host/a@b", "nbd://host/a@b"),
-            ("nbd+unix:///x?socket=/s", "nbd+unix:///x"),
+            ("nbd+unix:///x?tls-psk-file=k&socket=/s", "nbd+unix:///x?socket=/s"),
             ("[ qemu-nbd --password x ]", "[ qemu-nbd … ]"),
             ("-", "-"),
             ("", ""),

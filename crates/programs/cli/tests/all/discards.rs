@@ -299,3 +299,16 @@ fn a_target_that_is_lost_with_the_program_is_refused() {
     copies(&scratch, &["source", "target", "--target-layer", "cache"]);
     assert!(std::fs::read(scratch.file("target")).unwrap() == bytes);
 }
+
+#[test]
+fn a_complete_copy_names_the_socket_of_its_target() {
+    let scratch = Scratch::new().unwrap();
+    std::fs::write(scratch.file("source"), pattern(1 << 20)).unwrap();
+    sparse(&scratch.file("target"), 1 << 20, &[]);
+    let server = ours(&scratch, "s", &[scratch.file("target").to_str().unwrap()]);
+    let uri = server.uri("");
+    let args = ["--journal=journal", "source", &uri];
+    copies(&scratch, &args);
+    let said = copies(&scratch, &args);
+    assert!(said.contains("nothing is copied") && said.contains(&uri), "{said}");
+}
