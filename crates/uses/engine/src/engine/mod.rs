@@ -173,7 +173,7 @@ impl Engine {
         let id = journal.map_or_else(random_id, |journal| Ok(journal.file.id()))?;
         let marker = Marker::new(place, id);
         let with = (&self.shared.resolved, &self.shared.retries);
-        let beginning = check(&self.sides, &marker, recorded, &self.selection, with).await?;
+        let beginning = check(&self.sides, &marker, recorded, with).await?;
         self.shared.retries.set_marker(marker.clone());
         let Beginning::Place(old) = beginning else { return Ok(()) };
         self.shared.begin_work().await;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::marker::Place;
+use crate::marker::{JournalPosition, Place};
 
 pub(super) const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
 
@@ -251,6 +251,11 @@ impl Record {
         content: false,
     };
 
+    /// The record that all is recorded but what is copied last, and that the marker is about to be overwritten. No
+    /// segment has its number.
+    pub(super) const LEAVING: Record =
+        Record { segment: Record::COMPLETE.segment - 1, ..Record::COMPLETE };
+
     /// Number of the segment after the last.
     pub(super) fn end(&self) -> u64 {
         // An exponent has six bits.
@@ -332,15 +337,24 @@ pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
 /// finds: no crash leaves the rest so.
 ///
 /// A crash leaves a part of the last write, as records are durable before the next write: of each sector, what
-/// was written, or zeroes. A sector has whole records. All that is written at once has one batch, and the last
-/// record of all is written alone.
+/// was written, or zeroes. A sector has whole records. All that is written at once has one batch, and the records
+/// that the marker leaves and that everything is copied are written alone.
 pub(super) fn is_damaged(bytes: &[u8], id: &[u8; 16], count: usize) -> bool {
     let rest = bytes.get(HEADER + count * RECORD..).unwrap_or_default();
     let records = rest.chunks_exact(RECORD).zip(count as u64..);
     let mut valid = records.filter_map(|(record, index)| Record::decode(record, id, index));
     let Some(first) = valid.next() else { return false };
     let is_written = rest[..RECORD].iter().any(|&byte| byte != 0);
-    is_written || first == Record::COMPLETE || valid.any(|record| record.batch != first.batch)
+    let is_alone = [Record::COMPLETE, Record::LEAVING].contains(&first);
+    is_written || is_alone || valid.any(|record| record.batch != first.batch)
+}
+
+/// The last batch of which something is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LastBatch {
+    number: u32,
+    /// Records before it.
+    before: u64,
 }
 
 /// What a journal records of earlier runs.
@@ -355,12 +369,24 @@ pub(crate) struct Recorded {
     pub(crate) complete: bool,
     /// An earlier run has begun the journal.
     pub(crate) is_earlier: bool,
-    /// Number of records.
+    /// Number of records of segments.
     pub(crate) count: u64,
+    /// The last batch of them.
+    pub(crate) last: Option<LastBatch>,
+    /// All is recorded but what is copied last, and the target may lack the marker.
+    pub(crate) is_leaving: bool,
     /// The target was found to read as zeroes when the copy began.
     pub(crate) zeroes_checked: bool,
     /// Of a copy that discards its source: the place of its marker.
     pub(crate) place: Option<Place>,
+}
+
+impl LastBatch {
+    fn of(records: &[&Record]) -> Option<LastBatch> {
+        let number = records.last()?.batch;
+        let len = records.iter().rev().take_while(|record| record.batch == number).count();
+        Some(LastBatch { number, before: (records.len() - len) as u64 })
+    }
 }
 
 impl Recorded {
@@ -371,25 +397,30 @@ impl Recorded {
 
     /// What these records say of a copy that `discards` what it records.
     pub(super) fn of(records: &[Record], discards: bool) -> Recorded {
+        let is_leaving = records.contains(&Record::LEAVING);
+        let records: Vec<_> = records.iter().filter(|&&record| record != Record::LEAVING).collect();
         let last = |lane: u32, content: bool| {
-            let own = records.iter().filter(|record| record.lane == lane);
+            let own = records.iter().copied().filter(|record| record.lane == lane);
             own.filter(|record| record.content || !content).map(|record| record.batch).max()
         };
         let mut lanes: Vec<u32> = records.iter().map(|record| record.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
-        let last: Vec<_> =
+        let last_of: Vec<_> =
             lanes.into_iter().map(|lane| (lane, last(lane, false), last(lane, true))).collect();
-        let is_last = |record: &Record| {
+        let ends_last = |record: &Record| {
             let batch = Some(record.batch);
             let own = |&&(lane, ..): &&(u32, _, _)| lane == record.lane;
-            last.iter()
+            last_of
+                .iter()
                 .find(own)
                 .is_some_and(|last| last.1 == batch || record.content && last.2 == batch)
         };
-        let mut recorded = Recorded { count: records.len() as u64, ..Recorded::default() };
+        let count = records.len() as u64;
+        let last = LastBatch::of(&records);
+        let mut recorded = Recorded { count, last, is_leaving, ..Recorded::default() };
         for record in records {
-            match (is_last(record), record.exponent) {
+            match (ends_last(record), record.exponent) {
                 // What was discarded cannot be compared, and must not be zeroed again: the source may
                 // read as anything there.
                 _ if discards => recorded.segments.push((record.segment, record.end())),
@@ -413,6 +444,15 @@ impl Recorded {
             joined
         });
         recorded
+    }
+
+    /// Whether a target with a marker of this position has what is recorded, and the journal records all that the
+    /// target has that may be discarded.
+    pub(crate) fn fits(&self, position: JournalPosition) -> bool {
+        let JournalPosition { count, last, next } = position;
+        let is_last = last == self.last.map_or(0, |batch| batch.number);
+        let has_next = |batch: LastBatch| batch.number == next && batch.before == count;
+        count == self.count && is_last || next != 0 && self.last.is_some_and(has_next)
     }
 
     /// The end of the recorded range that contains this segment, if it is recorded.
@@ -572,6 +612,27 @@ mod tests {
         let recorded = Recorded::of(&records, false);
         assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 5]);
+    }
+
+    #[test]
+    fn a_marker_fits_the_records_behind_it_or_the_batch_that_it_announces() {
+        let (_, mut records) = file(&[(1, 1, 0), (2, 2, 1), (3, 5, 0), (4, 5, 0)]);
+        let fits = |records: &[Record], count, last, next| {
+            Recorded::of(records, true).fits(JournalPosition { count, last, next })
+        };
+        for count in 0..6 {
+            assert_eq!(fits(&records, count, 5, 0), count == 4, "{count}");
+            assert_eq!(fits(&records, count, 5, 6), count == 4, "{count}");
+            assert_eq!(fits(&records, count, 2, 5), count == 2, "{count}");
+            // Announced, and written by another run; or not by this one.
+            assert!(!fits(&records, count, 4, 0) && !fits(&records, count, 2, 4), "{count}");
+        }
+        // A part of what was announced.
+        assert!(fits(&records[..3], 2, 2, 5) && fits(&records[..2], 2, 2, 5));
+        assert!(!fits(&records[..1], 2, 2, 5));
+        assert!(fits(&[], 0, 0, 0) && fits(&[], 0, 0, 1) && !fits(&[], 1, 1, 0));
+        records.push(Record::LEAVING);
+        assert!(fits(&records, 4, 5, 0) && Recorded::of(&records, true).is_leaving);
     }
 
     #[test]

@@ -30,6 +30,7 @@ use rustix::fs::{FlockOperation, flock};
 use self::format::{HEADER, HeaderError, RECORD, Record, is_damaged, recover};
 pub(crate) use self::format::{Identity, Recorded};
 pub(crate) use self::parts::SelectedParts;
+use crate::marker::JournalPosition;
 
 /// Where the journal is, and what identifies the two sides of the copy.
 #[derive(Debug, Clone)]
@@ -61,6 +62,8 @@ struct Tail {
     file: File,
     /// Records so far.
     count: u64,
+    /// Number of the batch of the last of them.
+    last: u32,
     /// Why recording has stopped.
     broken: Option<String>,
 }
@@ -110,7 +113,7 @@ impl Journal {
             let _ = std::fs::remove_file(&fresh);
             failed("write", path, error)
         })?;
-        Ok(Journal::new(path, id, file, 0, 0))
+        Ok(Journal::new(path, id, file, &[]))
     }
 
     fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
@@ -123,7 +126,7 @@ impl Journal {
         let is_complete = found.is_complete();
         let Found { id, identity, records, rest, .. } = found;
         if is_complete {
-            let journal = Journal::new(path, id, file, records.len() as u64, 0);
+            let journal = Journal::new(path, id, file, &records);
             let count = records.len() as u64;
             let everything = Recorded::everything(segments);
             return Ok((
@@ -131,7 +134,8 @@ impl Journal {
                 Recorded { count, is_earlier: true, place: identity.place, ..everything },
             ));
         }
-        let known = records.iter().take_while(|record| record.end() <= segments);
+        let is_known = |record: &&Record| record.end() <= segments || **record == Record::LEAVING;
+        let known = records.iter().take_while(is_known);
         let records: Vec<_> = known.copied().collect();
         if rest > 0 && identity.discards {
             log::warn!(
@@ -144,31 +148,51 @@ impl Journal {
         file.set_len(len)
             .and_then(|()| file.sync_all())
             .map_err(|error| failed("cut", path, error))?;
-        let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
-        let journal = Journal::new(path, id, file, records.len() as u64, batch);
+        let journal = Journal::new(path, id, file, &records);
+        journal.skip_batches()?;
         let recorded = Recorded::of(&records, identity.discards);
         let Identity { zeroes_checked, place, .. } = identity;
         Ok((journal, Recorded { is_earlier: true, zeroes_checked, place, ..recorded }))
     }
 
-    fn new(path: &Path, id: [u8; 16], file: File, count: u64, batch: u32) -> Journal {
-        let tail = Tail { file, count, broken: None };
+    fn new(path: &Path, id: [u8; 16], file: File, records: &[Record]) -> Journal {
+        let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
+        let last = records.last().map_or(0, |record| record.batch);
+        let tail = Tail { file, count: records.len() as u64, last, broken: None };
         let batch = AtomicU32::new(batch);
         Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
     }
 
+    /// Leaves out a random count of batch numbers: earlier runs may have used some of which nothing is recorded.
+    fn skip_batches(&self) -> Result<()> {
+        let [low, high, ..] = random_id()?;
+        let _ = self.batch.fetch_add(u32::from_be_bytes([0, 0, high, low]), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A number for a batch.
+    pub(crate) fn next_batch(&self) -> u32 {
+        // Numbers that are used up end at 2^32 batches, or 2^16 runs.
+        self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    }
+
+    /// How far it is.
+    pub(crate) fn position(&self) -> JournalPosition {
+        let tail = self.file.lock().expect("no panic under this lock");
+        JournalPosition { count: tail.count, last: tail.last, next: 0 }
+    }
+
     /// Records segments as durable, and makes the records durable: the first of each range, the one
-    /// after its last, and whether there is content. Returns the number of the last record. An error says
-    /// why the journal cannot be used any more; the copy itself need not fail.
+    /// after its last, and whether there is content. An error says why the journal cannot be used any more; the
+    /// copy itself need not fail.
     pub(crate) async fn append(
         &self,
-        lane: u32,
+        (lane, batch): (u32, u32),
         segments: Vec<(u64, u64, bool)>,
-    ) -> Result<u64, String> {
+    ) -> Result<(), String> {
         if segments.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
-        let batch = self.batch.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let of = move |(first, end, content)| Record::of((first, end), content, batch, lane);
         self.write(segments.into_iter().flat_map(of).collect()).await
     }
@@ -176,11 +200,17 @@ impl Journal {
     /// Records that everything is copied, and makes that durable. For a copy that discards what it
     /// records. Errors as for [`Journal::append`].
     pub(crate) async fn complete(&self) -> Result<(), String> {
-        self.write(vec![Record::COMPLETE]).await.map(|_| ())
+        self.write(vec![Record::COMPLETE]).await
     }
 
-    /// Appends records, and makes them durable. Returns the number of records then.
-    async fn write(&self, records: Vec<Record>) -> Result<u64, String> {
+    /// Records that all is recorded but what is copied last, and that the marker is about to be overwritten; makes
+    /// that durable. Errors as for [`Journal::append`].
+    pub(crate) async fn leave(&self) -> Result<(), String> {
+        self.write(vec![Record::LEAVING]).await
+    }
+
+    /// Appends records, and makes them durable.
+    async fn write(&self, records: Vec<Record>) -> Result<(), String> {
         let id = self.id;
         let file = self.file.clone();
         let appended = blockhaul_io::offload(move || {
@@ -190,6 +220,7 @@ impl Journal {
             }
             let mut bytes = Vec::with_capacity(records.len() * RECORD);
             let mut index = tail.count;
+            let last = records.last().map_or(tail.last, |record| record.batch);
             for record in records {
                 bytes.extend(record.encode(&id, index));
                 index += 1;
@@ -198,8 +229,8 @@ impl Journal {
             let written = tail.file.write_all_at(&bytes, at);
             match written.and_then(|()| tail.file.sync_data()) {
                 Ok(()) => {
-                    tail.count = index;
-                    Ok(index)
+                    (tail.count, tail.last) = (index, last);
+                    Ok(())
                 }
                 Err(error) => {
                     tail.broken = Some(error.to_string());

@@ -8,15 +8,16 @@ use blockhaul_block::{Error, Kind, Pending, Request};
 
 use super::Lane;
 use crate::ledger::Range;
+use crate::marker::Stage;
 use crate::resolved::whole_blocks;
 
 /// Discards in flight at a time, for each lane.
 const IN_FLIGHT: usize = 16;
 
 impl Lane {
-    /// Discards these ranges at the source, behind a marker with this number. A failure is counted, and the
-    /// first one reported: the copy does not depend on it. Without a marker there is no content.
-    pub(super) async fn discard(&self, mut ranges: Vec<Range>, number: u64) {
+    /// Discards these ranges at the source. A failure is counted, and the first one reported: the copy does not
+    /// depend on it. Without a marker there is no content.
+    pub(super) async fn discard(&self, mut ranges: Vec<Range>) {
         let resolved = &self.shared.resolved;
         let marker = self.shared.retries.marker();
         let may_discard = marker.is_some() || resolved.no_marker;
@@ -24,10 +25,9 @@ impl Lane {
             return;
         }
         if let Some(marker) = marker
-            && let Err(error) = self.raise_marker(marker, number).await
+            && marker.stage() > Stage::Placed
         {
-            self.shared.fail(error);
-            return;
+            marker.enter(Stage::Discarded);
         }
         let facts = self.source.facts();
         let mut out: VecDeque<(u64, Pending)> = VecDeque::new();

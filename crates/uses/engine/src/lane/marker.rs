@@ -7,9 +7,9 @@ use super::Lane;
 use crate::error::{CopyError, Result};
 use crate::flushes::Unproven;
 use crate::handle::is_lost;
-use crate::marker::check::{one_storage, other_source};
+use crate::marker::check::{one_storage, other_copy_at_source, other_source};
 use crate::marker::choice::read_block;
-use crate::marker::{Marker, Place, Stage};
+use crate::marker::{JournalPosition, Marker, MarkerFields, Place, Stage};
 use crate::side::Side;
 
 impl Lane {
@@ -19,29 +19,46 @@ impl Lane {
     /// a cache would hide the change. For a copy of which nothing is recorded.
     pub(crate) async fn place_marker(&self, marker: &Marker, old: &[u8]) -> Result<()> {
         let Place { at, content, len, .. } = marker.place;
-        marker.writes(0);
-        self.write_durably(at, &marker.block(0)).await?;
+        let fields = marker.next(JournalPosition::default());
+        self.write_durably(at, &marker.block(&fields)).await?;
         let marked = read_block(&self.source, at, len).await;
         let restored = self.write_durably(at, old).await;
-        let (marked, lost) = (marked?, restored.err());
-        let is_shown = marker.number(&marked).is_some();
-        if is_shown || lost.is_some() || marked != read_block(&self.source, at, len).await? {
-            if lost.is_none()
-                && let Some(journal) = &self.shared.durability.journal
-            {
-                // It has no records; the next run finds the same without it.
-                let _ = journal.file.remove();
-            }
-            let lost = lost.map(|lost| lost.error);
-            return Err(CopyError::at_target(one_storage(&self.target, at, lost.as_ref())));
+        let marked = marked?;
+        if let Err(lost) = restored {
+            return Err(match marker.fields(&marked) {
+                Some(_) => self.one_storage(at, Some(&lost.error)),
+                None => lost,
+            });
+        }
+        if let Some(shown) = MarkerFields::of(&marked) {
+            self.remove_empty_journal();
+            let is_own = marker.fields(&marked) == Some(shown);
+            let other = || other_copy_at_source(&self.source, at);
+            return Err(if is_own { self.one_storage(at, None) } else { other() });
+        }
+        if marked != read_block(&self.source, at, len).await? {
+            self.remove_empty_journal();
+            return Err(self.one_storage(at, None));
         }
         if !marker.place.is_content(&read_block(&self.source, content, len).await?) {
             return Err(other_source(&self.source, content));
         }
-        self.write_durably(at, &marker.block(0)).await?;
-        marker.wrote(0);
+        self.write_durably(at, &marker.block(&fields)).await?;
+        marker.wrote(&fields);
         marker.enter(Stage::Placed);
         Ok(())
+    }
+
+    fn one_storage(&self, at: u64, lost: Option<&Error>) -> CopyError {
+        let has_journal = self.shared.durability.journal.is_some();
+        CopyError::at_target(one_storage(&self.target, at, lost.map(|error| (error, has_journal))))
+    }
+
+    /// Removes a journal without records, once the target has again what it had.
+    fn remove_empty_journal(&self) {
+        if let Some(journal) = &self.shared.durability.journal {
+            let _ = journal.file.remove();
+        }
     }
 
     /// Refuses sides that do not show what identifies them: a layer may have opened its device again, and another
@@ -65,20 +82,18 @@ impl Lane {
         Ok(())
     }
 
-    /// Makes a marker with this number, or a newer one, durable while there is a marker.
-    pub(super) async fn raise_marker(&self, marker: &Marker, number: u64) -> Result<()> {
-        let _turn = marker.turn().await;
-        match marker.stage() {
-            Stage::Begun | Stage::Placed if number > marker.durable() => {}
-            Stage::Begun | Stage::Placed => return Ok(()),
-            Stage::Leaving | Stage::Restored | Stage::Discarded => {
-                marker.enter(Stage::Discarded);
-                return Ok(());
-            }
+    /// Makes a marker of this position durable while there is a marker. For the lane that has its turn.
+    pub(super) async fn raise_marker(
+        &self,
+        marker: &Marker,
+        position: JournalPosition,
+    ) -> Result<()> {
+        if marker.stage() > Stage::Placed {
+            return Ok(());
         }
-        marker.writes(number);
-        self.write_durably(marker.place.at, &marker.block(number)).await?;
-        marker.wrote(number);
+        let fields = marker.next(position);
+        self.write_durably(marker.place.at, &marker.block(&fields)).await?;
+        marker.wrote(&fields);
         Ok(())
     }
 
@@ -90,11 +105,16 @@ impl Lane {
         let Place { at, content, len, .. } = marker.place;
         let block = read_block(&self.source, content, len).await?;
         let under = read_block(&self.source, at, len).await?;
-        if !marker.place.is_content(&block) || marker.number(&under).is_some() {
+        if !marker.place.is_content(&block) || MarkerFields::of(&under).is_some() {
             return Err(other_source(&self.source, content));
         }
         if at != content {
             self.write_durably(content, &block).await?;
+        }
+        if let Some(journal) = &self.shared.durability.journal
+            && let Err(why) = journal.file.leave().await
+        {
+            self.lacks_journal(&why);
         }
         marker.enter(Stage::Leaving);
         self.write_durably(at, &under).await?;

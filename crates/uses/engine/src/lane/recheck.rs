@@ -17,7 +17,9 @@ use super::chunk::{Done, Failed};
 use crate::error::{CopyError, Result};
 use crate::flushes::Unproven;
 use crate::handle::is_lost;
+use crate::journal::Journal;
 use crate::ledger::{Home, Range, Suspect};
+use crate::marker::JournalPosition;
 use crate::orders::Ending;
 
 /// How often a lane writes again what a failed flush may have lost. That helps if the storage
@@ -192,8 +194,7 @@ impl Lane {
                         (listener.0)(&batch);
                     }
                     if safe || !self.shared.resolved.discard_source {
-                        let (recorded, number) = self.record(batch).await;
-                        self.discard(recorded, number).await;
+                        self.record_and_discard(batch, generation).await?;
                     }
                     return Ok(Flushed { covers: true, failed });
                 }
@@ -234,13 +235,36 @@ impl Lane {
         )
     }
 
-    /// Records what is durable. Returns the ranges that a copy that goes on later does not read: all
-    /// of them without a journal, else those of recorded segments; and the number of the record.
-    async fn record(&self, batch: Vec<Range>) -> (Vec<Range>, u64) {
-        let Some(journal) = &self.shared.durability.journal else {
-            let last = self.shared.retries.marker().map_or(0, |marker| marker.durable());
-            return (batch, last + 1);
+    /// Records what is durable, where a marker says so before and after ([`crate::marker`]), and discards it at the
+    /// source. It was flushed over the connection of this generation.
+    async fn record_and_discard(&self, batch: Vec<Range>, generation: u64) -> Result<()> {
+        let journal = self.shared.durability.journal.as_ref().map(|journal| &journal.file);
+        let next = journal.map_or(0, Journal::next_batch);
+        let Some(marker) = self.shared.retries.marker().filter(|_| !batch.is_empty()) else {
+            let recorded = self.record(batch, next).await;
+            self.discard(recorded).await;
+            return Ok(());
         };
+        let turn = marker.turn().await;
+        let position = || journal.map(Journal::position).unwrap_or_default();
+        self.raise_marker(marker, JournalPosition { next, ..position() }).await?;
+        if self.target.generation() != generation {
+            self.safety.ledger.borrow_mut().doubt(batch, true);
+            return Ok(());
+        }
+        let recorded = self.record(batch, next).await;
+        if journal.is_some() && !recorded.is_empty() {
+            self.raise_marker(marker, position()).await?;
+        }
+        drop(turn);
+        self.discard(recorded).await;
+        Ok(())
+    }
+
+    /// Records what is durable, as a batch with this number. Returns the ranges that a copy that goes on later
+    /// does not read: all of them without a journal, else those of recorded segments.
+    async fn record(&self, batch: Vec<Range>, number: u32) -> Vec<Range> {
+        let Some(journal) = &self.shared.durability.journal else { return batch };
         let mut ranges = Vec::new();
         let segments = {
             let mut ledger = self.safety.ledger.borrow_mut();
@@ -253,16 +277,21 @@ impl Lane {
             }
             segments
         };
-        match journal.file.append(self.number, segments).await {
-            Ok(number) => (ranges, number),
+        match journal.file.append((self.number, number), segments).await {
+            Ok(()) => ranges,
             Err(why) => {
-                self.shared.warn(format!(
-                    "cannot write the journal ({why}): continuing without it; a killed copy repeats \
-                     everything since then"
-                ));
-                (Vec::new(), 0)
+                self.lacks_journal(&why);
+                Vec::new()
             }
         }
+    }
+
+    /// Warns that the journal cannot be written any more.
+    pub(super) fn lacks_journal(&self, why: &str) {
+        self.shared.warn(format!(
+            "cannot write the journal ({why}): continuing without it; a killed copy repeats everything \
+             since then"
+        ));
     }
 
     /// Rechecks a segment.

@@ -6,14 +6,17 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_io::is_zero;
 
 use super::choice::read_block;
-use super::{Marker, Place, Stage};
+use super::{LEN, Marker, MarkerFields, Place, Stage};
 use crate::error::{CopyError, Result};
 use crate::handle::{Handle, Retries};
 use crate::journal::Recorded;
 use crate::resolved::Resolved;
-use crate::selection::Selection;
 use crate::side::Side;
 use crate::sides::Sides;
+
+/// The remedy for a journal that does not have what the target has.
+const LATEST_JOURNAL: &str = "put the latest journal back, or the target of this one; this target may have the only copy \
+                              of what was discarded";
 
 /// What is to be done with the marker when a copy begins or goes on.
 pub(crate) enum Beginning {
@@ -31,26 +34,32 @@ pub(crate) async fn check(
     sides: &Sides,
     marker: &Marker,
     recorded: &Recorded,
-    selection: &Selection,
     (resolved, retries): (&Resolved, &Arc<Retries>),
 ) -> Result<Beginning> {
     let Place { at, content, len, .. } = marker.place;
     let source = sides.handle(Side::Source, retries);
     let target = sides.handle(Side::Target, retries);
     let there = read_block(&target, at, len).await?;
-    let number = marker.number(&there);
+    let marked = marker.fields(&there);
     let is_last_recorded = recorded.reach(content / resolved.segment).is_some();
+    let is_begun = recorded.count > 0 || recorded.is_leaving;
     // Another copy of this source may be overwritten.
     let is_copied = recorded.is_earlier
-        && number.is_none()
+        && marked.is_none()
         && has_content(&target, &marker.place, recorded).await?;
-    let is_rest_recorded = is_rest_recorded(recorded, selection, resolved.segment, &marker.place);
-    match number {
-        Some(number) if number > recorded.count => return Err(older(&target, at)),
-        Some(_) if is_last_recorded => return Err(other_target(&target, at)),
-        None if is_copied && !is_rest_recorded => return Err(older(&target, content)),
-        None if !is_copied && recorded.count > 0 => return Err(other_target(&target, at)),
-        _ => {}
+    match marked.map(|fields| fields.position) {
+        Some(_) if is_last_recorded => return Err(rolled_back(&target, at)),
+        Some(position) if recorded.fits(position) => {}
+        Some(position) if position.count < recorded.count => return Err(rolled_back(&target, at)),
+        Some(_) => return Err(older(&target, at)),
+        None if MarkerFields::of(&there).is_some() => return Err(other_copy(&target, at)),
+        None if is_copied && !is_last_recorded && !recorded.is_leaving => {
+            return Err(unrecorded(&target, content));
+        }
+        None if !is_copied && (is_begun || is_last_recorded) => {
+            return Err(other_target(&target, at));
+        }
+        None => {}
     }
     if is_last_recorded {
         marker.enter(Stage::Discarded);
@@ -58,28 +67,27 @@ pub(crate) async fn check(
     }
     if !marker.place.is_content(&read_block(&source, content, len).await?) {
         // In a storage that is both sides, it may be the marker.
-        let is_first = recorded.count == 0 && number.is_some();
-        return match is_first {
+        return match !is_begun && marked.is_some() {
             true => Ok(Beginning::Place(marker.old_block(there))),
-            false if is_copied => Err(older(&target, content)),
+            false if is_copied => Err(unrecorded(&target, content)),
             false => Err(other_source(&source, content)),
         };
     }
-    // Without a record, nobody has found out yet that there are two storages.
-    if is_copied && recorded.count > 0 {
+    if is_copied {
         marker.enter(Stage::Restored);
         return Ok(Beginning::Found);
     }
     let old = marker.old_block(there);
-    match number {
-        Some(number) if recorded.count > 0 => {
-            marker.wrote(number);
-            if marker.number(&read_block(&source, at, len).await?).is_some() {
+    match marked {
+        Some(fields) if is_begun => {
+            marker.wrote(&fields);
+            if MarkerFields::of(&read_block(&source, at, len).await?).is_some() {
                 return Err(CopyError::at_target(one_storage(&target, at, None)));
             }
             marker.enter(Stage::Placed);
             Ok(Beginning::Found)
         }
+        // Without a record, nobody has found out yet that there are two storages.
         _ => Ok(Beginning::Place(old)),
     }
 }
@@ -91,8 +99,11 @@ pub(crate) async fn check(
 pub(crate) async fn check_complete(target: &Handle, marker: &Marker) -> Result<()> {
     let place = &marker.place;
     let recorded = Recorded { complete: true, ..Recorded::default() };
-    let is_marked = marker.number(&read_block(target, place.at, place.len).await?).is_some();
-    if is_marked || !has_content(target, place, &recorded).await? {
+    let is_marked = marker.fields(&read_block(target, place.at, place.len).await?).is_some();
+    if is_marked {
+        return Err(rolled_back(target, place.at));
+    }
+    if !has_content(target, place, &recorded).await? {
         return Err(other_target(target, place.content));
     }
     Ok(())
@@ -104,37 +115,50 @@ async fn has_content(target: &Handle, place: &Place, recorded: &Recorded) -> Res
     Ok(place.is_content(&there) || recorded.complete && !is_zero(&there))
 }
 
-/// Whether all is recorded but the segments with the two blocks.
-fn is_rest_recorded(
-    recorded: &Recorded,
-    selection: &Selection,
-    segment: u64,
-    place: &Place,
-) -> bool {
-    let (first, behind) = place.range();
-    selection.ranges().iter().all(|&(start, end)| {
-        let mut at = start;
-        while at < end {
-            let number = at / segment;
-            let last = number.saturating_add(1).saturating_mul(segment);
-            at = match recorded.reach(number) {
-                Some(reach) => reach.saturating_mul(segment),
-                None if number * segment < behind && first < last => last,
-                None => return false,
-            };
-        }
-        true
-    })
-}
-
 fn older(target: &Handle, at: u64) -> CopyError {
     let text = format!(
-        "it has what was written (at offset {at}) after the last record of the journal: the journal is an older \
-         one, or its end was cut off"
+        "its marker (at offset {at}) says that more was recorded than the journal has: the journal is an older one, or \
+         its end was cut off, or this is the target of another journal"
     );
-    let remedy = "put the latest journal back; without it, write only what the source still has onto this target, \
-                  with --ranges";
+    CopyError::at_target(refusal(target, text, LATEST_JOURNAL))
+}
+
+fn unrecorded(target: &Handle, at: u64) -> CopyError {
+    let text = format!(
+        "it has what is copied last (at offset {at}), and the journal does not record that all else is copied: the \
+         journal is an older one, or could not be written to its end, or this is another target. If the last run \
+         ended with status 0, the target is complete"
+    );
+    CopyError::at_target(refusal(target, text, LATEST_JOURNAL))
+}
+
+fn rolled_back(target: &Handle, at: u64) -> CopyError {
+    let text = format!(
+        "its marker (at offset {at}) says that less was recorded than the journal has: the target is in an earlier \
+         state, or is a clone of one, or this is the journal of another target"
+    );
+    let remedy = "put the latest state of the target back, which may have the only copy of what was discarded";
     CopyError::at_target(refusal(target, text, remedy))
+}
+
+/// The error of a target with the marker of another copy.
+pub(crate) fn other_copy(target: &Handle, at: u64) -> CopyError {
+    let text = format!(
+        "it has the marker of another copy that discards its source and has not ended (at offset {at})"
+    );
+    let remedy = "go on with that copy and its journal; without them, the target may have the only copy of what was \
+                  discarded";
+    CopyError::at_target(refusal(target, text, remedy))
+}
+
+/// The error of a source with the marker of another copy.
+pub(crate) fn other_copy_at_source(source: &Handle, at: u64) -> CopyError {
+    let text = format!(
+        "source and target are one storage, or the source is the target of another copy: it shows the marker of \
+         another copy that discards its source and has not ended, which has overwritten {LEN} bytes at offset {at}"
+    );
+    let remedy = "go on with that copy and its journal; do not copy to this target";
+    CopyError { side: Some(Side::Source), error: refusal(source, text, remedy) }
 }
 
 fn other_target(target: &Handle, at: u64) -> CopyError {
@@ -155,16 +179,22 @@ pub(crate) fn other_source(source: &Handle, at: u64) -> CopyError {
 }
 
 /// The error of a source that shows what is written to the target; `lost`: why what was there could not be
-/// written again.
-pub(crate) fn one_storage(target: &Handle, at: u64, lost: Option<&Error>) -> Error {
-    let lost = match lost {
-        None => String::new(),
-        Some(error) => format!(", and what was there cannot be written again: {error}"),
-    };
+/// written again, and whether a journal has it.
+pub(crate) fn one_storage(target: &Handle, at: u64, lost: Option<(&Error, bool)>) -> Error {
     let text = format!(
-        "source and target are one storage: the source shows what was written to the target at offset {at}{lost}"
+        "source and target are one storage: the source shows what was written to the target at offset {at}"
     );
-    refusal(target, text, "copy to another storage")
+    let Some((error, has_journal)) = lost else {
+        return refusal(target, text, "copy to another storage");
+    };
+    let text =
+        format!("{text}, and the {LEN} bytes that were there cannot be written again: {error}");
+    let remedy = if has_journal {
+        "the journal has them: only the same command with this journal and this target writes them again"
+    } else {
+        "put these bytes back from a backup before the disk is used"
+    };
+    refusal(target, text, remedy)
 }
 
 fn refusal(end: &Handle, text: String, remedy: &'static str) -> Error {

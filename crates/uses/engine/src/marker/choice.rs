@@ -5,7 +5,8 @@ use std::sync::Arc;
 use blockhaul_block::{DeviceExt as _, Error, Kind, ZERO};
 use blockhaul_io::is_zero;
 
-use super::{LEN, Place};
+use super::check::{other_copy, other_copy_at_source};
+use super::{LEN, MarkerFields, Place};
 use crate::error::Result;
 use crate::extent_feed::ExtentFeed;
 use crate::handle::{Handle, Retries};
@@ -24,7 +25,7 @@ const READ_MAX: u64 = 1 << 20;
 /// discarded.
 ///
 /// # Errors
-/// Those of the devices; [`Kind::ShuttingDown`] after a cancel.
+/// Those of the devices; one side has the marker of another copy there; [`Kind::ShuttingDown`] after a cancel.
 pub(crate) async fn choose(
     sides: &Sides,
     selection: &Selection,
@@ -62,6 +63,9 @@ pub(crate) async fn choose(
                 {
                     let at = search.last_block(content, extent, known.state.is_some());
                     let there = read_block(&target, at, search.block).await?;
+                    if MarkerFields::of(&there).is_some() {
+                        return Err(other_copy(&target, at));
+                    }
                     let before = there.first_chunk().copied().unwrap_or([0; LEN]);
                     return Ok(Some(Place { at, content, len: search.block, digest, before }));
                 }
@@ -105,8 +109,12 @@ impl ContentSearch<'_> {
             let mut blocks = there.chunks_exact(block as usize);
             if let Some(found) = blocks.position(|block| !is_zero(block)) {
                 let start = found * block as usize;
-                let digest = blake3::hash(&there[start..start + block as usize]);
-                return Ok(Some((at + start as u64, digest.into())));
+                let found = &there[start..start + block as usize];
+                let content = at + start as u64;
+                if MarkerFields::of(found).is_some() {
+                    return Err(other_copy_at_source(self.source, content));
+                }
+                return Ok(Some((content, blake3::hash(found).into())));
             }
             at += len;
             len = (len * 4).min(most - most % block);

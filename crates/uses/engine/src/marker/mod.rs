@@ -12,17 +12,29 @@
 //!   nothing but the header was, and the next run writes the marker.
 //! - With the marker, and before it is shown that there are two storages: if there is one, the source lacks the
 //!   bytes under the marker. The header has them, and the next run writes them back before it refuses.
-//! - From then on until all else is copied, recorded and discarded: the marker is there. Its number is that of
-//!   the newest record, and durable before anything of that record is discarded. A journal with fewer records is
-//!   older than the target.
+//! - From then on until all else is copied, recorded and discarded: the marker is there. It says how many records
+//!   the journal has, exactly. For each batch, and for one batch at a time, these become durable in this order: the
+//!   batch, a marker with the *intent* to write its records behind those that are there, the records, a marker with
+//!   the new number. Then the batch is discarded. A target with an intent has the batch, also one that was rolled
+//!   back to it; so the journal may have the records or a part of them, or lack them, because nothing of the batch
+//!   is discarded before the next marker. Every other difference is refused: with fewer records the journal is
+//!   older than the target; with more, the target is in a state from before what they record. The number of a
+//!   batch, which no other run uses, tells equal numbers of records apart.
 //! - At the end the content is durable on the target before the marker is overwritten: one of them is always
-//!   there. Without the marker all is recorded but the last segment, of which the source still has everything.
+//!   there. Before, the journal records that the marker *leaves*: only such a journal belongs to a target without
+//!   it. All is recorded then but the last segment, of which the source still has everything.
 //! - With its record, all is recorded, and the target has the content.
 //!
+//! A lost connection to the target may have led to a replica that lacks what was flushed last. The marker with the
+//! intent is the first write behind the flush, and no connection is accepted that shows an older one. So if the
+//! connection is still the one that was flushed when the intent is durable, each later one has the batch; if not, the
+//! batch is written again.
+//!
 //! What stays invisible: a source whose cache holds the place of the marker from before, or has read ahead so
-//! far; the same storage at another offset; a layer that opens another disk without a new handle between the check of a
-//! batch and its marker; two servers of one image of which one has its tables in memory, where the other moves the place of the
-//! marker, as QEMU does for compressed and shared clusters.
+//! far; a source that begins with the same blocks as that of the journal; a target and a journal that are both rolled
+//! back; the same storage at another offset; a layer that opens another disk without a new handle between a flush and
+//! the marker behind it; two servers of one image of which one has its tables in memory, where the other moves the place
+//! of the marker, as QEMU does for compressed and shared clusters.
 
 pub(crate) mod check;
 pub(crate) mod choice;
@@ -37,7 +49,7 @@ use crate::ledger::Range;
 use crate::side::Side;
 
 /// Bytes of the marker, at the start of its block.
-pub(crate) const LEN: usize = 64;
+pub(crate) const LEN: usize = 72;
 /// Bytes of its checksum, which end it.
 const CHECK: usize = 16;
 /// Its first bytes.
@@ -90,6 +102,60 @@ pub(crate) enum Stage {
 const STAGES: [Stage; 5] =
     [Stage::Begun, Stage::Placed, Stage::Leaving, Stage::Restored, Stage::Discarded];
 
+/// How far the journal is, as a marker says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct JournalPosition {
+    /// Number of records.
+    pub(crate) count: u64,
+    /// Number of the batch of the last record; 0: there is none.
+    pub(crate) last: u32,
+    /// Number of the batch that is being recorded, and is durable; 0: there is none.
+    pub(crate) next: u32,
+}
+
+/// What a block with a marker says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MarkerFields {
+    id: [u8; 16],
+    /// Number of the marker among those that the copy has written.
+    sequence: u64,
+    /// How far the journal is.
+    pub(crate) position: JournalPosition,
+}
+
+impl MarkerFields {
+    /// What a block says that begins with a marker, of any copy.
+    pub(crate) fn of(block: &[u8]) -> Option<MarkerFields> {
+        let (body, check) = block.get(..LEN)?.split_at(LEN - CHECK);
+        let is_whole = blake3::hash(body).as_bytes()[..CHECK] == *check;
+        let (magic, body) = body.split_first_chunk::<16>()?;
+        let (id, body) = body.split_first_chunk::<16>()?;
+        let (sequence, body) = body.split_first_chunk::<8>()?;
+        let (count, body) = body.split_first_chunk::<8>()?;
+        let (last, body) = body.split_first_chunk::<4>()?;
+        let (next, _) = body.split_first_chunk::<4>()?;
+        let position = JournalPosition {
+            count: u64::from_be_bytes(*count),
+            last: u32::from_be_bytes(*last),
+            next: u32::from_be_bytes(*next),
+        };
+        let sequence = u64::from_be_bytes(*sequence);
+        (is_whole && magic == MAGIC).then_some(MarkerFields { id: *id, sequence, position })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut block = MAGIC.to_vec();
+        block.extend(self.id);
+        block.extend(self.sequence.to_be_bytes());
+        block.extend(self.position.count.to_be_bytes());
+        block.extend(self.position.last.to_be_bytes());
+        block.extend(self.position.next.to_be_bytes());
+        let check = blake3::hash(&block);
+        block.extend(&check.as_bytes()[..CHECK]);
+        block
+    }
+}
+
 /// The marker of one copy, for all its lanes.
 pub(crate) struct Marker {
     /// Its place.
@@ -98,10 +164,10 @@ pub(crate) struct Marker {
     /// What follows the marker in its block.
     rest: OnceLock<Vec<u8>>,
     stage: AtomicU8,
-    /// Numbers: the newest one that is durable on the target, and the newest one that may be there.
+    /// Sequence numbers: the newest one that is durable on the target, and the newest one that may be there.
     durable: AtomicU64,
     written: AtomicU64,
-    /// A lane writes it.
+    /// A lane records a batch.
     is_busy: AtomicBool,
     changed: Notify,
 }
@@ -131,23 +197,20 @@ impl Marker {
         self.stage.fetch_max(stage as u8, Ordering::SeqCst);
     }
 
-    /// The newest number that is durable on the target.
-    pub(crate) fn durable(&self) -> u64 {
-        self.durable.load(Ordering::SeqCst)
+    /// The marker of this position, with a new sequence number, which may be on the target from now on.
+    pub(crate) fn next(&self, position: JournalPosition) -> MarkerFields {
+        let sequence = self.written.fetch_add(1, Ordering::SeqCst) + 1;
+        MarkerFields { id: self.id, sequence, position }
     }
 
-    /// This number may be on the target from now on.
-    pub(crate) fn writes(&self, number: u64) {
-        self.written.fetch_max(number, Ordering::SeqCst);
+    /// This marker is durable on the target.
+    pub(crate) fn wrote(&self, fields: &MarkerFields) {
+        self.written.fetch_max(fields.sequence, Ordering::SeqCst);
+        self.durable.fetch_max(fields.sequence, Ordering::SeqCst);
     }
 
-    /// This number is durable on the target.
-    pub(crate) fn wrote(&self, number: u64) {
-        self.writes(number);
-        self.durable.fetch_max(number, Ordering::SeqCst);
-    }
-
-    /// Waits until no other lane writes the marker: of two writes the newer one would not win for certain.
+    /// Waits until no other lane records a batch: the numbers of records are exact, and of two writes of the marker
+    /// the newer one would not win for certain.
     pub(crate) async fn turn(&self) -> Turn<'_> {
         loop {
             let changed = self.changed.listen();
@@ -158,32 +221,21 @@ impl Marker {
         }
     }
 
-    /// The block with the marker of this number.
-    pub(crate) fn block(&self, number: u64) -> Vec<u8> {
-        let mut block = MAGIC.to_vec();
-        block.extend(self.id);
-        block.extend(number.to_be_bytes());
-        block.resize(LEN - CHECK, 0);
-        let check = blake3::hash(&block);
-        block.extend(&check.as_bytes()[..CHECK]);
+    /// The block with this marker.
+    pub(crate) fn block(&self, fields: &MarkerFields) -> Vec<u8> {
+        let mut block = fields.encode();
         block.extend(self.rest.get().into_iter().flatten());
         block
     }
 
-    /// The number of the marker of this copy, if a block begins with that.
-    pub(crate) fn number(&self, block: &[u8]) -> Option<u64> {
-        let (body, check) = block.get(..LEN)?.split_at(LEN - CHECK);
-        let is_whole = blake3::hash(body).as_bytes()[..CHECK] == *check;
-        let (magic, body) = body.split_first_chunk::<16>()?;
-        let (id, body) = body.split_first_chunk::<16>()?;
-        let (number, _) = body.split_first_chunk::<8>()?;
-        let is_own = is_whole && magic == MAGIC && *id == self.id;
-        is_own.then(|| u64::from_be_bytes(*number))
+    /// What the marker of this copy says, if a block begins with that.
+    pub(crate) fn fields(&self, block: &[u8]) -> Option<MarkerFields> {
+        MarkerFields::of(block).filter(|fields| fields.id == self.id)
     }
 
     /// What the target has had in a block that may have the marker. Keeps what follows the marker.
     pub(crate) fn old_block(&self, mut block: Vec<u8>) -> Vec<u8> {
-        if self.number(&block).is_some() {
+        if self.fields(&block).is_some() {
             block[..LEN].copy_from_slice(&self.place.before);
         }
         self.rest.get_or_init(|| block[LEN..].to_vec());
@@ -219,7 +271,7 @@ impl Marker {
         if matches!(self.stage(), Stage::Begun | Stage::Discarded) {
             return Ok(None);
         }
-        if self.number(place_there.bytes()).is_some() {
+        if MarkerFields::of(place_there.bytes()).is_some() {
             return Ok(Some(format!(
                 "the source shows what was written to the target (at offset {at})"
             )));
@@ -234,15 +286,15 @@ impl Marker {
 
     async fn differs_target(&self, device: &dyn Device) -> blockhaul_block::Result<Option<String>> {
         let Place { at, content, len, .. } = self.place;
-        let oldest = self.durable();
+        let oldest = self.durable.load(Ordering::SeqCst);
         let stage = self.stage();
         if stage == Stage::Begun {
             return Ok(None);
         }
         let place_there = device.read(at, len as usize).await?;
         let newest = self.written.load(Ordering::SeqCst);
-        let number = self.number(place_there.bytes());
-        let is_marked = number.is_some_and(|number| number >= oldest && number <= newest);
+        let is_known = |fields: MarkerFields| (oldest..=newest).contains(&fields.sequence);
+        let is_marked = self.fields(place_there.bytes()).is_some_and(is_known);
         let is_copied = stage > Stage::Placed && {
             let content_there = device.read(content, len as usize).await?;
             self.place.is_content(content_there.bytes())
@@ -255,7 +307,7 @@ impl Marker {
     }
 }
 
-/// The only lane that writes the marker.
+/// The only lane that records a batch.
 pub(crate) struct Turn<'a>(&'a Marker);
 
 impl Drop for Turn<'_> {
@@ -275,17 +327,20 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_that_of_its_copy_and_number() {
+    fn a_marker_is_that_of_its_copy_and_position() {
         let (own, other) = (marker(1), marker(2));
         let old = own.old_block((0..4096).map(|at| at as u8).collect());
-        let block = own.block(5);
-        assert_eq!((block.len(), own.number(&block), other.number(&block)), (4096, Some(5), None));
-        assert_eq!((own.number(&old), own.number(&[0; 4096]), own.number(&[])), (None, None, None));
+        let fields = own.next(JournalPosition { count: 5, last: 3, next: 4 });
+        let block = own.block(&fields);
+        assert_eq!(block.len(), 4096);
+        assert_eq!((own.fields(&block), other.fields(&block)), (Some(fields), None));
+        assert_eq!(MarkerFields::of(&block), Some(fields));
+        assert_eq!((own.fields(&old), own.fields(&[0; 4096]), own.fields(&[])), (None, None, None));
         assert_eq!(block[LEN..], old[LEN..]);
         for bit in 0..LEN * 8 {
             let mut damaged = block.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(own.number(&damaged), None, "bit {bit}");
+            assert_eq!(own.fields(&damaged), None, "bit {bit}");
         }
         // What was there before comes from the header.
         let mut before = block.clone();
@@ -299,8 +354,10 @@ mod tests {
         marker.enter(Stage::Leaving);
         marker.enter(Stage::Placed);
         assert_eq!(marker.stage(), Stage::Leaving);
-        marker.wrote(3);
-        marker.wrote(2);
-        assert_eq!(marker.durable(), 3);
+        let [older, newer] =
+            [1, 2].map(|count| marker.next(JournalPosition { count, last: 1, next: 0 }));
+        marker.wrote(&newer);
+        marker.wrote(&older);
+        assert_eq!(marker.durable.load(Ordering::SeqCst), 2);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Kind, OpKind, Pending, Reply, Request};
-use blockhaul_catalog::Stack;
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, Pending, Reply, Request};
+use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
 use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Side, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Reservation, Runtime, is_zero};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
@@ -199,6 +199,277 @@ fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
                 assert_eq!(error.side, Some(Side::Source), "{left}: {error}");
                 nothing_is_lost(&source.disks[0], &target, &bytes);
                 assert!(is_zero(&source.disks[1].bytes()));
+            }
+        }
+    });
+}
+
+/// A disk that fails after some requests, and keeps the states that it had before its writes.
+struct Recording {
+    disk: Arc<ModelDevice>,
+    left: AtomicU64,
+    states: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Recording {
+    fn new(bytes: &[u8], left: u64) -> Arc<Recording> {
+        Arc::new(Recording { disk: disk(bytes), left: left.into(), states: Mutex::default() })
+    }
+
+    /// All states, the newest one last.
+    fn states(&self) -> Vec<Vec<u8>> {
+        let mut states = self.states.lock().unwrap().clone();
+        states.push(self.disk.bytes());
+        states.dedup();
+        states
+    }
+}
+
+impl Device for Recording {
+    fn facts(&self) -> Arc<Facts> {
+        self.disk.facts()
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        if request.kind() == OpKind::Write {
+            let left = self.left.load(Ordering::SeqCst);
+            if left == 0 {
+                let error = Error::new(Kind::NoSpace, "full");
+                return Pending::start(async move { Err(error) });
+            }
+            self.left.fetch_sub(1, Ordering::SeqCst);
+            self.states.lock().unwrap().push(self.disk.bytes());
+        }
+        self.disk.submit(request)
+    }
+}
+
+/// Runs a copy to a target that fails after some writes.
+async fn begun(bytes: &[u8], left: u64, options: &Options) -> (Arc<ModelDevice>, Arc<Recording>) {
+    let source = disk(bytes);
+    let target = Recording::new(&vec![0; SIZE], left);
+    let error = run(&source, &target, options).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+    (source, target)
+}
+
+#[test]
+fn a_target_that_is_rolled_back_below_the_journal_is_refused() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let bytes = bytes();
+        let mut refused = 0;
+        for left in [1, 2, 3, 9, 14, 15, 16, 17, 18, 40, 55, 66] {
+            let _ = std::fs::remove_file(&path);
+            let options = options(Some(&path));
+            let (source, target) = begun(&bytes, left, &options).await;
+            let journal = std::fs::read(&path).unwrap();
+            let source = source.bytes();
+            let states = target.states();
+            let first = states.len().saturating_sub(24);
+            for (number, state) in states.iter().enumerate().skip(first) {
+                std::fs::write(&path, &journal).unwrap();
+                let (source, target) = (disk(&source), disk(state));
+                let copied = run(&source, &target, &options).await;
+                let is_newest = number + 1 == states.len();
+                match copied {
+                    Ok(_) => assert!(target.bytes() == bytes, "{left}: state {number}"),
+                    Err(error) => {
+                        assert!(!is_newest, "{left}: {error}");
+                        assert_eq!((error.kind(), error.side), (Kind::Invalid, Some(Side::Target)));
+                        assert!(target.bytes() == *state, "{left}: state {number} was changed");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+        assert!(refused > 0, "states of before the last record");
+    });
+}
+
+#[test]
+fn what_the_marker_has_replaced_in_one_storage_is_written_back_by_the_same_command() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let bytes = bytes();
+        let target = Recording::new(&bytes, 1);
+        let (disk, cache) = (target.disk.clone(), Arc::default());
+        let source = Arc::new(View { disk, form: Form::Same, cache });
+        let error = run(&source, &target, &options(Some(&path))).await.unwrap_err().to_string();
+        assert!(
+            error.contains("one storage") && error.contains("only the same command"),
+            "{error}"
+        );
+        assert!(!error.contains("another storage") && target.disk.bytes() != bytes);
+        target.left.store(9, Ordering::SeqCst);
+        let error = run(&source, &target, &options(Some(&path))).await.unwrap_err().to_string();
+        assert!(error.contains("copy to another storage"), "{error}");
+        assert!(target.disk.bytes() == bytes && !path.exists());
+    });
+}
+
+#[test]
+fn the_marker_of_another_copy_is_refused_on_both_sides() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let [path, other] = ["journal", "other"].map(|name| scratch.file(name));
+        let bytes = bytes();
+        let (source, target) = begun(&bytes, 40, &options(Some(&path))).await;
+        let before = target.disk.bytes();
+        for journal in [Some(&*other), None] {
+            let error = run(&source, &target.disk, &options(journal)).await.unwrap_err();
+            assert_eq!((error.kind(), error.side), (Kind::Invalid, Some(Side::Target)));
+            assert!(error.to_string().contains("the marker of another copy"), "{error}");
+            let empty = disk(&vec![0; SIZE]);
+            let error = run(&target.disk, &empty, &options(journal)).await.unwrap_err();
+            assert_eq!((error.kind(), error.side), (Kind::Invalid, Some(Side::Source)));
+            assert!(error.to_string().contains("has overwritten"), "{error}");
+            assert!(is_zero(&empty.bytes()) && target.disk.bytes() == before);
+            assert!(!other.exists());
+        }
+        // It is the first content that the target has.
+        let mut first = vec![0; SIZE];
+        let at = before.windows(16).position(|bytes| bytes == b"blockhaul marker").unwrap();
+        first[at..].copy_from_slice(&before[at..]);
+        let incomplete = disk(&first);
+        let error = run(&incomplete, &disk(&bytes), &options(None)).await.unwrap_err();
+        assert!(error.to_string().contains("has overwritten"), "{error}");
+        run(&source, &target.disk, &options(Some(&path))).await.unwrap();
+        assert!(target.disk.bytes() == bytes);
+    });
+}
+
+/// A disk with a replica, which has all that was written before the newest marker. The connection to the disk
+/// is lost after some requests, and the next one leads to the replica.
+struct Replicated {
+    disk: Arc<ModelDevice>,
+    replica: Mutex<Option<Arc<ModelDevice>>>,
+    /// What the disk had with the newest marker.
+    state: Mutex<Vec<u8>>,
+    left: AtomicU64,
+}
+
+struct Connection {
+    shared: Arc<Replicated>,
+    disk: Arc<ModelDevice>,
+    is_first: bool,
+}
+
+impl Replicated {
+    fn new(left: u64) -> Arc<Replicated> {
+        let bytes = vec![0; SIZE];
+        let (disk, state) = (disk(&bytes), Mutex::new(bytes));
+        Arc::new(Replicated { disk, replica: Mutex::default(), state, left: left.into() })
+    }
+}
+
+impl Device for Connection {
+    fn facts(&self) -> Arc<Facts> {
+        let mut facts = Facts::clone(&self.disk.facts());
+        facts.can |= Can::MULTI_CONN;
+        Arc::new(facts)
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        let shared = self.shared.clone();
+        if self.is_first {
+            let left = shared.left.load(Ordering::SeqCst);
+            if left == 0 {
+                let error = Error::new(Kind::Disconnected, "the connection was cut");
+                return Pending::start(async move { Err(error) });
+            }
+            shared.left.store(left - 1, Ordering::SeqCst);
+        }
+        let is_marker = match &request.op {
+            Op::Write(data) => data.bytes().starts_with(b"blockhaul marker"),
+            _ => false,
+        };
+        let inner = self.disk.submit(request);
+        Pending::start(async move {
+            let outcome = inner.await;
+            if is_marker {
+                *shared.state.lock().unwrap() = shared.disk.bytes();
+            }
+            outcome
+        })
+    }
+}
+
+struct Listener(Arc<Replicated>);
+
+impl Listener {
+    fn connect(&self, is_first: bool) -> Arc<dyn Device> {
+        let shared = self.0.clone();
+        let state = shared.state.lock().unwrap().clone();
+        let disk = if is_first {
+            shared.disk.clone()
+        } else {
+            shared.replica.lock().unwrap().get_or_insert_with(|| disk(&state)).clone()
+        };
+        Arc::new(Connection { shared, disk, is_first })
+    }
+}
+
+impl Backend for Listener {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["replicated"]
+    }
+
+    fn operand(&self) -> &'static str {
+        ""
+    }
+
+    fn summary(&self) -> &'static str {
+        "for tests"
+    }
+
+    fn open(&self, _: Target) -> Opening<Opened> {
+        let device = self.connect(true);
+        let more = Arc::new(Listener(self.0.clone()));
+        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+    }
+}
+
+impl Another for Listener {
+    fn another(&self) -> Opening<Arc<dyn Device>> {
+        let device = self.connect(false);
+        Box::pin(async move { Ok(device) })
+    }
+}
+
+#[test]
+fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
+    on_worker(|| async {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.file("journal");
+        let bytes = bytes();
+        for left in 4..150 {
+            for journal in [Some(&*path), None] {
+                let _ = std::fs::remove_file(&path);
+                let shared = Replicated::new(left);
+                let registry = Registry {
+                    backends: vec![Arc::new(Listener(shared.clone()))],
+                    ..Registry::default()
+                };
+                let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
+                let to = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
+                let from = Stack::over(disk(&bytes));
+                let options = Options {
+                    retries: 3,
+                    retry_delay: Duration::from_millis(1),
+                    ..options(journal)
+                };
+                let progress = Arc::new(Progress::new());
+                let copied = copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await;
+                let replica = shared.replica.lock().unwrap().clone();
+                let there = replica.unwrap_or_else(|| shared.disk.clone()).bytes();
+                match copied {
+                    Ok(_) => assert!(there == bytes, "{left} {journal:?}"),
+                    // The replica is that of before the copy, or lacks the removal of the marker.
+                    Err(error) => assert_eq!(error.side, Some(Side::Target), "{left}: {error}"),
+                }
             }
         }
     });
