@@ -10,6 +10,8 @@ use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
 
 pub use blockhaul_io::plain;
 
+use crate::serve::JobError;
+
 /// The result of a command: its exit status, or why it failed.
 pub type Outcome = Result<u8, Failure>;
 
@@ -157,19 +159,29 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The exit status for errors of copies and jobs of this kind.
+pub fn status_of(kind: TransferErrorKind) -> u8 {
+    match kind {
+        TransferErrorKind::Request => USAGE,
+        TransferErrorKind::Open => OPEN,
+        TransferErrorKind::Source => SOURCE,
+        TransferErrorKind::Target => TARGET,
+        TransferErrorKind::Full => FULL,
+        TransferErrorKind::Connection => LOST,
+        TransferErrorKind::Difference => DIFFERENT,
+        TransferErrorKind::Other => FAILED,
+    }
+}
+
 impl From<TransferError> for Failure {
     fn from(error: TransferError) -> Failure {
-        let status = match error.kind() {
-            TransferErrorKind::Request => USAGE,
-            TransferErrorKind::Open => OPEN,
-            TransferErrorKind::Source => SOURCE,
-            TransferErrorKind::Target => TARGET,
-            TransferErrorKind::Full => FULL,
-            TransferErrorKind::Connection => LOST,
-            TransferErrorKind::Difference => DIFFERENT,
-            TransferErrorKind::Other => FAILED,
-        };
-        Failure::new(status, error.facts()).and(error.remedy())
+        Failure::new(status_of(error.kind()), error.facts()).and(error.remedy())
+    }
+}
+
+impl From<JobError> for Failure {
+    fn from(error: JobError) -> Failure {
+        Failure::new(status_of(error.kind()), error.facts()).and(error.remedy())
     }
 }
 

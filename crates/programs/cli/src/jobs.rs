@@ -183,7 +183,7 @@ impl DiskCopy {
         request.options.no_zero_copy |= common.limits.no_zero_copy;
         let TransferOptions { journal, manifest, since, .. } = request.options.clone();
         let setup = copy_options::set_up(request);
-        let mut setup = setup.map_err(|failure| in_disk(&place, &name, &failure))?;
+        let mut setup = setup.map_err(|error| in_disk(&place, &name, &error.into()))?;
         if since.is_none() {
             // An increment is complete when its manifest exists: the next one begins with that.
             setup.keep_journal();

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 
 use blockhaul_catalog::Spec;
 use blockhaul_transfer::{
-    CopyRequest, CopySetup, Endpoint, TransferOptions, is_heard, takes_writes,
+    CopyRequest, CopySetup, Endpoint, TransferError, TransferOptions, is_heard, takes_writes,
 };
 
 use crate::exit::{self, Failure, plain};
@@ -78,7 +78,7 @@ pub(crate) fn check_request(request: &CopyRequest) -> Result<(), Failure> {
 }
 
 /// Checks a request, as far as nothing must be opened for that.
-pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, Failure> {
+pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, TransferError> {
     let options = request.options.clone();
     let registry = devices::registry_asking(options.timeout, options.min_rate, request.contexts());
     let setup = CopySetup::new(request, registry.for_command())?;

@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_catalog::Spec;
+use blockhaul_io::plain;
 use blockhaul_snapshot::Bitmap;
 use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
 
+use super::job_error::JobError;
 use super::running::Running;
-use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.
 const VERSION: u64 = 2;
@@ -39,14 +40,14 @@ pub struct Kept {
 
 impl BitmapFiles {
     /// In this directory, which must exist.
-    pub fn new(directory: &Path) -> Result<BitmapFiles, Failure> {
+    pub fn new(directory: &Path) -> Result<BitmapFiles, JobError> {
         match fs::metadata(directory) {
             Ok(found) if found.is_dir() => Ok(BitmapFiles(directory.to_path_buf())),
-            Ok(_) => Err(Failure::usage(format!(
+            Ok(_) => Err(JobError::request(format!(
                 "--bitmaps {}: it is not a directory",
                 directory.display()
             ))),
-            Err(error) => Err(Failure::usage(format!(
+            Err(error) => Err(JobError::request(format!(
                 "--bitmaps {}: {}: create it first",
                 directory.display(),
                 plain(&error)
@@ -55,7 +56,7 @@ impl BitmapFiles {
     }
 
     /// Reads the bitmaps of an export with a disk of `size` bytes.
-    pub fn read(&self, export: &str, device: &str, size: u64) -> Result<Kept, Failure> {
+    pub fn read(&self, export: &str, device: &str, size: u64) -> Result<Kept, JobError> {
         let path = self.path(export);
         let text = match fs::metadata(&path).map(|found| found.len()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
@@ -64,13 +65,10 @@ impl BitmapFiles {
             Err(error) => Err(error),
         };
         let wrong = |why: &str| {
-            Failure::new(
-                FAILED,
-                format!(
-                    "cannot read the bitmaps in {}: {why}: move the file away, and make a full backup next",
-                    path.display()
-                ),
-            )
+            JobError::other(format!(
+                "cannot read the bitmaps in {}: {why}: move the file away, and make a full backup next",
+                path.display()
+            ))
         };
         let text = text.map_err(|error| wrong(&plain(&error)))?;
         let text = String::from_utf8(text).map_err(|error| wrong(&error.to_string()))?;
@@ -99,7 +97,7 @@ impl BitmapFiles {
     }
 
     /// Writes the file of an export, durably; `clean`: with what the bitmaps show.
-    pub fn write(&self, export: &Running, clean: bool) -> Result<(), Failure> {
+    pub fn write(&self, export: &Running, clean: bool) -> Result<(), JobError> {
         let path = self.path(&export.name);
         let mut bitmaps = export.bitmaps().clone();
         bitmaps.retain(|bitmap| bitmap.is_kept());
@@ -127,7 +125,7 @@ impl BitmapFiles {
         };
         written.map_err(|error| {
             let text = format!("cannot write the bitmaps to {}: {}", path.display(), plain(&error));
-            Failure::new(FAILED, text)
+            JobError::other(text)
         })
     }
 

@@ -9,10 +9,10 @@ use blockhaul_catalog::{
 };
 use blockhaul_io::FifoLock;
 
+use super::job_error::JobError;
 use super::running::{Running, SnapshotOf, removed};
 use super::wanted::{EXPORT, NODE, One, WantedExports, gates};
 use crate::devices;
-use crate::exit::{FAILED, Failure};
 
 /// Maximum time for a change of exports to end when the server stops.
 const LAST_CHANGE: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ impl Drop for NameReservation<'_> {
 
 impl Table {
     /// For the requested exports; nothing is opened yet.
-    pub fn new(wanted: WantedExports) -> Result<Table, Failure> {
+    pub fn new(wanted: WantedExports) -> Result<Table, JobError> {
         Ok(Table {
             wanted,
             exports: Arc::new(Several::new(Vec::new())?),
@@ -94,7 +94,7 @@ impl Table {
     }
 
     /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
-    pub async fn open(&self) -> Result<Arc<dyn Exports>, Failure> {
+    pub async fn open(&self) -> Result<Arc<dyn Exports>, JobError> {
         for one in &self.wanted.exports {
             let (storage, running) = self.wanted.open_one(EXPORT, one, Weak::new()).await?;
             let running = Arc::new(running);
@@ -114,10 +114,10 @@ impl Table {
     }
 
     /// Opens one more export, for later clients. On a worker. Returns warnings for its user.
-    pub async fn add(&self, one: One) -> Result<Vec<String>, Failure> {
+    pub async fn add(&self, one: One) -> Result<Vec<String>, JobError> {
         if self.wanted.any_name || self.wanted.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         self.wanted.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
@@ -129,13 +129,13 @@ impl Table {
     }
 
     /// Opens a disk that no client reaches yet. On a worker.
-    pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, Failure> {
+    pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, JobError> {
         self.wanted.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
         let (storage, mut running) = self.wanted.open_one(NODE, &one, Weak::new()).await?;
         if running.shared.is_none() {
             release((storage, running)).await;
-            return Err(Failure::usage("the device is not one disk that all clients share"));
+            return Err(JobError::request("the device is not one disk that all clients share"));
         }
         running.served = false;
         self.insert(None, running).await
@@ -146,7 +146,7 @@ impl Table {
         &self,
         storage: Option<Named>,
         running: Running,
-    ) -> Result<Arc<Running>, Failure> {
+    ) -> Result<Arc<Running>, JobError> {
         let change = self.changes.lock().await;
         let running = Arc::new(running);
         // For the case that it is to be closed.
@@ -174,10 +174,10 @@ impl Table {
         }
     }
 
-    fn list(&self, storage: Option<Named>, running: &Arc<Running>) -> Result<(), Failure> {
+    fn list(&self, storage: Option<Named>, running: &Arc<Running>) -> Result<(), JobError> {
         let mut entries = self.lock();
         if entries.is_closed {
-            return Err(Failure::new(FAILED, "the server stops"));
+            return Err(JobError::other("the server stops"));
         }
         if let Some(mut storage) = storage {
             storage.exports = guarded(storage.exports, &self.common_gates())?;
@@ -195,7 +195,7 @@ impl Table {
     }
 
     /// Serves these exports under a name to clients that connect from now on.
-    pub fn add_name(&self, name: &str, exports: Arc<dyn Exports>) -> Result<(), Failure> {
+    pub fn add_name(&self, name: &str, exports: Arc<dyn Exports>) -> Result<(), JobError> {
         let exports = guarded(exports, &self.common_gates())?;
         let name = name.to_string();
         let description = String::new();
@@ -218,28 +218,28 @@ impl Table {
     }
 
     /// Refuses a name that is in use; others are refused it until the result is dropped.
-    pub fn reserve<'a>(&'a self, name: &'a str) -> Result<NameReservation<'a>, Failure> {
+    pub fn reserve<'a>(&'a self, name: &'a str) -> Result<NameReservation<'a>, JobError> {
         if name.len() > blockhaul_wire::limits::STRING || name.contains('\0') {
             let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         let mut entries = self.lock();
         if entries.running.iter().any(|before| before.name == name) {
             let text = format!("two exports have the name {name:?}: choose another");
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         if entries.reserved.iter().any(|reserved| reserved == name) {
             let text = format!(
                 "another request is opening an export named {name:?}: choose another name, or wait for it"
             );
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         entries.reserved.push(name.to_string());
         Ok(NameReservation { table: self, name })
     }
 
     /// Serves an export to clients that connect from now on.
-    pub fn serve(&self, storage: Named, running: Running) -> Result<(), Failure> {
+    pub fn serve(&self, storage: Named, running: Running) -> Result<(), JobError> {
         self.list(Some(storage), &Arc::new(running))
     }
 
@@ -292,7 +292,7 @@ impl Table {
         export: &Running,
         text: &str,
         time: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let _change = self.changes.lock().await;
         export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
@@ -313,7 +313,7 @@ impl Table {
         export: &Running,
         place: usize,
         time: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let _change = self.changes.lock().await;
         export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
@@ -325,7 +325,7 @@ impl Table {
         if found.layer().is_some_and(|layer| layer.keeps_writes()) {
             let text =
                 format!("{} keeps writes that a flush does not write to the device", found.name());
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         let number = layers[..place].iter().filter(|layer| layer.layer().is_some()).count();
         let new = stack.without_layer(number).await?;
@@ -336,12 +336,14 @@ impl Table {
     }
 
     /// The changeable parts of an export.
-    pub fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), Failure> {
+    pub fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), JobError> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
-            _ if self.wanted.trace => Err(Failure::usage("with --trace, layers cannot be changed")),
+            _ if self.wanted.trace => {
+                Err(JobError::request("with --trace, layers cannot be changed"))
+            }
             (Some(shared), Some(stack)) => Ok((shared, stack)),
-            _ => Err(Failure::usage(format!(
+            _ => Err(JobError::request(format!(
                 "each client of export {:?} has its own device and layers",
                 export.name
             ))),
@@ -356,7 +358,7 @@ impl Table {
         export: &Running,
         new: &Stack,
         time: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let new = self.top(export, new).await?;
         let old = shared.switch().device();
         let carry = async || {
@@ -374,8 +376,8 @@ async fn release(opened: impl Send + 'static) {
     let _ = blockhaul_io::offload(move || drop(opened)).await;
 }
 
-fn not_transparent(name: &str) -> Failure {
-    Failure::usage(format!(
+fn not_transparent(name: &str) -> JobError {
+    JobError::request(format!(
         "{name} cannot be added or removed while the server runs: clients would see another disk, or it \
          decides about clients"
     ))

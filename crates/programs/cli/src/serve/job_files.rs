@@ -16,14 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_engine::Durable;
+use blockhaul_io::plain;
 use blockhaul_snapshot::Remaining;
 use blockhaul_transfer::{Recorder, TransferError, TransferErrorKind, TransferStep};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
 use super::bitmap_files::{check_digest, identity, replace, with_digest};
+use super::job_error::JobError;
 use super::running::Running;
-use crate::exit::{FAILED, Failure, plain};
 
 /// Version of the format.
 const VERSION: u64 = 1;
@@ -57,9 +58,9 @@ struct Tracking {
 
 impl JobFiles {
     /// In this directory, which must exist; reads the descriptions of all jobs.
-    pub fn new(directory: &Path) -> Result<JobFiles, Failure> {
+    pub fn new(directory: &Path) -> Result<JobFiles, JobError> {
         let wrong =
-            |why: &str| Failure::usage(format!("--job-state {}: {why}", directory.display()));
+            |why: &str| JobError::request(format!("--job-state {}: {why}", directory.display()));
         match fs::metadata(directory) {
             Ok(found) if found.is_dir() => {}
             Ok(_) => return Err(wrong("it is not a directory")),
@@ -92,7 +93,7 @@ impl JobFiles {
 
     /// A job that is about to begin on an export with a disk of `size` bytes: every block differs.
     /// Blocks. It does not outlive the server before [`Kept::commit`].
-    pub fn begin(&self, id: u64, export: &Running, size: u64) -> Result<Arc<Kept>, Failure> {
+    pub fn begin(&self, id: u64, export: &Running, size: u64) -> Result<Arc<Kept>, JobError> {
         let path = path(&self.directory, id, "map");
         let opened = OpenOptions::new()
             .read(true)
@@ -119,7 +120,7 @@ impl JobFiles {
             "size": size,
             "begun": now.as_secs(),
         });
-        let Value::Object(facts) = facts else { return Err(Failure::new(FAILED, "no object")) };
+        let Value::Object(facts) = facts else { return Err(JobError::other("no object")) };
         let id_of_map = bytes_of(map).unwrap_or_default();
         let remaining = Remaining::create(file, id_of_map, size);
         let by = Some((export.name.clone(), remaining.clone()));
@@ -294,7 +295,7 @@ impl Kept {
     }
 
     /// Writes the description durably: from now on the job outlives the server. Blocks.
-    pub fn commit(&self) -> Result<(), Failure> {
+    pub fn commit(&self) -> Result<(), JobError> {
         let path = path(&self.directory, self.id, "json");
         // Until it is written: it is not removed in between.
         let facts = self.facts();
@@ -308,16 +309,16 @@ impl Kept {
     }
 
     /// Writes the map and the description durably.
-    pub async fn outlive(self: &Arc<Kept>) -> Result<(), Failure> {
+    pub async fn outlive(self: &Arc<Kept>) -> Result<(), JobError> {
         if let Some(map) = self.map() {
             let stored = map.store().await;
             stored.map_err(|why| {
-                Failure::new(FAILED, format!("cannot write the map of job {}: {why}", self.id))
+                JobError::other(format!("cannot write the map of job {}: {why}", self.id))
             })?;
         }
         let kept = self.clone();
         let committed = blockhaul_io::offload(move || kept.commit()).await;
-        committed.unwrap_or_else(|lost| Err(Failure::new(FAILED, lost.to_string())))
+        committed.unwrap_or_else(|lost| Err(JobError::other(lost.to_string())))
     }
 
     /// Whether its target was opened, and may have a part of the disk.
@@ -409,7 +410,7 @@ impl Recorder for Kept {
             return Ok(());
         }
         self.note(json!({ "target_id": target }));
-        let failed = |failure: Failure| {
+        let failed = |failure: JobError| {
             let text = failure.to_string();
             TransferError::new(TransferErrorKind::Other, TransferStep::OpenTarget, text)
         };
@@ -474,6 +475,6 @@ fn path(directory: &Path, id: u64, ending: &str) -> PathBuf {
     directory.join(format!("job-{id}.{ending}"))
 }
 
-fn cannot(what: &str, path: &Path, error: &io::Error) -> Failure {
-    Failure::new(FAILED, format!("cannot {what} {}: {}", path.display(), plain(error)))
+fn cannot(what: &str, path: &Path, error: &io::Error) -> JobError {
+    JobError::other(format!("cannot {what} {}: {}", path.display(), plain(error)))
 }

@@ -12,12 +12,13 @@ use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
 use blockhaul_transfer::{
     CopyControl, CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, OpenCopy,
-    TransferError, TransferOptions,
+    TransferError, TransferErrorKind, TransferOptions,
 };
 use serde_json::{Value, json};
 
 use super::compressed::Compressed;
 use super::exports::Table;
+use super::job_error::JobError;
 use super::job_errors::{Action, Errors, OnError};
 use super::job_files::Kept;
 use super::job_state::Status;
@@ -25,7 +26,6 @@ use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
 use super::running::{Running, TargetGuard};
 use super::snapshots::{AtOnce, Begin, Begun, Taken};
 use crate::copy::copy_options;
-use crate::exit::{FAILED, Failure, LOST, OPEN};
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
@@ -194,7 +194,7 @@ impl Moment {
 struct End {
     after: Duration,
     /// The report, or why it failed.
-    result: Result<String, Failure>,
+    result: Result<String, JobError>,
     /// On request.
     cancelled: bool,
 }
@@ -218,13 +218,13 @@ impl To {
     }
 
     /// A disk of the server is its target from now on.
-    async fn begin(&self) -> Result<Option<TargetGuard>, Failure> {
+    async fn begin(&self) -> Result<Option<TargetGuard>, JobError> {
         let To::Open(spec, _, Some(running)) = self else { return Ok(None) };
         if let Spec::Scheme { scheme, rest } = spec
             && blockhaul_client::is_own_export(&format!("{scheme}:{rest}")).await.unwrap_or(false)
         {
             let text = format!("{spec} is an export of this server: choose another target");
-            return Err(Failure::new(OPEN, text));
+            return Err(JobError::new(TransferErrorKind::Open, text));
         }
         running.begin_writing().map(Some)
     }
@@ -315,7 +315,7 @@ impl Jobs {
         self: &Arc<Self>,
         table: &Arc<Table>,
         wanted: WantedJobs,
-    ) -> Result<Vec<Arc<Job>>, Failure> {
+    ) -> Result<Vec<Arc<Job>>, JobError> {
         let WantedJobs { disks, grouped, at_once } = wanted;
         let copies = copies(&disks, grouped)?;
         let mut writing = Vec::new();
@@ -365,9 +365,9 @@ impl Jobs {
         self: &Arc<Self>,
         table: &Arc<Table>,
         wanted: WantedMirror,
-    ) -> Result<Arc<Job>, Failure> {
+    ) -> Result<Arc<Job>, JobError> {
         if wanted.options.iter().any(|option| option.name == "verify") {
-            return Err(Failure::usage("mirror: --verify cannot be used here"));
+            return Err(JobError::request("mirror: --verify cannot be used here"));
         }
         let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
         let writing = wanted.target.begin().await?;
@@ -412,7 +412,7 @@ impl Jobs {
                 Ok(copy) => copy.run(pool).await,
                 Err(error) => Err(error),
             };
-            let result = result.map_err(Failure::from);
+            let result = result.map_err(JobError::from);
             mirror.give_up(result.is_ok(), running.is_interrupted()).await;
             running.end(result, None);
         }));
@@ -539,7 +539,7 @@ async fn begin_mirror(
     table: &Arc<Table>,
     export: &Arc<Running>,
     beginning: Beginning,
-) -> Result<(Arc<Mirror>, Stack), Failure> {
+) -> Result<(Arc<Mirror>, Stack), JobError> {
     let fresh = beginning.kept.clone().filter(|_| !beginning.is_resumed);
     let begun = Mirror::begin(table, export, beginning).await;
     match (begun, fresh) {
@@ -560,7 +560,7 @@ async fn begin_mirror(
 }
 
 /// A source under the error policy.
-async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, Failure> {
+async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, JobError> {
     if errors.watches_source() {
         Ok(source.with_layer(errors.over_source()).await?)
     } else {
@@ -573,7 +573,7 @@ async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopySetup>) 
     let mut results = copy_group(&disks, copies).await;
     if results.iter().all(Result::is_ok) && !settle(&disks).await {
         let text = "the group was cancelled before it was finalized";
-        results.iter_mut().for_each(|result| *result = Err(Failure::new(FAILED, text)));
+        results.iter_mut().for_each(|result| *result = Err(JobError::other(text)));
     }
     let failed = results.iter().any(Result::is_err);
     for (disk, result) in disks.iter().zip(results) {
@@ -620,7 +620,7 @@ async fn open(copy: CopySetup) -> Result<OpenCopy, TransferError> {
 }
 
 /// Copies all disks; once one has failed, the others end soon.
-async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyReport, Failure>> {
+async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyReport, JobError>> {
     let pool = Pool::new(copies.first().map_or(0, CopySetup::memory));
     let copies = match open_group(copies).await {
         Ok(copies) => copies,
@@ -647,7 +647,7 @@ async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyRe
                     let _ = first.set(index);
                     jobs.iter().for_each(|job| job.stop());
                 }
-                result.map_err(Failure::from)
+                result.map_err(JobError::from)
             })
         })
         .collect();
@@ -667,7 +667,7 @@ async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyRe
 
 /// Opens all disks: all checks come before a target is touched. Fails with the index of the disk that
 /// cannot be opened.
-async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, Failure)> {
+async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, JobError)> {
     let mut opened = Vec::new();
     for (index, copy) in copies.into_iter().enumerate() {
         match open(copy).await {
@@ -683,21 +683,21 @@ async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, Fai
 }
 
 /// Why the other disks of a group are not complete.
-fn for_others(disks: &[Disk], failed: usize, failure: &Failure) -> Failure {
+fn for_others(disks: &[Disk], failed: usize, failure: &JobError) -> JobError {
     let name = &disks[failed].export.name;
     let why = failure.facts();
     failure.reworded(format!("the backup of export {name:?}, of the same group, has failed: {why}"))
 }
 
 /// The copies of the disks of a backup.
-fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, Failure> {
+fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
     let mut copies = Vec::new();
     let mut rate = None;
     for (index, item) in disks.iter().enumerate() {
         if grouped && disks[..index].iter().any(|other| other.export.name == item.export.name) {
             let name = &item.export.name;
             let text = format!("backup: export {name:?} is in the group twice");
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         let mut copy =
             copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
@@ -718,8 +718,8 @@ fn copy(
     target: &To,
     options: &[NamedOption],
     bitmap: Option<&str>,
-) -> Result<CopySetup, Failure> {
-    let wrong = |why: String| Failure::usage(format!("{command}: {why}"));
+) -> Result<CopySetup, JobError> {
+    let wrong = |why: String| JobError::request(format!("{command}: {why}"));
     if let Some(option) = options.iter().find(|one| !JOB_OPTIONS.contains(&one.name.as_str())) {
         return Err(wrong(format!("--{} cannot be used here", option.name)));
     }
@@ -739,7 +739,7 @@ fn copy(
 
 impl Job {
     /// Notes how it has ended; `lost`: why its point in time is lost.
-    fn end(&self, result: Result<CopyReport, Failure>, lost: Option<String>) {
+    fn end(&self, result: Result<CopyReport, JobError>, lost: Option<String>) {
         let cancelled = self.cancelled.load(Ordering::Relaxed);
         let result = match (result, lost) {
             // It was complete before the snapshot was lost, or noticed.
@@ -867,7 +867,7 @@ impl Job {
     }
 
     /// Why it has failed, once it has ended.
-    pub fn failure(&self) -> Option<&Failure> {
+    pub fn failure(&self) -> Option<&JobError> {
         self.ended.get()?.result.as_ref().err()
     }
 
@@ -958,8 +958,11 @@ impl Job {
     /// A job of an earlier server.
     fn of_earlier(kept: &Arc<Kept>, observer: &Arc<OnceLock<Observer>>) -> Job {
         let text = "the server ended before the job".to_string();
-        let end =
-            End { after: Duration::ZERO, result: Err(Failure::new(LOST, text)), cancelled: false };
+        let end = End {
+            after: Duration::ZERO,
+            result: Err(JobError::new(TransferErrorKind::Connection, text)),
+            cancelled: false,
+        };
         let settings = Settings { dismissed_by_hand: true, ..Settings::of(kept) };
         Job {
             id: kept.id(),
@@ -1127,7 +1130,6 @@ impl Job {
             "seconds": seconds.as_secs_f64(),
             "result": ended.and_then(|end| end.result.as_ref().ok()),
             "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
-            "exit_status": ended.map(|end| end.result.as_ref().map_or_else(Failure::status, |_| 0)),
         });
         let more = match &self.work {
             Work::Interrupted => {

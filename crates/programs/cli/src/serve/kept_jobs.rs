@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use blockhaul_catalog::Spec;
 use blockhaul_snapshot::{OnFailure, Options, Trim};
-use blockhaul_transfer::{NamedOption, OptionValue};
+use blockhaul_transfer::{NamedOption, OptionValue, TransferErrorKind};
 use serde_json::{Value, json};
 
 use super::bitmap_files::identity;
 use super::exports::Table;
+use super::job_error::JobError;
 use super::job_errors::OnError;
 use super::job_files::Kept;
 use super::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
 use super::mirror::{CopyMode, First};
 use super::running::Running;
 use super::snapshots::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked};
-use crate::exit::{FAILED, Failure, OPEN};
 
 /// Time for requests in flight to end, if the description has none.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ impl Jobs {
         table: &Arc<Table>,
         disks: &[Item],
         grouped: bool,
-    ) -> Result<Vec<Option<Arc<Kept>>>, Failure> {
+    ) -> Result<Vec<Option<Arc<Kept>>>, JobError> {
         let mut all = Vec::new();
         for item in disks {
             let kept = match (&item.resumes, &item.source) {
@@ -66,7 +66,7 @@ impl Jobs {
         &self,
         table: &Arc<Table>,
         wanted: &WantedMirror,
-    ) -> Result<Option<Arc<Kept>>, Failure> {
+    ) -> Result<Option<Arc<Kept>>, JobError> {
         if let Some(kept) = &wanted.resumes {
             return Ok(Some(kept.clone()));
         }
@@ -81,14 +81,14 @@ impl Jobs {
         &self,
         table: &Arc<Table>,
         export: &Arc<Running>,
-    ) -> Result<Option<Arc<Kept>>, Failure> {
+    ) -> Result<Option<Arc<Kept>>, JobError> {
         let Some(files) = table.wanted().job_files.clone() else { return Ok(None) };
         let Some(device) = export.device() else { return Ok(None) };
         let id = self.next();
         let export = export.clone();
         let begun =
             blockhaul_io::offload(move || files.begin(id, &export, device.facts().size)).await;
-        begun.unwrap_or_else(|lost| Err(Failure::new(FAILED, lost.to_string()))).map(Some)
+        begun.unwrap_or_else(|lost| Err(JobError::other(lost.to_string()))).map(Some)
     }
 
     /// Continues an interrupted job, and those of its group. `new_moment`: a backup may become the disk
@@ -101,9 +101,9 @@ impl Jobs {
         table: &Arc<Table>,
         id: u64,
         new_moment: bool,
-    ) -> Result<Vec<Arc<Job>>, Failure> {
+    ) -> Result<Vec<Arc<Job>>, JobError> {
         let _turn = self.resuming.lock().await;
-        let wrong = |why: &str| Failure::usage(format!("job {id} cannot be resumed: {why}"));
+        let wrong = |why: &str| JobError::request(format!("job {id} cannot be resumed: {why}"));
         let job = self.find(id);
         let kept = job.as_ref().and_then(|job| job.resumable());
         let Some(kept) = kept else { return Err(wrong("it is not interrupted")) };
@@ -163,7 +163,7 @@ impl Jobs {
         disks: &[Item],
         kept: &[Option<Arc<Kept>>],
         at_once: &[AtOnce],
-    ) -> Result<Vec<Begun>, Failure> {
+    ) -> Result<Vec<Begun>, JobError> {
         let tracked = |item: &Item, kept: &Option<Arc<Kept>>| {
             let kept = kept.as_ref()?;
             let resumed = item.resumes.is_some().then(|| kept.rest_name());
@@ -205,7 +205,7 @@ impl Jobs {
     }
 }
 
-async fn commit_all(all: &[Arc<Kept>]) -> Result<(), Failure> {
+async fn commit_all(all: &[Arc<Kept>]) -> Result<(), JobError> {
     for kept in all {
         kept.outlive().await?;
     }
@@ -279,14 +279,16 @@ impl Settings {
 }
 
 /// The export that has the disk of a job.
-fn export_of(table: &Table, kept: &Kept) -> Result<Arc<Running>, Failure> {
+fn export_of(table: &Table, kept: &Kept) -> Result<Arc<Running>, JobError> {
     let name = kept.export();
     let found = table.running().into_iter().find(|one| one.name == name);
-    found.ok_or_else(|| Failure::new(OPEN, format!("there is no export {name:?}")))
+    found.ok_or_else(|| {
+        JobError::new(TransferErrorKind::Open, format!("there is no export {name:?}"))
+    })
 }
 
 /// The target of a job: a disk of the monitor protocol that has it open, or its description.
-fn target_of(table: &Table, kept: &Kept) -> Result<To, Failure> {
+fn target_of(table: &Table, kept: &Kept) -> Result<To, JobError> {
     let spec = match kept.fact("target") {
         Value::Array(words) => {
             let words = words.iter().map(|word| word.as_str().unwrap_or_default());
@@ -348,7 +350,7 @@ fn within(kept: &Kept) -> Duration {
 
 /// The bitmap that is handed over to a job, if it was to be: after a crash, or without --bitmaps, it is
 /// made again from what is left, which is all that the target lacks.
-async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<String>, Failure> {
+async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<String>, JobError> {
     let name = kept.text("bitmap");
     if name.is_empty() {
         return Ok(None);
@@ -368,7 +370,7 @@ async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<
     Ok(Some(name))
 }
 
-async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, Failure> {
+async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, JobError> {
     let export = export_of(table, kept)?;
     let snapshot = kept.fact("snapshot");
     let number = |name: &str| snapshot[name].as_u64();
@@ -405,7 +407,7 @@ async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, Fail
     })
 }
 
-async fn mirror_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<WantedMirror, Failure> {
+async fn mirror_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<WantedMirror, JobError> {
     let export = export_of(table, kept)?;
     let first = match revived(table, &export, kept).await? {
         Some(name) => First::Dirty(name),

@@ -22,10 +22,10 @@ use blockhaul_transfer::Follower;
 use serde_json::{Value, json};
 
 use super::exports::Table;
+use super::job_error::JobError;
 use super::job_files::Kept;
 use super::running::Running;
 use super::snapshots::{GRANULARITY, Taken};
-use crate::exit::Failure;
 
 pub use blockhaul_control::CopyMode;
 
@@ -173,7 +173,7 @@ impl Mirror {
         table: &Arc<Table>,
         export: &Arc<Running>,
         beginning: Beginning,
-    ) -> std::result::Result<(Arc<Mirror>, Stack), Failure> {
+    ) -> std::result::Result<(Arc<Mirror>, Stack), JobError> {
         let Beginning {
             target,
             progress,
@@ -508,7 +508,7 @@ impl Mirror {
         ending: Ending,
     ) -> Result<CutOverResult, CopyError> {
         let _change = self.table.change().await;
-        let refused = |failure: Failure| Error::new(Kind::Refused, failure.to_string());
+        let refused = |failure: JobError| Error::new(Kind::Refused, failure.to_string());
         let Some(export) = self.export.upgrade() else { return Err(no_export().into()) };
         let (shared, stack) = self.table.changeable(&export).map_err(refused)?;
         let next = if ending.switch { clients.stack.clone() } else { stack };

@@ -17,6 +17,7 @@ mod exports;
 mod figures;
 mod fresh;
 pub(crate) mod job;
+mod job_error;
 mod job_errors;
 mod job_files;
 #[cfg(test)]
@@ -68,6 +69,7 @@ use background::{Background, Directory};
 use control::{Control, Shared};
 use exports::Table;
 use job::{End, Job};
+pub use job_error::JobError;
 use listen::Where;
 use notify::Notify;
 use single::Single;

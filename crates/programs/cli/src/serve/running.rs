@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
 use blockhaul_catalog::{Adjustable, ClaimOwner, Claims, Exports, Shared, Stack, TargetClaims};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
+use blockhaul_transfer::TransferErrorKind;
 
-use crate::exit::{Failure, OPEN};
+use super::job_error::JobError;
 
 /// An open export, for a server and for `ctl`.
 pub struct Running {
@@ -82,7 +83,7 @@ impl Running {
     }
 
     /// The bitmap of this name.
-    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, Failure> {
+    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, JobError> {
         self.check_consistent(name)?;
         let all = self.bitmaps();
         let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
@@ -93,7 +94,7 @@ impl Running {
             } else {
                 format!("known are {}", known.join(", "))
             };
-            Failure::usage(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
+            JobError::request(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
         })
     }
 
@@ -102,11 +103,11 @@ impl Running {
         self.inconsistent.lock().expect("no panic under this lock")
     }
 
-    fn check_consistent(&self, name: &str) -> Result<(), Failure> {
+    fn check_consistent(&self, name: &str) -> Result<(), JobError> {
         let all = self.inconsistent();
         match all.iter().find(|(other, _)| other == name) {
             None => Ok(()),
-            Some((_, why)) => Err(Failure::usage(format!(
+            Some((_, why)) => Err(JobError::request(format!(
                 "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
                 self.name
             ))),
@@ -122,7 +123,7 @@ impl Running {
     }
 
     /// Makes dirty in the bitmap `to` what is dirty in the bitmaps `from`.
-    pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), Failure> {
+    pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), JobError> {
         let to = self.bitmap(to)?;
         let from = from.iter().map(|name| self.bitmap(name)).collect::<Result<Vec<_>, _>>()?;
         from.iter().for_each(|other| to.merge(other));
@@ -130,16 +131,16 @@ impl Running {
     }
 
     /// Adds a bitmap, which shows what is written once the device is exchanged for one that tracks it.
-    pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), Failure> {
+    pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), JobError> {
         self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();
         if all.iter().any(|other| other.name() == bitmap.name()) {
             let name = bitmap.name();
             let text = format!("export {:?} has a bitmap {name:?} already", self.name);
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         if all.len() >= BITMAPS_MAX {
-            return Err(Failure::usage(format!("an export has at most {BITMAPS_MAX} bitmaps")));
+            return Err(JobError::request(format!("an export has at most {BITMAPS_MAX} bitmaps")));
         }
         all.push(Arc::new(bitmap));
         Ok(())
@@ -147,12 +148,12 @@ impl Running {
 
     /// Begins to write to it as the target of a job, until the result is dropped. Refuses a disk that is
     /// the source or the target of a job, or has a point in time: it would not see what the job writes.
-    pub fn begin_writing(&self) -> Result<TargetGuard, Failure> {
+    pub fn begin_writing(&self) -> Result<TargetGuard, JobError> {
         let is_read = !self.snapshots().is_empty() || self.mirrored().is_some();
         if is_read || self.written.swap(true, Ordering::SeqCst) {
             let name = &self.name;
             let text = format!("a job or a point in time uses {name:?}: choose another target");
-            return Err(Failure::new(OPEN, text));
+            return Err(JobError::new(TransferErrorKind::Open, text));
         }
         let mut writing = TargetGuard { written: self.written.clone(), _claims: None };
         writing._claims = Some(self.claims.claim_as_target(&self.owner)?);
@@ -160,18 +161,18 @@ impl Running {
     }
 
     /// Refuses a job or a point in time of a disk that does not change, or that a job writes.
-    pub fn check_writable(&self, facts: &Facts) -> Result<(), Failure> {
+    pub fn check_writable(&self, facts: &Facts) -> Result<(), JobError> {
         if self.written.load(Ordering::SeqCst) {
             let name = &self.name;
             let text = format!("{name:?} is the target of a job: wait until the job has ended");
-            return Err(Failure::new(OPEN, text));
+            return Err(JobError::new(TransferErrorKind::Open, text));
         }
         if facts.can.contains(Can::WRITE) {
             return Ok(());
         }
         let name = &self.name;
         let text = format!("export {name:?} is read-only: it does not change, copy it as it is");
-        Err(Failure::usage(text))
+        Err(JobError::request(text))
     }
 
     /// What a mirror of it notes.
@@ -185,12 +186,12 @@ impl Running {
     }
 
     /// Refuses what cannot be done while a mirror job runs.
-    pub fn check_not_mirrored(&self) -> Result<(), Failure> {
+    pub fn check_not_mirrored(&self) -> Result<(), JobError> {
         match *self.mirrored() {
             None => Ok(()),
             Some(_) => {
                 let text = format!("a mirror job of export {:?} is running", self.name);
-                Err(Failure::usage(text))
+                Err(JobError::request(text))
             }
         }
     }

@@ -9,8 +9,8 @@ use blockhaul_catalog::{Barrier, Named, Shared, Stack};
 use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
 use super::exports::Table;
+use super::job_error::JobError;
 use super::running::{Running, SnapshotOf};
-use crate::exit::{FAILED, Failure};
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;
@@ -155,7 +155,7 @@ impl Prepared<'_> {
         }
     }
 
-    fn begun(&self, trim: Trim) -> Result<Begun, Failure> {
+    fn begun(&self, trim: Trim) -> Result<Begun, JobError> {
         let taken = self.taken.get().cloned();
         let shown =
             taken.iter().map(|taken| &taken.dirty).chain(self.rest.get()).cloned().collect();
@@ -203,9 +203,9 @@ fn at_one_moment<'a>(
 
 impl Table {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
-    pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, Failure> {
+    pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, JobError> {
         let mut begun = self.begin_snapshots(&[(export, begin, None)], &[]).await?;
-        begun.pop().ok_or_else(|| Failure::from(Error::misfit()))
+        begun.pop().ok_or_else(|| JobError::from(Error::misfit()))
     }
 
     /// Begins the same point in time of several exports: at a moment when no request of any of them
@@ -214,7 +214,7 @@ impl Table {
         &self,
         exports: &[(&Running, &Begin, Option<Tracked>)],
         at_once: &[AtOnce],
-    ) -> Result<Vec<Begun>, Failure> {
+    ) -> Result<Vec<Begun>, JobError> {
         let _change = self.change().await;
         let mut prepared = Vec::new();
         let begun = async {
@@ -227,7 +227,7 @@ impl Table {
             let begun = prepared.iter().zip(exports);
             begun.map(|(one, (_, begin, _))| one.begun(begin.trim)).collect()
         };
-        let begun: Result<Vec<Begun>, Failure> = begun.await;
+        let begun: Result<Vec<Begun>, JobError> = begun.await;
         if begun.is_err() {
             for (one, (_, begin, _)) in prepared.iter().zip(exports) {
                 one.undo(begin.start.as_deref());
@@ -242,7 +242,7 @@ impl Table {
         export: &'a Running,
         begin: &Begin,
         tracked: Option<Tracked>,
-    ) -> Result<Prepared<'a>, Failure> {
+    ) -> Result<Prepared<'a>, JobError> {
         let (shared, stack) = self.changeable(export)?;
         let facts = shared.switch().device().facts();
         export.check_writable(&facts)?;
@@ -299,7 +299,7 @@ impl Table {
         export: &Running,
         wanted: NewBitmap<'_>,
         time: Duration,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let NewBitmap { name, granularity, kept } = wanted;
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
@@ -319,7 +319,7 @@ impl Table {
     }
 
     /// The file of bitmaps says which are in use.
-    fn write_bitmaps(&self, export: &Running) -> Result<(), Failure> {
+    fn write_bitmaps(&self, export: &Running) -> Result<(), JobError> {
         match &self.wanted().bitmap_files {
             None => Ok(()),
             Some(files) => files.write(export, false),
@@ -327,7 +327,7 @@ impl Table {
     }
 
     /// Continues the bitmaps of an earlier server, before the first client can write.
-    pub async fn restore_bitmaps(&self, export: &Running) -> Result<(), Failure> {
+    pub async fn restore_bitmaps(&self, export: &Running) -> Result<(), JobError> {
         let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let kept = files.read(&export.name, &export.storage(), size)?;
@@ -349,7 +349,7 @@ impl Table {
     }
 
     /// Marks what clients write for the jobs of an earlier server, before the first client can write.
-    pub async fn restore_jobs(&self, export: &Running) -> Result<(), Failure> {
+    pub async fn restore_jobs(&self, export: &Running) -> Result<(), JobError> {
         let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let name = export.name.clone();
@@ -399,7 +399,7 @@ impl Table {
     }
 
     /// Removes a bitmap.
-    pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), Failure> {
+    pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), JobError> {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         if export.forget_inconsistent(name) {
@@ -419,7 +419,7 @@ impl Table {
         shared: &Shared,
         stack: &Stack,
         barrier: Barrier,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let new = self.top(export, stack).await?;
         shared.switch().swap(new, barrier, async || Ok(())).await?;
         Ok(())
@@ -438,7 +438,7 @@ impl Table {
     }
 
     /// The device for clients: a stack with the bitmaps and the points in time of its export over it.
-    pub async fn top(&self, export: &Running, stack: &Stack) -> Result<Arc<dyn Device>, Failure> {
+    pub async fn top(&self, export: &Running, stack: &Stack) -> Result<Arc<dyn Device>, JobError> {
         let mut device = self.wanted().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
@@ -459,7 +459,7 @@ impl Table {
         live: Arc<Running>,
         name: &str,
         begin: &Begin,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let _name = self.reserve(name)?;
         let Begun { snapshot, view, taken } = self.begin_snapshot(&live, begin).await?;
         taken.iter().for_each(Taken::settle);
@@ -476,7 +476,7 @@ impl Table {
         name: &str,
         snapshot: Snapshot,
         view: Arc<dyn Device>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), JobError> {
         let _change = self.change().await;
         let description = format!("snapshot of {}", live.storage());
         let shared = Shared::new(name, &description, view);
@@ -507,7 +507,7 @@ impl Table {
 }
 
 /// Makes durable what clients have written to an export with bitmaps that outlive the server.
-async fn flush_last(export: &Running) -> Result<(), Failure> {
+async fn flush_last(export: &Running) -> Result<(), JobError> {
     let has_kept = export.bitmaps().iter().any(|bitmap| bitmap.is_kept());
     let Some(shared) = export.shared.as_ref().filter(|_| has_kept) else { return Ok(()) };
     let flushed = blockhaul_io::timeout(LAST_FLUSH, shared.flush()).await;
@@ -517,5 +517,5 @@ async fn flush_last(export: &Running) -> Result<(), Failure> {
         Err(_) => format!("it takes longer than {} s", LAST_FLUSH.as_secs()),
     };
     let text = format!("cannot flush the device before its bitmaps are kept: {why}");
-    Err(Failure::new(FAILED, text))
+    Err(JobError::other(text))
 }

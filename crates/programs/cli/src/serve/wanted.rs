@@ -11,6 +11,7 @@ use blockhaul_catalog::{
 
 use super::bitmap_files::BitmapFiles;
 use super::fresh::Fresh;
+use super::job_error::JobError;
 use super::job_files::JobFiles;
 use super::running::Running;
 use super::trace;
@@ -142,24 +143,24 @@ impl WantedExports {
     }
 
     /// Checks it while the terminal is still available.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), JobError> {
         devices::layers(&self.registry, &self.layers)?;
         for (index, one) in self.exports.iter().enumerate() {
             self.check_one(one)?;
             if self.exports[..index].iter().any(|before| before.name == one.name) {
                 let text = format!("two exports have the name {:?}: choose another", one.name);
-                return Err(Failure::usage(text));
+                return Err(JobError::request(text));
             }
         }
         Ok(())
     }
 
-    pub(super) fn check_one(&self, one: &One) -> Result<(), Failure> {
+    pub(super) fn check_one(&self, one: &One) -> Result<(), JobError> {
         self.registry.target(&one.spec, one.intent)?;
         devices::layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
             let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
-            return Err(Failure::usage(text));
+            return Err(JobError::request(text));
         }
         Ok(())
     }
@@ -196,7 +197,7 @@ impl WantedExports {
         kind: &str,
         one: &One,
         warnings: Weak<Warnings>,
-    ) -> Result<(Named, Running), Failure> {
+    ) -> Result<(Named, Running), JobError> {
         // Its clients share raw bytes, whatever handles they have.
         let owner = match (kind, one.name.as_str()) {
             (EXPORT, "") => ClaimOwner::export("the default export"),
@@ -260,7 +261,7 @@ impl WantedExports {
     /// The layers and gates of an export, first innermost: its own below the common ones. They are
     /// made anew for each export, because their state belongs to one. The common gates are omitted
     /// if there are several exports: they admit clients once, before every export.
-    fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, Failure> {
+    fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, JobError> {
         let mut configured = devices::adjustable(&self.registry, &one.layers)?;
         let outer = devices::adjustable(&self.registry, &self.layers)?;
         let own = |layer: &Arc<Adjustable>| !self.has_several() || layer.gate().is_none();
@@ -274,14 +275,14 @@ impl WantedExports {
         registry: &Registry,
         one: &One,
         layers: &[Arc<dyn Layer>],
-    ) -> Result<Option<Arc<dyn Exports>>, Failure> {
+    ) -> Result<Option<Arc<dyn Exports>>, JobError> {
         let mut over = layers.to_vec();
         if !one.intent.write {
             // Some layers accept writes whatever is below.
             over.push(self.registry.layer("readonly")?);
         }
         let own = registry.exports(&one.spec, &over, self.intent_below(one)).await;
-        own.map_err(|error| Failure::opening("device", &one.spec.to_string(), &error))
+        own.map_err(|error| JobError::opening(&one.spec.to_string(), &error))
     }
 
     /// Opens storage that is one device.
@@ -290,11 +291,11 @@ impl WantedExports {
         registry: &Registry,
         one: &One,
         layers: &[Arc<dyn Layer>],
-    ) -> Result<(Stack, Arc<dyn Device>), Failure> {
+    ) -> Result<(Stack, Arc<dyn Device>), JobError> {
         let intent = self.intent_below(one);
         let stack = registry.open(&one.spec, layers.to_vec(), intent).await;
         let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &one.spec.to_string(), &error);
+            let failure = JobError::opening(&one.spec.to_string(), &error);
             match (error.kind(), intent.write) {
                 (Kind::ReadOnly | Kind::Refused, true) => failure.and(", or serve it with -r"),
                 _ => failure,
@@ -305,7 +306,7 @@ impl WantedExports {
     }
 
     /// The device of a stack in the form for clients.
-    pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, Failure> {
+    pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, JobError> {
         Ok(if write {
             stack.device().clone()
         } else {
@@ -351,13 +352,13 @@ pub(super) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
-fn no_image_for_each_client(one: &One) -> Failure {
+fn no_image_for_each_client(one: &One) -> JobError {
     let text = format!(
         "--per-client: {} is a disk image, which one device at a time can write: leave out --per-client, and \
          all clients share the disk, or serve it with -r",
         blockhaul_transfer::shown(&one.spec.to_string())
     );
-    Failure::usage(text)
+    JobError::request(text)
 }
 
 /// The name of a device in trace lines; none: it logs requests itself.

@@ -12,6 +12,7 @@ use super::bitmaps::options as snapshot_options;
 use super::copy_options::named_options;
 use super::exports::spec;
 use super::operations::{Operations, Reply};
+use crate::exit;
 use crate::serve::job_state::Status;
 use crate::serve::jobs::{Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::serve::mirror::{Ending, First};
@@ -19,7 +20,7 @@ use crate::serve::snapshots::Begin;
 
 impl Operations {
     pub(super) fn list_jobs(&self) -> Value {
-        json!({ "jobs": self.jobs.all().iter().map(|job| job.described()).collect::<Vec<_>>() })
+        json!({ "jobs": self.jobs.all().iter().map(|job| described(job)).collect::<Vec<_>>() })
     }
 
     /// Begins a backup, with a job for each disk.
@@ -57,8 +58,8 @@ impl Operations {
                 job.target());
         }
         match &jobs[..] {
-            [only] => Ok(only.described()),
-            _ => Ok(json!({ "jobs": jobs.iter().map(|job| job.described()).collect::<Vec<_>>() })),
+            [only] => Ok(described(only)),
+            _ => Ok(json!({ "jobs": jobs.iter().map(|job| described(job)).collect::<Vec<_>>() })),
         }
     }
 
@@ -90,7 +91,7 @@ impl Operations {
         };
         let job = self.jobs.mirror(&self.table, wanted).await?;
         log::info!(export = &*export; "job {}: mirror of {export:?} to {}", job.id(), job.target());
-        Ok(job.described())
+        Ok(described(&job))
     }
 
     fn job(&self, number: u64) -> Result<Arc<Job>, Refusal> {
@@ -121,7 +122,7 @@ impl Operations {
             return Err(Refusal::failed("the job is not pending"));
         }
         job.finalize();
-        Ok(job.described())
+        Ok(described(&job))
     }
 
     /// Asks a mirror to complete; `within` is the time that clients may wait, and `switch` says
@@ -134,7 +135,7 @@ impl Operations {
         if !job.complete(Ending { within: within.0, switch }) {
             return Err(Refusal::usage("job-complete: the job is not a mirror"));
         }
-        Ok(job.described())
+        Ok(described(&job))
     }
 
     /// Continues a paused job, or one of an earlier server; `new_moment` says that a backup may become
@@ -147,7 +148,7 @@ impl Operations {
         let resumed = self.jobs.resume(&self.table, job.id(), new_moment).await?;
         resumed.iter().for_each(|job| log::info!("job {}: resumed", job.id()));
         let same = resumed.iter().find(|one| one.id() == job.id());
-        Ok(same.unwrap_or(&job).described())
+        Ok(described(same.unwrap_or(&job)))
     }
 
     /// Ends a job soon, or forgets one of an earlier server.
@@ -158,7 +159,7 @@ impl Operations {
         } else if !self.jobs.forget(&self.table, job.id()).await {
             return Err(Refusal::failed("the job was resumed or cancelled just now"));
         }
-        Ok(job.described())
+        Ok(described(&job))
     }
 
     /// Waits until a job has ended, or a mirror is ready.
@@ -169,14 +170,23 @@ impl Operations {
         } else {
             job.over().await
         }
-        Ok(job.described())
+        Ok(described(&job))
     }
 }
 
 /// The reply about a job that copies.
 fn controlled(job: &Job, copies: bool) -> Reply {
     let text = "the job is not copying: it has ended, or clients wait for its end";
-    if copies { Ok(job.described()) } else { Err(Refusal::failed(text)) }
+    if copies { Ok(described(job)) } else { Err(Refusal::failed(text)) }
+}
+
+/// A job, with the exit status of a command that ends as it does.
+fn described(job: &Job) -> Value {
+    let mut described = job.described();
+    let has_ended = !described["result"].is_null() || !described["error"].is_null();
+    let status = has_ended.then(|| job.failure().map_or(0, |error| exit::status_of(error.kind())));
+    described["exit_status"] = status.into();
+    described
 }
 
 /// How a job is controlled.

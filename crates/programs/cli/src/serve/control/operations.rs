@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::exit::{Failure, USAGE};
 use crate::serve::exports::Table;
+use crate::serve::job_error::JobError;
 use crate::serve::jobs::Jobs;
 use crate::serve::notify::Notify;
 use crate::serve::stop::Stopper;
@@ -81,6 +82,13 @@ impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         let error = failure.to_string();
         if failure.status() == USAGE { Refusal::usage(error) } else { Refusal::failed(error) }
+    }
+}
+
+/// The error of an export or a job.
+impl From<JobError> for Refusal {
+    fn from(error: JobError) -> Refusal {
+        Failure::from(error).into()
     }
 }
 

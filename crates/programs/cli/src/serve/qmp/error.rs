@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
+use crate::serve::job_error::JobError;
 
 /// Why a command failed, in QEMU's classes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +55,12 @@ impl Error {
     /// For users.
     pub fn text(&self) -> &str {
         &self.text
+    }
+}
+
+impl From<JobError> for Error {
+    fn from(error: JobError) -> Error {
+        Error::generic(error.facts())
     }
 }
 

@@ -14,7 +14,7 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found, is_well_formed, on_failure};
 use super::state::{Node, Use};
-use crate::exit::Failure;
+use crate::serve::job_error::JobError;
 use crate::serve::job_errors::OnError;
 use crate::serve::job_state::Verb;
 use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
@@ -454,7 +454,7 @@ impl Monitor {
         let event = match (error, cancelled) {
             (Some(_), true) => "BLOCK_JOB_CANCELLED",
             (Some(_), false) => {
-                data.insert("error".to_string(), job.failure().map(Failure::facts).into());
+                data.insert("error".to_string(), job.failure().map(JobError::facts).into());
                 "BLOCK_JOB_COMPLETED"
             }
             (None, _) => "BLOCK_JOB_COMPLETED",
