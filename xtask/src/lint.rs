@@ -64,6 +64,10 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/compat/nbdkit-devices/src/gates/exitwhen.rs", "a thread that watches files"),
     ("crates/compat/nbdkit-devices/src/devices/info.rs", "a disk whose contents are the time"),
     ("crates/compat/command-lines/src/nbdkit/natives.rs", "a seed that the command line left out"),
+    (
+        "crates/uses/jobs/src/job_files.rs",
+        "names of jobs that differ from those of earlier servers",
+    ),
     ("crates/uses/metrics/src/copy_figures.rs", "metrics with the time of day"),
     ("crates/uses/transfer/src/rate_limit.rs", "a thread that reads a rate limit again"),
     ("crates/programs/cli", "threads of the program itself; dates in reports and names"),

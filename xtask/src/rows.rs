@@ -10,7 +10,7 @@ use crate::Outcome;
 /// The rows, the lowest first. Folders under `crates`.
 const ROWS: [&str; 6] = ["ground", "core", "devices", "uses", "compat", "programs"];
 
-/// Crates of one row that use each other, and a tool that uses a program: who uses what.
+/// Crates of one row that use each other, and a tool that uses all devices: who uses what.
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("core/catalog", "core/block"),
     ("devices/cabi", "devices/foreign"),
@@ -22,11 +22,14 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/backups", "uses/engine"),
     ("uses/backups", "uses/transfer"),
     ("uses/metrics", "uses/engine"),
+    ("uses/jobs", "uses/control"),
+    ("uses/jobs", "uses/engine"),
+    ("uses/jobs", "uses/transfer"),
     ("uses/transfer", "uses/engine"),
     ("programs/cli", "programs/bench"),
     ("programs/cli", "programs/registry"),
     ("programs/python", "programs/registry"),
-    ("simulator", "programs/cli"),
+    ("simulator", "programs/registry"),
 ];
 
 /// What only programs use.

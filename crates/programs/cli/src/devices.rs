@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyKind, Backend, Layer, Param, Registry, Stack};
+use blockhaul_catalog::{AnyKind, Backend, Param, Registry};
 
 use blockhaul_registry::{ConnectionLimits, device_registry, layer_kinds};
-use blockhaul_transfer::layer_kind;
 pub use blockhaul_transfer::make_layers as layers;
 pub use blockhaul_transfer::sparing_of_queries;
+#[cfg(feature = "fuse")]
+pub use blockhaul_transfer::{readonly, writes_below};
 
 use crate::{manual, signals};
 
@@ -37,22 +37,11 @@ pub fn isolated(mut registry: Registry, again: blockhaul_isolated::Again) -> Reg
     registry
 }
 
-/// Whether changes reach what is below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);
-/// yes for an unknown one.
-pub fn writes_below(registry: &Registry, text: &str) -> bool {
-    layer_kind(registry, text).map_or(true, |kind| kind.writes_below())
-}
-
 /// The names of all layers that show existing contents, for the help.
 pub fn names_over_content() -> String {
     let all = layer_kinds();
     let over: Vec<_> = all.iter().filter(|kind| kind.needs_content).map(|kind| kind.name).collect();
     over.join(", ")
-}
-
-/// The requested layers and gates, changeable while in use.
-pub fn adjustable(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
-    names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
 }
 
 /// The devices with their options, for the help.
@@ -190,15 +179,6 @@ fn indented(what: &str, column: usize) -> String {
     }
     let _ = writeln!(text, "{:column$}{line}", "");
     text
-}
-
-/// The device behind a layer that refuses to change it.
-pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-    if !device.facts().can.contains(Can::WRITE) {
-        return Ok(device.clone());
-    }
-    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
-    Ok(Stack::over(layer.wrap(device.clone())?).device().clone())
 }
 
 #[cfg(test)]

@@ -5,12 +5,11 @@ use std::fmt;
 
 use blockhaul_backups::{BackupError, BackupErrorKind};
 use blockhaul_block::{Error, Kind};
+use blockhaul_jobs::JobError;
 use blockhaul_metrics::CommandEnd;
 use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
 
 pub use blockhaul_io::plain;
-
-use crate::serve::JobError;
 
 /// The result of a command: its exit status, or why it failed.
 pub type Outcome = Result<u8, Failure>;

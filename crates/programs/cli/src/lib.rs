@@ -65,9 +65,6 @@ mod signals;
 mod syslog;
 mod tls_init;
 
-#[cfg(feature = "simulation")]
-pub use serve::simulated;
-
 use std::process::ExitCode;
 use std::time::Duration;
 

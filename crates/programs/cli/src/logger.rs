@@ -12,7 +12,7 @@ use crate::syslog::{self, Severity};
 struct Stderr;
 
 /// The modules whose information is logged without `--verbose`.
-const SERVE: &str = concat!(env!("CARGO_CRATE_NAME"), "::serve");
+const CHANGES: [&str; 2] = [concat!(env!("CARGO_CRATE_NAME"), "::serve"), "blockhaul_jobs"];
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -21,7 +21,9 @@ impl Log for Stderr {
             && metadata.target().starts_with("blockhaul_server");
         let is_wanted = match (metadata.level(), log::max_level()) {
             // Servers report what is changed while they run, and no other information.
-            (Level::Info, LevelFilter::Info) => metadata.target().starts_with(SERVE),
+            (Level::Info, LevelFilter::Info) => {
+                CHANGES.iter().any(|module| metadata.target().starts_with(module))
+            }
             (level, most) => level <= most,
         };
         is_wanted && !unheard

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use blockhaul::simulated::{AtOnce, Begin, Item, Source, To, WantedJobs};
 use blockhaul_block::{DeviceExt as _, Kind};
 use blockhaul_catalog::Spec;
 use blockhaul_io::simulation::note;
+use blockhaul_jobs::{AtOnce, Begin, Item, Source, To, WantedJobs};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_transfer::NamedOption;
 

@@ -1,6 +1,6 @@
 //! What dirty bitmaps must show.
 
-use blockhaul::simulated::Running;
+use blockhaul_jobs::Running;
 
 use crate::oracle::SECTOR;
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul::simulated::{CopyMode, Ending, Failure, Job, Settings, Status};
 use blockhaul_io::simulation::{choose, note};
 use blockhaul_io::{Lost, Ticket, sleep, timeout};
+use blockhaul_jobs::{CopyMode, Ending, Job, JobError, Settings, Status};
 use blockhaul_transfer::NamedOption;
 
 use super::world::World;
@@ -41,7 +41,7 @@ impl World {
     /// clients to wait.
     pub(super) async fn begun<T>(
         &mut self,
-        mut ticket: Ticket<Result<T, Failure>>,
+        mut ticket: Ticket<Result<T, JobError>>,
     ) -> Result<Option<T>, String> {
         if self.rng.chance(20) {
             match timeout(self.moment(), &mut ticket).await {
@@ -127,7 +127,7 @@ impl World {
 
     /// How the next job is controlled.
     pub(super) fn settings(&mut self) -> Settings {
-        use blockhaul::simulated::OnError;
+        use blockhaul_jobs::OnError;
         let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
         let rng = &mut self.rng;
         Settings {
@@ -159,7 +159,7 @@ impl World {
     }
 }
 
-fn begun<T>(ended: Result<Result<T, Failure>, Lost>) -> Result<Option<T>, String> {
+fn begun<T>(ended: Result<Result<T, JobError>, Lost>) -> Result<Option<T>, String> {
     match ended {
         Ok(Ok(begun)) => Ok(Some(begun)),
         Ok(Err(failure)) => {

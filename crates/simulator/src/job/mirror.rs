@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockhaul::simulated::{CopyMode, Ending, First, To, WantedMirror};
 use blockhaul_io::simulation::note;
 use blockhaul_io::sleep;
+use blockhaul_jobs::{CopyMode, Ending, First, To, WantedMirror};
 
 use super::backup::target;
 use super::world::World;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use blockhaul::simulated::NewBitmap;
 use blockhaul_io::simulation::note;
+use blockhaul_jobs::NewBitmap;
 
 use super::world::World;
 use crate::Setting;

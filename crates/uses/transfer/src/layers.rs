@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Result};
-use blockhaul_catalog::{AnyKind, AnyLayer, Layer, Registry, Stack};
+use blockhaul_block::{Can, Device, Result};
+use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, Registry, Stack};
 
 /// Makes the named layers, first innermost. Gates are only checked: they decide about clients, and
 /// there are none here.
@@ -27,6 +27,32 @@ pub fn make_layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<dyn 
 /// If the name is unknown.
 pub fn layer_kind(registry: &Registry, text: &str) -> Result<AnyKind> {
     registry.kind(text.split('?').next().unwrap_or(text))
+}
+
+/// Makes the named layers and gates, which can be changed while they are in use.
+///
+/// # Errors
+/// If a name is unknown, or an option of a layer is invalid.
+pub fn adjustable_layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
+    names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
+}
+
+/// Whether changes reach the device below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);
+/// yes for an unknown layer.
+pub fn writes_below(registry: &Registry, text: &str) -> bool {
+    layer_kind(registry, text).map_or(true, |kind| kind.writes_below())
+}
+
+/// The device behind a layer that refuses to change it.
+///
+/// # Errors
+/// If the layer cannot be put over the device.
+pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+    if !device.facts().can.contains(Can::WRITE) {
+        return Ok(device.clone());
+    }
+    let layer: Arc<dyn Layer> = registry.layer("readonly")?;
+    Ok(Stack::over(layer.wrap(device.clone())?).device().clone())
 }
 
 /// The layers that show existing contents ([`blockhaul_catalog::LayerKind::needs_content`]).

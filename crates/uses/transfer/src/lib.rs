@@ -44,7 +44,9 @@ pub use description::{
 };
 pub use error::{TransferError, TransferErrorKind, TransferStep, opening_text};
 pub use journal::remove_journal;
-pub use layers::{layer_kind, make_layers, sparing_of_queries};
+pub use layers::{
+    adjustable_layers, layer_kind, make_layers, readonly, sparing_of_queries, writes_below,
+};
 pub use open_copy::{OpenCopy, Overlap, find_overlap};
 pub use open_source::OpenSource;
 pub use option_table::{

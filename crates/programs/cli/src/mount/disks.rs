@@ -13,7 +13,7 @@ use crate::brackets::{self, Groups};
 use crate::devices;
 use crate::exit::{Failure, OPEN};
 use crate::image_format::{self, Use};
-use crate::serve::wanted::parse_named;
+use crate::serve::export_arguments::parse_named;
 
 /// The disks of a command line.
 pub struct WantedDisks {

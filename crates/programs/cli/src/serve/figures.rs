@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
 use blockhaul_catalog::Figure;
+use blockhaul_jobs::Table;
 use blockhaul_metrics::{Figures, TextSource as Text};
 use blockhaul_server::{Exported, Server, Sums};
 
-use super::exports::Table;
 use crate::metrics::BuildInfo as _;
 
 /// Makes the metrics of this server; none when it has ended. Does not keep its exports open.

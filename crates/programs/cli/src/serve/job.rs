@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Remote;
+use blockhaul_jobs::{Jobs, Table};
 use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener as Serving;
 use blockhaul_os::Identity;
@@ -15,8 +16,6 @@ use blockhaul_server::{Config, Limits, Offers, Server};
 
 use super::background::Background;
 use super::control::{Control, Operations, Shared};
-use super::exports::Table;
-use super::jobs::Jobs;
 use super::listen::{self, Addresses, Listening, Where};
 use super::notify::Notify;
 use super::qmp::{self, Monitor};
@@ -172,7 +171,7 @@ impl Job {
             child.stop();
         }
         blockhaul_python::give_up_starts();
-        let held = end_service(&server, &operations.jobs, &self.table, PATIENCE).await;
+        let held = operations.jobs.end_service(&self.table, server.stop(PATIENCE)).await;
         running.page.end(&operations);
         running.metrics.end().await;
         // They hold the server, and with it its exports.
@@ -312,22 +311,6 @@ impl Job {
             }
         })
     }
-}
-
-/// Ends the jobs and the clients of a server, and keeps its bitmaps. Returns the number of requests
-/// that devices have held for too long.
-pub(super) async fn end_service(
-    server: &Server,
-    jobs: &Jobs,
-    table: &Table,
-    patience: Duration,
-) -> usize {
-    table.close().await;
-    jobs.stop().await;
-    let held = server.stop(patience).await;
-    // What devices hold is marked already.
-    table.keep_all_bitmaps().await;
-    held
 }
 
 /// A server that accepts no clients yet.

@@ -1,49 +1,30 @@
-//! `blockhaul serve`: exports, listeners, readiness, and the orderly stop.
+//! `blockhaul serve`: the command line, listeners, readiness, and the orderly stop. The exports and their jobs
+//! are in the crate `blockhaul_jobs`.
 //!
-//! - `exports`: the exports. `listen`: Unix, TCP and vsock sockets, sockets from systemd, cleanup.
-//!   `single`: standard input and output. `background`: going to the background. `command`:
-//!   `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins. `stop`:
-//!   why it ends. `system`: `--swap` and similar options. `fresh`: `--per-client`. `trace`:
-//!   `--trace`. `job`: the workers' part of all this, from opening devices to the stop. `figures`:
-//!   `--metrics`. `vhost`: `--vhost-user`. `qmp`: `--qmp`. `status`: `--page`. `notify`: messages to a service manager.
-//!   `simulated`: the exports and their jobs for the simulator.
+//! - `export_arguments`: the exports of the command line. `listen`: Unix, TCP and vsock sockets, sockets from
+//!   systemd, cleanup. `single`: standard input and output. `background`: going to the background.
+//!   `command`: `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins.
+//!   `stop`: why it ends. `system`: `--swap` and similar options. `job`: the workers' part of all this, from
+//!   opening devices to the stop. `figures`: `--metrics`. `vhost`: `--vhost-user`. `qmp`: `--qmp`. `status`:
+//!   `--page`. `notify`: messages to a service manager.
 
 pub(crate) mod background;
-mod bitmap_files;
 pub(crate) mod command;
-mod compressed;
 mod control;
-mod exports;
+pub mod export_arguments;
 mod figures;
-mod fresh;
 pub(crate) mod job;
-mod job_error;
-mod job_errors;
-mod job_files;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod job_model;
-mod job_state;
-mod jobs;
-mod kept_jobs;
 mod listen;
-mod mirror;
 pub(crate) mod notify;
 mod qmp;
-mod running;
-#[cfg(feature = "simulation")]
-pub mod simulated;
 mod single;
-mod snapshots;
 mod status;
 pub(crate) mod stdio;
 pub(crate) mod stop;
 mod system;
 mod tls;
-mod trace;
 #[cfg(feature = "vhost")]
 mod vhost;
-pub mod wanted;
 #[cfg(not(feature = "vhost"))]
 mod vhost {
     //! Nothing: no option names a socket.
@@ -58,6 +39,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Runtime;
+use blockhaul_jobs::{Table, WantedExports};
 use blockhaul_metrics::Destinations;
 use blockhaul_os::Identity;
 use blockhaul_server::{Limits, Offers};
@@ -67,15 +49,13 @@ use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
 use crate::{args, devices, logger, signals};
 use background::{Background, Directory};
 use control::{Control, Shared};
-use exports::Table;
+use export_arguments::export_config;
 use job::{End, Job};
-pub use job_error::JobError;
 use listen::Where;
 use notify::Notify;
 use single::Single;
 use stop::{Stop, Stopper};
 use tls::Secured;
-use wanted::WantedExports;
 
 /// Maximum time for devices to close after one has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -133,7 +113,7 @@ impl Asked {
         if let Some(again) = args.isolate {
             registry = devices::isolated(registry, again);
         }
-        let wanted = WantedExports::new(args, groups, registry)?;
+        let wanted = export_config(args, groups, registry)?;
         let limits = limits(args)?;
         allow_files(&limits);
         let secured = Secured::new(&args.tls)?;

@@ -4,12 +4,11 @@ use blockhaul_control::{
     BitmapRef, BitmapStatus, Refusal, Seconds, SnapshotFailurePolicy, SnapshotOptions,
     SnapshotRequest,
 };
+use blockhaul_jobs::{Begin, NewBitmap, Running};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use serde_json::json;
 
 use super::operations::{Operations, Reply};
-use crate::serve::running::Running;
-use crate::serve::snapshots::{Begin, NewBitmap};
 
 impl Operations {
     pub(super) async fn add_bitmap(

@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 use blockhaul_block::Can;
 use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_control::{DeviceDescription, ExportStatus, LayerChange, LayerStatus, Refusal};
+use blockhaul_jobs::{One, Running};
 use serde_json::json;
 
 use super::bitmaps::bitmaps;
 use super::operations::{Operations, Reply};
-use crate::serve::running::Running;
-use crate::serve::wanted::One;
 
 impl Operations {
     /// Changes a setting of a layer.

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use blockhaul_control::{
     BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
 };
+use blockhaul_jobs::{
+    Begin, Ending, First, Item, Job, Settings, Source, Status, To, WantedJobs, WantedMirror,
+};
 use blockhaul_snapshot::Trim;
 use serde_json::{Value, json};
 
@@ -13,10 +16,6 @@ use super::copy_options::named_options;
 use super::exports::spec;
 use super::operations::{Operations, Reply};
 use crate::exit;
-use crate::serve::job_state::Status;
-use crate::serve::jobs::{Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
-use crate::serve::mirror::{Ending, First};
-use crate::serve::snapshots::Begin;
 
 impl Operations {
     pub(super) fn list_jobs(&self) -> Value {

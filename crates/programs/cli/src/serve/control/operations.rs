@@ -4,13 +4,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_control::Refusal;
 use blockhaul_io::Remote;
+use blockhaul_jobs::{Jobs, Table};
 use blockhaul_server::Server;
 use serde_json::Value;
 
 use crate::exit::{Failure, USAGE};
-use crate::serve::exports::Table;
-use crate::serve::job_error::JobError;
-use crate::serve::jobs::Jobs;
 use crate::serve::notify::Notify;
 use crate::serve::stop::Stopper;
 use crate::serve::tls::Secured;
@@ -82,13 +80,6 @@ impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Refusal {
         let error = failure.to_string();
         if failure.status() == USAGE { Refusal::usage(error) } else { Refusal::failed(error) }
-    }
-}
-
-/// The error of an export or a job.
-impl From<JobError> for Refusal {
-    fn from(error: JobError) -> Refusal {
-        Failure::from(error).into()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use blockhaul_jobs::{GRANULARITY, NewBitmap, Running};
+
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
@@ -9,8 +11,6 @@ use super::commands::{Arguments, needed, number, switch};
 use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found};
-use crate::serve::running::Running;
-use crate::serve::snapshots::{GRANULARITY, NewBitmap};
 
 impl Monitor {
     /// `block-dirty-bitmap-add`.

@@ -1,10 +1,10 @@
 //! Errors of the monitor protocol. Their remedies, if they have one, are commands of the protocol: those of
 //! other errors are for a command line, and are left out.
 
+use blockhaul_jobs::JobError;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
-use crate::serve::job_error::JobError;
 
 /// Why a command failed, in QEMU's classes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::{Form, Shared};
 use blockhaul_io::Listener;
+use blockhaul_jobs::Running;
 use blockhaul_metrics::peer_listener as aside;
 use serde_json::{Value, json};
 
@@ -15,7 +16,6 @@ use super::monitor::Monitor;
 use super::nodes::{Found, is_well_formed, node_name};
 use super::state::{Export, NbdServer, Node, What};
 use crate::serve::listen::{self, Addresses};
-use crate::serve::running::Running;
 
 /// What a guest writes to: an export.
 pub struct GuestDevice {

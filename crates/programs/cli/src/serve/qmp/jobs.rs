@@ -5,6 +5,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Compression, Device};
 use blockhaul_catalog::Stack;
+use blockhaul_jobs::{
+    AtOnce, Begin, CopyMode, Ending, First, Happened, Item, Job, JobError, OnError, Settings,
+    Source, Taken, To, Verb, WITHIN, WantedJobs, WantedMirror,
+};
 use blockhaul_snapshot::{Options, Trim};
 use blockhaul_transfer::NamedOption;
 use serde_json::{Map, Value, json};
@@ -14,12 +18,6 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{BARRIER, Found, is_well_formed, on_failure};
 use super::state::{Node, Use};
-use crate::serve::job_error::JobError;
-use crate::serve::job_errors::OnError;
-use crate::serve::job_state::Verb;
-use crate::serve::jobs::{Happened, Item, Job, Settings, Source, To, WantedJobs, WantedMirror};
-use crate::serve::mirror::{CopyMode, Ending, First, WITHIN};
-use crate::serve::snapshots::{AtOnce, Begin, Taken};
 
 /// A backup that was checked.
 pub struct Prepared {
@@ -406,7 +404,7 @@ impl Monitor {
 
     fn listed_jobs(&self) -> Vec<Arc<Job>> {
         let all = self.jobs.all();
-        let null = crate::serve::job_state::Status::Null;
+        let null = blockhaul_jobs::Status::Null;
         all.into_iter().filter(|job| job.status() != null).collect()
     }
 
@@ -542,7 +540,7 @@ fn copy_options(arguments: &Arguments) -> Vec<NamedOption> {
 }
 
 fn pause(job: &Arc<Job>) -> Result<()> {
-    use crate::serve::job_state::Status::{Paused, Standby};
+    use blockhaul_jobs::Status::{Paused, Standby};
     if matches!(job.status(), Paused | Standby) {
         return Err(Error::generic("Job is already paused"));
     }
@@ -554,7 +552,7 @@ fn pause(job: &Arc<Job>) -> Result<()> {
 }
 
 fn resume(job: &Arc<Job>) -> Result<()> {
-    use crate::serve::job_state::Status::{Paused, Standby};
+    use blockhaul_jobs::Status::{Paused, Standby};
     if !matches!(job.status(), Paused | Standby) {
         return Err(Error::generic("Can't resume a job that was not paused"));
     }
@@ -580,7 +578,7 @@ fn described(job: &Job) -> Value {
 
 /// A job for `query-block-jobs`.
 fn described_as_block_job(job: &Job) -> Value {
-    use crate::serve::job_state::Status::{Paused, Ready, Running, Standby};
+    use blockhaul_jobs::Status::{Paused, Ready, Running, Standby};
     let status = job.status();
     let mut described = numbers(job);
     described.insert("io-status".into(), job.io_status().into());

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_io::FifoLock;
+use blockhaul_jobs::{Jobs, Table};
 use blockhaul_server::Server;
 use serde_json::Value;
 
@@ -11,8 +12,6 @@ use super::events::Hub;
 use super::state::State;
 use crate::exit::Failure;
 use crate::serve::control::Operations;
-use crate::serve::exports::Table;
-use crate::serve::jobs::Jobs;
 use crate::serve::stop::Stopper;
 
 /// The monitor of a server.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, fence};
 use blockhaul_catalog::Spec;
+use blockhaul_jobs::{Begin, One, Running, Taken};
 use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
 use serde_json::{Map, Value};
 
@@ -16,9 +17,6 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::state::{Node, What};
 use crate::exit::plain;
-use crate::serve::running::Running;
-use crate::serve::snapshots::{Begin, Taken};
-use crate::serve::wanted::One;
 
 /// Maximum time for requests in flight to end when a point in time begins.
 pub const BARRIER: Duration = Duration::from_secs(30);

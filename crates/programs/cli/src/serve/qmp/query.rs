@@ -1,12 +1,12 @@
 //! Queries of the monitor protocol about the program and its nodes.
 
 use blockhaul_block::Can;
+use blockhaul_jobs::Running;
 use serde_json::{Value, json};
 
 use super::exports::GuestDevice;
 use super::monitor::Monitor;
 use super::state::{Node, What};
-use crate::serve::running::Running;
 
 /// The version of QEMU whose commands are offered, which clients compare.
 const VERSION: [u32; 3] = [10, 0, 13];

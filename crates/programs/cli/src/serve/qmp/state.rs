@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::Spec;
 use blockhaul_io::Completer;
+use blockhaul_jobs::Begin;
 use blockhaul_snapshot::{Bitmap, Snapshot};
-
-use crate::serve::snapshots::Begin;
 
 /// What the protocol knows besides the disks, jobs and bitmaps of the server.
 #[derive(Default)]

@@ -4,6 +4,7 @@
 //! checked; these happen at the moment at which the backups begin, while no request is in flight.
 //! Bitmaps are removed last. If anything fails before the moment, the added bitmaps are removed.
 
+use blockhaul_jobs::{AtOnce, WantedJobs};
 use serde_json::Value;
 
 use super::commands::{self, ACTIONS, Arguments, needed, switch, text};
@@ -11,8 +12,6 @@ use super::error::{Error, Result};
 use super::jobs::Prepared;
 use super::monitor::Monitor;
 use super::state::Use;
-use crate::serve::jobs::WantedJobs;
-use crate::serve::snapshots::AtOnce;
 
 /// Maximum number of actions.
 const ACTIONS_MAX: usize = 1024;

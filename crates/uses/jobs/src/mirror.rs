@@ -21,11 +21,11 @@ use blockhaul_snapshot::{Changes, Remaining};
 use blockhaul_transfer::Follower;
 use serde_json::{Value, json};
 
-use super::exports::Table;
-use super::job_error::JobError;
-use super::job_files::Kept;
-use super::running::Running;
-use super::snapshots::{GRANULARITY, Taken};
+use crate::error::JobError;
+use crate::export::Running;
+use crate::export_table::Table;
+use crate::job_files::Kept;
+use crate::snapshot::{GRANULARITY, Taken};
 
 pub use blockhaul_control::CopyMode;
 

@@ -14,15 +14,15 @@ use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_transfer::{NamedOption, OptionValue, TransferErrorKind};
 use serde_json::{Value, json};
 
-use super::bitmap_files::identity;
-use super::exports::Table;
-use super::job_error::JobError;
-use super::job_errors::OnError;
-use super::job_files::Kept;
-use super::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
-use super::mirror::{CopyMode, First};
-use super::running::Running;
-use super::snapshots::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked};
+use crate::bitmap_files::identity;
+use crate::error::JobError;
+use crate::export::Running;
+use crate::export_table::Table;
+use crate::job_errors::OnError;
+use crate::job_files::Kept;
+use crate::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
+use crate::mirror::{CopyMode, First};
+use crate::snapshot::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked};
 
 /// Time for requests in flight to end, if the description has none.
 const WITHIN: Duration = Duration::from_secs(30);
@@ -30,7 +30,7 @@ const WITHIN: Duration = Duration::from_secs(30);
 impl Jobs {
     /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
     /// is no disk in use.
-    pub(super) async fn kept_for(
+    pub(crate) async fn kept_for(
         &self,
         table: &Arc<Table>,
         disks: &[Item],
@@ -62,7 +62,7 @@ impl Jobs {
     }
 
     /// What outlives the server of a mirror.
-    pub(super) async fn kept_for_mirror(
+    pub(crate) async fn kept_for_mirror(
         &self,
         table: &Arc<Table>,
         wanted: &WantedMirror,
@@ -158,7 +158,7 @@ impl Jobs {
     }
 
     /// Begins the points in time of a backup, and makes its jobs outlive the server.
-    pub(super) async fn begin_at_once(
+    pub(crate) async fn begin_at_once(
         table: &Arc<Table>,
         disks: &[Item],
         kept: &[Option<Arc<Kept>>],

@@ -4,23 +4,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Kind, OpKind};
-use blockhaul_catalog::{Named, Shared, Spec, Stack, brackets};
+use blockhaul_catalog::{Named, Registry, Shared, Spec, Stack};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_testkit::rng::Rng;
-use blockhaul_transfer::NamedOption;
+use blockhaul_transfer::{CopySetup, NamedOption};
 
 use super::disk::{Disk, Fault, Handle};
 use super::guests::Guests;
-use crate::args::{self, Command};
-use crate::devices;
-use crate::serve::exports::Table;
-use crate::serve::job_errors::OnError;
-use crate::serve::job_state::Status;
-use crate::serve::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
-use crate::serve::mirror::{CopyMode, Ending, First};
-use crate::serve::running::Running;
-use crate::serve::snapshots::{AtOnce, Begin};
-use crate::serve::wanted::WantedExports;
+use crate::export::Running;
+use crate::export_config::WantedExports;
+use crate::export_table::Table;
+use crate::job_errors::OnError;
+use crate::job_state::Status;
+use crate::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
+use crate::mirror::{CopyMode, Ending, First};
+use crate::snapshot::{AtOnce, Begin};
 
 const SIZE: usize = (192 << 10) + 512;
 /// Comparison of disks with bitmaps.
@@ -469,11 +467,18 @@ fn to(target: &Arc<Disk>) -> To {
 
 /// A table of exports with this disk.
 fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
-    let words = ["blockhaul", "serve", "--qmp", "unused"].map(Into::into).to_vec();
-    let Command::Serve(args) = args::parse(words).unwrap().command else { unreachable!() };
-    let (_, groups) = brackets::take(Vec::new()).unwrap();
-    let registry = devices::registry(Duration::from_secs(1));
-    let table = Table::new(WantedExports::new(&args, &groups, registry).unwrap()).unwrap();
+    let wanted = WantedExports {
+        registry: Registry::default(),
+        exports: Vec::new(),
+        layers: Vec::new(),
+        any_name: false,
+        per_client: false,
+        trace: false,
+        bitmap_files: None,
+        job_files: None,
+        set_up: |request| CopySetup::new(request, registry()),
+    };
+    let table = Table::new(wanted).unwrap();
     let stack = Stack::over(Arc::new(Handle(disk.clone())));
     let shared = Shared::new("a", "", stack.device().clone());
     let running = Running {
@@ -503,4 +508,15 @@ fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
     table.serve(named, running).unwrap();
     let export = table.running().remove(0);
     (Arc::new(table), export)
+}
+
+/// The devices that the descriptions of both sides name.
+fn registry() -> Registry {
+    Registry {
+        backends: blockhaul_backends::all(),
+        layers: blockhaul_layers::all(),
+        path: blockhaul_backends::PATH_SCHEME,
+        ..Registry::default()
+    }
+    .for_command()
 }

@@ -16,16 +16,15 @@ use blockhaul_transfer::{
 };
 use serde_json::{Value, json};
 
-use super::compressed::Compressed;
-use super::exports::Table;
-use super::job_error::JobError;
-use super::job_errors::{Action, Errors, OnError};
-use super::job_files::Kept;
-use super::job_state::Status;
-use super::mirror::{Beginning, CopyMode, Ending, First, Mirror};
-use super::running::{Running, TargetGuard};
-use super::snapshots::{AtOnce, Begin, Begun, Taken};
-use crate::copy::copy_options;
+use crate::compressed::Compressed;
+use crate::error::JobError;
+use crate::export::{Running, TargetGuard};
+use crate::export_table::Table;
+use crate::job_errors::{Action, Errors, OnError};
+use crate::job_files::Kept;
+use crate::job_state::Status;
+use crate::mirror::{Beginning, CopyMode, Ending, First, Mirror};
+use crate::snapshot::{AtOnce, Begin, Begun, Taken};
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
@@ -62,7 +61,7 @@ pub struct Jobs {
     last: AtomicU64,
     observer: Arc<OnceLock<Observer>>,
     /// One interrupted job is resumed or forgotten at a time.
-    pub(super) resuming: Arc<FifoLock>,
+    pub(crate) resuming: Arc<FifoLock>,
 }
 
 /// Is called for what happens to jobs, from any worker; must not block.
@@ -298,7 +297,7 @@ impl Jobs {
     }
 
     /// The number of a new job.
-    pub(super) fn next(&self) -> u64 {
+    pub(crate) fn next(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
@@ -317,7 +316,7 @@ impl Jobs {
         wanted: WantedJobs,
     ) -> Result<Vec<Arc<Job>>, JobError> {
         let WantedJobs { disks, grouped, at_once } = wanted;
-        let copies = copies(&disks, grouped)?;
+        let copies = copies(table, &disks, grouped)?;
         let mut writing = Vec::new();
         for disk in &disks {
             writing.push(disk.target.begin().await?);
@@ -369,7 +368,8 @@ impl Jobs {
         if wanted.options.iter().any(|option| option.name == "verify") {
             return Err(JobError::request("mirror: --verify cannot be used here"));
         }
-        let mut copy = copy("mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
+        let mut copy =
+            copy(table, "mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
         let writing = wanted.target.begin().await?;
         let kept = self.kept_for_mirror(table, &wanted).await?;
         let WantedMirror { export, target, within, first, copy_mode, settings, resumes, .. } =
@@ -493,8 +493,19 @@ impl Jobs {
         list.iter().find(|job| job.status() != Status::Null && job.name() == name).cloned()
     }
 
+    /// Ends the jobs and the clients of a server that stops, and keeps the bitmaps of its exports.
+    /// `clients` ends the clients; returns its result.
+    pub async fn end_service<T>(&self, table: &Table, clients: impl Future<Output = T>) -> T {
+        table.close().await;
+        self.stop().await;
+        let ended = clients.await;
+        // What devices hold is marked already.
+        table.keep_all_bitmaps().await;
+        ended
+    }
+
     /// Cancels all jobs and waits until they have ended.
-    pub async fn stop(&self) {
+    async fn stop(&self) {
         for job in self.all() {
             if !job.is_over() {
                 if job.kept.is_some() {
@@ -690,7 +701,7 @@ fn for_others(disks: &[Disk], failed: usize, failure: &JobError) -> JobError {
 }
 
 /// The copies of the disks of a backup.
-fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
+fn copies(table: &Table, disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
     let mut copies = Vec::new();
     let mut rate = None;
     for (index, item) in disks.iter().enumerate() {
@@ -699,8 +710,14 @@ fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
             let text = format!("backup: export {name:?} is in the group twice");
             return Err(JobError::request(text));
         }
-        let mut copy =
-            copy("backup", &item.export, &item.target, &item.options, item.selects.as_deref())?;
+        let mut copy = copy(
+            table,
+            "backup",
+            &item.export,
+            &item.target,
+            &item.options,
+            item.selects.as_deref(),
+        )?;
         if grouped {
             let engine = copy.engine();
             rate = rate.or(engine.rate.take());
@@ -713,6 +730,7 @@ fn copies(disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
 
 /// The copy of a job.
 fn copy(
+    table: &Table,
     command: &str,
     export: &Running,
     target: &To,
@@ -733,7 +751,7 @@ fn copy(
         To::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
     };
     let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
-    let copy = copy_options::set_up(request)?;
+    let copy = (table.wanted().set_up)(request)?;
     Ok(copy.called(format!("the {command} of export {:?}", export.name)))
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_control::Refusal;
 use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy, opening_text};
 
 /// Why an export cannot be opened or changed, or a job is refused or has failed.
@@ -100,5 +101,15 @@ impl From<Error> for JobError {
             _ => TransferErrorKind::Other,
         };
         JobError::new(kind, error.located()).with_remedy(&error, false)
+    }
+}
+
+impl From<JobError> for Refusal {
+    fn from(error: JobError) -> Refusal {
+        let text = error.to_string();
+        match error.kind() {
+            TransferErrorKind::Request => Refusal::usage(text),
+            _ => Refusal::failed(text),
+        }
     }
 }

@@ -8,11 +8,11 @@ use blockhaul_catalog::{
     Adjustable, Barrier, Exports, Figure, Gate, Named, Several, Shared, Stack, Warnings, guarded,
 };
 use blockhaul_io::FifoLock;
+use blockhaul_transfer::adjustable_layers;
 
-use super::job_error::JobError;
-use super::running::{Running, SnapshotOf, removed};
-use super::wanted::{EXPORT, NODE, One, WantedExports, gates};
-use crate::devices;
+use crate::error::JobError;
+use crate::export::{Running, SnapshotOf, removed};
+use crate::export_config::{EXPORT, NODE, One, WantedExports, gates};
 
 /// Maximum time for a change of exports to end when the server stops.
 const LAST_CHANGE: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl Table {
             self.restore_jobs(&running).await?;
             self.exports.add(storage)?;
         }
-        let all = devices::adjustable(&self.wanted.registry, &self.wanted.layers)?;
+        let all = adjustable_layers(&self.wanted.registry, &self.wanted.layers)?;
         if self.wanted.has_several() {
             return Ok(guarded(self.exports.clone(), &gates(&all))?);
         }
@@ -209,7 +209,7 @@ impl Table {
 
     /// A device in the form for clients that only read.
     pub fn readonly(&self, device: &Arc<dyn Device>) -> blockhaul_block::Result<Arc<dyn Device>> {
-        devices::readonly(&self.wanted.registry, device)
+        blockhaul_transfer::readonly(&self.wanted.registry, device)
     }
 
     /// The layer that shows only the first `size` bytes of a device.

@@ -17,8 +17,8 @@ use blockhaul_snapshot::Bitmap;
 use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
 
-use super::job_error::JobError;
-use super::running::Running;
+use crate::error::JobError;
+use crate::export::Running;
 
 /// Version of the format.
 const VERSION: u64 = 2;
@@ -146,7 +146,7 @@ impl BitmapFiles {
 
 /// What a device is called in a file of bitmaps: a file of the disk by its full path, so that it may be
 /// named otherwise the next time.
-pub(super) fn identity(device: &str) -> String {
+pub(crate) fn identity(device: &str) -> String {
     let path = Spec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));
     match path.and_then(|path| fs::canonicalize(path).ok()) {
         Some(path) => path.display().to_string(),
@@ -195,12 +195,12 @@ fn described(bitmap: &Bitmap, clean: bool) -> Value {
 }
 
 /// A line, and one with its digest.
-pub(super) fn with_digest(line: &str) -> String {
+pub(crate) fn with_digest(line: &str) -> String {
     format!("{line}\n{}\n", blake3::hash(line.as_bytes()).to_hex())
 }
 
 /// Checks the digest of a line, which is in the next one. An error says what the file is or has.
-pub(super) fn check_digest(line: &str, digest: &str) -> Result<(), String> {
+pub(crate) fn check_digest(line: &str, digest: &str) -> Result<(), String> {
     if digest.trim_end() == blake3::hash(line.as_bytes()).to_hex().as_str() {
         Ok(())
     } else {
@@ -209,7 +209,7 @@ pub(super) fn check_digest(line: &str, digest: &str) -> Result<(), String> {
 }
 
 /// Replaces a file durably; only its owner can read it.
-pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut fresh = path.as_os_str().to_os_string();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);

@@ -8,9 +8,9 @@ use blockhaul_block::{Device, Error, fence};
 use blockhaul_catalog::{Barrier, Named, Shared, Stack};
 use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
-use super::exports::Table;
-use super::job_error::JobError;
-use super::running::{Running, SnapshotOf};
+use crate::error::JobError;
+use crate::export::{Running, SnapshotOf};
+use crate::export_table::Table;
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;

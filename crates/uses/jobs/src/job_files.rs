@@ -22,9 +22,9 @@ use blockhaul_transfer::{Recorder, TransferError, TransferErrorKind, TransferSte
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
 
-use super::bitmap_files::{check_digest, identity, replace, with_digest};
-use super::job_error::JobError;
-use super::running::Running;
+use crate::bitmap_files::{check_digest, identity, replace, with_digest};
+use crate::error::JobError;
+use crate::export::Running;
 
 /// Version of the format.
 const VERSION: u64 = 1;

@@ -1,150 +1,82 @@
-//! The exports that the command line asks for, and how each is opened.
+//! The exports that a server is asked for, and how each is opened.
 
-use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
     Adjustable, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec,
-    Stack, Warnings, guarded, percent_decode,
+    Stack, Warnings, guarded,
+};
+use blockhaul_transfer::{
+    CopyRequest, CopySetup, TransferError, adjustable_layers, make_layers, writes_below,
 };
 
-use super::bitmap_files::BitmapFiles;
-use super::fresh::Fresh;
-use super::job_error::JobError;
-use super::job_files::JobFiles;
-use super::running::Running;
-use super::trace;
-use crate::args::{self, ServeExport};
-use crate::brackets::{self, Groups, NamedDevice};
-use crate::devices;
-use crate::exit::Failure;
-use crate::image_format::{self, Use};
+use crate::bitmap_files::BitmapFiles;
+use crate::client_devices::Fresh;
+use crate::error::JobError;
+use crate::export::Running;
+use crate::job_files::JobFiles;
+use crate::trace;
 
 /// The requested exports.
 pub struct WantedExports {
-    pub(super) registry: Registry,
-    pub(super) exports: Vec<One>,
+    /// The devices and layers that can be opened.
+    pub registry: Registry,
+    /// The exports, in order.
+    pub exports: Vec<One>,
     /// Over each of them.
-    pub(super) layers: Vec<String>,
+    pub layers: Vec<String>,
     /// The only export is available under any name.
-    pub(super) any_name: bool,
+    pub any_name: bool,
     /// Each client gets separate devices.
-    pub(super) per_client: bool,
+    pub per_client: bool,
     /// Requests are logged.
-    pub(super) trace: bool,
+    pub trace: bool,
     /// Where dirty bitmaps are kept.
     pub bitmap_files: Option<BitmapFiles>,
     /// Where jobs are kept.
     pub job_files: Option<Arc<JobFiles>>,
+    /// Sets up the copies of jobs, with the devices that targets may be.
+    pub set_up: SetUp,
 }
 
+/// Sets up the copy of a request, as far as nothing is opened.
+pub type SetUp = fn(CopyRequest) -> Result<CopySetup, TransferError>;
+
 /// What messages call an export.
-pub(super) const EXPORT: &str = "export";
+pub(crate) const EXPORT: &str = "export";
 /// What messages call a disk of the monitor protocol.
-pub(super) const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 
 /// A requested export.
 pub struct One {
-    pub(super) name: String,
-    pub(super) description: String,
-    pub(super) spec: Spec,
-    pub(super) intent: Intent,
+    /// The name for clients.
+    pub name: String,
+    /// The text for users; may be empty.
+    pub description: String,
+    /// The device.
+    pub spec: Spec,
+    /// The access that clients get.
+    pub intent: Intent,
     /// Below the common layers.
-    pub(super) layers: Vec<String>,
+    pub layers: Vec<String>,
 }
 
 impl WantedExports {
-    /// Parses the command line; nothing is opened yet.
-    pub fn new(
-        args: &args::Serve,
-        groups: &Groups,
-        registry: Registry,
-    ) -> Result<WantedExports, Failure> {
-        let mut exports = Vec::new();
-        let mut name = None;
-        for word in &args.export {
-            match brackets::named(word) {
-                Some((name, device)) => {
-                    exports.push(One::parse(name, device, groups, args.readonly)?);
-                }
-                None if name.is_some() => {
-                    let text =
-                        "two names for one device: use --export NAME=DEVICE for a further export";
-                    return Err(Failure::usage(text));
-                }
-                None => name = Some(text(word)?),
-            }
-        }
-        match (&args.device, name) {
-            (Some(device), name) => exports.insert(
-                0,
-                One {
-                    name: name.unwrap_or_default().to_string(),
-                    description: args.description.clone(),
-                    spec: groups.spec(device)?,
-                    intent: intent(args.readonly),
-                    layers: Vec::new(),
-                },
-            ),
-            (None, Some(name)) => {
-                let text = format!("no device given: write --export {name}=DEVICE");
-                return Err(Failure::usage(text));
-            }
-            (None, None) if !args.description.is_empty() => {
-                let text = "--description applies to DEVICE; in brackets, each export has its own";
-                return Err(Failure::usage(text));
-            }
-            (None, None) => {}
-        }
-        for one in &mut exports {
-            one.spec = image_format::chosen(one.spec.clone(), &args.image)?;
-        }
-        if args.any_name && exports.len() > 1 {
-            return Err(Failure::usage("--any-name requires a single export"));
-        }
-        if args.per_client && exports.iter().any(|one| matches!(one.spec, Spec::Command(_))) {
-            let text =
-                "--per-client cannot be used with a server in brackets, which is started once";
-            return Err(Failure::usage(text));
-        }
-        let layers = args.layer.clone();
-        let any_name = args.any_name;
-        let per_client = args.per_client;
-        let trace = args.trace;
-        let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
-        let job_files = args.job_state.as_deref().map(JobFiles::new).transpose()?.map(Arc::new);
-        let wanted = WantedExports {
-            registry,
-            exports,
-            layers,
-            any_name,
-            per_client,
-            trace,
-            bitmap_files,
-            job_files,
-        };
-        wanted.check()?;
-        for one in &wanted.exports {
-            let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
-            if let Some(text) = image_format::warning(&one.spec, layered, Use::Served) {
-                log::warn!("{text}");
-            }
-        }
-        Ok(wanted)
-    }
-
     /// The intent for opening the storage of an export: under a layer that changes nothing it need
     /// not be writable, and others may use it at the same time.
     fn intent_below(&self, one: &One) -> Intent {
         let mut layers = one.layers.iter().chain(&self.layers);
-        let kept = layers.any(|layer| !devices::writes_below(&self.registry, layer));
+        let kept = layers.any(|layer| !writes_below(&self.registry, layer));
         if kept { Intent::READ } else { one.intent }
     }
 
-    /// Checks it while the terminal is still available.
-    fn check(&self) -> Result<(), JobError> {
-        devices::layers(&self.registry, &self.layers)?;
+    /// Checks the exports before any is opened.
+    ///
+    /// # Errors
+    /// If a device or a layer is unknown or invalid, or two exports have one name.
+    pub fn check(&self) -> Result<(), JobError> {
+        make_layers(&self.registry, &self.layers)?;
         for (index, one) in self.exports.iter().enumerate() {
             self.check_one(one)?;
             if self.exports[..index].iter().any(|before| before.name == one.name) {
@@ -155,9 +87,9 @@ impl WantedExports {
         Ok(())
     }
 
-    pub(super) fn check_one(&self, one: &One) -> Result<(), JobError> {
+    pub(crate) fn check_one(&self, one: &One) -> Result<(), JobError> {
         self.registry.target(&one.spec, one.intent)?;
-        devices::layers(&self.registry, &one.layers)?;
+        make_layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
             let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
             return Err(JobError::request(text));
@@ -186,13 +118,13 @@ impl WantedExports {
         self.exports.iter().any(|one| one.intent.write)
     }
 
-    pub(super) fn has_several(&self) -> bool {
+    pub(crate) fn has_several(&self) -> bool {
         self.exports.len() > 1
     }
 
     /// Opens an export, or what messages call `kind` otherwise, with its layers and gates. `warnings`
     /// are for its user, besides those in the log.
-    pub(super) async fn open_one(
+    pub(crate) async fn open_one(
         &self,
         kind: &str,
         one: &One,
@@ -262,8 +194,8 @@ impl WantedExports {
     /// made anew for each export, because their state belongs to one. The common gates are omitted
     /// if there are several exports: they admit clients once, before every export.
     fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, JobError> {
-        let mut configured = devices::adjustable(&self.registry, &one.layers)?;
-        let outer = devices::adjustable(&self.registry, &self.layers)?;
+        let mut configured = adjustable_layers(&self.registry, &one.layers)?;
+        let outer = adjustable_layers(&self.registry, &self.layers)?;
         let own = |layer: &Arc<Adjustable>| !self.has_several() || layer.gate().is_none();
         configured.extend(outer.into_iter().filter(own));
         Ok(configured)
@@ -311,7 +243,7 @@ impl WantedExports {
             stack.device().clone()
         } else {
             // Some backends accept writes however they were opened.
-            devices::readonly(&self.registry, stack.device())?
+            blockhaul_transfer::readonly(&self.registry, stack.device())?
         })
     }
 
@@ -348,7 +280,7 @@ impl WantedExports {
     }
 }
 
-pub(super) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
+pub(crate) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
@@ -390,45 +322,9 @@ impl One {
         let description = description.to_string();
         One { name, description, spec, intent: intent(readonly), layers }
     }
-
-    /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
-    fn parse(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
-        let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
-        Ok(One {
-            spec: inner.spec(&options.device)?,
-            description: options.description,
-            intent: intent(readonly || options.readonly),
-            layers: options.layer,
-            name,
-        })
-    }
 }
 
-/// The decoded name of `NAME=DEVICE` or `NAME=[ DEVICE OPTION… ]`, the command line of its own, and the
-/// groups in it.
-pub fn parse_named<T: clap::Parser>(
-    name: &str,
-    device: &OsStr,
-    groups: &Groups,
-) -> Result<(String, T, Groups), Failure> {
-    let name = percent_decode(name)?;
-    let place = |text: &str| {
-        let shown = blockhaul_wire::printable(name.as_bytes(), 256);
-        Failure::usage(format!("--export {shown}: {text}"))
-    };
-    let NamedDevice { words, groups } = groups.named_device(device).map_err(|why| place(&why))?;
-    let options = T::try_parse_from(words).map_err(|error| {
-        let text = brackets::readable(&error.render().to_string());
-        let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
-        place(what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
-    })?;
-    Ok((name, options, groups))
-}
-
-fn text(word: &OsString) -> Result<&str, Failure> {
-    word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
-}
-
-fn intent(readonly: bool) -> Intent {
+/// The access of an export, by whether clients only read.
+pub fn intent(readonly: bool) -> Intent {
     if readonly { Intent::READ } else { Intent::WRITE }
 }

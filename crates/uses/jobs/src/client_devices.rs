@@ -41,7 +41,7 @@ impl Fresh {
             return Ok(device);
         }
         // Some backends accept writes however they were opened.
-        crate::devices::readonly(&self.registry, &device)
+        blockhaul_transfer::readonly(&self.registry, &device)
     }
 }
 

@@ -9,7 +9,7 @@ use blockhaul_catalog::Layer;
 use blockhaul_io::Notify;
 use blockhaul_layers::support::Repeat;
 
-use super::jobs::Job;
+use crate::jobs::Job;
 
 pub use blockhaul_control::ErrorPolicy as OnError;
 

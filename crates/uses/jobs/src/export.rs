@@ -8,7 +8,7 @@ use blockhaul_catalog::{Adjustable, ClaimOwner, Claims, Exports, Shared, Stack, 
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 use blockhaul_transfer::TransferErrorKind;
 
-use super::job_error::JobError;
+use crate::error::JobError;
 
 /// An open export, for a server and for `ctl`.
 pub struct Running {

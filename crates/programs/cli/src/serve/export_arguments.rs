@@ -1,0 +1,129 @@
+//! The exports of the command line of `serve`.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use blockhaul_catalog::{Registry, Spec, percent_decode};
+use blockhaul_jobs::{BitmapFiles, JobFiles, One, WantedExports, intent};
+
+use crate::args::{self, ServeExport};
+use crate::brackets::{self, Groups, NamedDevice};
+use crate::copy::copy_options;
+use crate::exit::Failure;
+use crate::image_format::{self, Use};
+
+/// The exports of a command line; nothing is opened yet.
+pub fn export_config(
+    args: &args::Serve,
+    groups: &Groups,
+    registry: Registry,
+) -> Result<WantedExports, Failure> {
+    let mut exports = Vec::new();
+    let mut name = None;
+    for word in &args.export {
+        match brackets::named(word) {
+            Some((name, device)) => {
+                exports.push(parse_one(name, device, groups, args.readonly)?);
+            }
+            None if name.is_some() => {
+                let text =
+                    "two names for one device: use --export NAME=DEVICE for a further export";
+                return Err(Failure::usage(text));
+            }
+            None => name = Some(text(word)?),
+        }
+    }
+    match (&args.device, name) {
+        (Some(device), name) => exports.insert(
+            0,
+            One {
+                name: name.unwrap_or_default().to_string(),
+                description: args.description.clone(),
+                spec: groups.spec(device)?,
+                intent: intent(args.readonly),
+                layers: Vec::new(),
+            },
+        ),
+        (None, Some(name)) => {
+            let text = format!("no device given: write --export {name}=DEVICE");
+            return Err(Failure::usage(text));
+        }
+        (None, None) if !args.description.is_empty() => {
+            let text = "--description applies to DEVICE; in brackets, each export has its own";
+            return Err(Failure::usage(text));
+        }
+        (None, None) => {}
+    }
+    for one in &mut exports {
+        one.spec = image_format::chosen(one.spec.clone(), &args.image)?;
+    }
+    if args.any_name && exports.len() > 1 {
+        return Err(Failure::usage("--any-name requires a single export"));
+    }
+    if args.per_client && exports.iter().any(|one| matches!(one.spec, Spec::Command(_))) {
+        let text = "--per-client cannot be used with a server in brackets, which is started once";
+        return Err(Failure::usage(text));
+    }
+    let layers = args.layer.clone();
+    let any_name = args.any_name;
+    let per_client = args.per_client;
+    let trace = args.trace;
+    let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
+    let job_files = args.job_state.as_deref().map(JobFiles::new).transpose()?.map(Arc::new);
+    let wanted = WantedExports {
+        registry,
+        exports,
+        layers,
+        any_name,
+        per_client,
+        trace,
+        bitmap_files,
+        job_files,
+        set_up: copy_options::set_up,
+    };
+    wanted.check()?;
+    for one in &wanted.exports {
+        let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
+        if let Some(text) = image_format::warning(&one.spec, layered, Use::Served) {
+            log::warn!("{text}");
+        }
+    }
+    Ok(wanted)
+}
+
+/// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
+fn parse_one(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
+    let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
+    Ok(One {
+        spec: inner.spec(&options.device)?,
+        description: options.description,
+        intent: intent(readonly || options.readonly),
+        layers: options.layer,
+        name,
+    })
+}
+
+/// The decoded name of `NAME=DEVICE` or `NAME=[ DEVICE OPTION… ]`, the command line of its own, and the
+/// groups in it.
+pub fn parse_named<T: clap::Parser>(
+    name: &str,
+    device: &OsStr,
+    groups: &Groups,
+) -> Result<(String, T, Groups), Failure> {
+    let name = percent_decode(name)?;
+    let place = |text: &str| {
+        let shown = blockhaul_wire::printable(name.as_bytes(), 256);
+        Failure::usage(format!("--export {shown}: {text}"))
+    };
+    let NamedDevice { words, groups } = groups.named_device(device).map_err(|why| place(&why))?;
+    let options = T::try_parse_from(words).map_err(|error| {
+        let text = brackets::readable(&error.render().to_string());
+        let what = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+        place(what.collect::<Vec<_>>().join(" ").trim_start_matches("error: "))
+    })?;
+    Ok((name, options, groups))
+}
+
+fn text(word: &OsString) -> Result<&str, Failure> {
+    word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
+}
