@@ -7,10 +7,9 @@ use std::time::Duration;
 use blockhaul_catalog::{AnyKind, Backend, Param, Registry};
 
 use blockhaul_registry::{ConnectionLimits, device_registry, layer_kinds};
-pub use blockhaul_transfer::make_layers as layers;
 pub use blockhaul_transfer::sparing_of_queries;
 #[cfg(feature = "fuse")]
-pub use blockhaul_transfer::{readonly, writes_below};
+pub use blockhaul_transfer::{make_layers, readonly, writes_below};
 
 use crate::{manual, signals};
 

@@ -159,7 +159,7 @@ impl WantedDisks {
         open: &mut Disks,
     ) -> Result<(Arc<dyn Device>, Option<Source>), Failure> {
         let name = one.spec.to_string();
-        let layers = devices::layers(&self.registry, &one.layers)?;
+        let layers = devices::make_layers(&self.registry, &one.layers)?;
         // Each worker has a handle of its own.
         let registry =
             self.registry.owned_by(ClaimOwner::new(format!("the mounted file {:?}", one.file())));
@@ -191,7 +191,7 @@ impl WantedDisks {
     async fn open_directory(&self, one: &One, open: &mut Disks) -> Result<(), Failure> {
         let name = one.spec.to_string();
         let failed = |error| Failure::opening("device", &name, &error);
-        let layers = devices::layers(&self.registry, &one.layers)?;
+        let layers = devices::make_layers(&self.registry, &one.layers)?;
         let exports =
             self.registry.exports(&one.spec, &layers, one.intent).await.map_err(failed)?;
         let exports = exports.ok_or_else(|| Failure::usage(format!("{name} is one device")))?;
@@ -307,7 +307,7 @@ impl One {
 
     fn check(&self, registry: &Registry) -> Result<(), Failure> {
         registry.target(&self.spec, self.intent)?;
-        devices::layers(registry, &self.layers)?;
+        devices::make_layers(registry, &self.layers)?;
         if let Some(name) = &self.name {
             let shown = blockhaul_wire::printable(name.as_bytes(), 256);
             if let Some(why) = refused_name(name) {

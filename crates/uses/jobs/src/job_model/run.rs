@@ -1,7 +1,7 @@
 //! A schedule: one job after another, and what must be true after each.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::{Named, Registry, Shared, Spec, Stack};
@@ -267,14 +267,14 @@ impl World {
 
     /// Controls a job at random until it has ended; `switch`: how a mirror is to end.
     async fn drive(&mut self, job: &Arc<Job>, switch: Option<bool>) -> Ended {
-        let started = Instant::now();
+        let started = blockhaul_io::now();
         let cancels = self.rng.chance(25);
         let quiet = self.rng.chance(50);
         let mut actions = 0;
         let mut cancelled = false;
         let mut completing = false;
         while !job.is_over() {
-            let late = started.elapsed() > LIMIT;
+            let late = blockhaul_io::elapsed(started) > LIMIT;
             assert!(!late, "{}: a job hangs: {}", self.place(), job.described());
             let time = self.rng.between(50, 1000);
             blockhaul_io::sleep(Duration::from_micros(time)).await;
