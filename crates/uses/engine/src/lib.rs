@@ -82,7 +82,7 @@ pub use options::{
 pub use plan::Plan;
 pub use progress::{Progress, Snapshot};
 pub use rate::{Rate, Schedule};
-pub use resolved::{check_discard, check_source};
+pub use resolved::{check_discard, check_release, check_source};
 pub use route_counters::Routes;
 pub use sample::is_coarse;
 pub use segment::SEGMENT;

@@ -72,12 +72,27 @@ async fn check_tail(
     }
 }
 
-/// Checks that what is copied can be discarded at the source, once it is durable on the target. For
-/// a caller that is about to empty a target.
+/// Checks that what is copied can be discarded at the source, once it is durable on the target, which
+/// must stay when the program ends. For a caller that is about to empty a target.
+///
+/// # Errors
+/// Those of [`check_release`], and [`Kind::Unsupported`] if the target is temporary.
+pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
+    check_release(source, target)?;
+    if target.temporary {
+        let text = "what is copied cannot be discarded at the source, because the target is lost when this \
+                    program ends: copy to storage that stays";
+        return Err(Error::new(Kind::Unsupported, text).on(&target.name));
+    }
+    Ok(())
+}
+
+/// Checks that a snapshot can be released where it is copied, once that is durable on the target. The
+/// disk itself stays.
 ///
 /// # Errors
 /// [`Kind::ReadOnly`] or [`Kind::Unsupported`], with the side that is in the way.
-pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
+pub fn check_release(source: &Facts, target: &Facts) -> Result<()> {
     if !source.can.contains(Can::WRITE) {
         let text = "what is copied cannot be discarded at the source, because that is read-only: make it \
                     writable, or leave out --discard-source";
@@ -91,11 +106,6 @@ pub fn check_discard(source: &Facts, target: &Facts) -> Result<()> {
     if !target.can.contains(Can::FLUSH) {
         let text = "what is copied cannot be discarded at the source, because the target cannot be \
                     flushed, and might lose it: leave out --discard-source";
-        return Err(Error::new(Kind::Unsupported, text).on(&target.name));
-    }
-    if target.temporary {
-        let text = "what is copied cannot be discarded at the source, because the target is lost when this \
-                    program ends: copy to storage that stays";
         return Err(Error::new(Kind::Unsupported, text).on(&target.name));
     }
     Ok(())

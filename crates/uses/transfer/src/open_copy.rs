@@ -372,7 +372,7 @@ impl CopyContext {
         matches!(kind, SourceKind::Snapshot)
             && !is_read_again
             && to.can.contains(Can::MULTI_CONN)
-            && blockhaul_engine::check_discard(&from, &to).is_ok()
+            && blockhaul_engine::check_release(&from, &to).is_ok()
     }
 
     /// The source's manifest, if required. It is made before the copy: later changes are copied

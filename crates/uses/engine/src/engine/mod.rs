@@ -31,7 +31,7 @@ use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
 use crate::plan::Plan;
 use crate::progress::Progress;
-use crate::resolved::{Resolved, block, check_discard, check_source, check_target};
+use crate::resolved::{Resolved, block, check_discard, check_release, check_source, check_target};
 use crate::same_disk::SameDisk;
 use crate::segment_maker::{Earlier, Making, make};
 use crate::segment_queue::SegmentQueue;
@@ -527,7 +527,8 @@ async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
     if options.discard_source {
-        check_discard(&from, &to)?;
+        let check = if options.no_marker { check_release } else { check_discard };
+        check(&from, &to)?;
         if options.digest.is_some() {
             let text = "a digest may need the source again, which is to be discarded";
             return Err(CopyError::at_source(Error::new(Kind::Invalid, text).on(&from.name)));
