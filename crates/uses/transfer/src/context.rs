@@ -92,7 +92,7 @@ pub(crate) enum SourceKind {
 }
 
 /// What is read, and where it goes.
-pub(crate) enum Reading {
+pub(crate) enum SourceSide {
     /// A pipe, to a device.
     FromPipe(OwnedFd),
     /// A device, to a pipe.

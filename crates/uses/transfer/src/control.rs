@@ -8,10 +8,10 @@ use blockhaul_engine::{Control, Progress};
 
 /// Controls a copy; orders from before it runs apply when it does. May be used from any thread.
 #[derive(Clone, Default)]
-pub struct CopyControl(Arc<Controlled>);
+pub struct CopyControl(Arc<ControlState>);
 
 #[derive(Default)]
-struct Controlled {
+struct ControlState {
     progress: Arc<Progress>,
     has_journal: bool,
     verifies: bool,
@@ -31,11 +31,11 @@ struct EarlyOrders {
 
 impl CopyControl {
     pub(crate) fn new(progress: Arc<Progress>, has_journal: bool, verifies: bool) -> CopyControl {
-        CopyControl(Arc::new(Controlled {
+        CopyControl(Arc::new(ControlState {
             progress,
             has_journal,
             verifies,
-            ..Controlled::default()
+            ..ControlState::default()
         }))
     }
 
@@ -93,7 +93,7 @@ impl CopyControl {
 
     /// The state of the target after a copy that was stopped.
     pub fn target_state(&self) -> TargetState {
-        let Controlled { progress, has_journal, verifies, .. } = &*self.0;
+        let ControlState { progress, has_journal, verifies, .. } = &*self.0;
         match (progress.is_complete(), self.is_touched()) {
             (true, _) if *verifies => TargetState::NotVerified { has_journal: *has_journal },
             (true, _) => TargetState::NoDigest,

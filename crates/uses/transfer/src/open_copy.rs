@@ -10,7 +10,7 @@ use blockhaul_engine::{CopyError, Engine, Manifest, Options, Side, Summary, Veri
 use blockhaul_io::Pool;
 
 use crate::context::{
-    CopyContext, Follower, Reading, SourceKind, TargetContents, TargetDevice, of_journal,
+    CopyContext, Follower, SourceKind, SourceSide, TargetContents, TargetDevice, of_journal,
 };
 use crate::control::CopyControl;
 use crate::direct;
@@ -51,13 +51,13 @@ type Results = (Result<Summary, CopyError>, Option<Result<Verified, CopyError>>)
 impl OpenCopy {
     pub(crate) async fn open(
         mut context: CopyContext,
-        source: Reading,
+        source: SourceSide,
         target: TargetDevice,
     ) -> Result<OpenCopy> {
         let sides = match source {
-            Reading::FromPipe(input) => Ok(Sides::FromPipe(input, target)),
-            Reading::ToPipe(source, output) => Ok(Sides::ToPipe(source, output)),
-            Reading::Device(source, kind) => context.open_both(source, kind, target).await,
+            SourceSide::FromPipe(input) => Ok(Sides::FromPipe(input, target)),
+            SourceSide::ToPipe(source, output) => Ok(Sides::ToPipe(source, output)),
+            SourceSide::Device(source, kind) => context.open_both(source, kind, target).await,
         };
         match sides {
             Ok(sides) => Ok(OpenCopy { context, sides }),

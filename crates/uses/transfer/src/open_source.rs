@@ -7,7 +7,7 @@ use blockhaul_catalog::{Intent, Spec, Stack};
 use blockhaul_engine::{CopyError, JournalState};
 
 use crate::context::{
-    CopyContext, Reading, SourceDevice, SourceKind, TargetDevice, is_absent, len_of, of_journal,
+    CopyContext, SourceDevice, SourceKind, SourceSide, TargetDevice, is_absent, len_of, of_journal,
 };
 use crate::description::{file_of, same_place};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
@@ -18,7 +18,7 @@ use crate::pipe::{open_input, open_output};
 /// source.
 pub struct OpenSource {
     context: CopyContext,
-    source: Reading,
+    source: SourceSide,
     target: TargetDevice,
 }
 
@@ -47,9 +47,9 @@ impl OpenSource {
 }
 
 impl CopyContext {
-    async fn begin(&mut self, source: SourceDevice) -> Result<Reading> {
+    async fn begin(&mut self, source: SourceDevice) -> Result<SourceSide> {
         if self.source == Spec::Pipe {
-            return open_input().map(Reading::FromPipe);
+            return open_input().map(SourceSide::FromPipe);
         }
         if self.target == Spec::Pipe {
             let output = open_output()?;
@@ -57,14 +57,14 @@ impl CopyContext {
             let source = self.open_source(source, intent).await?;
             let files = blockhaul_backends::identity_of(output.as_fd());
             self.check_apart(&source.device().facts().files, files.as_slice())?;
-            return Ok(Reading::ToPipe(source, output));
+            return Ok(SourceSide::ToPipe(source, output));
         }
         self.begin_device(source).await
     }
 
     /// Opens the source, with all checks that do not need the target, including whether other files
     /// of the copy can be made.
-    async fn begin_device(&mut self, source: SourceDevice) -> Result<Reading> {
+    async fn begin_device(&mut self, source: SourceDevice) -> Result<SourceSide> {
         self.check_files()?;
         let is_complete = self.discarding_journal()? == Some(JournalState::Complete);
         let kind = match &source {
@@ -85,7 +85,7 @@ impl CopyContext {
                 manifest.begin([&self.source, &self.target])?;
             }
         }
-        Ok(Reading::Device(source, kind))
+        Ok(SourceSide::Device(source, kind))
     }
 
     fn source_intent(&self, is_complete: bool) -> Intent {

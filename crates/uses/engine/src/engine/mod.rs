@@ -23,7 +23,7 @@ use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts,
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
 use crate::ledger::{Range, Suspect};
-use crate::marker::check::{Beginning, check};
+use crate::marker::check::{MarkerPresence, check};
 use crate::marker::choice::choose;
 use crate::marker::{Marker, Place};
 use crate::meter::Meters;
@@ -175,7 +175,7 @@ impl Engine {
         let with = (&self.shared.resolved, &self.shared.retries);
         let beginning = check(&self.sides, &marker, recorded, with).await?;
         self.shared.retries.set_marker(marker.clone());
-        let Beginning::Place(old) = beginning else { return Ok(()) };
+        let MarkerPresence::Place(old) = beginning else { return Ok(()) };
         self.shared.begin_work().await;
         let placed = self.sides.first_lane(&self.shared, false).place_marker(&marker, &old).await;
         self.shared.signals.end_work();

@@ -19,7 +19,7 @@ const LATEST_JOURNAL: &str = "put the latest journal back, or the target of this
                               of what was discarded";
 
 /// What is to be done with the marker when a copy begins or goes on.
-pub(crate) enum Beginning {
+pub(crate) enum MarkerPresence {
     /// Write it; the target has this block there, without the marker.
     Place(Vec<u8>),
     /// Nothing.
@@ -35,7 +35,7 @@ pub(crate) async fn check(
     marker: &Marker,
     recorded: &Recorded,
     (resolved, retries): (&Resolved, &Arc<Retries>),
-) -> Result<Beginning> {
+) -> Result<MarkerPresence> {
     let Place { at, content, len, .. } = marker.place;
     let source = sides.handle(Side::Source, retries);
     let target = sides.handle(Side::Target, retries);
@@ -63,19 +63,19 @@ pub(crate) async fn check(
     }
     if is_last_recorded {
         marker.enter(Stage::Discarded);
-        return Ok(Beginning::Found);
+        return Ok(MarkerPresence::Found);
     }
     if !marker.place.is_content(&read_block(&source, content, len).await?) {
         // In a storage that is both sides, it may be the marker.
         return match !is_begun && marked.is_some() {
-            true => Ok(Beginning::Place(marker.old_block(there))),
+            true => Ok(MarkerPresence::Place(marker.old_block(there))),
             false if is_copied => Err(unrecorded(&target, content)),
             false => Err(other_source(&source, content)),
         };
     }
     if is_copied {
         marker.enter(Stage::Restored);
-        return Ok(Beginning::Found);
+        return Ok(MarkerPresence::Found);
     }
     let old = marker.old_block(there);
     match marked {
@@ -85,10 +85,10 @@ pub(crate) async fn check(
                 return Err(CopyError::at_target(one_storage(&target, at, None)));
             }
             marker.enter(Stage::Placed);
-            Ok(Beginning::Found)
+            Ok(MarkerPresence::Found)
         }
         // Without a record, nobody has found out yet that there are two storages.
-        _ => Ok(Beginning::Place(old)),
+        _ => Ok(MarkerPresence::Place(old)),
     }
 }
 
