@@ -279,6 +279,22 @@ impl Handle {
         self.generation.get()
     }
 
+    /// The number of the current handle, once no other one is being made.
+    pub(crate) async fn settled(&self) -> u64 {
+        loop {
+            let mark = self.changed.mark();
+            if !self.dialling.get() {
+                return self.generation();
+            }
+            self.changed.wait_after(mark).await;
+        }
+    }
+
+    /// Whether this is the number of the current handle, and no other one is being made.
+    pub(crate) fn is_settled(&self, generation: u64) -> bool {
+        !self.dialling.get() && self.generation() == generation
+    }
+
     pub(crate) fn facts(&self) -> Arc<Facts> {
         self.handle.borrow().facts()
     }

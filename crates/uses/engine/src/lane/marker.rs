@@ -61,40 +61,48 @@ impl Lane {
         }
     }
 
-    /// Refuses sides that do not show what identifies them: a layer may have opened its device again, and another
-    /// disk may be behind its address now. For a batch that is durable, before that is recorded.
-    pub(super) async fn check_marker(&self) -> Result<()> {
-        let Some(marker) = self.shared.retries.marker() else { return Ok(()) };
-        for (side, end) in [(Side::Source, &self.source), (Side::Target, &self.target)] {
-            let mut attempts = 0;
-            loop {
-                let generation = end.generation();
-                match marker.differs(side, &*end.device()).await {
-                    Ok(None) => break,
-                    Ok(Some(why)) => {
-                        let error = Error::new(Kind::Invalid, why).on(&end.facts().name);
-                        return Err(CopyError { side: Some(side), error });
-                    }
-                    Err(error) => end.recover(error, generation, &mut attempts).await?,
+    /// Refuses a side that does not show what identifies it: a layer may have opened its device again, and another
+    /// disk may be behind its address now. Returns the generation of the handle that was examined and is still the
+    /// current one.
+    pub(super) async fn check_side(&self, marker: &Marker, side: Side) -> Result<u64> {
+        let end = if side == Side::Source { &self.source } else { &self.target };
+        let mut attempts = 0;
+        loop {
+            let generation = end.settled().await;
+            match marker.differs(side, &*end.device()).await {
+                Ok(None) if end.is_settled(generation) => return Ok(generation),
+                Ok(None) => {}
+                Ok(Some(why)) => {
+                    let error = Error::new(Kind::Invalid, why).on(&end.facts().name);
+                    return Err(CopyError { side: Some(side), error });
                 }
+                Err(error) => end.recover(error, generation, &mut attempts).await?,
             }
         }
-        Ok(())
     }
 
-    /// Makes a marker of this position durable while there is a marker. For the lane that has its turn.
+    /// Makes a marker of this position durable while there is a marker, over a connection that shows the newest one.
+    /// For the lane that has its turn. Returns the generation of the connection: it is still the current one, and no
+    /// other one is being made, which could be accepted by the marker before.
     pub(super) async fn raise_marker(
         &self,
         marker: &Marker,
         position: JournalPosition,
-    ) -> Result<()> {
-        if marker.stage() > Stage::Placed {
-            return Ok(());
+    ) -> Result<u64> {
+        let mut attempts = 0;
+        loop {
+            let generation = self.check_side(marker, Side::Target).await?;
+            if marker.stage() > Stage::Placed {
+                return Ok(generation);
+            }
+            let fields = marker.next(position);
+            let block = marker.block(&fields);
+            let written = self.try_write_durably(marker.place.at, &block, &mut attempts).await?;
+            if written && self.target.is_settled(generation) {
+                marker.wrote(&fields);
+                return Ok(generation);
+            }
         }
-        let fields = marker.next(position);
-        self.write_durably(marker.place.at, &marker.block(&fields)).await?;
-        marker.wrote(&fields);
-        Ok(())
     }
 
     /// Overwrites the marker by what the source has there, once the target has the content: all else is copied.
@@ -102,6 +110,7 @@ impl Lane {
         if marker.stage() != Stage::Placed {
             return Ok(());
         }
+        self.check_side(marker, Side::Target).await?;
         let Place { at, content, len, .. } = marker.place;
         let block = read_block(&self.source, content, len).await?;
         let under = read_block(&self.source, at, len).await?;
@@ -122,33 +131,39 @@ impl Lane {
         Ok(())
     }
 
-    /// Writes blocks of the target, and returns when they are durable. A request that fails is a failed flush.
+    /// Writes blocks of the target, and returns when they are durable.
     async fn write_durably(&self, at: u64, bytes: &[u8]) -> Result<()> {
         let mut attempts = 0;
-        loop {
-            self.note_doubts();
-            let failures = self.safety.ledger.borrow().failures();
-            let generation = self.target.generation();
-            let device = self.target.device();
-            let facts = device.facts();
-            let at_once = facts.can.difference(facts.emulated).contains(Can::FUA);
-            let flags = if at_once { Flags::FUA } else { Flags::empty() };
-            let mut room = Reservation::unpooled(bytes.len()).into_buf();
-            room.copy_from_slice(bytes);
-            let written = async {
-                let reply = device.submit(Request::write(at, room.into()).with(flags)).await?;
-                if at_once { Ok(reply) } else { device.submit(Request::flush()).await }
-            };
-            match self.shared.durability.flushes.run(failures, written, is_lost).await {
-                Ok(()) => return Ok(()),
-                Err(Unproven::Overlapped) => {}
-                Err(Unproven::Failed { error, last }) => {
-                    let error = self.not_durable(error);
-                    if last {
-                        return Err(CopyError::at_target(error));
-                    }
-                    self.recover(self.target_failed(generation, error), &mut attempts).await?;
+        while !self.try_write_durably(at, bytes, &mut attempts).await? {}
+        Ok(())
+    }
+
+    /// Writes blocks of the target over the current connection. False: they may not be durable, and can be written
+    /// again. A request that fails is a failed flush.
+    async fn try_write_durably(&self, at: u64, bytes: &[u8], attempts: &mut u32) -> Result<bool> {
+        self.note_doubts();
+        let failures = self.safety.ledger.borrow().failures();
+        let generation = self.target.generation();
+        let device = self.target.device();
+        let facts = device.facts();
+        let at_once = facts.can.difference(facts.emulated).contains(Can::FUA);
+        let flags = if at_once { Flags::FUA } else { Flags::empty() };
+        let mut room = Reservation::unpooled(bytes.len()).into_buf();
+        room.copy_from_slice(bytes);
+        let written = async {
+            let reply = device.submit(Request::write(at, room.into()).with(flags)).await?;
+            if at_once { Ok(reply) } else { device.submit(Request::flush()).await }
+        };
+        match self.shared.durability.flushes.run(failures, written, is_lost).await {
+            Ok(()) => Ok(true),
+            Err(Unproven::Overlapped) => Ok(false),
+            Err(Unproven::Failed { error, last }) => {
+                let error = self.not_durable(error);
+                if last {
+                    return Err(CopyError::at_target(error));
                 }
+                self.recover(self.target_failed(generation, error), attempts).await?;
+                Ok(false)
             }
         }
     }

@@ -21,6 +21,7 @@ use crate::journal::Journal;
 use crate::ledger::{Home, Range, Suspect};
 use crate::marker::JournalPosition;
 use crate::orders::Ending;
+use crate::side::Side;
 
 /// How often a lane writes again what a failed flush may have lost. That helps if the storage
 /// remaps bad sectors or the failure was transient; hardly a third time.
@@ -185,8 +186,9 @@ impl Lane {
             let flushed = if self.can_flush() { self.flush().await } else { Ok(()) };
             match flushed {
                 Ok(()) => {
-                    if !batch.is_empty() {
-                        self.check_marker().await?;
+                    if let Some(marker) = self.shared.retries.marker().filter(|_| !batch.is_empty())
+                    {
+                        self.check_side(marker, Side::Source).await?;
                     }
                     let safe = self.safety.ledger.borrow_mut().flushed(&batch, generation);
                     // Without the source it could not be checked.
@@ -247,8 +249,8 @@ impl Lane {
         };
         let turn = marker.turn().await;
         let position = || journal.map(Journal::position).unwrap_or_default();
-        self.raise_marker(marker, JournalPosition { next, ..position() }).await?;
-        if self.target.generation() != generation {
+        let intent = JournalPosition { next, ..position() };
+        if self.raise_marker(marker, intent).await? != generation {
             self.safety.ledger.borrow_mut().doubt(batch, true);
             return Ok(());
         }

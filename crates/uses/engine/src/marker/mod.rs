@@ -27,8 +27,9 @@
 //!
 //! A lost connection to the target may have led to a replica that lacks what was flushed last. The marker with the
 //! intent is the first write behind the flush, and no connection is accepted that shows an older one. So if the
-//! connection is still the one that was flushed when the intent is durable, each later one has the batch; if not, the
-//! batch is written again.
+//! connection is still the one that was flushed when the intent is durable, and no other one is being made, each later
+//! one has the batch; if not, the batch is written again. A lane writes the marker only over a connection that shows the
+//! newest one: another lane may have written that while this lane was connected again.
 //!
 //! What stays invisible: a source whose cache holds the place of the marker from before, or has read ahead so
 //! far; a source that begins with the same blocks as that of the journal; a target and a journal that are both rolled

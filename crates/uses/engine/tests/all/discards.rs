@@ -440,7 +440,6 @@ impl Another for Listener {
 }
 
 #[test]
-#[ignore = "a fault: a segment in flight when the connection moves to the replica may be lost"]
 fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
     on_worker(|| async {
         let scratch = Scratch::new().unwrap();
