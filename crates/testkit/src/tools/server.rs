@@ -36,24 +36,30 @@ impl Server {
         let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
         let said = Said::collect(child.stderr.take());
         let mut server = Server { child, socket: socket.to_owned(), said };
+        server.await_socket(&name, socket)?;
+        Ok(server)
+    }
+
+    /// Waits until the server, which has this name in errors, listens on a socket.
+    fn await_socket(&mut self, name: &str, socket: &Path) -> Result<(), String> {
         let begun = Instant::now();
         // The kernel may close the socket of a killed server on the same path later than it reports its end.
         while !(socket.exists() && is_listening(socket)) {
-            if let Ok(Some(status)) = server.child.try_wait() {
-                server.said.await_end(Duration::from_secs(5));
-                return Err(format!("{name} ended, {status}, and said: {}", server.said()));
+            if let Ok(Some(status)) = self.child.try_wait() {
+                self.said.await_end(Duration::from_secs(5));
+                return Err(format!("{name} ended, {status}, and said: {}", self.said()));
             }
             if begun.elapsed() > Self::START {
                 let seconds = Self::START.as_secs();
                 return Err(format!(
                     "{name} does not listen on {} after {seconds} s, and said: {}",
                     socket.display(),
-                    server.said()
+                    self.said()
                 ));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(server)
+        Ok(())
     }
 
     /// Starts the program under test in the foreground, ending with this process. `args` are options
@@ -65,7 +71,12 @@ impl Server {
         let mut command = Command::new(blockhaul);
         command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]);
         command.arg(socket).args(args);
-        Server::start(command, socket)
+        let mut server = Server::start(command, socket)?;
+        // It begins to listen on its sockets one after the other.
+        for words in args.windows(2).filter(|words| matches!(words[0], "-U" | "--unix")) {
+            server.await_socket("blockhaul", Path::new(words[1]))?;
+        }
+        Ok(server)
     }
 
     /// Starts nbdkit in the foreground, tied to this thread. `args` are its options, plugin and
