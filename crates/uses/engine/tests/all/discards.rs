@@ -1,8 +1,9 @@
 //! Copies that discard their source, where source and target are one storage, or one of them becomes another.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -341,27 +342,47 @@ fn the_marker_of_another_copy_is_refused_on_both_sides() {
     });
 }
 
-/// A disk with a replica, which has all that was written before the newest marker. The connection to the disk
-/// is lost after some requests, and the next one leads to the replica.
+/// A disk with a replica, which has all that was written before the newest marker. After some requests, connections
+/// to the disk are lost: all of them, or only one, and each later one leads to the replica.
 struct Replicated {
     disk: Arc<ModelDevice>,
     replica: Mutex<Option<Arc<ModelDevice>>>,
     /// What the disk had with the newest marker.
     state: Mutex<Vec<u8>>,
     left: AtomicU64,
+    is_split: bool,
+    cut: AtomicBool,
 }
 
 struct Connection {
     shared: Arc<Replicated>,
     disk: Arc<ModelDevice>,
-    is_first: bool,
+    is_lost: AtomicBool,
 }
 
 impl Replicated {
-    fn new(left: u64) -> Arc<Replicated> {
+    fn new(left: u64, is_split: bool) -> Arc<Replicated> {
         let bytes = vec![0; SIZE];
         let (disk, state) = (disk(&bytes), Mutex::new(bytes));
-        Arc::new(Replicated { disk, replica: Mutex::default(), state, left: left.into() })
+        let replica = Mutex::default();
+        Arc::new(Replicated {
+            disk,
+            replica,
+            state,
+            left: left.into(),
+            is_split,
+            cut: false.into(),
+        })
+    }
+
+    /// Whether a request over a connection to the disk is lost.
+    fn is_cut(&self, is_lost: &AtomicBool) -> bool {
+        let left =
+            self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        if left.is_err() && (!self.is_split || !self.cut.swap(true, Ordering::SeqCst)) {
+            is_lost.store(true, Ordering::SeqCst);
+        }
+        is_lost.load(Ordering::SeqCst)
     }
 }
 
@@ -374,16 +395,13 @@ impl Device for Connection {
 
     fn submit(&self, request: Request) -> Pending {
         let shared = self.shared.clone();
-        if self.is_first {
-            let left = shared.left.load(Ordering::SeqCst);
-            if left == 0 {
-                let error = Error::new(Kind::Disconnected, "the connection was cut");
-                return Pending::start(async move { Err(error) });
-            }
-            shared.left.store(left - 1, Ordering::SeqCst);
+        let is_disk = Arc::ptr_eq(&self.disk, &shared.disk);
+        if is_disk && shared.is_cut(&self.is_lost) {
+            let error = Error::new(Kind::Disconnected, "the connection was cut");
+            return Pending::start(async move { Err(error) });
         }
         let is_marker = match &request.op {
-            Op::Write(data) => data.bytes().starts_with(b"blockhaul marker"),
+            Op::Write(data) => is_disk && data.bytes().starts_with(b"blockhaul marker"),
             _ => false,
         };
         let inner = self.disk.submit(request);
@@ -400,15 +418,15 @@ impl Device for Connection {
 struct Listener(Arc<Replicated>);
 
 impl Listener {
-    fn connect(&self, is_first: bool) -> Arc<dyn Device> {
+    fn connect(&self) -> Arc<dyn Device> {
         let shared = self.0.clone();
         let state = shared.state.lock().unwrap().clone();
-        let disk = if is_first {
+        let disk = if shared.left.load(Ordering::SeqCst) > 0 {
             shared.disk.clone()
         } else {
             shared.replica.lock().unwrap().get_or_insert_with(|| disk(&state)).clone()
         };
-        Arc::new(Connection { shared, disk, is_first })
+        Arc::new(Connection { shared, disk, is_lost: false.into() })
     }
 }
 
@@ -426,7 +444,7 @@ impl Backend for Listener {
     }
 
     fn open(&self, _: Target) -> Opening<Opened> {
-        let device = self.connect(true);
+        let device = self.connect();
         let more = Arc::new(Listener(self.0.clone()));
         Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
     }
@@ -434,7 +452,7 @@ impl Backend for Listener {
 
 impl Another for Listener {
     fn another(&self) -> Opening<Arc<dyn Device>> {
-        let device = self.connect(false);
+        let device = self.connect();
         Box::pin(async move { Ok(device) })
     }
 }
@@ -442,35 +460,53 @@ impl Another for Listener {
 #[test]
 fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
-        let path = scratch.file("journal");
-        let bytes = bytes();
         for left in 4..150 {
-            for journal in [Some(&*path), None] {
-                let _ = std::fs::remove_file(&path);
-                let shared = Replicated::new(left);
-                let registry = Registry {
-                    backends: vec![Arc::new(Listener(shared.clone()))],
-                    ..Registry::default()
-                };
-                let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
-                let to = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
-                let from = Stack::over(disk(&bytes));
-                let options = Options {
-                    retries: 3,
-                    retry_delay: Duration::from_millis(1),
-                    ..options(journal)
-                };
-                let progress = Arc::new(Progress::new());
-                let copied = copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await;
-                let replica = shared.replica.lock().unwrap().clone();
-                let there = replica.unwrap_or_else(|| shared.disk.clone()).bytes();
-                match copied {
-                    Ok(_) => assert!(there == bytes, "{left} {journal:?}"),
-                    // The replica is that of before the copy, or lacks the removal of the marker.
-                    Err(error) => assert_eq!(error.side, Some(Side::Target), "{left}: {error}"),
-                }
+            for lanes in [1, 3] {
+                fail_over(left, lanes, false).await;
             }
+            fail_over(left, 3, true).await;
         }
     });
+}
+
+async fn fail_over(left: u64, lanes: usize, is_split: bool) {
+    let scratch = Scratch::new().unwrap();
+    let path = scratch.file("journal");
+    let bytes = bytes();
+    for journal in [Some(&*path), None] {
+        let shared = Replicated::new(left, is_split);
+        let registry =
+            Registry { backends: vec![Arc::new(Listener(shared.clone()))], ..Registry::default() };
+        let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
+        let to = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
+        let source = disk(&bytes);
+        let from = Stack::over(source.clone());
+        let options = Options {
+            connections: lanes,
+            adaptive_connections: false,
+            retries: 3,
+            retry_delay: Duration::from_millis(1),
+            ..options(journal)
+        };
+        let progress = Arc::new(Progress::new());
+        let copied = copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await;
+        let which = format!("{left} requests, {lanes} lanes, split: {is_split}, {journal:?}");
+        let (disk, source) = (shared.disk.bytes(), source.bytes());
+        let replica = shared.replica.lock().unwrap().clone();
+        let replica = replica.map_or_else(|| disk.clone(), |replica| replica.bytes());
+        match copied {
+            Ok(_) => assert!(replica == bytes || is_split && disk == bytes, "{which}"),
+            // The replica is that of before the copy, or lacks the removal of the marker.
+            Err(error) => assert_eq!(error.side, Some(Side::Target), "{which}: {error}"),
+        }
+        if is_split {
+            let has = |disk: &[u8], range: Range<usize>| disk[range.clone()] == bytes[range];
+            for at in (0..SIZE).step_by(4096) {
+                let block = || at..at + 4096;
+                let is_marker = disk[at..].starts_with(b"blockhaul marker");
+                let is_there = [&disk, &replica, &source].iter().any(|disk| has(disk, block()));
+                assert!(is_there || is_marker, "{which}: block {} is lost", at / 4096);
+            }
+        }
+    }
 }
