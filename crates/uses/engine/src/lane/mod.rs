@@ -33,6 +33,7 @@ use crate::reading::Reading;
 use crate::segment::{Run, Segment, What};
 use crate::segment_queue::SegmentQueue;
 use crate::shared::Shared;
+use crate::side::Side;
 use crate::signals::{PAUSED, WANTED};
 use crate::window::Window;
 
@@ -212,6 +213,13 @@ impl Lane {
             }
             if !std::mem::replace(&mut used, true) {
                 self.shared.report.lanes_used.fetch_add(1, Ordering::Relaxed);
+                // Not later: what is copied last has the content that the target is recognized by.
+                if let Some(marker) = self.shared.retries.marker()
+                    && let Err(error) = self.check_side(marker, Side::Target).await
+                {
+                    self.shared.fail(error);
+                    break;
+                }
             }
             self.open(segment, queue).await;
             self.work(queue).await;
