@@ -9,6 +9,7 @@
 //! - [`Stack`]: an open device with its layers, which opens further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
 //! - [`Claims`]: the storages that are open, so that each has one owner.
+//! - [`ImageFormat`]: the table of image formats that devices read.
 //! - [`Shutdown`]: how any of them stops the server.
 
 mod adjust;
@@ -17,6 +18,7 @@ pub mod brackets;
 mod claims;
 mod exports;
 mod gate;
+mod image_format;
 mod layer;
 mod near;
 mod opening;
@@ -36,6 +38,7 @@ pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
+pub use image_format::{IMAGE_FORMATS, ImageFormat};
 pub use layer::{Below, Layer, LayerKind};
 pub use near::nearest;
 pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Another, Backend, Claim, Opened, Opening, StorageId, StorageIds, Target};
+use blockhaul_catalog::{
+    Another, Backend, Claim, ImageFormat, Opened, Opening, StorageId, StorageIds, Target,
+};
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
 use crate::connect::{Address, HttpAddress, Options, connect_keeping};
@@ -87,21 +89,8 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
     }
 }
 
-/// Image formats that QEMU's server supports, and its names for them. Not asked for those that the
-/// program reads itself.
-const QEMU_FORMATS: &[(&str, &str)] = &[
-    ("cloop", "cloop"),
-    ("dmg", "dmg"),
-    ("parallels", "parallels"),
-    ("qcow", "qcow"),
-    ("qcow2", "qcow2"),
-    ("qed", "qed"),
-    ("vdi", "vdi"),
-    ("vhd", "vpc"),
-    ("vhdx", "vhdx"),
-    ("vmdk", "vmdk"),
-    ("vpc", "vpc"),
-];
+/// Image formats that QEMU's server supports, and no device of ours.
+const QEMU_FORMATS: &[&str] = &["cloop", "dmg", "parallels", "qcow", "qed", "vpc"];
 
 struct NbdCommand {
     options: Arc<Options>,
@@ -122,7 +111,9 @@ impl Backend for NbdCommand {
     }
 
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
-        let format = QEMU_FORMATS.iter().find(|(name, _)| *name == scheme)?.1;
+        let known = QEMU_FORMATS.iter().find(|name| **name == scheme).copied();
+        // For a program without devices for them.
+        let format = known.or_else(|| Some(ImageFormat::of_scheme(scheme)?.qemu_name))?;
         let file = if rest.is_empty() { "FILE" } else { rest };
         Some(format!(
             "image formats need QEMU: write [ qemu-nbd -f {format} {file} ], as separate words"

@@ -3,31 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, ImageFormat, Opened, Opening, Param, ParamKind, Target};
 
 use crate::named::{Storage, folder_of};
 use crate::storage::{len_of, read};
-
-/// Number of first bytes that tell a format.
-pub const HEAD: u64 = 512;
-
-/// Offset and bytes of each format, and the scheme of the device that reads it. `image_format` of the
-/// program names the sources, and tests that it has the same.
-const FORMATS: &[(usize, &[u8], &str)] = &[
-    (0, b"QFI\xfb", "qcow2"),
-    (0, b"KDMV", "vmdk"),
-    (0, b"# Disk DescriptorFile", "vmdk"),
-    (0, b"vhdxfile", "vhdx"),
-    (0, b"conectix", "vhd"),
-    (64, &[0x7f, 0x10, 0xda, 0xbe], "vdi"),
-];
-
-/// The scheme of the device that reads an image with these first bytes; none for a raw disk.
-pub fn scheme_of(head: &[u8]) -> Option<&'static str> {
-    let is_at =
-        |at: usize, magic: &[u8]| head.get(at..).is_some_and(|bytes| bytes.starts_with(magic));
-    FORMATS.iter().find(|(at, magic, _)| is_at(*at, magic)).map(|one| one.2)
-}
 
 /// The backend `image:DEVICE`.
 pub struct AnyImage;
@@ -81,11 +60,12 @@ async fn open(target: Target) -> Result<Opened> {
     }
     let opened = target.context.open(&description, target.intent).await?;
     let file = Storage::new(opened);
-    let len = len_of(&file.device.facts()).min(HEAD);
+    let len = len_of(&file.device.facts()).min(ImageFormat::HEAD as u64);
     let head = read(&file.device, 0, len).await?;
-    let Some(scheme) = scheme_of(&head) else { return Ok(file.opened()) };
+    let Some(format) = ImageFormat::of_head(&head) else { return Ok(file.opened()) };
+    let scheme = format.scheme;
     let names = match target.args.text("names") {
-        Some(names) if scheme != "vdi" => format!("?names={names}"),
+        Some(names) if format.names_files => format!("?names={names}"),
         _ => String::new(),
     };
     if folder_of(&description).is_some() {

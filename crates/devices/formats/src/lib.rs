@@ -29,7 +29,7 @@ mod windows;
 
 use std::sync::Arc;
 
-pub use any::{AnyImage, HEAD, HELD, held, scheme_of};
+pub use any::{AnyImage, HELD, held};
 pub use qcow2::Qcow2;
 pub use qcow2::stream::AsQcow2;
 pub use vdi::Vdi;

@@ -4,83 +4,33 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::{ImageFormat, Spec};
 
 use crate::args;
 use crate::exit::Failure;
 
-/// A format, by bytes at a fixed offset.
-#[derive(Debug, PartialEq, Eq)]
-struct Format {
-    /// The name, as users write it.
-    name: &'static str,
-    at: usize,
-    magic: &'static [u8],
-    shown_by: ShownBy,
+/// A format whose bytes are not those of the disk in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// An image: a device of ours, if this program has it, or QEMU's, shows the disk.
+    Image(&'static ImageFormat),
+    /// A packed or encrypted disk: its name, and the layer that shows the disk.
+    Layer(&'static str, &'static str),
+    /// One that no command of ours shows: its name, and what to do first.
+    Other(&'static str, &'static str),
 }
 
-/// What shows the disk in it.
-#[derive(Debug, PartialEq, Eq)]
-enum ShownBy {
-    /// qemu-nbd, by this name of the format.
-    #[cfg(not(feature = "formats"))]
-    QemuNbd(&'static str),
-    /// A device of ours.
-    #[cfg(feature = "formats")]
-    Device(&'static str),
-    /// A device of ours that is only read.
-    #[cfg(feature = "formats")]
-    Reader(&'static str),
-    /// A layer.
-    Layer(&'static str),
-    /// No command of ours; what to do first.
-    Other(&'static str),
-}
-
-use ShownBy::{Layer, Other};
-
-/// What shows the disk in an image of a format: our scheme, if this program has it, or QEMU's name.
-#[cfg(feature = "formats")]
-const fn reader(scheme: &'static str, _: &str) -> ShownBy {
-    ShownBy::Reader(scheme)
-}
-#[cfg(not(feature = "formats"))]
-const fn reader(_: &str, name: &'static str) -> ShownBy {
-    ShownBy::QemuNbd(name)
-}
-
-/// What reads and writes qcow2 images.
-#[cfg(feature = "formats")]
-const QCOW2: ShownBy = ShownBy::Device("qcow2");
-#[cfg(not(feature = "formats"))]
-const QCOW2: ShownBy = ShownBy::QemuNbd("qcow2");
-
-/// Bytes to read.
-const HEAD: usize = 512;
-
-/// Sources: QEMU's docs/interop/qcow2.txt ("Header"); VMware's "Virtual Disk Format 5.0" (sparse
-/// extent header, descriptor); Microsoft's [MS-VHDX] 2.2.1 and its VHD specification (a dynamic disk
-/// begins with a copy of its footer); VirtualBox's VDI header; the LUKS1 and LUKS2 specifications;
-/// RFC 1952 2.3; the .xz file format 2.1.1.1.
-const FORMATS: &[Format] = &[
-    Format { name: "qcow2", at: 0, magic: b"QFI\xfb", shown_by: QCOW2 },
-    Format { name: "VMDK", at: 0, magic: b"KDMV", shown_by: VMDK },
-    Format { name: "VMDK", at: 0, magic: b"# Disk DescriptorFile", shown_by: VMDK },
-    Format { name: "VHDX", at: 0, magic: b"vhdxfile", shown_by: VHDX },
-    Format { name: "VHD", at: 0, magic: b"conectix", shown_by: VHD },
-    Format { name: "VDI", at: 64, magic: &[0x7f, 0x10, 0xda, 0xbe], shown_by: VDI },
-    Format { name: "LUKS1", at: 0, magic: b"LUKS\xba\xbe\0\x01", shown_by: Layer(LUKS) },
-    Format { name: "LUKS2", at: 0, magic: b"LUKS\xba\xbe\0\x02", shown_by: Other(LUKS2) },
-    Format { name: "gzip", at: 0, magic: &[0x1f, 0x8b, 8], shown_by: Layer("gz") },
-    Format { name: "xz", at: 0, magic: &[0xfd, b'7', b'z', b'X', b'Z', 0], shown_by: Layer("xz") },
+/// Formats that are no images, by their first bytes. Sources: the LUKS1 and LUKS2 specifications; RFC 1952 2.3; the .xz
+/// file format 2.1.1.1.
+const OTHERS: &[(&[u8], Format)] = &[
+    (b"LUKS\xba\xbe\0\x01", Format::Layer("LUKS1", "luks?passphrase=+FILE")),
+    (
+        b"LUKS\xba\xbe\0\x02",
+        Format::Other("LUKS2", "open it with cryptsetup, and use its /dev/mapper device"),
+    ),
+    (&[0x1f, 0x8b, 8], Format::Layer("gzip", "gz")),
+    (&[0xfd, b'7', b'z', b'X', b'Z', 0], Format::Layer("xz", "xz")),
 ];
-
-const VMDK: ShownBy = reader("vmdk", "vmdk");
-const VHDX: ShownBy = reader("vhdx", "vhdx");
-const VHD: ShownBy = reader("vhd", "vpc");
-const VDI: ShownBy = reader("vdi", "vdi");
-const LUKS: &str = "luks?passphrase=+FILE";
-const LUKS2: &str = "open it with cryptsetup, and use its /dev/mapper device";
 
 /// What a file is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +49,7 @@ pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
     let Spec::Path(path) = spec else { return None };
     let format = of(path).filter(|_| !layered)?;
     // A compressed file that is overwritten has no disk of its own to be mistaken for.
-    if used == Use::Target && matches!(format.shown_by, Layer("gz" | "xz")) {
+    if used == Use::Target && matches!(format, Format::Layer(_, "gz" | "xz")) {
         return None;
     }
     Some(format.warning(path, used))
@@ -123,7 +73,9 @@ pub fn misnamed(source: Option<&Spec>, target: &Spec) -> Option<String> {
         Some(Spec::Pipe) => true,
         // Its bytes are meant.
         Some(Spec::Scheme { scheme, .. }) if scheme == "file" => true,
-        Some(Spec::Path(source)) => of(source).is_some_and(|format| format.named(extension)),
+        Some(Spec::Path(source)) => {
+            matches!(of(source), Some(Format::Image(format)) if format.scheme == extension)
+        }
         // The disk in an image, whatever that is called.
         Some(Spec::Scheme { scheme, .. }) if scheme == extension || scheme == "image" => false,
         // An image that is made, or a file of this name, behind a server for instance.
@@ -148,7 +100,7 @@ pub fn misnamed(_: Option<&Spec>, _: &Spec) -> Option<String> {
 /// The name of the format that the first bytes of a file have; none for a raw disk.
 #[cfg(feature = "formats")]
 pub fn name_of(path: &Path) -> Option<&'static str> {
-    of(path).map(|format| format.name)
+    of(path).map(Format::name)
 }
 
 /// Whether two paths have the same extension: then an image is copied as it is on purpose.
@@ -172,14 +124,10 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
             format!("--format: {spec} is not a path: write qcow2:DEVICE, vmdk:DEVICE and so on");
         return Err(Failure::usage(text));
     };
-    let scheme = match format {
+    let image = match format {
         args::FormatArg::Auto => detected(path),
         args::FormatArg::Raw => None,
-        args::FormatArg::Qcow2 => Some("qcow2"),
-        args::FormatArg::Vmdk => Some("vmdk"),
-        args::FormatArg::Vhdx => Some("vhdx"),
-        args::FormatArg::Vhd => Some("vhd"),
-        args::FormatArg::Vdi => Some("vdi"),
+        args::FormatArg::Image(format) => Some(format),
     };
     let Some(text) = path.to_str() else {
         return Err(Failure::usage("--format: the path is not UTF-8: use file:PATH"));
@@ -187,110 +135,93 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
     // A colon would make a relative path another device.
     let place = if text.starts_with('/') { "" } else { "./" };
     let text = encoded(&format!("{place}{text}"));
-    let (scheme, rest) = match (scheme, wanted.backing) {
-        (None, _) => (blockhaul_backends::PATH_SCHEME, text),
-        // Images of this format name no files.
-        (Some("vdi"), _) | (Some(_), None) => (scheme.unwrap_or_default(), text),
-        (Some(scheme), Some(args::Backing::Allow)) => (scheme, text + "?names=allow"),
-        (Some(scheme), Some(args::Backing::Refuse)) => (scheme, text + "?names=refuse"),
+    let scheme = image.map_or(blockhaul_backends::PATH_SCHEME, |format| format.scheme);
+    let names = match wanted.backing.filter(|_| image.is_some_and(|format| format.names_files)) {
+        None => "",
+        Some(args::Backing::Allow) => "?names=allow",
+        Some(args::Backing::Refuse) => "?names=refuse",
     };
+    let rest = text + names;
     Ok(Spec::Scheme { scheme: scheme.to_string(), rest })
 }
 
-/// The scheme for a file by its first bytes, which is printed; none for a raw disk.
-fn detected(path: &Path) -> Option<&'static str> {
-    let found = of(path);
-    let scheme = match found.map(|format| &format.shown_by) {
-        #[cfg(feature = "formats")]
-        Some(ShownBy::Device(scheme) | ShownBy::Reader(scheme)) => Some(*scheme),
+/// The format of an image by the first bytes of its file, which is printed; none for a raw disk.
+fn detected(path: &Path) -> Option<&'static ImageFormat> {
+    let format = match of(path) {
+        Some(Format::Image(format)) if cfg!(feature = "formats") => Some(format),
         _ => None,
     };
-    let what = match (found, scheme) {
-        (Some(format), Some(_)) => format!("{} image", format.name),
-        _ => "raw disk".to_string(),
-    };
-    crate::out::error(&format!("blockhaul: {} is used as a {what}\n", path.display()));
-    scheme
+    let content = format.map_or("raw disk".to_string(), |format| format!("{} image", format.name));
+    crate::out::error(&format!("blockhaul: {} is used as a {content}\n", path.display()));
+    format
 }
 
-fn of(path: &Path) -> Option<&'static Format> {
+fn of(path: &Path) -> Option<Format> {
     use std::os::unix::fs::FileTypeExt as _;
     let kind = std::fs::metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return None;
     }
     let mut head = Vec::new();
-    File::open(path).ok()?.take(HEAD as u64).read_to_end(&mut head).ok()?;
-    FORMATS
-        .iter()
-        .find(|format| head.get(format.at..).is_some_and(|bytes| bytes.starts_with(format.magic)))
+    File::open(path).ok()?.take(ImageFormat::HEAD as u64).read_to_end(&mut head).ok()?;
+    let other = || OTHERS.iter().find(|other| head.starts_with(other.0)).map(|other| other.1);
+    ImageFormat::of_head(&head).map(Format::Image).or_else(other)
 }
 
 impl Format {
-    /// Whether files of this format usually have this extension.
-    #[cfg(feature = "formats")]
-    fn named(&self, extension: &str) -> bool {
-        self.name.eq_ignore_ascii_case(extension)
+    fn name(self) -> &'static str {
+        match self {
+            Format::Image(format) => format.name,
+            Format::Layer(name, _) | Format::Other(name, _) => name,
+        }
     }
 
-    fn warning(&self, path: &Path, used: Use) -> String {
-        let name = self.name;
-        let path = path.display();
+    fn warning(self, path: &Path, used: Use) -> String {
+        let name = self.name();
         let done = match used {
             Use::Source => "and is copied as it is",
             Use::Target => "and is overwritten with raw bytes",
             Use::Served => "and its bytes are served as they are",
         };
-        let instead = match (&self.shown_by, used) {
-            #[cfg(feature = "formats")]
-            (ShownBy::Device(scheme) | ShownBy::Reader(scheme), Use::Source) => {
-                format!("blockhaul copy {scheme}:{} TARGET", encoded(&path.to_string()))
-            }
-            #[cfg(feature = "formats")]
-            (ShownBy::Device(scheme), Use::Served) => {
-                format!("blockhaul serve {scheme}:{}", encoded(&path.to_string()))
-            }
-            #[cfg(feature = "formats")]
-            (ShownBy::Reader(scheme), Use::Served) => {
-                format!("blockhaul serve -r {scheme}:{}", encoded(&path.to_string()))
-            }
-            #[cfg(feature = "formats")]
-            (ShownBy::Device(scheme), Use::Target) => {
-                format!("blockhaul copy SOURCE {scheme}:{}", encoded(&path.to_string()))
-            }
-            #[cfg(feature = "formats")]
-            (ShownBy::Reader("vmdk"), Use::Target) => {
-                format!("blockhaul copy as-vmdk:SOURCE {path}")
-            }
-            #[cfg(feature = "formats")]
-            (ShownBy::Reader(scheme), Use::Target) => {
-                let format = if *scheme == "vhd" { "vpc" } else { scheme };
-                format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
-            }
-            #[cfg(not(feature = "formats"))]
-            (ShownBy::QemuNbd(format), Use::Source) => {
-                format!("blockhaul copy [ qemu-nbd -r -f {format} {path} ] TARGET")
-            }
-            #[cfg(not(feature = "formats"))]
-            (ShownBy::QemuNbd(format), Use::Target) => {
-                format!("blockhaul copy SOURCE [ qemu-nbd -f {format} {path} ]")
-            }
-            #[cfg(not(feature = "formats"))]
-            (ShownBy::QemuNbd(format), Use::Served) => {
-                format!("blockhaul serve [ qemu-nbd -f {format} {path} ]")
-            }
-            (Layer(layer), Use::Source) => {
-                format!("blockhaul copy --source-layer '{layer}' {path} TARGET")
-            }
-            (Layer(layer), Use::Target) => {
-                format!("blockhaul copy --target-layer '{layer}' SOURCE {path}")
-            }
-            (Layer(layer), Use::Served) => format!("blockhaul serve --layer '{layer}' {path}"),
-            (Other(first), _) => (*first).to_string(),
+        let instead = match self {
+            Format::Image(format) => image_command(format, path, used),
+            Format::Layer(_, layer) => layer_command(layer, path, used),
+            Format::Other(_, first) => first.to_string(),
         };
+        let path = path.display();
         format!(
             "{path} is a {name} image {done}; for the disk in it: {instead}; file:{path} avoids this warning"
         )
+    }
+}
+
+/// The command that uses the disk in an image.
+fn image_command(format: &ImageFormat, path: &Path, used: Use) -> String {
+    let has_device = cfg!(feature = "formats");
+    let path = path.display().to_string();
+    let device = format!("{}:{}", format.scheme, encoded(&path));
+    let qemu = format.qemu_name;
+    match used {
+        Use::Source if has_device => format!("blockhaul copy {device} TARGET"),
+        Use::Source => format!("blockhaul copy [ qemu-nbd -r -f {qemu} {path} ] TARGET"),
+        Use::Served if has_device && format.can_write => format!("blockhaul serve {device}"),
+        Use::Served if has_device => format!("blockhaul serve -r {device}"),
+        Use::Served => format!("blockhaul serve [ qemu-nbd -f {qemu} {path} ]"),
+        Use::Target if has_device && format.can_write => format!("blockhaul copy SOURCE {device}"),
+        Use::Target if has_device && format.scheme == "vmdk" => {
+            format!("blockhaul copy as-vmdk:SOURCE {path}")
+        }
+        Use::Target => format!("blockhaul copy SOURCE [ qemu-nbd -f {qemu} {path} ]"),
+    }
+}
+
+/// The command that uses the disk behind a layer.
+fn layer_command(layer: &str, path: &Path, used: Use) -> String {
+    let path = path.display();
+    match used {
+        Use::Source => format!("blockhaul copy --source-layer '{layer}' {path} TARGET"),
+        Use::Target => format!("blockhaul copy --target-layer '{layer}' SOURCE {path}"),
+        Use::Served => format!("blockhaul serve --layer '{layer}' {path}"),
     }
 }
 
@@ -303,36 +234,34 @@ fn encoded(path: &str) -> String {
 mod tests {
     use std::ffi::OsStr;
 
+    use blockhaul_catalog::IMAGE_FORMATS;
+
     use super::*;
 
     #[test]
-    fn images_are_recognized_by_their_first_bytes() {
+    fn formats_are_recognized_by_their_first_bytes() {
         let folder = tempfile::tempdir().unwrap();
-        for format in FORMATS {
-            let mut bytes = vec![0; format.at];
-            bytes.extend_from_slice(format.magic);
+        let image = |format: &'static ImageFormat| {
+            let signature = |&(at, bytes): &(usize, &[u8])| [&vec![0; at][..], bytes].concat();
+            let heads = format.signatures.iter().map(signature);
+            heads.map(|head| (head, Format::Image(format))).collect::<Vec<_>>()
+        };
+        let others = OTHERS.iter().map(|other| (other.0.to_vec(), other.1));
+        for (bytes, format) in IMAGE_FORMATS.iter().flat_map(image).chain(others) {
             let path = folder.path().join("disk");
             std::fs::write(&path, &bytes).unwrap();
             assert_eq!(of(&path), Some(format));
-            #[cfg(feature = "formats")]
-            {
-                let scheme = match format.shown_by {
-                    ShownBy::Device(scheme) | ShownBy::Reader(scheme) => Some(scheme),
-                    _ => None,
-                };
-                assert_eq!(blockhaul_formats::scheme_of(&bytes), scheme, "{}", format.name);
-            }
             let spec = Spec::parse(path.as_os_str()).unwrap();
             for used in [Use::Source, Use::Served] {
                 let text = warning(&spec, false, used).unwrap();
-                assert!(text.contains(format.name), "{text}");
+                assert!(text.contains(format.name()), "{text}");
             }
             assert_eq!(warning(&spec, true, Use::Source), None, "a layer shows what is in it");
             let mut file = OsStr::new("file:").to_owned();
             file.push(&path);
             assert_eq!(warning(&Spec::parse(&file).unwrap(), false, Use::Source), None);
             std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
-            assert_eq!(of(&path), None, "{}", format.name);
+            assert_eq!(of(&path), None, "{}", format.name());
         }
         assert_eq!(of(folder.path()), None);
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Error, FileId, Kind, Result, fence};
-use blockhaul_catalog::{Another, Intent, OpenContext, Opened, Opening, Target};
+use blockhaul_catalog::{Another, ImageFormat, Intent, OpenContext, Opened, Opening, Target};
 
 use super::device::Handle;
 use super::error::{unsupported, usage};
@@ -162,14 +162,13 @@ impl Format {
             "raw" | "file" | "host_device" | "host_cdrom" | "nbd" | "http" | "https" => {
                 Ok(Format::Raw)
             }
-            "vmdk" => Ok(Format::Other("vmdk")),
-            "vhdx" => Ok(Format::Other("vhdx")),
-            "vpc" => Ok(Format::Other("vhd")),
-            "vdi" => Ok(Format::Other("vdi")),
-            other => Err(unsupported(
-                format!("the backing file has format {other:?}, which is not known"),
-                "serve the backing file with [ qemu-nbd -r -f FORMAT … ] and name it with backing=DEVICE",
-            )),
+            other => match ImageFormat::of_qemu_name(other) {
+                Some(format) => Ok(Format::Other(format.scheme)),
+                None => Err(unsupported(
+                    format!("the backing file has format {other:?}, which is not known"),
+                    "serve the backing file with [ qemu-nbd -r -f FORMAT … ] and name it with backing=DEVICE",
+                )),
+            },
         }
     }
 }

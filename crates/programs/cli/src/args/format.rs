@@ -1,25 +1,55 @@
 //! The format of a file that is given by its path.
 
+use std::sync::LazyLock;
+
+use blockhaul_catalog::IMAGE_FORMATS;
+use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
 /// What a file contains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatArg {
-    /// What its first bytes say: an image, or else a raw disk
+    /// What its first bytes say: an image, or else a raw disk.
     Auto,
-    /// The disk, byte for byte
+    /// The disk, byte for byte.
     Raw,
-    /// QEMU's format
-    Qcow2,
-    /// VMware's format
-    Vmdk,
-    /// Hyper-V's format
-    Vhdx,
-    /// Virtual PC's format
-    #[value(alias = "vpc")]
-    Vhd,
-    /// VirtualBox's format
-    Vdi,
+    /// An image.
+    Image(&'static blockhaul_catalog::ImageFormat),
+}
+
+impl ValueEnum for FormatArg {
+    fn value_variants<'a>() -> &'a [FormatArg] {
+        static VALUES: LazyLock<Vec<FormatArg>> = LazyLock::new(|| {
+            let images = IMAGE_FORMATS.iter().map(FormatArg::Image);
+            [FormatArg::Auto, FormatArg::Raw].into_iter().chain(images).collect()
+        });
+        &VALUES
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let auto = "What its first bytes say: an image, or else a raw disk";
+        Some(match self {
+            FormatArg::Auto => PossibleValue::new("auto").help(auto),
+            FormatArg::Raw => PossibleValue::new("raw").help("The disk, byte for byte"),
+            FormatArg::Image(format) => {
+                let value = PossibleValue::new(format.scheme);
+                let aliases = (format.qemu_name != format.scheme).then_some(format.qemu_name);
+                value.help(format!("{} format", format.origin)).aliases(aliases)
+            }
+        })
+    }
+}
+
+impl FormatArg {
+    fn help() -> String {
+        let formats = blockhaul_catalog::ImageFormat::list(|format| format.scheme);
+        format!("Format of a file that is given by its path: auto, raw, {formats} [default: raw]")
+    }
+
+    fn long_help() -> String {
+        let rest = "auto uses the first bytes of the file, which a guest can write: name the format of its disks.";
+        format!("{}\n\n{rest}", FormatArg::help())
+    }
 }
 
 /// Whether files that an image names are opened.
@@ -34,10 +64,9 @@ pub enum Backing {
 /// The format of a device that is given by a path.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageFormat {
-    /// Format of a file that is given by its path: auto, raw, qcow2, vmdk, vhdx, vhd or vdi [default: raw]
-    ///
-    /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
-    #[arg(long, alias = "image-format", value_name = "FORMAT", hide_possible_values = true)]
+    /// Format of a file that is given by its path.
+    #[arg(long, alias = "image-format", value_name = "FORMAT", hide_possible_values = true,
+          help = FormatArg::help(), long_help = FormatArg::long_help())]
     pub format: Option<FormatArg>,
 
     /// Open the files that an image names, with --format: allow or refuse [default: refuse]
@@ -48,10 +77,9 @@ pub struct ImageFormat {
 /// The same for commands whose --format is that of their output.
 #[derive(Debug, Clone, Default, Args)]
 pub struct OnlyImageFormat {
-    /// Format of a file that is given by its path: auto, raw, qcow2, vmdk, vhdx, vhd or vdi [default: raw]
-    ///
-    /// auto uses the first bytes of the file, which a guest can write: name the format of its disks.
-    #[arg(long, value_name = "FORMAT", hide_possible_values = true)]
+    /// Format of a file that is given by its path.
+    #[arg(long, value_name = "FORMAT", hide_possible_values = true,
+          help = FormatArg::help(), long_help = FormatArg::long_help())]
     pub image_format: Option<FormatArg>,
 
     /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]

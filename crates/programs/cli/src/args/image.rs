@@ -3,11 +3,19 @@
 
 use std::ffi::OsString;
 
+use blockhaul_catalog::IMAGE_FORMATS;
 use blockhaul_formats::qcow2::resize::NewSize;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
 use super::format::Backing;
 use super::value::size;
+
+/// The formats of backing files, by QEMU's names.
+fn backing_formats() -> PossibleValuesParser {
+    let images = IMAGE_FORMATS.iter().map(|format| format.qemu_name);
+    PossibleValuesParser::new(std::iter::once("raw").chain(images))
+}
 
 /// Options of `blockhaul create`.
 #[derive(Debug, Args)]
@@ -62,7 +70,7 @@ pub struct RebaseArgs {
     pub to: Option<String>,
 
     /// Format of BACKING
-    #[arg(long, value_name = "FORMAT", value_parser = ["raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi"],
+    #[arg(long, value_name = "FORMAT", value_parser = backing_formats(),
           required_unless_present = "flatten", conflicts_with = "flatten", hide_possible_values = false)]
     pub format: Option<String>,
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt as _, Error, Kind};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
+use blockhaul_catalog::{ImageFormat, Intent, NamePolicy, OpenContext, Spec, parse_size};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{
@@ -77,12 +77,13 @@ fn told_by_export(image: &Image) -> Result<Format, Failure> {
 
 /// The format that the first bytes of a device tell.
 pub(crate) async fn told_by(device: &Arc<dyn Device>) -> Result<Format, Error> {
-    let len = device.facts().size.min(blockhaul_formats::HEAD);
+    let len = device.facts().size.min(ImageFormat::HEAD as u64);
     if len == 0 {
         return Ok(Format::Raw);
     }
     let head = device.read(0, usize::try_from(len).unwrap_or(0)).await?;
-    Ok(blockhaul_formats::scheme_of(head.bytes()).map_or(Format::Raw, Format::of_scheme))
+    let format = ImageFormat::of_head(head.bytes());
+    Ok(format.map_or(Format::Raw, |format| Format::of_scheme(format.scheme)))
 }
 
 /// The disk in an image that is read, with further options of the device for its format. An export
