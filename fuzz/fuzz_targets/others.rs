@@ -18,9 +18,9 @@ pub type Target = (&'static str, fn(&[u8]));
 pub const TARGETS: &[Target] = &[
     ("journal", blockhaul_engine::fuzz::journal),
     ("manifest", manifest),
-    ("job_file", blockhaul::fuzz::job_file),
+    ("job_file", blockhaul_cli::fuzz::job_file),
     ("metrics_request", blockhaul_metrics::fuzz::metrics_request),
-    ("control_request", blockhaul::fuzz::control_request),
+    ("control_request", blockhaul_cli::fuzz::control_request),
     ("tls_records", blockhaul_tls::fuzz::records),
     ("data", data),
     ("gz", |data| device(data, "gz", 0)),

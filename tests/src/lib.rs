@@ -82,7 +82,7 @@ fn build_unless_fresh(files: &[PathBuf]) {
     let target = profile.parent().expect("a profile's directory lies in target");
     // Several test programs may do so at once: Cargo has a lock.
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(workspace).args(["build", "--quiet", "--package", "blockhaul"]);
+    cargo.current_dir(workspace).args(["build", "--quiet", "--package", "blockhaul-cli"]);
     cargo.args(["--package", "blockhaul-bench"]);
     if files.iter().any(|file| file.ends_with("lib_blockhaul.so")) {
         cargo.args(["--package", "blockhaul-python-module"]);

@@ -91,7 +91,7 @@ fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
 
 /// Builds the package and unpacks its wheel beside a module `nbd`; returns the directory for Python's path.
 fn package(dir: &Path) -> Result<PathBuf, String> {
-    let packages = ["-p", "blockhaul-python-module", "-p", "blockhaul"];
+    let packages = ["-p", "blockhaul-python-module", "-p", "blockhaul-cli"];
     run::show(run::cargo("build").args(packages))?;
     let at_last = dir.join("package");
     remove(&at_last)?;

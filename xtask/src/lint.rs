@@ -77,7 +77,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
 /// The whole workspace, with the simulated driver.
 const ALL: &[&str] = &["--workspace", simulate::FEATURE];
 /// The program without its features, and what it uses, without the simulated driver.
-const LEAST: &[&str] = &["-p", "blockhaul", "-p", "blockhaul-io", "--no-default-features"];
+const LEAST: &[&str] = &["-p", "blockhaul-cli", "-p", "blockhaul-io", "--no-default-features"];
 
 /// The arguments `-D warnings` as cargo clippy passes them to the compiler.
 const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";

@@ -50,7 +50,7 @@ impl Flavour {
 pub fn program(flavour: Flavour) -> Result<Program, String> {
     let dir = run::target().join(flavour.directory());
     let mut cargo = run::cargo("build");
-    cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul"]);
+    cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul-cli"]);
     cargo.args(flavour.features()).arg("--target-dir").arg(&dir);
     let mut flags = remapped();
     // Cargo leaves out the profile's `strip` for a package with options of its own in the profile.

@@ -29,6 +29,9 @@ pub struct Crate {
     pub uses: Vec<(String, String)>,
 }
 
+/// The package of the program.
+pub const PROGRAM: &str = "blockhaul-cli";
+
 /// The crates of the program, sorted by name and version.
 pub fn crates(flavour: Flavour) -> Result<Vec<Crate>, String> {
     let mut cargo = run::cargo("metadata");
@@ -43,7 +46,7 @@ pub fn crates(flavour: Flavour) -> Result<Vec<Crate>, String> {
     reached(&data, &checksums(&lock)).ok_or("cargo metadata printed something unexpected".into())
 }
 
-/// The crates that package `blockhaul` reaches.
+/// The crates that the package of the program reaches.
 fn reached(data: &Value, checksums: &BTreeMap<(String, String), String>) -> Option<Vec<Crate>> {
     let by_id: BTreeMap<&str, &Value> = data["packages"]
         .as_array()?
@@ -55,7 +58,7 @@ fn reached(data: &Value, checksums: &BTreeMap<(String, String), String>) -> Opti
         .iter()
         .filter_map(|node| Some((node["id"].as_str()?, node)))
         .collect();
-    let root = by_id.iter().find(|(_, package)| package["name"] == "blockhaul")?.0;
+    let root = by_id.iter().find(|(_, package)| package["name"] == PROGRAM)?.0;
     let mut seen = BTreeSet::from([*root]);
     let mut next = vec![*root];
     let mut found = Vec::new();

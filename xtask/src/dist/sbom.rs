@@ -21,7 +21,7 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
 /// The document. It has neither a date nor a random number, so that it can be made again.
 fn bill(crates: &[Crate], version: &str) -> Value {
     let parts: Vec<Value> =
-        crates.iter().filter(|found| found.name != "blockhaul").map(component).collect();
+        crates.iter().filter(|found| found.name != closure::PROGRAM).map(component).collect();
     let edges: Vec<Value> = crates.iter().map(edge).collect();
     json!({
         "bomFormat": "CycloneDX",
@@ -30,10 +30,10 @@ fn bill(crates: &[Crate], version: &str) -> Value {
         "metadata": {
             "component": {
                 "type": "application",
-                "bom-ref": reference("blockhaul", version),
+                "bom-ref": reference(closure::PROGRAM, version),
                 "name": "blockhaul",
                 "version": version,
-                "purl": reference("blockhaul", version),
+                "purl": reference(closure::PROGRAM, version),
                 "licenses": [{"expression": "MIT OR Apache-2.0"}],
             }
         },

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    blockhaul::main()
+    blockhaul_cli::main()
 }

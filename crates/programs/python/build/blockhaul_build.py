@@ -68,7 +68,7 @@ def compile_all() -> Path:
     if compiled is not None:
         return Path(compiled)
     cargo = os.environ.get("CARGO", "cargo")
-    packages = ["--package", "blockhaul-python-module", "--package", "blockhaul"]
+    packages = ["--package", "blockhaul-python-module", "--package", "blockhaul-cli"]
     # One at a time: together they would share features.
     for package in zip(packages[::2], packages[1::2]):
         subprocess.run([cargo, "build", "--profile", PROFILE, *package], cwd=ROOT, check=True)
