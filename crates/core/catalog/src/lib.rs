@@ -47,6 +47,6 @@ pub use registry::Registry;
 pub use several::{Named, Several};
 pub use shutdown::Shutdown;
 pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
-pub use spec::{Spec, percent_decode};
+pub use spec::{Spec, percent_decode, percent_encode};
 pub use stack::Stack;
 pub use switch::{Barrier, PROVIDED, Switch};

@@ -69,6 +69,20 @@ impl fmt::Display for Spec {
     }
 }
 
+/// Bytes as a part of a URI: all but letters, digits and `-._~/` are written as `%XX`.
+pub fn percent_encode(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for &byte in bytes {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                text.push(char::from(byte));
+            }
+            _ => text += &format!("%{byte:02X}"),
+        }
+    }
+    text
+}
+
 /// Replaces each `%XX` by the byte.
 ///
 /// # Errors
@@ -134,6 +148,7 @@ mod tests {
     #[test]
     fn percent_signs_are_decoded_strictly() {
         assert_eq!(percent_decode("a%20b%2fc").unwrap(), "a b/c");
+        assert_eq!(percent_encode(b"a b/c?\xff"), "a%20b/c%3F%FF");
         for bad in ["%", "%2", "%zz", "%+1", "%ff"] {
             assert!(percent_decode(bad).is_err(), "{bad}");
         }

@@ -1,13 +1,13 @@
 //! Where a server listens: Unix sockets, TCP, vsock, sockets from the service manager; what is
 //! created for that is removed on exit.
 
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use blockhaul_catalog::percent_encode;
 use blockhaul_client::is_this_machine;
 use blockhaul_io::Listener;
 use blockhaul_os::Identity;
@@ -335,13 +335,16 @@ impl Listening {
             }
         }
         if !export.is_empty() {
-            uri += &format!("/{}", escaped(export.as_bytes()));
+            uri += &format!("/{}", percent_encode(export.as_bytes()));
         }
         let socket = self.addresses.unix.as_deref().map(|path| ("socket", path));
         let tls = if tls.is_required() { tls.parameters() } else { Vec::new() };
         for ((name, path), index) in socket.into_iter().chain(tls).zip(0..) {
             let separator = if index == 0 { '?' } else { '&' };
-            uri += &format!("{separator}{name}={}", escaped(path.as_os_str().as_encoded_bytes()));
+            uri += &format!(
+                "{separator}{name}={}",
+                percent_encode(path.as_os_str().as_encoded_bytes())
+            );
         }
         uri
     }
@@ -362,8 +365,10 @@ impl Listening {
         let tls = if tls.is_required() { tls.parameters() } else { Vec::new() };
         let paths = socket.into_iter().chain(tls);
         parameters.extend(paths.map(|(name, path)| (name, path.as_os_str().as_encoded_bytes())));
-        let told: Vec<_> =
-            parameters.iter().map(|(name, value)| format!("{name}={}", escaped(value))).collect();
+        let told: Vec<_> = parameters
+            .iter()
+            .map(|(name, value)| format!("{name}={}", percent_encode(value)))
+            .collect();
         let separator = if told.is_empty() { "" } else { "?" };
         format!("{scheme}://{place}/{separator}{}", told.join("&"))
     }
@@ -401,23 +406,6 @@ impl Addresses {
             ("vhostsocket", vhost.unwrap_or_default()),
         ]
     }
-}
-
-/// Bytes as a part of a URI.
-pub fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for &byte in bytes {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                text.push(char::from(byte));
-            }
-            _ => {
-                // Writing to a string does not fail.
-                let _ = write!(text, "%{byte:02X}");
-            }
-        }
-    }
-    text
 }
 
 /// What was created and must be removed: sockets, files and private directories.

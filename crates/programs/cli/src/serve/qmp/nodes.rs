@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockhaul_block::{Device, fence};
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::{Spec, percent_encode};
+use blockhaul_io::plain;
 use blockhaul_jobs::{Begin, One, Running, Taken};
 use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
 use serde_json::{Map, Value};
@@ -16,7 +17,6 @@ use super::commands::{self, Arguments, needed, number, switch, text};
 use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::state::{Node, What};
-use crate::exit::plain;
 
 /// Maximum time for requests in flight to end when a point in time begins.
 pub const BARRIER: Duration = Duration::from_secs(30);
@@ -199,7 +199,7 @@ impl Monitor {
                 }
                 plan.children.extend(backing.children);
                 let backing = backing.spec.to_string();
-                let backing = crate::serve::listen::escaped(backing.as_bytes());
+                let backing = percent_encode(backing.as_bytes());
                 format!("?names=allow&backing={backing}")
             }
         };
@@ -553,7 +553,7 @@ fn nbd_plan(options: &Arguments) -> Result<Plan> {
     let empty = Map::new();
     let server = options.get("server").and_then(Value::as_object).unwrap_or(&empty);
     let export = text(options, "export").unwrap_or_default();
-    let escaped = |text: &str| crate::serve::listen::escaped(text.as_bytes());
+    let escaped = |text: &str| percent_encode(text.as_bytes());
     let uri = match needed(server, "type") {
         "unix" => {
             let socket = escaped(needed(server, "path"));
