@@ -17,8 +17,9 @@ use blockhaul_server::{Config, Limits, Offers, Server};
 use super::background::Background;
 use super::control::{Control, Operations, Shared};
 use super::listen::{self, Addresses, Listening, Where};
+use super::monitor::{self, MonitorConnection};
 use super::notify::Notify;
-use super::qmp::{self, Monitor};
+use super::qmp::Monitor;
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;
@@ -45,7 +46,7 @@ pub struct Job {
     /// Sockets of the monitor protocol.
     pub qmp: Vec<Control>,
     /// Clients of that protocol that are there already.
-    pub qmp_clients: Vec<qmp::Attached>,
+    pub qmp_clients: Vec<MonitorConnection>,
     /// Commands of that protocol, to be run first.
     pub first_commands: Vec<String>,
     /// It listens for NBD clients from the beginning.
@@ -250,11 +251,7 @@ impl Job {
         if self.qmp.is_empty() && self.qmp_clients.is_empty() && self.first_commands.is_empty() {
             return Ok(None);
         }
-        let monitor = Monitor::new(operations, self.listens);
-        for command in &self.first_commands {
-            monitor.run_first(command).await?;
-        }
-        Ok(Some(monitor))
+        monitor::start(operations, self.listens, &self.first_commands).await.map(Some)
     }
 
     /// Serves its sockets until the first result is dropped, and its clients. The second one is for
@@ -264,13 +261,15 @@ impl Job {
         operations: &Operations,
         monitor: &Arc<Monitor>,
     ) -> (Vec<Serving>, Vec<single::Rest>) {
-        let sockets = std::mem::take(&mut self.qmp).into_iter();
-        let clients = std::mem::take(&mut self.qmp_clients).into_iter();
         let worker = &operations.worker;
-        (
-            sockets.map(|socket| qmp::start(socket, worker, monitor)).collect(),
-            clients.filter_map(|client| qmp::serve_one(client, worker, monitor)).collect(),
-        )
+        let sockets = std::mem::take(&mut self.qmp).into_iter();
+        let serving = sockets.map(|socket| monitor.serve(socket.into_listener(), worker));
+        let clients = std::mem::take(&mut self.qmp_clients).into_iter();
+        let printing = clients.filter_map(|client| {
+            monitor.serve_connection(client.socket, worker);
+            client.rest
+        });
+        (serving.collect(), printing.collect())
     }
 
     /// Starts the command of `--run`, whose end stops the server.

@@ -5,7 +5,7 @@
 //!   systemd, cleanup. `single`: standard input and output. `background`: going to the background.
 //!   `command`: `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins.
 //!   `stop`: why it ends. `system`: `--swap` and similar options. `job`: the workers' part of all this, from
-//!   opening devices to the stop. `figures`: `--metrics`. `vhost`: `--vhost-user`. `qmp`: `--qmp`. `status`:
+//!   opening devices to the stop. `figures`: `--metrics`. `vhost`: `--vhost-user`. `monitor`, `qmp`: `--qmp`. `status`:
 //!   `--page`. `notify`: messages to a service manager.
 
 pub(crate) mod background;
@@ -15,6 +15,7 @@ pub mod export_arguments;
 mod figures;
 pub(crate) mod job;
 mod listen;
+mod monitor;
 pub(crate) mod notify;
 mod qmp;
 mod single;
@@ -52,6 +53,7 @@ use control::{Control, Shared};
 use export_arguments::export_config;
 use job::{End, Job};
 use listen::Where;
+use monitor::MonitorConnection;
 use notify::Notify;
 use single::Single;
 use stop::{Stop, Stopper};
@@ -174,7 +176,7 @@ fn serve(
     let cleanup = listeners.cleanup();
     // Before there are other threads.
     let (control, qmp) = control_sockets(args, &cleanup)?;
-    let qmp_clients = args.qmp_client.iter().map(qmp::Attached::open);
+    let qmp_clients = args.qmp_client.iter().map(MonitorConnection::open);
     let qmp_clients = qmp_clients.collect::<Result<_, _>>()?;
     let caught = signals::catch()?;
     let runtime = workers(args)?;

@@ -4,8 +4,6 @@
 use blockhaul_jobs::JobError;
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
-
 /// Why a command failed, in QEMU's classes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
@@ -61,12 +59,6 @@ impl Error {
 impl From<JobError> for Error {
     fn from(error: JobError) -> Error {
         Error::generic(error.facts())
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        Error::generic(failure.facts())
     }
 }
 

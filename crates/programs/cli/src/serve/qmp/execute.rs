@@ -7,7 +7,6 @@ use super::error::{Error, Result};
 use super::events::EVENTS;
 use super::monitor::Monitor;
 use super::query;
-use crate::serve::stop::Stop;
 
 impl Monitor {
     /// Carries out a command.
@@ -86,7 +85,7 @@ impl Monitor {
             "qom-set" => self.move_drive(arguments).await,
             "quit" => {
                 log::info!("stopping on request of the monitor protocol");
-                self.stopper.stop(Stop::Asked);
+                self.host.stop();
                 Ok(())
             }
             "transaction" => self.transaction(arguments).await,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::{Form, Shared};
-use blockhaul_io::Listener;
+use blockhaul_io::{Listener, plain};
 use blockhaul_jobs::Running;
-use blockhaul_metrics::peer_listener as aside;
+use blockhaul_metrics::peer_listener;
 use serde_json::{Value, json};
 
 use super::commands::{self, Arguments, needed, switch, text};
@@ -15,7 +15,6 @@ use super::error::{Error, Result};
 use super::monitor::Monitor;
 use super::nodes::{Found, is_well_formed, node_name};
 use super::state::{Export, NbdServer, Node, What};
-use crate::serve::listen::{self, Addresses};
 
 /// What a guest writes to: an export.
 pub struct GuestDevice {
@@ -48,10 +47,10 @@ impl Monitor {
         let (listeners, socket) = match needed(address, "type") {
             "unix" => {
                 let path = std::path::absolute(member("path")?);
-                let path = path.map_err(|error| Error::generic(crate::exit::plain(&error)))?;
+                let path = path.map_err(|error| Error::generic(plain(&error)))?;
                 (vec![listen_unix(&path)?], Some(path))
             }
-            "inet" => (listen_tcp(member("host")?, member("port")?).await?, None),
+            "inet" => (self.listen_tcp(member("host")?, member("port")?).await?, None),
             other => return Err(commands::not_accepted("addr.type", other)),
         };
         let mut stop = Vec::new();
@@ -59,12 +58,20 @@ impl Monitor {
             let (completer, mut stopped) = blockhaul_io::ticket();
             let server = self.server.clone();
             drop(blockhaul_io::spawn(async move {
-                aside::unless(&mut stopped, server.listen(listener)).await;
+                peer_listener::unless(&mut stopped, server.listen(listener)).await;
             }));
             stop.push(completer);
         }
         self.state().nbd_server = Some(NbdServer::new(stop, socket));
         Ok(())
+    }
+
+    async fn listen_tcp(&self, host: &str, port: &str) -> Result<Vec<Listener>> {
+        let Ok(number) = port.parse() else {
+            return Err(Error::generic(format!("Parameter 'port' is not a port number: '{port}'")));
+        };
+        let host = Some(host).filter(|host| !host.is_empty()).map(str::to_string);
+        Ok(self.host.bind_tcp(host, number).await?)
     }
 
     /// Whether NBD clients can connect.
@@ -271,16 +278,7 @@ fn listen_unix(path: &Path) -> Result<Listener> {
     let listener = Listener::replace_unix(path);
     listener.map_err(|error| {
         let path = path.display();
-        let why = crate::exit::plain(&error);
+        let why = plain(&error);
         Error::generic(format!("Failed to bind socket to {path}: {why}"))
     })
-}
-
-async fn listen_tcp(host: &str, port: &str) -> Result<Vec<Listener>> {
-    let Ok(number) = port.parse() else {
-        return Err(Error::generic(format!("Parameter 'port' is not a port number: '{port}'")));
-    };
-    let host = Some(host).filter(|host| !host.is_empty()).map(str::to_string);
-    let (listeners, _) = listen::bind_tcp(number, host, &mut Addresses::default()).await?;
-    Ok(listeners)
 }

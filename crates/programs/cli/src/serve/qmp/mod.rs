@@ -3,17 +3,17 @@
 //!
 //! - `input`: finds commands in what clients send. `commands`: all commands and their arguments, as
 //!   tables. `error`: errors in QEMU's classes.
-//! - `session`: a client. `attached`: clients that are there from the beginning. `events`: what all clients receive. `monitor`: what they share; `state`: what it
-//!   knows. `execute`: from the name of a command to what carries it out.
+//! - `session`: a client. `events`: what all clients receive. `monitor`: what they share; `state`: what it
+//!   knows. `host`: the program around it. `execute`: from the name of a command to what carries it out.
 //! - `nodes`, `objects`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
 
-mod attached;
 mod bitmaps;
 mod commands;
 mod error;
 mod events;
 mod execute;
 mod exports;
+mod host;
 mod input;
 mod jobs;
 mod monitor;
@@ -24,6 +24,5 @@ mod session;
 mod state;
 mod transaction;
 
-pub use attached::Attached;
-pub use monitor::Monitor;
-pub use session::{serve_one, start};
+pub use host::{ListenerFuture, MonitorHost};
+pub use monitor::{Monitor, MonitorConfig};

@@ -8,18 +8,31 @@ use blockhaul_server::Server;
 use serde_json::Value;
 
 use super::commands::Arguments;
+use super::error::{Error, Result};
 use super::events::Hub;
+use super::host::MonitorHost;
 use super::state::State;
-use crate::exit::Failure;
-use crate::serve::control::Operations;
-use crate::serve::stop::Stopper;
+
+/// A running server, as a monitor controls it.
+pub struct MonitorConfig {
+    /// The server, whose clients see the exports that commands add.
+    pub server: Arc<Server>,
+    /// The table of exports; its disks are nodes.
+    pub table: Arc<Table>,
+    /// The jobs of the exports. The monitor becomes their observer.
+    pub jobs: Arc<Jobs>,
+    /// Whether the server listens for NBD clients without `nbd-server-start`.
+    pub listens_anyway: bool,
+    /// The program around the server.
+    pub host: Box<dyn MonitorHost>,
+}
 
 /// The monitor of a server.
 pub struct Monitor {
     pub(super) server: Arc<Server>,
     pub(super) table: Arc<Table>,
     pub(super) jobs: Arc<Jobs>,
-    pub(super) stopper: Stopper,
+    pub(super) host: Box<dyn MonitorHost>,
     /// The server listens for NBD clients without `nbd-server-start`.
     pub(super) listens_anyway: bool,
     pub(super) hub: Hub,
@@ -29,20 +42,21 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// For a running server.
-    pub fn new(operations: &Operations, listens_anyway: bool) -> Arc<Monitor> {
+    /// A monitor for a running server. On a worker.
+    pub fn new(config: MonitorConfig) -> Arc<Monitor> {
+        let MonitorConfig { server, table, jobs, listens_anyway, host } = config;
         let monitor = Arc::new(Monitor {
-            server: operations.server.clone(),
-            table: operations.table.clone(),
-            jobs: operations.jobs.clone(),
-            stopper: operations.stopper.clone(),
+            server,
+            table,
+            jobs,
+            host,
             listens_anyway,
             hub: Hub::default(),
             state: Mutex::default(),
             turn: Arc::default(),
         });
         let weak = Arc::downgrade(&monitor);
-        operations.jobs.observe(Box::new(move |job, happened| {
+        monitor.jobs.observe(Box::new(move |job, happened| {
             if let Some(monitor) = weak.upgrade() {
                 monitor.job_event(job, happened);
             }
@@ -50,16 +64,19 @@ impl Monitor {
         monitor
     }
 
-    /// Runs a command of the command line, before any client is there.
-    pub async fn run_first(&self, text: &str) -> std::result::Result<(), Failure> {
-        let wrong = |why: &str| Failure::usage(format!("{text}: {why}"));
+    /// Runs a command that no client has sent. `text` is its JSON object, as a client sends it.
+    ///
+    /// # Errors
+    /// The text is no command, or the command has failed.
+    pub async fn run(&self, text: &str) -> Result<()> {
+        let wrong = |why: &str| Error::generic(format!("{text}: {why}"));
         let command: Value =
             serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
         let name = command["execute"].as_str().ok_or_else(|| wrong("it is no command"))?;
         let empty = Arguments::new();
         let arguments = command["arguments"].as_object().unwrap_or(&empty);
         let done = self.execute(name, arguments).await;
-        done.map(drop).map_err(|error| Failure::usage(format!("{name}: {}", error.text())))
+        done.map(drop).map_err(|error| Error::generic(format!("{name}: {}", error.text())))
     }
 
     /// Ends listeners of NBD that were started here, and clients once they have got what waits for

@@ -1,50 +1,44 @@
 //! A client of the monitor protocol: its greeting, commands and answers.
 
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blockhaul_io::{Remote, Stream};
-use blockhaul_metrics::peer_listener::{self as aside, PeerListener as Serving};
+use blockhaul_io::{Listener, Remote, Stream};
+use blockhaul_metrics::peer_listener::{self, PeerListener};
 use serde_json::{Map, Value, json};
 
-use super::attached::Attached;
 use super::commands::{self, Arguments, COMMANDS};
 use super::error::{Error, Result};
 use super::events::Outbox;
 use super::input::{Input, Wrong};
 use super::monitor::Monitor;
 use super::query::greeting;
-use crate::serve::control::Control;
-use crate::serve::single::Rest;
 
 /// Maximum number of clients.
 const PEERS_MAX: usize = 16;
 /// Maximum time for sending.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Serves a socket until the returned value is dropped.
-pub fn start(socket: Control, worker: &Remote, monitor: &Arc<Monitor>) -> Serving {
-    let monitor = Arc::downgrade(monitor);
-    let attend = move |peer: Rc<Stream>| {
-        let monitor = monitor.clone();
-        async move { attend(peer, monitor).await }
-    };
-    aside::serve(socket.into_listener(), worker, PEERS_MAX, attend)
-}
+impl Monitor {
+    /// Serves clients of a listener, in tasks of `worker`, until the returned value is dropped. Connected
+    /// clients stay until they leave, or until the monitor stops.
+    pub fn serve(self: &Arc<Self>, listener: Listener, worker: &Remote) -> PeerListener {
+        let monitor = Arc::downgrade(self);
+        let attend = move |peer: Rc<Stream>| attend(peer, monitor.clone());
+        peer_listener::serve(listener, worker, PEERS_MAX, attend)
+    }
 
-/// Serves a client that is there already. What to wait for after the monitor has stopped, if it is at
-/// standard output.
-pub fn serve_one(client: Attached, worker: &Remote, monitor: &Arc<Monitor>) -> Option<Rest> {
-    let Attached { socket, rest } = client;
-    let monitor = Arc::downgrade(monitor);
-    drop(worker.spawn(move || async move {
-        // What is no socket was refused before.
-        if let Ok(stream) = Stream::new(socket) {
-            attend(Rc::new(stream), monitor).await;
-        }
-    }));
-    rest
+    /// Serves a client that is connected, in a task of `worker`. A descriptor that is no socket is closed.
+    pub fn serve_connection(self: &Arc<Self>, socket: OwnedFd, worker: &Remote) {
+        let monitor = Arc::downgrade(self);
+        drop(worker.spawn(move || async move {
+            if let Ok(stream) = Stream::new(socket) {
+                attend(Rc::new(stream), monitor).await;
+            }
+        }));
+    }
 }
 
 /// Serves one client. Answers and events are sent by a task of their own, in their order.
@@ -69,7 +63,7 @@ async fn attend(peer: Rc<Stream>, monitor: Weak<Monitor>) {
             };
             outbox.push(&answer);
         }
-        let received = aside::receive(&peer, input.buffer()).await;
+        let received = peer_listener::receive(&peer, input.buffer()).await;
         if outbox.is_lost() || !received.unwrap_or(false) {
             break;
         }
