@@ -63,6 +63,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/devices/layers/src/pause.rs", "a thread that listens to a socket"),
     ("crates/compat/nbdkit-devices/src/gates/exitwhen.rs", "a thread that watches files"),
     ("crates/compat/nbdkit-devices/src/devices/info.rs", "a disk whose contents are the time"),
+    ("crates/compat/qmp/src/events.rs", "events with the time of day"),
     ("crates/compat/command-lines/src/nbdkit/natives.rs", "a seed that the command line left out"),
     (
         "crates/uses/jobs/src/job_files.rs",

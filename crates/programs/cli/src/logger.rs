@@ -12,7 +12,8 @@ use crate::syslog::{self, Severity};
 struct Stderr;
 
 /// The modules whose information is logged without `--verbose`.
-const CHANGES: [&str; 2] = [concat!(env!("CARGO_CRATE_NAME"), "::serve"), "blockhaul_jobs"];
+const CHANGES: [&str; 3] =
+    [concat!(env!("CARGO_CRATE_NAME"), "::serve"), "blockhaul_jobs", "blockhaul_qmp"];
 
 impl Log for Stderr {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {

@@ -12,6 +12,7 @@ use blockhaul_jobs::{Jobs, Table};
 use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener as Serving;
 use blockhaul_os::Identity;
+use blockhaul_qmp::Monitor;
 use blockhaul_server::{Config, Limits, Offers, Server};
 
 use super::background::Background;
@@ -19,7 +20,6 @@ use super::control::{Control, Operations, Shared};
 use super::listen::{self, Addresses, Listening, Where};
 use super::monitor::{self, MonitorConnection};
 use super::notify::Notify;
-use super::qmp::Monitor;
 use super::single::{self, Single};
 use super::stop::{Stop, Stopper};
 use super::tls::Secured;

@@ -5,7 +5,7 @@
 //!   systemd, cleanup. `single`: standard input and output. `background`: going to the background.
 //!   `command`: `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins.
 //!   `stop`: why it ends. `system`: `--swap` and similar options. `job`: the workers' part of all this, from
-//!   opening devices to the stop. `figures`: `--metrics`. `vhost`: `--vhost-user`. `monitor`, `qmp`: `--qmp`. `status`:
+//!   opening devices to the stop. `figures`: `--metrics`. `vhost`: `--vhost-user`. `monitor`: `--qmp`. `status`:
 //!   `--page`. `notify`: messages to a service manager.
 
 pub(crate) mod background;
@@ -17,7 +17,6 @@ pub(crate) mod job;
 mod listen;
 mod monitor;
 pub(crate) mod notify;
-mod qmp;
 mod single;
 mod status;
 pub(crate) mod stdio;

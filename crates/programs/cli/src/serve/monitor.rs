@@ -6,10 +6,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 
 use super::control::Operations;
 use super::listen::{self, Addresses};
-use super::qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 use super::single::{Rest, Single};
 use super::stop::{Stop, Stopper};
 use crate::args::QmpClient;
@@ -64,7 +64,7 @@ pub async fn start(
     });
     for command in first_commands {
         let done = monitor.run(command).await;
-        done.map_err(|error| Failure::usage(error.text()))?;
+        done.map_err(|error| Failure::usage(error.to_string()))?;
     }
     Ok(monitor)
 }

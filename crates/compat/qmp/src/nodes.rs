@@ -13,10 +13,10 @@ use blockhaul_jobs::{Begin, One, Running, Taken};
 use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
 use serde_json::{Map, Value};
 
-use super::commands::{self, Arguments, needed, number, switch, text};
-use super::error::{Error, Result};
-use super::monitor::Monitor;
-use super::state::{Node, What};
+use crate::commands::{self, Arguments, needed, number, switch, text};
+use crate::error::{QmpError, Result};
+use crate::monitor::Monitor;
+use crate::state::{Node, What};
 
 /// Maximum time for requests in flight to end when a point in time begins.
 pub const BARRIER: Duration = Duration::from_secs(30);
@@ -48,9 +48,9 @@ struct Plan {
 
 impl Monitor {
     /// `blockdev-add`.
-    pub(super) async fn add_node(&self, options: &Arguments) -> Result<()> {
+    pub(crate) async fn add_node(&self, options: &Arguments) -> Result<()> {
         let Some(name) = text(options, "node-name") else {
-            return Err(Error::generic("'node-name' must be specified for the root node"));
+            return Err(QmpError::generic("'node-name' must be specified for the root node"));
         };
         self.check_name(name)?;
         match needed(options, "driver") {
@@ -79,16 +79,16 @@ impl Monitor {
 
     fn check_name(&self, name: &str) -> Result<()> {
         if !is_well_formed(name) {
-            return Err(Error::generic(format!("Invalid node-name: '{name}'")));
+            return Err(QmpError::generic(format!("Invalid node-name: '{name}'")));
         }
         if name.len() > NAME_MAX {
-            return Err(Error::generic("Node name too long"));
+            return Err(QmpError::generic("Node name too long"));
         }
         if self.node(name).is_some() || self.running(name).is_some() {
-            return Err(Error::generic(format!("Duplicate nodes with node-name='{name}'")));
+            return Err(QmpError::generic(format!("Duplicate nodes with node-name='{name}'")));
         }
         if self.state().nodes.len() >= NODES_MAX {
-            return Err(Error::generic(format!("there are {NODES_MAX} nodes already")));
+            return Err(QmpError::generic(format!("there are {NODES_MAX} nodes already")));
         }
         Ok(())
     }
@@ -97,7 +97,7 @@ impl Monitor {
     async fn open(&self, mut node: Node, auto_read_only: bool) -> Result<Node> {
         if let Some(errno) = file_of(&node).and_then(|path| std::fs::metadata(path).err()) {
             let why = plain(&errno);
-            return Err(Error::generic(format!("Could not open '{}': {why}", node.filename)));
+            return Err(QmpError::generic(format!("Could not open '{}': {why}", node.filename)));
         }
         match self.open_disk(&node).await {
             Ok(_) => Ok(node),
@@ -112,7 +112,7 @@ impl Monitor {
 
     async fn open_disk(&self, node: &Node) -> Result<Arc<Running>> {
         let What::Disk { spec, layers } = &node.what else {
-            return Err(Error::generic(format!("Node '{}' is not a disk", node.name)));
+            return Err(QmpError::generic(format!("Node '{}' is not a disk", node.name)));
         };
         let name = self.free_name(&node.name);
         let one = One::described(&name, "", spec.clone(), node.read_only, layers.clone());
@@ -137,7 +137,7 @@ impl Monitor {
     async fn take_child(&self, name: &str) -> Result<()> {
         let Some(running) = self.running(name) else { return Ok(()) };
         if running.served || self.is_used(name) || !running.bitmaps().is_empty() {
-            return Err(Error::generic(format!("Block device {name} is in use")));
+            return Err(QmpError::generic(format!("Block device {name} is in use")));
         }
         self.table.remove(name).await;
         Ok(())
@@ -149,7 +149,7 @@ impl Monitor {
             commands::check_node(options)?;
         }
         if depth > DEPTH_MAX {
-            return Err(Error::generic("nodes are nested too deeply"));
+            return Err(QmpError::generic("nodes are nested too deeply"));
         }
         let driver = needed(options, "driver");
         let mut plan = match driver {
@@ -167,7 +167,7 @@ impl Monitor {
                 plan.layers.extend(layer);
                 plan
             }
-            _ => return Err(Error::generic(format!("driver '{driver}' cannot be used here"))),
+            _ => return Err(QmpError::generic(format!("driver '{driver}' cannot be used here"))),
         };
         plan.driver = driver.to_string();
         Ok(plan)
@@ -187,7 +187,7 @@ impl Monitor {
     fn qcow2_plan(&self, options: &Arguments, depth: usize) -> Result<Plan> {
         let mut plan = self.child(options, "file", depth)?;
         if !plan.layers.is_empty() {
-            return Err(Error::generic("qcow2 over a part of a device is not supported"));
+            return Err(QmpError::generic("qcow2 over a part of a device is not supported"));
         }
         let names = match options.get("backing") {
             None => "?names=allow".to_string(),
@@ -195,7 +195,9 @@ impl Monitor {
             Some(_) => {
                 let backing = self.child(options, "backing", depth)?;
                 if !backing.layers.is_empty() {
-                    return Err(Error::generic("a part of a device as backing is not supported"));
+                    return Err(QmpError::generic(
+                        "a part of a device as backing is not supported",
+                    ));
                 }
                 plan.children.extend(backing.children);
                 let backing = backing.spec.to_string();
@@ -213,13 +215,13 @@ impl Monitor {
         match options.get(role) {
             Some(Value::Object(inner)) => self.plan(inner, depth + 1),
             Some(Value::String(name)) => {
-                let node = self.node(name).ok_or_else(|| Error::no_node(name))?;
+                let node = self.node(name).ok_or_else(|| QmpError::no_node(name))?;
                 let What::Disk { spec, layers } = &node.what else {
                     let text = format!("Node '{name}' cannot be below a node of this driver");
-                    return Err(Error::generic(text));
+                    return Err(QmpError::generic(text));
                 };
                 if self.parent(name).is_some() {
-                    return Err(Error::generic(format!("Block device {name} is in use")));
+                    return Err(QmpError::generic(format!("Block device {name} is in use")));
                 }
                 Ok(Plan {
                     driver: node.driver.clone(),
@@ -229,7 +231,7 @@ impl Monitor {
                     children: vec![name.clone()],
                 })
             }
-            _ => Err(Error::generic(format!("Parameter '{role}' is missing"))),
+            _ => Err(QmpError::generic(format!("Parameter '{role}' is missing"))),
         }
     }
 
@@ -237,7 +239,7 @@ impl Monitor {
     fn name_of(options: &Arguments, role: &str) -> Result<String> {
         let found = options.get(role).and_then(Value::as_str);
         found.map(str::to_string).ok_or_else(|| {
-            Error::generic(format!("Parameter '{role}' must be the name of a node here"))
+            QmpError::generic(format!("Parameter '{role}' must be the name of a node here"))
         })
     }
 
@@ -245,9 +247,9 @@ impl Monitor {
         let file = Monitor::name_of(options, "file")?;
         let target = Monitor::name_of(options, "target")?;
         let Found::Live(running) = self.find(&file).await? else {
-            return Err(Error::generic(format!("Node '{file}' does not change")));
+            return Err(QmpError::generic(format!("Node '{file}' does not change")));
         };
-        let Some(target_node) = self.node(&target) else { return Err(Error::no_node(&target)) };
+        let Some(target_node) = self.node(&target) else { return Err(QmpError::no_node(&target)) };
         let mut begin = begin_of(options)?;
         begin.options.directory = file_of(&target_node).and_then(Path::parent).map(PathBuf::from);
         if let Some(bitmap) = options.get("bitmap").and_then(Value::as_object) {
@@ -274,10 +276,10 @@ impl Monitor {
 
     async fn add_access(&self, name: &str, options: &Arguments) -> Result<()> {
         let of = Monitor::name_of(options, "file")?;
-        let below = self.node(&of).ok_or_else(|| Error::no_node(&of))?;
+        let below = self.node(&of).ok_or_else(|| QmpError::no_node(&of))?;
         if !matches!(below.what, What::BeforeWrite { .. }) {
             let text = format!("Node '{of}' is not of driver copy-before-write");
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         let node = Node {
             name: name.to_string(),
@@ -292,15 +294,17 @@ impl Monitor {
     }
 
     /// The point in time of a `copy-before-write` node, which begins at the first call.
-    pub(super) async fn snapshot_of(&self, node: &Node) -> Result<Snapshot> {
+    pub(crate) async fn snapshot_of(&self, node: &Node) -> Result<Snapshot> {
         let What::BeforeWrite { disk, begin, begun } = &node.what else {
-            return Err(Error::generic(format!("Node '{}' keeps no point in time", node.name)));
+            return Err(QmpError::generic(format!("Node '{}' keeps no point in time", node.name)));
         };
         let held = begun.lock().expect("no panic under this lock").clone();
         if let Some(snapshot) = held {
             return Ok(snapshot);
         }
-        let Found::Live(running) = self.find(disk).await? else { return Err(Error::no_node(disk)) };
+        let Found::Live(running) = self.find(disk).await? else {
+            return Err(QmpError::no_node(disk));
+        };
         let started = self.table.begin_snapshot(&running, begin).await?;
         started.taken.iter().for_each(Taken::settle);
         *begun.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
@@ -308,10 +312,10 @@ impl Monitor {
     }
 
     /// The point in time that a `snapshot-access` node shows, if it is one of the disk of `disk`.
-    pub(super) async fn snapshot_over(&self, name: &str, disk: &str) -> Result<Option<Snapshot>> {
+    pub(crate) async fn snapshot_over(&self, name: &str, disk: &str) -> Result<Option<Snapshot>> {
         let Some(node) = self.node(name) else { return Ok(None) };
         let What::Access { of, .. } = &node.what else { return Ok(None) };
-        let below = self.node(of).ok_or_else(|| Error::no_node(of))?;
+        let below = self.node(of).ok_or_else(|| QmpError::no_node(of))?;
         match &below.what {
             What::BeforeWrite { disk: own, .. } if own == disk => {
                 self.snapshot_of(&below).await.map(Some)
@@ -321,20 +325,20 @@ impl Monitor {
     }
 
     /// What a `snapshot-access` node shows, with these bitmaps.
-    pub(super) async fn view(
+    pub(crate) async fn view(
         &self,
         node: &Node,
         bitmaps: Vec<Arc<Bitmap>>,
     ) -> Result<Arc<dyn Device>> {
-        let What::Access { of, .. } = &node.what else { return Err(Error::no_node(&node.name)) };
-        let below = self.node(of).ok_or_else(|| Error::no_node(of))?;
+        let What::Access { of, .. } = &node.what else { return Err(QmpError::no_node(&node.name)) };
+        let below = self.node(of).ok_or_else(|| QmpError::no_node(of))?;
         let snapshot = self.snapshot_of(&below).await?;
         let view = snapshot.view(bitmaps, Trim::Releases);
-        view.map(fence).ok_or_else(|| Error::generic("the point in time has not begun"))
+        view.map(fence).ok_or_else(|| QmpError::generic("the point in time has not begun"))
     }
 
     /// The disk in use that a point in time shows.
-    pub(super) async fn live_below(&self, node: &Node) -> Result<Arc<Running>> {
+    pub(crate) async fn live_below(&self, node: &Node) -> Result<Arc<Running>> {
         let mut name = node.name.clone();
         for _ in 0..DEPTH_MAX {
             let Some(node) = self.node(&name) else { break };
@@ -346,31 +350,31 @@ impl Monitor {
         }
         match self.running(&name) {
             Some(running) => Ok(running),
-            None => Err(Error::no_node(&name)),
+            None => Err(QmpError::no_node(&name)),
         }
     }
 
     /// The node of this name, if it was added.
-    pub(super) fn node(&self, name: &str) -> Option<Arc<Node>> {
+    pub(crate) fn node(&self, name: &str) -> Option<Arc<Node>> {
         self.state().nodes.iter().find(|node| node.name == name).cloned()
     }
 
     /// The open disk of the node of this name.
-    pub(super) fn running(&self, node: &str) -> Option<Arc<Running>> {
+    pub(crate) fn running(&self, node: &str) -> Option<Arc<Running>> {
         let all = self.table.running().into_iter().filter(|one| one.shared.is_some());
         // After a mirror, a disk may have the name of another node, also of one that was deleted.
         all.into_iter().find(|one| self.node_of(one) == node)
     }
 
     /// The name of the node of a disk.
-    pub(super) fn node_of(&self, running: &Running) -> String {
+    pub(crate) fn node_of(&self, running: &Running) -> String {
         let name = node_name(running);
         let moved = self.state().moved.iter().find(|(_, to)| to == name).cloned();
         moved.map_or_else(|| name.to_string(), |(from, _)| from)
     }
 
     /// The node over this one.
-    pub(super) fn parent(&self, name: &str) -> Option<String> {
+    pub(crate) fn parent(&self, name: &str) -> Option<String> {
         let state = self.state();
         let over = |node: &&Arc<Node>| {
             let disk = match &node.what {
@@ -383,7 +387,7 @@ impl Monitor {
     }
 
     /// The node or device of this name; a disk that was closed for a node over it is opened again.
-    pub(super) async fn find(&self, name: &str) -> Result<Found> {
+    pub(crate) async fn find(&self, name: &str) -> Result<Found> {
         if let Some(running) = self.running(name) {
             return Ok(Found::Live(running));
         }
@@ -391,16 +395,16 @@ impl Monitor {
         if let Some(running) = export.and_then(|export| self.running(&export.node)) {
             return Ok(Found::Live(running));
         }
-        let node = self.node(name).ok_or_else(|| Error::no_node(name))?;
+        let node = self.node(name).ok_or_else(|| QmpError::no_node(name))?;
         match &node.what {
             What::Access { .. } => Ok(Found::Frozen(node)),
             What::BeforeWrite { disk, .. } => match self.running(disk) {
                 Some(running) => Ok(Found::Live(running)),
-                None => Err(Error::no_node(disk)),
+                None => Err(QmpError::no_node(disk)),
             },
             What::Disk { .. } => match self.parent(name) {
                 Some(parent) => {
-                    Err(Error::generic(format!("Node '{name}' is in use by node '{parent}'")))
+                    Err(QmpError::generic(format!("Node '{name}' is in use by node '{parent}'")))
                 }
                 None => Ok(Found::Live(self.open_disk(&node).await?)),
             },
@@ -408,20 +412,20 @@ impl Monitor {
     }
 
     /// `blockdev-del`.
-    pub(super) async fn delete_node(&self, name: &str) -> Result<()> {
+    pub(crate) async fn delete_node(&self, name: &str) -> Result<()> {
         let Some(node) = self.node(name) else {
             let text = match self.running(name) {
                 Some(_) => format!("Node {name} is in use"),
                 None => format!("Failed to find node with node-name='{name}'"),
             };
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         };
         if self.parent(name).is_some() {
-            return Err(Error::generic(format!("Block device {name} is in use")));
+            return Err(QmpError::generic(format!("Block device {name} is in use")));
         }
         let is_served = self.running(name).is_some_and(|running| running.served);
         if is_served || self.is_used(name) {
-            return Err(Error::generic(format!("Node {name} is in use")));
+            return Err(QmpError::generic(format!("Node {name} is in use")));
         }
         match &node.what {
             What::Disk { .. } => {
@@ -444,13 +448,13 @@ impl Monitor {
     }
 
     /// Whether an export or a job uses a node, or a guest device was moved to it.
-    pub(super) fn is_used(&self, name: &str) -> bool {
+    pub(crate) fn is_used(&self, name: &str) -> bool {
         let job = self.user(name).is_some();
         job || self.state().exports.iter().any(|export| export.node == name || export.drive == name)
     }
 
     /// The kind of the job that uses a node as its target.
-    pub(super) fn user(&self, name: &str) -> Option<&'static str> {
+    pub(crate) fn user(&self, name: &str) -> Option<&'static str> {
         let state = self.state();
         let uses = state.uses.iter().filter(|one| one.target == name || one.source == name);
         uses.filter_map(|one| self.jobs.named(&one.job))
@@ -459,7 +463,7 @@ impl Monitor {
     }
 
     /// The node of the disk that was found, or is below.
-    pub(super) async fn disk_of(&self, found: &Found) -> Result<String> {
+    pub(crate) async fn disk_of(&self, found: &Found) -> Result<String> {
         Ok(match found {
             Found::Live(running) => self.node_of(running),
             Found::Frozen(frozen) => self.node_of(&*self.live_below(frozen).await?),
@@ -468,27 +472,27 @@ impl Monitor {
 
     /// Refuses a disk that a job writes: no bitmap and no point in time sees what it writes, and clients
     /// would see a part of it.
-    pub(super) fn check_not_target(&self, node: &str) -> Result<()> {
+    pub(crate) fn check_not_target(&self, node: &str) -> Result<()> {
         let state = self.state();
         let uses = state.uses.iter().filter(|one| one.target == node);
         let mut jobs = uses.filter_map(|one| self.jobs.named(&one.job));
         match jobs.find(|job| !job.status().is_over()) {
             None => Ok(()),
-            Some(job) => Err(Error::busy(node, job.kind())),
+            Some(job) => Err(QmpError::busy(node, job.kind())),
         }
     }
 
     /// `qom-set` of the property `drive`: an export goes on with another node. A point in time
     /// begins when an export goes on with its node.
-    pub(super) async fn move_drive(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn move_drive(&self, arguments: &Arguments) -> Result<()> {
         let path = needed(arguments, "path");
         let found = self.devices().into_iter().find(|device| device.path == path);
         let Some(device) = found else {
-            return Err(Error::generic(format!("Device '{path}' not found")));
+            return Err(QmpError::generic(format!("Device '{path}' not found")));
         };
         if needed(arguments, "property") != "drive" {
             let property = needed(arguments, "property");
-            return Err(Error::generic(format!("Property '{property}' not found")));
+            return Err(QmpError::generic(format!("Property '{property}' not found")));
         }
         let value = needed(arguments, "value");
         if let Some(node) = self.node(value)
@@ -497,7 +501,7 @@ impl Monitor {
         {
             self.snapshot_of(&node).await?;
         } else if value != device.node {
-            return Err(Error::generic(format!(
+            return Err(QmpError::generic(format!(
                 "Node '{value}' is neither the disk of the device nor a copy-before-write node over it"
             )));
         }
@@ -544,7 +548,7 @@ fn simple(filename: &str, spec: Spec) -> Plan {
 
 fn file_plan(options: &Arguments) -> Result<Plan> {
     let path = std::path::absolute(needed(options, "filename"));
-    let path = path.map_err(|error| Error::generic(plain(&error)))?;
+    let path = path.map_err(|error| QmpError::generic(plain(&error)))?;
     let shown = path.display().to_string();
     Ok(simple(&shown, Spec::Path(path)))
 }

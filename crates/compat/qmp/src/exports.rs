@@ -10,11 +10,11 @@ use blockhaul_jobs::Running;
 use blockhaul_metrics::peer_listener;
 use serde_json::{Value, json};
 
-use super::commands::{self, Arguments, needed, switch, text};
-use super::error::{Error, Result};
-use super::monitor::Monitor;
-use super::nodes::{Found, is_well_formed, node_name};
-use super::state::{Export, NbdServer, Node, What};
+use crate::commands::{self, Arguments, needed, switch, text};
+use crate::error::{QmpError, Result};
+use crate::monitor::Monitor;
+use crate::nodes::{Found, is_well_formed, node_name};
+use crate::state::{Export, NbdServer, Node, What};
 
 /// What a guest writes to: an export.
 pub struct GuestDevice {
@@ -26,15 +26,15 @@ pub struct GuestDevice {
 
 impl Monitor {
     /// `nbd-server-start`.
-    pub(super) async fn start_nbd_server(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn start_nbd_server(&self, arguments: &Arguments) -> Result<()> {
         if self.is_serving() {
-            return Err(Error::generic("NBD server already running"));
+            return Err(QmpError::generic("NBD server already running"));
         }
         if let Some(id) = text(arguments, "tls-creds") {
-            return Err(Error::generic(format!("No TLS credentials with id '{id}'")));
+            return Err(QmpError::generic(format!("No TLS credentials with id '{id}'")));
         }
         if text(arguments, "tls-authz").is_some() {
-            return Err(Error::generic("Parameter 'tls-authz' is not supported"));
+            return Err(QmpError::generic("Parameter 'tls-authz' is not supported"));
         }
         let empty = Arguments::new();
         let address = arguments.get("addr").and_then(Value::as_object).unwrap_or(&empty);
@@ -42,12 +42,12 @@ impl Monitor {
         let data = address.get("data").and_then(Value::as_object).unwrap_or(address);
         let member = |name: &str| {
             let found = data.get(name).and_then(Value::as_str);
-            found.ok_or_else(|| Error::generic(format!("Parameter 'addr.{name}' is missing")))
+            found.ok_or_else(|| QmpError::generic(format!("Parameter 'addr.{name}' is missing")))
         };
         let (listeners, socket) = match needed(address, "type") {
             "unix" => {
                 let path = std::path::absolute(member("path")?);
-                let path = path.map_err(|error| Error::generic(plain(&error)))?;
+                let path = path.map_err(|error| QmpError::generic(plain(&error)))?;
                 (vec![listen_unix(&path)?], Some(path))
             }
             "inet" => (self.listen_tcp(member("host")?, member("port")?).await?, None),
@@ -68,25 +68,27 @@ impl Monitor {
 
     async fn listen_tcp(&self, host: &str, port: &str) -> Result<Vec<Listener>> {
         let Ok(number) = port.parse() else {
-            return Err(Error::generic(format!("Parameter 'port' is not a port number: '{port}'")));
+            return Err(QmpError::generic(format!(
+                "Parameter 'port' is not a port number: '{port}'"
+            )));
         };
         let host = Some(host).filter(|host| !host.is_empty()).map(str::to_string);
         Ok(self.host.bind_tcp(host, number).await?)
     }
 
     /// Whether NBD clients can connect.
-    pub(super) fn is_serving(&self) -> bool {
+    pub(crate) fn is_serving(&self) -> bool {
         self.listens_anyway || self.state().nbd_server.is_some()
     }
 
     /// `nbd-server-stop`: ends exports and clients, too.
-    pub(super) async fn stop_nbd_server(&self) -> Result<()> {
+    pub(crate) async fn stop_nbd_server(&self) -> Result<()> {
         if !self.is_serving() {
-            return Err(Error::generic("NBD server not running"));
+            return Err(QmpError::generic("NBD server not running"));
         }
         if self.listens_anyway {
             let text = "the NBD server was started by the command line, and stops with the program";
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         let server = self.state().nbd_server.take();
         drop(server);
@@ -98,20 +100,20 @@ impl Monitor {
     }
 
     /// `block-export-add`.
-    pub(super) async fn add_export(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn add_export(&self, arguments: &Arguments) -> Result<()> {
         let id = needed(arguments, "id");
         let node = needed(arguments, "node-name");
         if !is_well_formed(id) {
-            return Err(Error::generic("Invalid block export id"));
+            return Err(QmpError::generic("Invalid block export id"));
         }
         if !self.is_serving() {
-            return Err(Error::generic("NBD server not running"));
+            return Err(QmpError::generic("NBD server not running"));
         }
         if switch(arguments, "allocation-depth", false) {
-            return Err(Error::generic("Parameter 'allocation-depth' is not supported"));
+            return Err(QmpError::generic("Parameter 'allocation-depth' is not supported"));
         }
         if self.export_ids().iter().any(|other| other == id) {
-            return Err(Error::generic(format!("Block export id '{id}' is already in use")));
+            return Err(QmpError::generic(format!("Block export id '{id}' is already in use")));
         }
         let name = text(arguments, "name").unwrap_or(node);
         let description = text(arguments, "description").unwrap_or_default();
@@ -122,7 +124,7 @@ impl Monitor {
         let found = self.find(node).await;
         let found = found.map_err(|error| {
             if self.node(node).is_none() {
-                Error::generic(format!("Cannot find device='' nor node-name='{node}'"))
+                QmpError::generic(format!("Cannot find device='' nor node-name='{node}'"))
             } else {
                 error
             }
@@ -164,7 +166,7 @@ impl Monitor {
         let taken = self.state().exports.iter().any(|export| export.name == name)
             || self.table.running().iter().any(|one| one.served && one.name == name);
         if taken {
-            Err(Error::generic(format!("NBD server already has export named '{name}'")))
+            Err(QmpError::generic(format!("NBD server already has export named '{name}'")))
         } else {
             Ok(())
         }
@@ -183,10 +185,10 @@ impl Monitor {
             let found = self.bitmap_named(node, bitmap).await?;
             if !running.bitmaps().iter().any(|own| Arc::ptr_eq(own, &found)) {
                 let text = format!("Bitmap '{}' is not one of node '{node}'", found.name());
-                return Err(Error::generic(text));
+                return Err(QmpError::generic(text));
             }
             if !writable && found.is_enabled() {
-                return Err(Error::generic(format!(
+                return Err(QmpError::generic(format!(
                     "Enabled bitmap '{}' incompatible with readonly export",
                     found.name()
                 )));
@@ -202,10 +204,10 @@ impl Monitor {
         description: &str,
         writable: bool,
     ) -> Result<Arc<Shared>> {
-        let Some(shared) = &running.shared else { return Err(Error::no_node(&running.name)) };
+        let Some(shared) = &running.shared else { return Err(QmpError::no_node(&running.name)) };
         let can = shared.switch().device().facts().can;
         if writable && !can.contains(Can::WRITE) {
-            return Err(Error::generic("Block node is read-only"));
+            return Err(QmpError::generic("Block node is read-only"));
         }
         let table = self.table.clone();
         let readonly: Form = Arc::new(move |device: Arc<dyn Device>| table.readonly(&device));
@@ -213,7 +215,7 @@ impl Monitor {
     }
 
     /// `block-export-del`.
-    pub(super) async fn remove_export(&self, id: &str, hard: bool) -> Result<()> {
+    pub(crate) async fn remove_export(&self, id: &str, hard: bool) -> Result<()> {
         let found = self.state().exports.iter().find(|export| export.id == id).cloned();
         let Some(export) = found else {
             let text = if self.export_ids().iter().any(|other| other == id) {
@@ -221,14 +223,14 @@ impl Monitor {
             } else {
                 format!("Export '{id}' is not found")
             };
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         };
         let clients = self.server.clients();
         let clients: Vec<_> =
             clients.iter().filter(|client| client.export.as_ref() == Some(&export.name)).collect();
         if !clients.is_empty() && !hard {
             let text = format!("export '{id}' still in use");
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         self.table.remove_name(&export.name);
         for client in clients {
@@ -245,7 +247,7 @@ impl Monitor {
     }
 
     /// Everything that guests write to.
-    pub(super) fn devices(&self) -> Vec<GuestDevice> {
+    pub(crate) fn devices(&self) -> Vec<GuestDevice> {
         let served = self.table.running();
         let served = served.iter().filter(|one| one.served && one.shared.is_some());
         let served = served.map(|one| GuestDevice {
@@ -264,7 +266,7 @@ impl Monitor {
     }
 
     /// `query-block-exports`.
-    pub(super) fn described_exports(&self) -> Value {
+    pub(crate) fn described_exports(&self) -> Value {
         let described = |device: GuestDevice| json!({ "id": device.id, "type": "nbd", "node-name": device.node, "shutting-down": false });
         self.devices().into_iter().rev().map(described).collect()
     }
@@ -279,6 +281,6 @@ fn listen_unix(path: &Path) -> Result<Listener> {
     listener.map_err(|error| {
         let path = path.display();
         let why = plain(&error);
-        Error::generic(format!("Failed to bind socket to {path}: {why}"))
+        QmpError::generic(format!("Failed to bind socket to {path}: {why}"))
     })
 }

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::{Error, Result};
+use crate::error::{QmpError, Result};
 
 /// The arguments of a command.
 pub type Arguments = Map<String, Value>;
@@ -355,7 +355,7 @@ fn check_all(tables: &[&[Argument]], given: &Arguments) -> Result<()> {
     let known = |name: &str| tables.iter().copied().flatten().any(|known| known.name == name);
     match given.keys().find(|name| !known(name)) {
         None => Ok(()),
-        Some(name) => Err(Error::generic(format!("Parameter '{name}' is unexpected"))),
+        Some(name) => Err(QmpError::generic(format!("Parameter '{name}' is unexpected"))),
     }
 }
 
@@ -369,7 +369,7 @@ fn check_value(argument: &Argument, value: &Value) -> Result<()> {
         Any => value.is_string() || value.is_object() || value.is_null(),
         Number if value.as_i64().is_some_and(|number| number < 0) => {
             let text = format!("Parameter '{name}' expects a non-negative value");
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         Number => value.is_u64(),
         Choice(words) => match value.as_str() {
@@ -380,18 +380,18 @@ fn check_value(argument: &Argument, value: &Value) -> Result<()> {
     if fits { Ok(()) } else { Err(wrong_type(name, kind)) }
 }
 
-fn missing(name: &str) -> Error {
-    Error::generic(format!("Parameter '{name}' is missing"))
+fn missing(name: &str) -> QmpError {
+    QmpError::generic(format!("Parameter '{name}' is missing"))
 }
 
 /// A parameter has none of the values that are known.
-pub fn not_accepted(name: &str, value: &str) -> Error {
-    Error::generic(format!("Parameter '{name}' does not accept value '{value}'"))
+pub fn not_accepted(name: &str, value: &str) -> QmpError {
+    QmpError::generic(format!("Parameter '{name}' does not accept value '{value}'"))
 }
 
-fn wrong_type(name: &str, kind: Type) -> Error {
+fn wrong_type(name: &str, kind: Type) -> QmpError {
     let expected = kind.name();
-    Error::generic(format!("Invalid parameter type for '{name}', expected: {expected}"))
+    QmpError::generic(format!("Invalid parameter type for '{name}', expected: {expected}"))
 }
 
 impl Type {
@@ -481,7 +481,7 @@ mod tests {
 
     fn refused(name: &str, given: &Value) -> String {
         let command = find(COMMANDS, name).unwrap();
-        check(command, given.as_object().unwrap()).unwrap_err().text().to_string()
+        check(command, given.as_object().unwrap()).unwrap_err().to_string()
     }
 
     #[test]

@@ -3,11 +3,11 @@
 
 use serde_json::{Map, Value};
 
-use super::commands::{self, Arguments, needed, number};
-use super::error::{Error, Result};
-use super::monitor::Monitor;
-use super::nodes::is_well_formed;
-use super::state::{Object, What};
+use crate::commands::{self, Arguments, needed, number};
+use crate::error::{QmpError, Result};
+use crate::monitor::Monitor;
+use crate::nodes::is_well_formed;
+use crate::state::{Object, What};
 
 /// Maximum number of objects.
 const OBJECTS_MAX: usize = 1024;
@@ -18,10 +18,10 @@ const LIMITS: &[&str] =
 
 impl Monitor {
     /// `object-add`.
-    pub(super) fn add_object(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) fn add_object(&self, arguments: &Arguments) -> Result<()> {
         let id = needed(arguments, "id");
         if !is_well_formed(id) {
-            return Err(Error::generic("Parameter 'id' expects an identifier"));
+            return Err(QmpError::generic("Parameter 'id' expects an identifier"));
         }
         let limits = match needed(arguments, "qom-type") {
             "throttle-group" => Some(limits(arguments)?),
@@ -32,38 +32,38 @@ impl Monitor {
         if state.objects.iter().any(|object| object.id == id) {
             let text =
                 format!("attempt to add duplicate property '{id}' to object (type 'container')");
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         if state.objects.len() >= OBJECTS_MAX {
-            return Err(Error::generic(format!("there are {OBJECTS_MAX} objects already")));
+            return Err(QmpError::generic(format!("there are {OBJECTS_MAX} objects already")));
         }
         state.objects.push(Object { id: id.to_string(), limits });
         Ok(())
     }
 
     /// `object-del`.
-    pub(super) fn delete_object(&self, id: &str) -> Result<()> {
+    pub(crate) fn delete_object(&self, id: &str) -> Result<()> {
         let mut state = self.state();
         let Some(place) = state.objects.iter().position(|object| object.id == id) else {
-            return Err(Error::generic(format!("object '{id}' not found")));
+            return Err(QmpError::generic(format!("object '{id}' not found")));
         };
         let is_used = state.nodes.iter().any(|node| match &node.what {
             What::Disk { layers, .. } => layers.iter().any(|layer| is_of(layer, id)),
             _ => false,
         });
         if is_used {
-            return Err(Error::generic(format!("object '{id}' is in use, can not be deleted")));
+            return Err(QmpError::generic(format!("object '{id}' is in use, can not be deleted")));
         }
         state.objects.remove(place);
         Ok(())
     }
 
     /// The layer of a node in a group of limits; none if the group has no limit.
-    pub(super) fn throttle(&self, group: &str) -> Result<Option<String>> {
+    pub(crate) fn throttle(&self, group: &str) -> Result<Option<String>> {
         let state = self.state();
         let object = state.objects.iter().find(|object| object.id == group);
         let Some(limits) = object.and_then(|object| object.limits.as_ref()) else {
-            return Err(Error::generic(format!("Throttle group '{group}' does not exist")));
+            return Err(QmpError::generic(format!("Throttle group '{group}' does not exist")));
         };
         Ok((!limits.is_empty()).then(|| format!("throttle?group={group}{limits}")))
     }
@@ -90,13 +90,13 @@ fn limits(arguments: &Arguments) -> Result<String> {
         let limit = value(name);
         let max = value(&max_name);
         if max.is_some() && max < limit {
-            return Err(Error::generic(format!("{max_name} cannot be lower than {name}")));
+            return Err(QmpError::generic(format!("{max_name} cannot be lower than {name}")));
         }
         if max.is_some() && limit.is_none() {
-            return Err(Error::generic(format!("{max_name} requires {name}")));
+            return Err(QmpError::generic(format!("{max_name} requires {name}")));
         }
         if value(&format!("{name}-max-length")).is_some_and(|length| length > 1) {
-            return Err(Error::generic(format!("{name}-max-length above 1 is not supported")));
+            return Err(QmpError::generic(format!("{name}-max-length above 1 is not supported")));
         }
         let given = [(*name, limit), (max_name.as_str(), max)];
         let given = given.iter().filter_map(|(name, value)| value.map(|value| (name, value)));
@@ -106,7 +106,7 @@ fn limits(arguments: &Arguments) -> Result<String> {
         let is_set = |side: &str| value(&format!("{kind}-{side}")).is_some();
         if is_set("total") && (is_set("read") || is_set("write")) {
             let text = format!("{kind}-total cannot be used with {kind}-read or {kind}-write");
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
     }
     // Alone it limits nothing.

@@ -7,11 +7,11 @@
 use blockhaul_jobs::{AtOnce, WantedJobs};
 use serde_json::Value;
 
-use super::commands::{self, ACTIONS, Arguments, needed, switch, text};
-use super::error::{Error, Result};
-use super::jobs::Prepared;
-use super::monitor::Monitor;
-use super::state::Use;
+use crate::commands::{self, ACTIONS, Arguments, needed, switch, text};
+use crate::error::{QmpError, Result};
+use crate::jobs::Prepared;
+use crate::monitor::Monitor;
+use crate::state::Use;
 
 /// Maximum number of actions.
 const ACTIONS_MAX: usize = 1024;
@@ -23,7 +23,7 @@ struct Action<'a> {
 }
 
 impl Monitor {
-    pub(super) async fn transaction(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn transaction(&self, arguments: &Arguments) -> Result<()> {
         let empty = Arguments::new();
         let properties = arguments.get("properties").and_then(Value::as_object).unwrap_or(&empty);
         let grouped = is_grouped(properties)?;
@@ -34,7 +34,7 @@ impl Monitor {
         if done.is_err() {
             for (node, name) in added {
                 if let Err(error) = self.remove_bitmap(node, name).await {
-                    log::warn!("bitmap {name:?} of a failed transaction stays: {}", error.text());
+                    log::warn!("bitmap {name:?} of a failed transaction stays: {error}");
                 }
             }
         }
@@ -57,7 +57,7 @@ impl Monitor {
         for action in actions {
             match action.kind {
                 "abort" => {
-                    return Err(Error::generic("Transaction aborted using Abort action"));
+                    return Err(QmpError::generic("Transaction aborted using Abort action"));
                 }
                 "blockdev-backup" => {
                     let Prepared { item, uses: one, at_once: own } =
@@ -131,7 +131,7 @@ impl Monitor {
 
 fn is_grouped(properties: &Arguments) -> Result<bool> {
     if let Some(name) = properties.keys().find(|name| *name != "completion-mode") {
-        return Err(Error::generic(format!("Parameter '{name}' is unexpected")));
+        return Err(QmpError::generic(format!("Parameter '{name}' is unexpected")));
     }
     match text(properties, "completion-mode") {
         None | Some("individual") => Ok(false),
@@ -143,15 +143,17 @@ fn is_grouped(properties: &Arguments) -> Result<bool> {
 /// The actions, all checked.
 fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result<Vec<Action<'a>>> {
     if list.len() > ACTIONS_MAX {
-        return Err(Error::generic(format!("a transaction has at most {ACTIONS_MAX} actions")));
+        return Err(QmpError::generic(format!("a transaction has at most {ACTIONS_MAX} actions")));
     }
     let mut actions = Vec::new();
     for action in list {
         let Some(action) = action.as_object() else {
-            return Err(Error::generic("Invalid parameter type for 'actions', expected: object"));
+            return Err(QmpError::generic(
+                "Invalid parameter type for 'actions', expected: object",
+            ));
         };
         let Some(kind) = text(action, "type") else {
-            return Err(Error::generic("Parameter 'type' is missing"));
+            return Err(QmpError::generic("Parameter 'type' is missing"));
         };
         let Some(command) = commands::find(ACTIONS, kind) else {
             return Err(commands::not_accepted("type", kind));
@@ -159,7 +161,7 @@ fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result
         let data = action.get("data").and_then(Value::as_object).unwrap_or(empty);
         commands::check(command, data)?;
         if grouped && kind != "blockdev-backup" {
-            return Err(Error::generic(format!(
+            return Err(QmpError::generic(format!(
                 "Action '{kind}' does not support transaction property completion-mode = grouped"
             )));
         }
@@ -173,13 +175,13 @@ fn check_jobs(uses: &[Use]) -> Result<()> {
     for (index, one) in uses.iter().enumerate() {
         let before = &uses[..index];
         if before.iter().any(|other| other.job == one.job) {
-            return Err(Error::generic(format!("Job ID '{}' already in use", one.job)));
+            return Err(QmpError::generic(format!("Job ID '{}' already in use", one.job)));
         }
         if before.iter().any(|other| other.target == one.target || other.source == one.target) {
-            return Err(Error::busy(&one.target, "backup"));
+            return Err(QmpError::busy(&one.target, "backup"));
         }
         if before.iter().any(|other| other.target == one.source) {
-            return Err(Error::busy(&one.source, "backup"));
+            return Err(QmpError::busy(&one.source, "backup"));
         }
     }
     Ok(())

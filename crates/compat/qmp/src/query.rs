@@ -4,9 +4,9 @@ use blockhaul_block::Can;
 use blockhaul_jobs::Running;
 use serde_json::{Value, json};
 
-use super::exports::GuestDevice;
-use super::monitor::Monitor;
-use super::state::{Node, What};
+use crate::exports::GuestDevice;
+use crate::monitor::Monitor;
+use crate::state::{Node, What};
 
 /// The version of QEMU whose commands are offered, which clients compare.
 const VERSION: [u32; 3] = [10, 0, 13];
@@ -27,7 +27,7 @@ pub fn greeting() -> Value {
 
 impl Monitor {
     /// `query-named-block-nodes`: the disks, then what was added besides.
-    pub(super) fn described_nodes(&self) -> Value {
+    pub(crate) fn described_nodes(&self) -> Value {
         let mut all = Vec::new();
         for running in self.table.running() {
             if running.shared.is_some() && running.snapshot_of.is_none() {
@@ -90,7 +90,7 @@ impl Monitor {
     }
 
     /// `query-block`: what guests write to, that is, the exports.
-    pub(super) fn described_devices(&self) -> Value {
+    pub(crate) fn described_devices(&self) -> Value {
         let described = |device: GuestDevice| {
             let running = self.running(&device.node)?;
             Some(json!({

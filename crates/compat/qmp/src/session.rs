@@ -9,12 +9,12 @@ use blockhaul_io::{Listener, Remote, Stream};
 use blockhaul_metrics::peer_listener::{self, PeerListener};
 use serde_json::{Map, Value, json};
 
-use super::commands::{self, Arguments, COMMANDS};
-use super::error::{Error, Result};
-use super::events::Outbox;
-use super::input::{Input, Wrong};
-use super::monitor::Monitor;
-use super::query::greeting;
+use crate::commands::{self, Arguments, COMMANDS};
+use crate::error::{QmpError, Result};
+use crate::events::Outbox;
+use crate::input::{Input, Wrong};
+use crate::monitor::Monitor;
+use crate::query::greeting;
 
 /// Maximum number of clients.
 const PEERS_MAX: usize = 16;
@@ -55,7 +55,7 @@ async fn attend(peer: Rc<Stream>, monitor: Weak<Monitor>) {
         while let Some(next) = input.next() {
             let answer = match next {
                 Ok(value) => answer(&value, &outbox, &monitor).await,
-                Err(Wrong::Json(text)) => reply(Err(Error::generic(text)), None),
+                Err(Wrong::Json(text)) => reply(Err(QmpError::generic(text)), None),
                 Err(Wrong::TooLong) => {
                     outbox.close();
                     return sender.await;
@@ -93,7 +93,7 @@ async fn send_all(peer: Rc<Stream>, outbox: Arc<Outbox>) {
 /// The answer to one input.
 async fn answer(value: &Value, outbox: &Outbox, monitor: &Weak<Monitor>) -> Value {
     let Some(request) = value.as_object() else {
-        return reply(Err(Error::generic("QMP input must be a JSON object")), None);
+        return reply(Err(QmpError::generic("QMP input must be a JSON object")), None);
     };
     let done = match parsed(request) {
         Ok((name, arguments)) => execute(name, arguments, outbox, monitor).await,
@@ -114,16 +114,16 @@ async fn execute(
             outbox.agree();
             Ok(json!({}))
         }
-        ("qmp_capabilities", true) => {
-            Err(Error::no_command("Capabilities negotiation is already complete, command ignored"))
-        }
+        ("qmp_capabilities", true) => Err(QmpError::no_command(
+            "Capabilities negotiation is already complete, command ignored",
+        )),
         (_, false) => {
             let text = "Expecting capabilities negotiation with 'qmp_capabilities'";
-            Err(Error::no_command(text))
+            Err(QmpError::no_command(text))
         }
         (_, true) => match monitor.upgrade() {
             Some(monitor) => monitor.execute(name, arguments).await,
-            None => Err(Error::generic("the server stops")),
+            None => Err(QmpError::generic("the server stops")),
         },
     }
 }
@@ -138,7 +138,7 @@ fn agree(arguments: &Arguments) -> Result<()> {
         None => Ok(()),
         Some(name) => {
             let name = name.as_str().unwrap_or_default();
-            Err(Error::generic(format!("Capability {name} not available")))
+            Err(QmpError::generic(format!("Capability {name} not available")))
         }
     }
 }
@@ -146,7 +146,7 @@ fn agree(arguments: &Arguments) -> Result<()> {
 /// The command and its arguments.
 fn parsed(request: &Map<String, Value>) -> Result<(&str, &Arguments)> {
     static NONE: std::sync::LazyLock<Arguments> = std::sync::LazyLock::new(Arguments::new);
-    let wrong = |text: &str| Err(Error::generic(text));
+    let wrong = |text: &str| Err(QmpError::generic(text));
     if let Some(name) =
         request.keys().find(|name| !["execute", "arguments", "id"].contains(&name.as_str()))
     {

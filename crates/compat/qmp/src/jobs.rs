@@ -13,11 +13,11 @@ use blockhaul_snapshot::{Options, Trim};
 use blockhaul_transfer::NamedOption;
 use serde_json::{Map, Value, json};
 
-use super::commands::{Arguments, needed, number, switch, text};
-use super::error::{Error, Result};
-use super::monitor::Monitor;
-use super::nodes::{BARRIER, Found, is_well_formed, on_failure};
-use super::state::{Node, Use};
+use crate::commands::{Arguments, needed, number, switch, text};
+use crate::error::{QmpError, Result};
+use crate::monitor::Monitor;
+use crate::nodes::{BARRIER, Found, is_well_formed, on_failure};
+use crate::state::{Node, Use};
 
 /// A backup that was checked.
 pub struct Prepared {
@@ -43,13 +43,13 @@ impl End {
 
 impl Monitor {
     /// `blockdev-backup`.
-    pub(super) async fn backup(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn backup(&self, arguments: &Arguments) -> Result<()> {
         let Prepared { item, uses, at_once } = self.prepare_backup(arguments).await?;
         self.begin(WantedJobs { disks: vec![item], grouped: true, at_once }, vec![uses]).await
     }
 
     /// Begins checked backups.
-    pub(super) async fn begin(&self, wanted: WantedJobs, uses: Vec<Use>) -> Result<()> {
+    pub(crate) async fn begin(&self, wanted: WantedJobs, uses: Vec<Use>) -> Result<()> {
         self.note_uses(&uses);
         let begun = self.jobs.backup(&self.table, wanted).await;
         if begun.is_err() {
@@ -69,24 +69,24 @@ impl Monitor {
     }
 
     /// Checks the arguments of a backup. Nothing has begun.
-    pub(super) async fn prepare_backup(&self, arguments: &Arguments) -> Result<Prepared> {
+    pub(crate) async fn prepare_backup(&self, arguments: &Arguments) -> Result<Prepared> {
         let (source, target) = self.ends(arguments).await?;
         let settings = self.settings(arguments)?;
         let bitmap = BitmapUse::of(arguments)?;
         if source.size() != target.size() {
-            return Err(Error::generic("Source and target image have different sizes"));
+            return Err(QmpError::generic("Source and target image have different sizes"));
         }
         if settings.compress && !can_compress(&target) {
             let text = format!("Compression is not supported for this drive {}", target.name);
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         let mut at_once: Vec<AtOnce> = Vec::new();
         let name = needed(arguments, "bitmap");
         let live = match bitmap {
             BitmapUse::None => None,
             _ => Some(self.free_bitmap(&source.name, name).await.map_err(|error| {
-                if error == Error::no_bitmap(name) {
-                    Error::generic(format!("Bitmap '{name}' could not be found"))
+                if error == QmpError::no_bitmap(name) {
+                    QmpError::generic(format!("Bitmap '{name}' could not be found"))
                 } else {
                     error
                 }
@@ -161,20 +161,20 @@ impl Monitor {
         let source = self.end(source).await?;
         let target = self.end(target).await?;
         if source.name == target.name {
-            return Err(Error::generic("Source and target cannot be the same"));
+            return Err(QmpError::generic("Source and target cannot be the same"));
         }
         if let Some(kind) = self.user(&target.name) {
-            return Err(Error::busy(&target.name, kind));
+            return Err(QmpError::busy(&target.name, kind));
         }
         self.check_not_target(&self.disk_of(&source.found).await?)?;
         if !target.device.facts().can.contains(Can::WRITE) {
-            return Err(Error::generic("Block node is read-only"));
+            return Err(QmpError::generic("Block node is read-only"));
         }
         let writers = self.state().exports.iter().any(|export| export.node == target.name);
         let served = self.running(&target.name).is_some_and(|running| running.served);
         if writers || served || matches!(target.found, Found::Frozen(_)) {
             let text = format!("Node '{}' is busy: it is exported to clients", target.name);
-            return Err(Error::generic(text));
+            return Err(QmpError::generic(text));
         }
         Ok((source, target))
     }
@@ -185,7 +185,7 @@ impl Monitor {
             Found::Live(running) => (self.node_of(running), running.device()),
             Found::Frozen(frozen) => (frozen.name.clone(), self.live_below(frozen).await?.device()),
         };
-        let device = device.ok_or_else(|| Error::no_node(&name))?;
+        let device = device.ok_or_else(|| QmpError::no_node(&name))?;
         Ok(End { name, found, device })
     }
 
@@ -197,10 +197,10 @@ impl Monitor {
         let fallback = if is_device { device } else { "" };
         let name = text(arguments, "job-id").unwrap_or(fallback);
         if !is_well_formed(name) {
-            return Err(Error::generic(format!("Invalid job ID '{name}'")));
+            return Err(QmpError::generic(format!("Invalid job ID '{name}'")));
         }
         if self.jobs.named(name).is_some() {
-            return Err(Error::generic(format!("Job ID '{name}' already in use")));
+            return Err(QmpError::generic(format!("Job ID '{name}' already in use")));
         }
         let policy = |name: &str| match text(arguments, name) {
             Some("auto") => OnError::Enospc,
@@ -219,27 +219,27 @@ impl Monitor {
     }
 
     /// `blockdev-mirror`.
-    pub(super) async fn mirror(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn mirror(&self, arguments: &Arguments) -> Result<()> {
         let sync = needed(arguments, "sync");
         let first = match (sync, text(arguments, "bitmap")) {
             ("full" | "top", None) => First::All,
             ("none", None) => First::Nothing,
             ("incremental" | "bitmap", Some(name)) => First::Dirty(name.to_string()),
-            _ => return Err(Error::generic(format!("Sync mode '{sync}' not supported"))),
+            _ => return Err(QmpError::generic(format!("Sync mode '{sync}' not supported"))),
         };
         if text(arguments, "replaces").is_some() {
-            return Err(Error::generic("Parameter 'replaces' is not supported"));
+            return Err(QmpError::generic("Parameter 'replaces' is not supported"));
         }
         let (source, target) = self.ends(arguments).await?;
         let Found::Live(running) = &source.found else {
-            return Err(Error::generic(format!("Node '{}' does not change", source.name)));
+            return Err(QmpError::generic(format!("Node '{}' does not change", source.name)));
         };
         let settings = self.settings(arguments)?;
         if let First::Dirty(name) = &first {
             self.free_bitmap(&source.name, name).await?;
         }
         if source.size() != target.size() {
-            return Err(Error::generic("Source and target image have different sizes"));
+            return Err(QmpError::generic("Source and target image have different sizes"));
         }
         let uses = Use {
             job: settings.name.clone().unwrap_or_default(),
@@ -268,7 +268,7 @@ impl Monitor {
     }
 
     /// Clients of a mirror have moved to its target: nodes and disks are the other way round.
-    pub(super) fn pivot(&self, job: &Job) {
+    pub(crate) fn pivot(&self, job: &Job) {
         let uses = self.state().uses.iter().rfind(|one| one.job == job.name()).cloned();
         let Some(Use { source, target, .. }) = uses else { return };
         let (Some(from), Some(to)) = (self.running(&source), self.running(&target)) else { return };
@@ -302,10 +302,14 @@ impl Monitor {
     fn job(&self, name: &str, verb: Verb, is_block_job: bool) -> Result<Arc<Job>> {
         let found = self.jobs.named(name);
         let job = found.ok_or_else(|| {
-            if is_block_job { Error::no_block_job(name) } else { Error::generic("Job not found") }
+            if is_block_job {
+                QmpError::no_block_job(name)
+            } else {
+                QmpError::generic("Job not found")
+            }
         })?;
         if !job.status().accepts(verb) {
-            return Err(Error::generic(format!(
+            return Err(QmpError::generic(format!(
                 "Job '{name}' in state '{}' cannot accept command verb '{}'",
                 job.status().name(),
                 verb.name()
@@ -315,7 +319,7 @@ impl Monitor {
     }
 
     /// The same, also for jobs of an earlier server: a mirror can be resumed, every one dismissed.
-    pub(super) async fn control_any_job(&self, command: &str, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn control_any_job(&self, command: &str, arguments: &Arguments) -> Result<()> {
         let name = text(arguments, "id").or(text(arguments, "device")).unwrap_or_default();
         let found = self.jobs.named(name).filter(|job| job.resumable().is_some());
         match (found, command.trim_start_matches("block-")) {
@@ -377,7 +381,9 @@ impl Monitor {
             "job-finalize" => of(Verb::Finalize)?.finalize(),
             "job-dismiss" => of(Verb::Dismiss)?.dismiss(),
             _ => {
-                return Err(Error::no_command(format!("The command {command} has not been found")));
+                return Err(QmpError::no_command(format!(
+                    "The command {command} has not been found"
+                )));
             }
         }
         Ok(())
@@ -386,19 +392,19 @@ impl Monitor {
     /// `block-job-change`: only a mirror's copy mode can change, as in QEMU from `background`.
     fn change_job(&self, job: &Job, arguments: &Arguments) -> Result<()> {
         let Some(mirror) = job.mirror() else {
-            return Err(Error::generic("Job type does not support change"));
+            return Err(QmpError::generic("Job type does not support change"));
         };
         mirror.set_copy_mode(copy_mode(arguments));
         Ok(())
     }
 
     /// `query-jobs`.
-    pub(super) fn described_jobs(&self) -> Value {
+    pub(crate) fn described_jobs(&self) -> Value {
         self.listed_jobs().iter().map(|job| described(job)).collect()
     }
 
     /// `query-block-jobs`.
-    pub(super) fn described_block_jobs(&self) -> Value {
+    pub(crate) fn described_block_jobs(&self) -> Value {
         self.listed_jobs().iter().map(|job| described_as_block_job(job)).collect()
     }
 
@@ -409,7 +415,7 @@ impl Monitor {
     }
 
     /// Tells clients what has happened to a job.
-    pub(super) fn job_event(&self, job: &Job, happened: &Happened) {
+    pub(crate) fn job_event(&self, job: &Job, happened: &Happened) {
         match happened {
             Happened::Status(status) => {
                 let data = json!({ "id": job.name(), "status": status.name() });
@@ -481,9 +487,9 @@ impl BitmapUse {
         let sync = needed(arguments, "sync");
         let bitmap = text(arguments, "bitmap");
         let mode = text(arguments, "bitmap-mode");
-        let wrong = |text: &str| Err(Error::generic(text));
+        let wrong = |text: &str| Err(QmpError::generic(text));
         match (sync, bitmap, mode) {
-            ("incremental" | "bitmap", None, _) => Err(Error::generic(format!(
+            ("incremental" | "bitmap", None, _) => Err(QmpError::generic(format!(
                 "must provide a valid bitmap name for '{sync}' sync mode"
             ))),
             (_, None, Some(_)) => wrong("Cannot specify bitmap sync mode without a bitmap"),
@@ -499,10 +505,10 @@ impl BitmapUse {
             }
             (_, _, None) => wrong("Bitmap sync mode must be given when providing a bitmap"),
             ("bitmap", _, Some(mode)) => Ok(BitmapUse::Selects { clears: mode != "never" }),
-            (sync, _, Some("never")) => Err(Error::generic(format!(
+            (sync, _, Some("never")) => Err(QmpError::generic(format!(
                 "Bitmap sync mode 'never' has no meaningful effect when combined with sync mode '{sync}'"
             ))),
-            (sync, ..) => Err(Error::generic(format!(
+            (sync, ..) => Err(QmpError::generic(format!(
                 "Sync mode '{sync}' with a bitmap is not supported: add or clear a bitmap in the same \
                  transaction"
             ))),
@@ -512,9 +518,9 @@ impl BitmapUse {
 
 /// The target of a job, as it is open.
 fn target_of(end: &End) -> Result<To> {
-    let Found::Live(running) = &end.found else { return Err(Error::no_node(&end.name)) };
+    let Found::Live(running) = &end.found else { return Err(QmpError::no_node(&end.name)) };
     let stack: Option<Stack> = running.stack.lock().expect("no panic under this lock").clone();
-    let stack = stack.ok_or_else(|| Error::no_node(&end.name))?;
+    let stack = stack.ok_or_else(|| QmpError::no_node(&end.name))?;
     let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
     Ok(To::Open(spec, stack, Some(running.clone())))
 }
@@ -542,19 +548,19 @@ fn copy_options(arguments: &Arguments) -> Vec<NamedOption> {
 fn pause(job: &Arc<Job>) -> Result<()> {
     use blockhaul_jobs::Status::{Paused, Standby};
     if matches!(job.status(), Paused | Standby) {
-        return Err(Error::generic("Job is already paused"));
+        return Err(QmpError::generic("Job is already paused"));
     }
     if job.pause(true) {
         Ok(())
     } else {
-        Err(Error::generic("clients wait for the end of the job just now"))
+        Err(QmpError::generic("clients wait for the end of the job just now"))
     }
 }
 
 fn resume(job: &Arc<Job>) -> Result<()> {
     use blockhaul_jobs::Status::{Paused, Standby};
     if !matches!(job.status(), Paused | Standby) {
-        return Err(Error::generic("Can't resume a job that was not paused"));
+        return Err(QmpError::generic("Can't resume a job that was not paused"));
     }
     job.pause(false);
     Ok(())

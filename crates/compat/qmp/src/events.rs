@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use blockhaul_io::{Notify, Ticket};
 use serde_json::{Value, json};
 
-use super::input::line;
+use crate::input::line;
 
 /// The names of all events.
 pub const EVENTS: &[&str] = &[

@@ -7,30 +7,30 @@ use blockhaul_jobs::{GRANULARITY, NewBitmap, Running};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
-use super::commands::{Arguments, needed, number, switch};
-use super::error::{Error, Result};
-use super::monitor::Monitor;
-use super::nodes::{BARRIER, Found};
+use crate::commands::{Arguments, needed, number, switch};
+use crate::error::{QmpError, Result};
+use crate::monitor::Monitor;
+use crate::nodes::{BARRIER, Found};
 
 impl Monitor {
     /// `block-dirty-bitmap-add`.
-    pub(super) async fn add_bitmap(&self, arguments: &Arguments) -> Result<()> {
+    pub(crate) async fn add_bitmap(&self, arguments: &Arguments) -> Result<()> {
         let node = needed(arguments, "node");
         let name = needed(arguments, "name");
         let found = self.find(node).await?;
         if name.is_empty() {
-            return Err(Error::generic("Bitmap name cannot be empty"));
+            return Err(QmpError::generic("Bitmap name cannot be empty"));
         }
         let granularity = number(arguments, "granularity").unwrap_or(GRANULARITY);
         if !granularity.is_power_of_two() || granularity < 512 {
-            return Err(Error::generic("Granularity must be power of 2 and at least 512"));
+            return Err(QmpError::generic("Granularity must be power of 2 and at least 512"));
         }
         let persistent = switch(arguments, "persistent", false);
         if persistent && self.table.wanted().bitmap_files.is_none() {
-            return Err(Error::generic(format!("Can't store persistent bitmaps to {node}")));
+            return Err(QmpError::generic(format!("Can't store persistent bitmaps to {node}")));
         }
         if self.names(&found).iter().any(|other| other == name) {
-            return Err(Error::generic(format!("Bitmap already exists: {name}")));
+            return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
         }
         match &found {
             Found::Live(running) => {
@@ -41,10 +41,12 @@ impl Monitor {
                 let size = self.live_below(frozen).await?.device();
                 let size = size.map(|device| device.facts().size).unwrap_or_default();
                 let bitmap = Bitmap::new(name, size, granularity)?;
-                let Some(mut own) = frozen.own_bitmaps() else { return Err(Error::no_node(node)) };
+                let Some(mut own) = frozen.own_bitmaps() else {
+                    return Err(QmpError::no_node(node));
+                };
                 if own.len() >= BITMAPS_MAX {
                     let text = format!("a node has at most {BITMAPS_MAX} bitmaps");
-                    return Err(Error::generic(text));
+                    return Err(QmpError::generic(text));
                 }
                 own.push(Arc::new(bitmap));
             }
@@ -71,12 +73,12 @@ impl Monitor {
     }
 
     /// A bitmap of a node.
-    pub(super) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
         let found = self.find(node).await?;
         let all: Vec<Arc<Bitmap>> = match &found {
             Found::Live(running) => {
                 if running.inconsistent().iter().any(|(other, _)| other == name) {
-                    return Err(Error::generic(format!(
+                    return Err(QmpError::generic(format!(
                         "Bitmap '{name}' is inconsistent and cannot be used"
                     )));
                 }
@@ -87,23 +89,23 @@ impl Monitor {
             }
         };
         let found = all.into_iter().find(|bitmap| bitmap.name() == name);
-        found.ok_or_else(|| Error::no_bitmap(name))
+        found.ok_or_else(|| QmpError::no_bitmap(name))
     }
 
     /// The bitmap that a list names: a name, of `node`, or an object with another node.
-    pub(super) async fn bitmap_named(&self, node: &str, value: &Value) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn bitmap_named(&self, node: &str, value: &Value) -> Result<Arc<Bitmap>> {
         match value {
             Value::String(name) => self.bitmap(node, name).await,
             Value::Object(both) => self.bitmap(needed(both, "node"), needed(both, "name")).await,
-            _ => Err(Error::generic("Invalid parameter type for 'bitmaps', expected: object")),
+            _ => Err(QmpError::generic("Invalid parameter type for 'bitmaps', expected: object")),
         }
     }
 
     /// The same for a command that changes it: no job uses it.
-    pub(super) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
         let bitmap = self.bitmap(node, name).await?;
         if self.is_bitmap_used(node, name) {
-            return Err(Error::generic(format!(
+            return Err(QmpError::generic(format!(
                 "Bitmap '{name}' is currently in use by another operation and cannot be used"
             )));
         }
@@ -118,7 +120,7 @@ impl Monitor {
     }
 
     /// `block-dirty-bitmap-remove`.
-    pub(super) async fn remove_bitmap(&self, node: &str, name: &str) -> Result<()> {
+    pub(crate) async fn remove_bitmap(&self, node: &str, name: &str) -> Result<()> {
         let found = self.find(node).await?;
         if let Found::Live(running) = &found {
             let inconsistent = running.inconsistent().iter().any(|(other, _)| other == name);
@@ -137,7 +139,7 @@ impl Monitor {
     }
 
     /// The target and the sources of `block-dirty-bitmap-merge`.
-    pub(super) async fn merged(
+    pub(crate) async fn merged(
         &self,
         arguments: &Arguments,
     ) -> Result<(Arc<Bitmap>, Vec<Arc<Bitmap>>)> {
@@ -149,13 +151,13 @@ impl Monitor {
             from.push(self.bitmap_named(node, value).await?);
         }
         if from.iter().any(|bitmap| bitmap.size() != target.size()) {
-            return Err(Error::generic("Bitmaps are of different sizes and can't be merged"));
+            return Err(QmpError::generic("Bitmaps are of different sizes and can't be merged"));
         }
         Ok((target, from))
     }
 
     /// The bitmaps of a disk, for the members `dirty-bitmaps`.
-    pub(super) fn described_bitmaps(&self, node: &str, running: &Running) -> Vec<Value> {
+    pub(crate) fn described_bitmaps(&self, node: &str, running: &Running) -> Vec<Value> {
         let keeps = self.table.wanted().bitmap_files.is_some();
         let sound = running.bitmaps().clone();
         let sound = sound.iter().map(|bitmap| {

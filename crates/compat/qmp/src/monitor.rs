@@ -7,11 +7,11 @@ use blockhaul_jobs::{Jobs, Table};
 use blockhaul_server::Server;
 use serde_json::Value;
 
-use super::commands::Arguments;
-use super::error::{Error, Result};
-use super::events::Hub;
-use super::host::MonitorHost;
-use super::state::State;
+use crate::commands::Arguments;
+use crate::error::QmpError;
+use crate::events::Hub;
+use crate::host::MonitorHost;
+use crate::state::State;
 
 /// A running server, as a monitor controls it.
 pub struct MonitorConfig {
@@ -29,16 +29,16 @@ pub struct MonitorConfig {
 
 /// The monitor of a server.
 pub struct Monitor {
-    pub(super) server: Arc<Server>,
-    pub(super) table: Arc<Table>,
-    pub(super) jobs: Arc<Jobs>,
-    pub(super) host: Box<dyn MonitorHost>,
+    pub(crate) server: Arc<Server>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) host: Box<dyn MonitorHost>,
     /// The server listens for NBD clients without `nbd-server-start`.
-    pub(super) listens_anyway: bool,
-    pub(super) hub: Hub,
-    pub(super) state: Mutex<State>,
+    pub(crate) listens_anyway: bool,
+    pub(crate) hub: Hub,
+    pub(crate) state: Mutex<State>,
     /// One command at a time.
-    pub(super) turn: Arc<FifoLock>,
+    pub(crate) turn: Arc<FifoLock>,
 }
 
 impl Monitor {
@@ -68,15 +68,15 @@ impl Monitor {
     ///
     /// # Errors
     /// The text is no command, or the command has failed.
-    pub async fn run(&self, text: &str) -> Result<()> {
-        let wrong = |why: &str| Error::generic(format!("{text}: {why}"));
+    pub async fn run(&self, text: &str) -> Result<(), QmpError> {
+        let wrong = |why: &str| QmpError::generic(format!("{text}: {why}"));
         let command: Value =
             serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
         let name = command["execute"].as_str().ok_or_else(|| wrong("it is no command"))?;
         let empty = Arguments::new();
         let arguments = command["arguments"].as_object().unwrap_or(&empty);
         let done = self.execute(name, arguments).await;
-        done.map(drop).map_err(|error| Error::generic(format!("{name}: {}", error.text())))
+        done.map(drop).map_err(|error| QmpError::generic(format!("{name}: {error}")))
     }
 
     /// Ends listeners of NBD that were started here, and clients once they have got what waits for
@@ -87,7 +87,7 @@ impl Monitor {
         self.hub.close();
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no panic under this lock")
     }
 }

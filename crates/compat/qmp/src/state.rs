@@ -11,16 +11,16 @@ use blockhaul_snapshot::{Bitmap, Snapshot};
 
 /// What the protocol knows besides the disks, jobs and bitmaps of the server.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) nodes: Vec<Arc<Node>>,
-    pub(super) objects: Vec<Object>,
-    pub(super) exports: Vec<Export>,
+pub(crate) struct State {
+    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) objects: Vec<Object>,
+    pub(crate) exports: Vec<Export>,
     /// Exports of the server, by identifier, whose guest uses another node than their own.
-    pub(super) drives: Vec<(String, String)>,
-    pub(super) uses: Vec<Use>,
+    pub(crate) drives: Vec<(String, String)>,
+    pub(crate) uses: Vec<Use>,
     /// Nodes whose disk has the name of another node, after a mirror.
-    pub(super) moved: Vec<(String, String)>,
-    pub(super) nbd_server: Option<NbdServer>,
+    pub(crate) moved: Vec<(String, String)>,
+    pub(crate) nbd_server: Option<NbdServer>,
 }
 
 /// An object that was added.

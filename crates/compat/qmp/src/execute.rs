@@ -2,18 +2,18 @@
 
 use serde_json::{Value, json};
 
-use super::commands::{self, Arguments, COMMANDS, needed, switch};
-use super::error::{Error, Result};
-use super::events::EVENTS;
-use super::monitor::Monitor;
-use super::query;
+use crate::commands::{self, Arguments, COMMANDS, needed, switch};
+use crate::error::{QmpError, Result};
+use crate::events::EVENTS;
+use crate::monitor::Monitor;
+use crate::query;
 
 impl Monitor {
     /// Carries out a command.
-    pub(super) async fn execute(&self, name: &str, arguments: &Arguments) -> Result<Value> {
+    pub(crate) async fn execute(&self, name: &str, arguments: &Arguments) -> Result<Value> {
         let command = commands::find(COMMANDS, name).ok_or_else(|| {
             let shown = blockhaul_wire::printable(name.as_bytes(), 64);
-            Error::no_command(format!("The command {shown} has not been found"))
+            QmpError::no_command(format!("The command {shown} has not been found"))
         })?;
         commands::check(command, arguments)?;
         if let Some(answer) = self.query(name) {

@@ -1,0 +1,42 @@
+//! QEMU's monitor protocol (QMP) over the exports, dirty bitmaps and jobs of a running server, as far as clients
+//! of qemu-storage-daemon need it. `docs/qmp.md` lists its commands.
+//!
+//! - A caller makes one [`Monitor`] for its server, from a [`MonitorConfig`], and hands it listeners
+//!   ([`Monitor::serve`]), connected sockets ([`Monitor::serve_connection`]) or commands without a client
+//!   ([`Monitor::run`]). It calls [`Monitor::stop`] before it drops the server.
+//! - What a command needs of the program around the server is behind [`MonitorHost`].
+//! - A [`QmpError`] is the error of a command in QEMU's classes.
+//!
+//! The crate binds no monitor socket, and neither prints nor ends the process. It opens devices only through the
+//! table of exports, so that other front ends of the server (`blockhaul ctl`) see the same exports, bitmaps and
+//! jobs. Commands run on workers of `blockhaul_io`, one at a time.
+//!
+//! Files:
+//! - `input`: finds commands in what clients send. `commands`: all commands and their arguments, as tables.
+//!   `error`: errors in QEMU's classes.
+//! - `session`: a client. `events`: what all clients receive. `monitor`: what they share; `state`: what it
+//!   knows. `host`: the program around it. `execute`: from the name of a command to what carries it out.
+//! - `nodes`, `objects`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod bitmaps;
+mod commands;
+mod error;
+mod events;
+mod execute;
+mod exports;
+mod host;
+mod input;
+mod jobs;
+mod monitor;
+mod nodes;
+mod objects;
+mod query;
+mod session;
+mod state;
+mod transaction;
+
+pub use error::QmpError;
+pub use host::{ListenerFuture, MonitorHost};
+pub use monitor::{Monitor, MonitorConfig};
