@@ -152,7 +152,8 @@ fn clocks(root: &Path) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
     rust_files(root, Path::new("crates"), &mut files)?;
     files.sort();
-    let tools = ["crates/testkit", "crates/simulator", "crates/programs/bench"];
+    let tools =
+        ["crates/testkit", "crates/simulator", "crates/programs/bench", "crates/programs/measure"];
     files.retain(|file| {
         let is_test = file.components().any(|part| part.as_os_str() == "tests")
             || file.file_name().is_some_and(|name| name == "tests.rs");

@@ -26,7 +26,8 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/jobs", "uses/engine"),
     ("uses/jobs", "uses/transfer"),
     ("uses/transfer", "uses/engine"),
-    ("programs/cli", "programs/bench"),
+    ("programs/bench", "programs/measure"),
+    ("programs/cli", "programs/measure"),
     ("programs/cli", "programs/registry"),
     ("programs/python", "programs/registry"),
     ("simulator", "programs/registry"),
@@ -76,7 +77,7 @@ fn is_above(folder: &str, used: &str) -> bool {
         (Some(own), Some(other)) => own > other,
         (None, Some(other)) => ROWS[other] != "programs",
         (None, None) => true,
-        (Some(_), None) => folder == "programs/bench",
+        (Some(_), None) => folder == "programs/measure",
     }
 }
 

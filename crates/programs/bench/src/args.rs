@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
-use crate::device::DeviceArgs;
 use crate::helper::Helper;
-use crate::load::LoadArgs;
 use crate::manual;
 use crate::vars::{Value, Vars};
 
@@ -27,18 +25,6 @@ pub struct Args {
     pub options: Options,
 }
 
-impl Args {
-    /// Whether scenarios are run, and nothing says which program `{blockhaul}` stands for.
-    pub fn lacks_program(&self) -> bool {
-        let options = match &self.action {
-            None => &self.options,
-            Some(Action::Run { options, .. }) => &**options,
-            Some(_) => return false,
-        };
-        options.blockhaul.is_none()
-    }
-}
-
 /// What `blockhaul bench` does.
 #[derive(Debug, Subcommand)]
 pub enum Action {
@@ -53,20 +39,6 @@ pub enum Action {
         #[allow(missing_docs)]
         options: Box<Options>,
     },
-    /// Measure the speed of a device, and recommend settings
-    ///
-    /// Measure the throughput of reads for many combinations of request size, requests in flight and
-    /// connections, the latency of single requests and of queries for extents, and print the settings
-    /// to use with blockhaul copy. Nothing is written without --write.
-    #[command(after_long_help = manual::DEVICE)]
-    Device(DeviceArgs),
-    /// Send many requests to an NBD server, and report their rate and latency
-    ///
-    /// The same --seed and --count give the same requests, so that servers can be compared. This
-    /// program needs less processor time than servers do, so that the server is the limit. Requests
-    /// are reads unless --write or --mix is given; these overwrite the data of the device.
-    #[command(after_long_help = manual::LOAD)]
-    Load(LoadArgs),
     /// List the built-in scenarios
     #[command(after_long_help = manual::LIST)]
     List,

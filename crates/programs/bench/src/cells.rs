@@ -2,6 +2,7 @@
 
 use crate::result::{Cell, Metric, State};
 use crate::stats::Summary;
+use blockhaul_measure::number;
 
 /// Deviations below this many percent are not shown, so that important ones are visible.
 const DEVIATION_SHOWN: f64 = 1.5;
@@ -15,17 +16,6 @@ pub fn letter(mut column: usize) -> String {
             return letters.iter().rev().collect();
         }
         column = column / 26 - 1;
-    }
-}
-
-/// A number with three digits that matter.
-pub fn number(value: f64) -> String {
-    match value.abs() {
-        v if v >= 99.95 => format!("{value:.0}"),
-        v if v >= 9.995 => format!("{value:.1}"),
-        v if v >= 0.9995 => format!("{value:.2}"),
-        v if v >= 0.01 || v == 0.0 => format!("{value:.3}"),
-        _ => format!("{value:.5}"),
     }
 }
 
@@ -84,14 +74,6 @@ pub fn ratio_text(cell: &Cell) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_have_three_digits_that_matter() {
-        let cases = [(123.4, "123"), (12.34, "12.3"), (9.999, "10.0"), (0.59381, "0.594")];
-        for (value, expected) in cases.into_iter().chain([(0.00123, "0.00123"), (0.0, "0.000")]) {
-            assert_eq!(number(value), expected);
-        }
-    }
 
     #[test]
     fn letters_do_not_end() {

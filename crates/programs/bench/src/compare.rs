@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
 use crate::result::{Cell, Report, is_ours};
 use crate::save;
 use crate::stats::Summary;
+use blockhaul_measure::{Error, Result};
 
 /// What came of a comparison.
 #[derive(Debug)]

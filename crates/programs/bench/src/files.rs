@@ -9,9 +9,9 @@ use std::path::Path;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
 use crate::plan::ImagePlan;
-use crate::random::Random;
+use blockhaul_measure::Random;
+use blockhaul_measure::{Error, Result};
 
 /// Bytes that are written and compared at a time.
 const CHUNK: usize = 1 << 20;

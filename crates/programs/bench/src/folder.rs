@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::error::{Error, Result};
+use blockhaul_measure::{Error, Result};
 
 /// A separate directory, removed with its contents on drop.
 pub(crate) struct Folder {

@@ -1,5 +1,5 @@
-//! `blockhaul bench`, as a library: benchmarks as data, honestly. The program is blockhaul-bench; `bench device` is a
-//! part of blockhaul, too.
+//! `blockhaul bench`, as a library: benchmarks as data, honestly. The program is blockhaul-bench; `bench device` and
+//! `bench load` are part of blockhaul (crate `measure`).
 //!
 //! A scenario file says what is measured: environments are the columns of a table, a command each,
 //! ours or anybody's; cases are its rows. Every cell is run many times, in random order round by
@@ -10,8 +10,7 @@
 //! - `scenario`, `step`, `vars`: the file format. `plan`: what it comes to on this machine.
 //! - `run`: the rounds. `process`, `usage`: one command measured. `calls`: its system
 //!   calls. `files`: images and comparison. `folder`: where runs take place.
-//! - `device`: what one device is capable of. `load`: keeps a server busy. `mount`: file systems for
-//!   the runs.
+//! - `mount`: file systems for the runs.
 //! - `stats`, `metric`, `result`: from runs to summaries. `cells`, `notes`: their text. `table`, `html`
 //!   (with `markup`), `curve`, `save`, `compare`: for people.
 //! - `docs`: figures for the README and docs/performance.md. `helper`: small programs that scenarios
@@ -24,15 +23,12 @@ pub mod calls;
 mod cells;
 pub mod compare;
 pub mod curve;
-pub mod device;
 pub mod docs;
-mod error;
 pub mod files;
 mod folder;
 mod group;
 pub mod helper;
 pub mod html;
-pub mod load;
 pub mod machine;
 mod manual;
 mod markup;
@@ -42,7 +38,6 @@ mod notes;
 pub mod plan;
 pub mod process;
 pub mod progress;
-pub mod random;
 pub mod result;
 pub mod run;
 pub mod save;
@@ -62,38 +57,27 @@ use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use args::Args;
-pub use device::Devices;
-pub use error::{Error, Result};
+pub use blockhaul_measure::{Error, Result};
 
 use args::{Action, Format, Options};
+use blockhaul_measure::shell_line;
 use folder::Folder;
-use plan::{Act, Choice, Places, Plan, shell_line};
+use plan::{Act, Choice, Places, Plan};
 use process::Ground;
 use progress::Progress;
 use result::Report;
 use scenario::Scenario;
 
+/// The environment variable with the program that has started this one.
+const PROGRAM: &str = "BLOCKHAUL_PROGRAM";
 /// Exit status after Ctrl-C: 128 and the number of the signal.
 const INTERRUPTED: u8 = 130;
 
-/// Measures one device as `blockhaul bench device` does, and prints the result. Exit status 0; 1 if a
-/// request failed; 2 if the command line cannot be understood; 3 if the device cannot be opened.
-pub fn measure_device(args: &device::DeviceArgs, devices: &Devices<'_>) -> ExitCode {
-    ended(args.run(devices).map(|text| {
-        print(&text);
-        0
-    }))
-}
-
 /// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
 /// comparison found something worse; 2 if the command line, a scenario or a result cannot be
-/// understood; 3 if a device cannot be opened; 130 if it was stopped.
-pub fn main(args: Args, devices: &Devices<'_>) -> ExitCode {
-    ended(act(args, devices))
-}
-
-fn ended(result: Result<u8>) -> ExitCode {
-    match result {
+/// understood; 130 if it was stopped.
+pub fn main(args: Args) -> ExitCode {
+    match act(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             write_all(&mut std::io::stderr(), &format!("blockhaul: bench: {error}\n"));
@@ -102,7 +86,7 @@ fn ended(result: Result<u8>) -> ExitCode {
     }
 }
 
-fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
+fn act(args: Args) -> Result<u8> {
     match args.action {
         None => {
             let scenarios = args.files.iter().map(|path| Scenario::load(path));
@@ -111,15 +95,6 @@ fn act(args: Args, devices: &Devices<'_>) -> Result<u8> {
         Some(Action::Run { names, options }) => {
             let scenarios = names.iter().map(|name| Scenario::built_in(name));
             run_all(scenarios.collect::<Result<_>>()?, &options)
-        }
-        Some(Action::Device(device)) => {
-            print(&device.run(devices)?);
-            Ok(0)
-        }
-        Some(Action::Load(load)) => {
-            let (text, status) = load.run(devices)?;
-            print(&text);
-            Ok(status)
         }
         Some(Action::List) => {
             for (name, _) in scenario::BUILT_IN {
@@ -296,7 +271,10 @@ fn settings(plan: &Plan) -> result::Settings {
 fn own_program(options: &Options, places: &Places) -> Option<PathBuf> {
     match &options.blockhaul {
         Some(given) => std::path::absolute(given).ok(),
-        None => beside().or_else(|| places.find("blockhaul")),
+        None => std::env::var_os(PROGRAM)
+            .map(PathBuf::from)
+            .or_else(beside)
+            .or_else(|| places.find("blockhaul")),
     }
 }
 

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::Error;
 use crate::plan::{Act, MountPlan, Places, Plan};
 use crate::process::Ground;
 use crate::progress::Progress;
+use blockhaul_measure::Error;
 
 /// Making a file system takes seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(60);

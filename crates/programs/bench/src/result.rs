@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 pub use crate::metric::Metric;
-use crate::plan::{Act, Plan, shell_line};
+use crate::plan::{Act, Plan};
 use crate::stats::Summary;
 use crate::usage::Usage;
+use blockhaul_measure::shell_line;
 
 /// Version of the layout of `result.json`; one more when a reader of the old one would go wrong.
 pub const FORMAT: u32 = 2;

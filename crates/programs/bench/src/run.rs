@@ -8,15 +8,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::calls::Calls;
-use crate::error::{Error, Result};
 use crate::files;
 use crate::metric::Metric;
 use crate::plan::{Act, Body, Plan};
 use crate::process::{self, Ground, Server};
 use crate::progress::Progress;
-use crate::random::Random;
 use crate::result::{Failure, Run};
 use crate::usage::{self, Usage};
+use blockhaul_measure::Random;
+use blockhaul_measure::{Error, Result};
 
 /// A cell that failed this often, and never succeeded, is not run again.
 pub const FAILURES_MAX: u32 = 3;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::error::{Error, Result};
 use crate::result::{FORMAT, Report};
 use crate::{html, table};
+use blockhaul_measure::{Error, Result};
 
 /// The file that holds everything.
 const RESULT: &str = "result.json";

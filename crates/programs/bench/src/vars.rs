@@ -6,7 +6,7 @@ use std::fmt;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use blockhaul_measure::{Error, Result};
 
 /// Variables by name.
 pub type Vars = BTreeMap<String, Value>;

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::cells::{cell_text, median, number};
-use crate::error::{Error, Result};
+use crate::cells::{cell_text, median};
 use crate::notes::circumstances;
 use crate::result::{Cell, Metric, Report, is_ours};
 use crate::scenario::BUILT_IN;
 use crate::{save, table};
+use blockhaul_measure::number;
+use blockhaul_measure::{Error, Result};
 
 /// Where results are, from the root of the tree.
 const RESULTS: &str = "bench/results";

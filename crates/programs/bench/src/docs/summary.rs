@@ -2,8 +2,8 @@
 //! blockhaul takes 1, and in how many rows it is the first.
 
 use super::{best, wall};
-use crate::cells::number;
 use crate::result::{Cell, Report, is_ours};
+use blockhaul_measure::number;
 
 /// How one row ended for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

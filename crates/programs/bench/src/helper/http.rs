@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use blockhaul_measure::{Error, Result};
 
 /// A request with a longer line or more lines is not one of ours.
 const LINE_MAX: u64 = 8192;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use blockhaul_catalog::Spec;
 use blockhaul_io::{Config, Engine, Runtime};
 
-use crate::error::{Error, Result};
+use blockhaul_measure::{Error, Result};
 
 /// Opens connections to a server and keeps them open for a while once they are all there.
 pub fn keep(uri: &str, connections: u32, time: Duration) -> Result<()> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use crate::error::{Error, Result};
+use blockhaul_measure::{Error, Result};
 
 /// Without a word for so long, the daemon hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(600);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-use crate::error::Result;
+use blockhaul_measure::Result;
 
 /// Which helper.
 #[derive(Debug, Subcommand)]

@@ -11,8 +11,8 @@ use blockhaul_io::{Config, Engine, Listener, Pool, Runtime};
 use blockhaul_wire::request::Headers;
 use clap::ValueEnum;
 
-use crate::error::{Error, Result};
 use crate::folder::Folder;
+use blockhaul_measure::{Error, Result};
 
 /// Which workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -9,10 +9,10 @@ use super::{
     Act, Body, Cell, Choice, ImagePlan, MountPlan, Places, Plan, Ready, Row, ServerPlan,
     commands_of,
 };
-use crate::error::{Error, Result};
 use crate::metric::Metric;
 use crate::scenario::{Case, Command, Environment, Image, Scenario, Step};
 use crate::vars::{Scope, Value, Vars};
+use blockhaul_measure::{Error, Result};
 
 /// More cells than this are a mistake in a matrix, not a benchmark that anyone waits for.
 const CELLS_MAX: usize = 4096;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::metric::Metric;
 use crate::vars::Vars;
+use blockhaul_measure::shell_line;
 
 /// What the person who starts it chose.
 #[derive(Clone, Debug, Default)]
@@ -240,24 +241,6 @@ impl Places {
         }
         self.search.iter().map(|dir| dir.join(program)).find(|path| runs(path))
     }
-}
-
-/// Words as a line that a shell would take, for people to repeat.
-pub fn shell_line(words: &[String]) -> String {
-    if let [shell, option, line] = words
-        && (shell == "/bin/sh" && option == "-c")
-    {
-        return line.clone();
-    }
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%?{}".contains(c);
-    let quoted = |word: &String| {
-        if !word.is_empty() && word.chars().all(plain) {
-            word.clone()
-        } else {
-            format!("'{}'", word.replace('\'', "'\\''"))
-        }
-    };
-    words.iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 /// The commands among steps.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{Places, base_name};
-use crate::error::Result;
 use crate::scenario::{Needs, Scenario};
 use crate::vars::Scope;
+use blockhaul_measure::Result;
 
 /// Why needs are not met on this machine; None if they are.
 pub(super) fn unmet(

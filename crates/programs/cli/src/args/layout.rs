@@ -6,12 +6,8 @@ const LONG: usize = 200;
 /// Sections that `blockhaul help TOPIC` prints, too.
 const TOPICS: [&str; 2] = ["EXIT STATUS", "JOB FILES"];
 
-/// Lays out help that clap has rendered; help without examples (`-h`) stays as it is, and so does
-/// that of `bench`, which is a program of its own.
+/// Lays out help that clap has rendered; help without examples (`-h`) stays as it is.
 pub fn laid_out(help: &str) -> String {
-    if help.contains("Usage: blockhaul bench") {
-        return help.to_string();
-    }
     let mut sections = sections(help);
     let Some(at) = sections.iter().position(|section| section.name == "EXAMPLES") else {
         return help.to_string();

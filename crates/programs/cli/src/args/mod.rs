@@ -2,6 +2,8 @@
 //! for each command, or for those of a kind; `value` has what their values may be.
 
 mod backup;
+#[cfg(feature = "bench")]
+mod bench;
 mod check;
 mod copy;
 mod ctl;
@@ -24,6 +26,8 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::backup::{Chain, ChainCommand, PullArgs, Restore};
+#[cfg(feature = "bench")]
+pub use self::bench::{Bench, BenchAction};
 #[cfg(feature = "formats")]
 pub use self::check::{Check, RepairArg};
 pub use self::check::{Checksum, Compare, Reading, Verify};
@@ -177,10 +181,10 @@ pub enum Command {
     Tls(Tls),
     /// Measure devices and servers, and compare programs
     ///
-    /// Run scenarios: blockhaul and the programs in common use do the same work, in turn, and the
-    /// results are checked. Print medians and ratios, and keep the raw measurements.
+    /// Measure one device or one server. All other arguments are those of the program blockhaul-bench, which runs
+    /// scenarios: blockhaul and the programs in common use do the same work, in turn, and the results are checked.
     #[cfg(feature = "bench")]
-    Bench(Box<blockhaul_bench::Args>),
+    Bench(Box<Bench>),
     /// Show version, abilities and thread model of a plugin
     Plugin(Plugin),
     /// Show the help of a command, or of a topic

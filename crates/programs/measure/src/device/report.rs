@@ -3,9 +3,8 @@
 use blockhaul_catalog::format_size;
 
 use super::findings::{Advice, Findings, Latency, Point};
-use crate::cells::number;
 use crate::error::{Error, Result};
-use crate::plan::shell_line;
+use crate::text::{number, shell_line};
 
 fn filled(findings: &Findings) -> Findings {
     let mut findings = findings.clone();

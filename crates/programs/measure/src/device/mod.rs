@@ -8,24 +8,17 @@ mod probe;
 mod report;
 mod schedule;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::time::Duration;
 
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{Intent, parse_duration};
 use blockhaul_io::{Config, Engine, Runtime};
 use clap::Args as ClapArgs;
 
+use crate::Devices;
 use crate::error::{Error, Result};
 
-pub use findings::{Advice, Findings, Latency, Point};
-
-/// How devices are opened: what the program knows of them.
-pub struct Devices<'a> {
-    /// All kinds of devices.
-    pub registry: Registry,
-    /// A word of the command line as a device.
-    pub spec: &'a dyn Fn(&OsStr) -> blockhaul_block::Result<Spec>,
-}
+use findings::Findings;
 
 /// Options of `blockhaul bench device`.
 #[derive(Debug, ClapArgs)]
@@ -72,7 +65,7 @@ const TIME_MIN: Duration = Duration::from_secs(1);
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 
 fn time(text: &str) -> std::result::Result<Duration, String> {
-    let time = crate::scenario::parse_duration(text)?;
+    let time = parse_duration(text).map_err(|error| error.text().to_string())?;
     if (TIME_MIN..=TIME_MAX).contains(&time) {
         Ok(time)
     } else {
@@ -112,8 +105,10 @@ impl DeviceArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use blockhaul_catalog::{Registry, Spec};
     use clap::Parser;
+
+    use super::*;
 
     #[derive(Parser)]
     struct Cli {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error as BlockError, Kind};
-use blockhaul_catalog::{Spec, parse_size};
+use blockhaul_catalog::{Spec, parse_duration, parse_size};
 use blockhaul_client::options::Place;
 use blockhaul_client::{Address, Line, ServerProcess};
 use blockhaul_io::{Completer, Config, Engine, Lost, Remote, Runtime, Ticket};
@@ -28,9 +28,8 @@ use crate::error::{Error, Result};
 use lane::{Tally, Until};
 use work::Work;
 
-pub use histogram::Percentiles;
-pub use report::Outcome;
-pub use work::Order;
+use report::Outcome;
+use work::Order;
 
 /// Options of `blockhaul bench load`.
 #[derive(Debug, ClapArgs)]
@@ -124,7 +123,7 @@ fn request_size(text: &str) -> std::result::Result<u64, String> {
 }
 
 fn time(text: &str) -> std::result::Result<Duration, String> {
-    let time = crate::scenario::parse_duration(text)?;
+    let time = parse_duration(text).map_err(|error| error.text().to_string())?;
     if (Duration::from_millis(1)..=TIME_MAX).contains(&time) {
         Ok(time)
     } else {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{Measured, Order, Percentiles, Work};
-use crate::cells::number;
+use super::histogram::Percentiles;
+use super::{Measured, Order, Work};
 use crate::error::{Error, Result};
+use crate::text::number;
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
