@@ -135,29 +135,13 @@ async fn prepare(
             return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
         }
     };
-    let first = target.device();
-    let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
-    if target.has_more() && tells_zeroes && !shared.retries.lost_target() {
-        // The zeroes that the target has reported so far are valid on a later connection only if
-        // both belong to the same run of the server: then the first connection is still alive. The
-        // target is not read for this check; its zero report may have avoided that.
-        let least = u64::from(first.facts().block.minimum.max(1));
-        let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
-        let alive = first.submit(question).await;
-        if alive.is_err_and(|error| is_lost(&error)) {
-            shared.retries.lose_target();
-        }
-    }
-    if let Some(why) = differs(source, &from).or_else(|| differs(target, &to)) {
-        return Err(why);
-    }
-    if let Some(marker) = shared.retries.marker() {
-        for (side, handle) in [(Side::Source, &from), (Side::Target, &to)] {
-            match marker.differs(side, &**handle).await {
-                Ok(None) => {}
-                Ok(Some(why)) => return Err(why),
-                Err(error) => return Err(error.to_string()),
-            }
+    let examination = examine(shared, (source, &from), (target, &to));
+    let examined = blockhaul_io::timeout(DIAL_MAX, examination);
+    match first_of(examined, queue.exhausted()).await {
+        None => return Ok(None),
+        Some(Ok(examined)) => examined?,
+        Some(Err(blockhaul_io::Elapsed)) => {
+            return Err(format!("no reply within {} s", DIAL_MAX.as_secs()));
         }
     }
     let unsure = |stack: &Stack, handle: &Opened| (!promises(stack)).then(|| handle.clone());
@@ -175,6 +159,39 @@ async fn prepare(
         shared.learned.one_disk.store(true, Ordering::Relaxed);
     }
     Ok(Some((from, to)))
+}
+
+/// Examines new handles of both sides; an error says why they cannot be used.
+async fn examine(
+    shared: &Shared,
+    (source, from): (&Stack, &Opened),
+    (target, to): (&Stack, &Opened),
+) -> Result<(), String> {
+    let first = target.device();
+    let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
+    if target.has_more() && tells_zeroes && !shared.retries.lost_target() {
+        // The zeroes that the target has reported so far are valid on a later connection only if
+        // both belong to the same run of the server: then the first connection is still alive. The
+        // target is not read for this check; its zero report may have avoided that.
+        let least = u64::from(first.facts().block.minimum.max(1));
+        let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
+        let alive = first.submit(question).await;
+        if alive.is_err_and(|error| is_lost(&error)) {
+            shared.retries.lose_target();
+        }
+    }
+    if let Some(why) = differs(source, from).or_else(|| differs(target, to)) {
+        return Err(why);
+    }
+    let Some(marker) = shared.retries.marker() else { return Ok(()) };
+    for (side, handle) in [(Side::Source, from), (Side::Target, to)] {
+        match marker.differs(side, &**handle).await {
+            Ok(None) => {}
+            Ok(Some(why)) => return Err(why),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    Ok(())
 }
 
 /// Handles for a further lane that only reads: the first ones again where others may show another
