@@ -241,6 +241,42 @@ impl Monitor {
         Ok(())
     }
 
+    /// `qom-set` of the property `drive`: an export goes on with another node. A point in time
+    /// begins when an export goes on with its node.
+    pub(crate) async fn move_drive(&self, arguments: &Arguments) -> Result<()> {
+        let path = needed(arguments, "path");
+        let found = self.devices().into_iter().find(|device| device.path == path);
+        let Some(device) = found else {
+            return Err(QmpError::generic(format!("Device '{path}' not found")));
+        };
+        if needed(arguments, "property") != "drive" {
+            let property = needed(arguments, "property");
+            return Err(QmpError::generic(format!("Property '{property}' not found")));
+        }
+        let value = needed(arguments, "value");
+        if let Some(node) = self.node(value)
+            && let What::BeforeWrite { disk, .. } = &node.what
+            && *disk == device.node
+        {
+            self.snapshot_of(&node).await?;
+        } else if value != device.node {
+            return Err(QmpError::generic(format!(
+                "Node '{value}' is neither the disk of the device nor a copy-before-write node over it"
+            )));
+        }
+        let mut state = self.state();
+        match state.exports.iter_mut().find(|export| export.id == device.id) {
+            Some(export) => export.drive = value.to_string(),
+            None => {
+                state.drives.retain(|(id, _)| *id != device.id);
+                if value != device.node {
+                    state.drives.push((device.id, value.to_string()));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Identifiers of all exports: those that were added here, and those of the server.
     fn export_ids(&self) -> Vec<String> {
         self.devices().into_iter().map(|device| device.id).collect()

@@ -16,10 +16,12 @@
 //!   `error`: errors in QEMU's classes.
 //! - `session`: a client. `events`: what all clients receive. `monitor`: what they share; `state`: what it
 //!   knows. `host`: the program around it. `execute`: from the name of a command to what carries it out.
-//! - `nodes`, `objects`, `exports`, `jobs`, `bitmaps`, `transaction`, `query`: the commands.
+//! - `nodes` (`node_plan`, `points_in_time`), `objects`, `exports`, `bitmaps`, `transaction`, `query`: the commands.
+//! - `backups` and `mirrors` begin jobs, from their `job_setup`; `jobs` controls them, `job_reports` shows them.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod backups;
 mod bitmaps;
 mod commands;
 mod error;
@@ -28,10 +30,15 @@ mod execute;
 mod exports;
 mod host;
 mod input;
+mod job_reports;
+mod job_setup;
 mod jobs;
+mod mirrors;
 mod monitor;
+mod node_plan;
 mod nodes;
 mod objects;
+mod points_in_time;
 mod query;
 mod session;
 mod state;

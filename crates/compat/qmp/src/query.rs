@@ -75,7 +75,7 @@ impl Monitor {
         };
         let size = below.and_then(|running| running.device());
         let size = size.map_or(0, |device| device.facts().size);
-        let mut described = common(&node.name, node.format(), &node.filename, size, node.read_only);
+        let mut described = common(&node.name, &node.driver, &node.filename, size, node.read_only);
         if let Some(own) = node.own_bitmaps() {
             let own = own.iter().map(|bitmap| {
                 json!({

@@ -7,9 +7,9 @@
 use blockhaul_jobs::{AtOnce, WantedJobs};
 use serde_json::Value;
 
+use crate::backups::Prepared;
 use crate::commands::{self, ACTIONS, Arguments, needed, switch, text};
 use crate::error::{QmpError, Result};
-use crate::jobs::Prepared;
 use crate::monitor::Monitor;
 use crate::state::Use;
 

@@ -1,0 +1,106 @@
+//! Mirrors, as the monitor protocol begins and changes them.
+
+use blockhaul_jobs::{CopyMode, First, Job, WantedMirror};
+
+use crate::commands::{Arguments, needed, text};
+use crate::error::{QmpError, Result};
+use crate::job_setup::target_of;
+use crate::monitor::Monitor;
+use crate::nodes::{BARRIER, Found};
+use crate::state::Use;
+
+impl Monitor {
+    /// `blockdev-mirror`.
+    pub(crate) async fn mirror(&self, arguments: &Arguments) -> Result<()> {
+        let sync = needed(arguments, "sync");
+        let first = match (sync, text(arguments, "bitmap")) {
+            ("full" | "top", None) => First::All,
+            ("none", None) => First::Nothing,
+            ("incremental" | "bitmap", Some(name)) => First::Dirty(name.to_string()),
+            _ => return Err(QmpError::generic(format!("Sync mode '{sync}' not supported"))),
+        };
+        if text(arguments, "replaces").is_some() {
+            return Err(QmpError::generic("Parameter 'replaces' is not supported"));
+        }
+        let (source, target) = self.ends(arguments).await?;
+        let Found::Live(running) = &source.found else {
+            return Err(QmpError::generic(format!("Node '{}' does not change", source.name)));
+        };
+        let settings = self.settings(arguments)?;
+        if let First::Dirty(name) = &first {
+            self.free_bitmap(&source.name, name).await?;
+        }
+        if source.size() != target.size() {
+            return Err(QmpError::generic("Source and target image have different sizes"));
+        }
+        let uses = Use {
+            job: settings.name.clone().unwrap_or_default(),
+            source: source.name.clone(),
+            target: target.name.clone(),
+            bitmap: None,
+        };
+        let wanted = WantedMirror {
+            export: running.clone(),
+            target: target_of(&target)?,
+            options: Vec::new(),
+            within: BARRIER,
+            first,
+            copy_mode: copy_mode(arguments),
+            settings,
+            resumes: None,
+        };
+        let job = uses.job.clone();
+        self.note_uses(&[uses]);
+        let begun = self.jobs.mirror(&self.table, wanted).await;
+        if begun.is_err() {
+            self.state().uses.retain(|one| one.job != job);
+        }
+        begun?;
+        Ok(())
+    }
+
+    /// Clients of a mirror have moved to its target: nodes and disks are the other way round.
+    pub(crate) fn pivot(&self, job: &Job) {
+        let uses = self.state().uses.iter().rfind(|one| one.job == job.name()).cloned();
+        let Some(Use { source, target, .. }) = uses else { return };
+        let (Some(from), Some(to)) = (self.running(&source), self.running(&target)) else { return };
+        let old = job.mirror().and_then(|mirror| mirror.left());
+        if let (Some((old, storage)), Some(shared)) = (old, to.shared.clone()) {
+            let device = self.table.wanted().served(&old, to.write);
+            *to.storage.lock().expect("no panic under this lock") = storage;
+            *to.stack.lock().expect("no panic under this lock") = Some(old);
+            if let Ok(device) = device {
+                drop(blockhaul_io::spawn(async move {
+                    let barrier = blockhaul_catalog::Barrier::None;
+                    // It has no clients.
+                    let _ = shared.switch().swap(device, barrier, async || Ok(())).await;
+                }));
+            }
+        }
+        from.claims.exchange(&from.owner, &to.owner);
+        let mut state = self.state();
+        state.moved.retain(|(node, _)| *node != source && *node != target);
+        state.moved.push((source.clone(), to.name.clone()));
+        state.moved.push((target.clone(), from.name.clone()));
+        for export in &mut state.exports {
+            if export.node == source {
+                export.node.clone_from(&target);
+                export.drive.clone_from(&target);
+            }
+        }
+    }
+
+    /// `block-job-change`: only a mirror's copy mode can change, as in QEMU from `background`.
+    pub(crate) fn change_job(&self, job: &Job, arguments: &Arguments) -> Result<()> {
+        let Some(mirror) = job.mirror() else {
+            return Err(QmpError::generic("Job type does not support change"));
+        };
+        mirror.set_copy_mode(copy_mode(arguments));
+        Ok(())
+    }
+}
+
+/// When the target of a mirror has what clients write.
+fn copy_mode(arguments: &Arguments) -> CopyMode {
+    text(arguments, "copy-mode").and_then(CopyMode::parse).unwrap_or_default()
+}
