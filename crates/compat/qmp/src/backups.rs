@@ -1,148 +1,159 @@
 //! Backups, as the monitor protocol begins them.
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Compression};
-use blockhaul_jobs::{AtOnce, Begin, Item, Source, Taken, WantedJobs};
-use blockhaul_snapshot::{Options, Trim};
+use blockhaul_jobs::{AtOnce, Begin, Item, Running, Source, Taken, WantedJobs};
+use blockhaul_snapshot::{Bitmap, Options, Trim};
 use blockhaul_transfer::NamedOption;
 use serde_json::Value;
 
 use crate::commands::{Arguments, needed, number, text};
 use crate::error::{QmpError, Result};
-use crate::job_setup::{End, target_of};
+use crate::job_setup::{JobDisk, check_same_size, target_of};
 use crate::monitor::Monitor;
-use crate::nodes::{BARRIER, Found};
+use crate::nodes::{BARRIER, NodeDisk, file_of};
 use crate::points_in_time::on_failure;
-use crate::state::Use;
+use crate::state::JobNodes;
 
-/// A backup that was checked.
-pub struct Prepared {
+/// A backup whose arguments are checked; nothing has begun.
+pub struct BackupPlan {
     pub item: Item,
-    pub uses: Use,
-    /// What happens to bitmaps at its moment.
+    pub nodes: JobNodes,
+    /// Changes of bitmaps at the moment of the backup.
     pub at_once: Vec<AtOnce>,
 }
 
 impl Monitor {
     /// `blockdev-backup`.
     pub(crate) async fn backup(&self, arguments: &Arguments) -> Result<()> {
-        let Prepared { item, uses, at_once } = self.prepare_backup(arguments).await?;
-        self.begin(WantedJobs { disks: vec![item], grouped: true, at_once }, vec![uses]).await
+        let BackupPlan { item, nodes, at_once } = self.prepare_backup(arguments).await?;
+        self.begin(WantedJobs { disks: vec![item], grouped: true, at_once }, vec![nodes]).await
     }
 
     /// Begins checked backups.
-    pub(crate) async fn begin(&self, wanted: WantedJobs, uses: Vec<Use>) -> Result<()> {
-        self.note_uses(&uses);
+    pub(crate) async fn begin(&self, wanted: WantedJobs, nodes: Vec<JobNodes>) -> Result<()> {
+        self.note_job_nodes(&nodes);
         let begun = self.jobs.backup(&self.table, wanted).await;
         if begun.is_err() {
-            let ours = |one: &Use| uses.iter().any(|other| other.job == one.job);
-            self.state().uses.retain(|one| !ours(one));
+            let ours = |one: &JobNodes| nodes.iter().any(|other| other.job == one.job);
+            self.state().job_nodes.retain(|one| !ours(one));
         }
         begun?;
         Ok(())
     }
 
     /// Checks the arguments of a backup. Nothing has begun.
-    pub(crate) async fn prepare_backup(&self, arguments: &Arguments) -> Result<Prepared> {
-        let (source, target) = self.ends(arguments).await?;
+    pub(crate) async fn prepare_backup(&self, arguments: &Arguments) -> Result<BackupPlan> {
+        let (source, target) = self.job_disks(arguments).await?;
         let settings = self.settings(arguments)?;
-        let bitmap = BitmapUse::of(arguments)?;
-        if source.size() != target.size() {
-            return Err(QmpError::generic("Source and target image have different sizes"));
-        }
+        let bitmap_use = BitmapUse::from_arguments(arguments)?;
+        check_same_size(&source, &target)?;
         if settings.compress && !can_compress(&target) {
             let text = format!("Compression is not supported for this drive {}", target.name);
             return Err(QmpError::generic(text));
         }
-        let mut at_once: Vec<AtOnce> = Vec::new();
-        let name = needed(arguments, "bitmap");
-        let live = match bitmap {
+        let bitmap = match bitmap_use {
             BitmapUse::None => None,
-            _ => Some(self.free_bitmap(&source.name, name).await.map_err(|error| {
-                if error == QmpError::no_bitmap(name) {
-                    QmpError::generic(format!("Bitmap '{name}' could not be found"))
-                } else {
-                    error
-                }
-            })?),
+            BitmapUse::Selects { .. } => {
+                Some(self.backup_bitmap(&source.name, needed(arguments, "bitmap")).await?)
+            }
         };
-        let uses = Use {
+        let nodes = JobNodes {
             job: settings.name.clone().unwrap_or_default(),
             source: source.name.clone(),
             target: target.name.clone(),
-            bitmap: live.as_ref().map(|bitmap| bitmap.name().to_string()),
+            bitmap: bitmap.as_ref().map(|bitmap| bitmap.name().to_string()),
         };
-        let clears = matches!(bitmap, BitmapUse::Selects { clears: true });
-        let (export, source) = match &source.found {
-            Found::Frozen(frozen) => {
-                let taken = live.map(Taken::later);
-                let shown = taken.iter().map(|taken| taken.dirty().clone()).collect();
-                let view = self.view(frozen, shown).await?;
-                if let Some(taken) = taken.clone() {
-                    at_once.push(Box::new(move || taken.fill(clears)));
-                }
-                let given_back = taken.filter(|_| clears);
-                (self.live_below(frozen).await?, Source::Still(view, given_back))
-            }
-            Found::Live(running) if !source.device.facts().can.contains(Can::WRITE) => {
-                (running.clone(), Source::Still(source.device.clone(), None))
-            }
-            Found::Live(running) => {
-                let bitmap = live.as_ref().map(|bitmap| bitmap.name().to_string());
-                let begin = self.begin_of(arguments, &target, bitmap, clears);
-                (running.clone(), Source::Now(begin))
-            }
+        let begin = Begin {
+            options: self.snapshot_options(arguments, &target),
+            bitmap: nodes.bitmap.clone(),
+            clears: matches!(bitmap_use, BitmapUse::Selects { clears: true }),
+            start: None,
+            trim: Trim::Releases,
+            within: BARRIER,
         };
+        let (export, source, at_once) = self.backup_source(&source, bitmap, begin).await?;
         let item = Item {
             export,
             target: target_of(&target)?,
             options: copy_options(arguments),
             source,
-            selects: uses.bitmap.clone(),
+            selects: nodes.bitmap.clone(),
             settings,
             resumes: None,
         };
-        Ok(Prepared { item, uses, at_once })
+        Ok(BackupPlan { item, nodes, at_once })
     }
 
-    /// The point in time of a backup.
-    fn begin_of(
-        &self,
-        arguments: &Arguments,
-        target: &End,
-        bitmap: Option<String>,
-        clears: bool,
-    ) -> Begin {
+    /// The bitmap that selects the blocks of a backup.
+    async fn backup_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+        self.free_bitmap(node, name).await.map_err(|error| {
+            if error == QmpError::no_bitmap(name) {
+                QmpError::generic(format!("Bitmap '{name}' could not be found"))
+            } else {
+                error
+            }
+        })
+    }
+
+    /// How the point in time of a backup keeps old contents.
+    fn snapshot_options(&self, arguments: &Arguments, target: &JobDisk) -> Options {
         let directory = self.node(&target.name);
-        let directory = directory.filter(|node| node.filename.starts_with('/'));
-        let directory = directory
-            .and_then(|node| Path::new(&node.filename).parent().map(PathBuf::from))
-            .filter(|directory| directory.is_dir());
-        let options = Options {
-            directory,
+        let directory = directory.and_then(|node| Some(file_of(&node)?.parent()?.to_path_buf()));
+        Options {
+            directory: directory.filter(|directory| directory.is_dir()),
             // A write of the guest waits as long as it takes, as in QEMU.
             guest_timeout: Duration::ZERO,
             on_failure: on_failure(text(arguments, "on-cbw-error")),
             ..Options::default()
+        }
+    }
+
+    /// The export and the source of a backup, and the changes of its bitmap at its moment. A disk that cannot
+    /// change needs no point in time that begins.
+    async fn backup_source(
+        &self,
+        disk: &JobDisk,
+        bitmap: Option<Arc<Bitmap>>,
+        begin: Begin,
+    ) -> Result<(Arc<Running>, Source, Vec<AtOnce>)> {
+        let frozen = match &disk.node_disk {
+            NodeDisk::Frozen(frozen) => frozen,
+            NodeDisk::Live(running) => {
+                let source = if disk.device.facts().can.contains(Can::WRITE) {
+                    Source::Now(begin)
+                } else {
+                    Source::Still(disk.device.clone(), None)
+                };
+                return Ok((running.clone(), source, Vec::new()));
+            }
         };
-        Begin { options, bitmap, clears, start: None, trim: Trim::Releases, within: BARRIER }
+        let taken = bitmap.map(Taken::later);
+        let shown = taken.iter().map(|taken| taken.dirty().clone()).collect();
+        let view = self.view(frozen, shown).await?;
+        let mut at_once: Vec<AtOnce> = Vec::new();
+        if let Some(taken) = taken.clone() {
+            at_once.push(Box::new(move || taken.fill(begin.clears)));
+        }
+        let given_back = taken.filter(|_| begin.clears);
+        Ok((self.live_below(frozen).await?, Source::Still(view, given_back), at_once))
     }
 }
 
-/// What a backup does with a bitmap.
+/// Use of a bitmap by a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BitmapUse {
     None,
-    /// It selects what is copied; `clears`: it is clean from then on, if the job succeeds.
+    /// The dirty blocks are copied. `clears`: they are clean at the moment of the backup, unless the job fails.
     Selects {
         clears: bool,
     },
 }
 
 impl BitmapUse {
-    fn of(arguments: &Arguments) -> Result<BitmapUse> {
+    fn from_arguments(arguments: &Arguments) -> Result<BitmapUse> {
         let sync = needed(arguments, "sync");
         let bitmap = text(arguments, "bitmap");
         let mode = text(arguments, "bitmap-mode");
@@ -176,8 +187,8 @@ impl BitmapUse {
 }
 
 /// Whether the target of a job can store data compressed.
-fn can_compress(end: &End) -> bool {
-    let Found::Live(running) = &end.found else { return false };
+fn can_compress(disk: &JobDisk) -> bool {
+    let NodeDisk::Live(running) = &disk.node_disk else { return false };
     let stack = running.stack.lock().expect("no panic under this lock");
     let compression = stack.as_ref().map(|stack| stack.device().facts().compression);
     compression.unwrap_or_default() != Compression::None

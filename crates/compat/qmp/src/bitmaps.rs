@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_jobs::{GRANULARITY, NewBitmap, Running};
-
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
-use crate::commands::{Arguments, needed, number, switch};
+use crate::commands::{Arguments, list, needed, number, switch};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::nodes::{BARRIER, Found};
+use crate::nodes::{BARRIER, NodeDisk};
 
 impl Monitor {
     /// `block-dirty-bitmap-add`.
@@ -33,11 +32,11 @@ impl Monitor {
             return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
         }
         match &found {
-            Found::Live(running) => {
+            NodeDisk::Live(running) => {
                 let bitmap = NewBitmap { name, granularity, kept: persistent };
                 self.table.add_bitmap(running, bitmap, BARRIER).await?;
             }
-            Found::Frozen(frozen) => {
+            NodeDisk::Frozen(frozen) => {
                 let size = self.live_below(frozen).await?.device();
                 let size = size.map(|device| device.facts().size).unwrap_or_default();
                 let bitmap = Bitmap::new(name, size, granularity)?;
@@ -58,17 +57,19 @@ impl Monitor {
     }
 
     /// Names of all bitmaps of a node.
-    fn names(&self, found: &Found) -> Vec<String> {
+    fn names(&self, found: &NodeDisk) -> Vec<String> {
         let of = |bitmaps: &[Arc<Bitmap>]| -> Vec<String> {
             bitmaps.iter().map(|bitmap| bitmap.name().to_string()).collect()
         };
         match found {
-            Found::Live(running) => {
+            NodeDisk::Live(running) => {
                 let mut names = of(&running.bitmaps());
                 names.extend(running.inconsistent().iter().map(|(name, _)| name.clone()));
                 names
             }
-            Found::Frozen(frozen) => frozen.own_bitmaps().map(|own| of(&own)).unwrap_or_default(),
+            NodeDisk::Frozen(frozen) => {
+                frozen.own_bitmaps().map(|own| of(&own)).unwrap_or_default()
+            }
         }
     }
 
@@ -76,7 +77,7 @@ impl Monitor {
     pub(crate) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
         let found = self.find(node).await?;
         let all: Vec<Arc<Bitmap>> = match &found {
-            Found::Live(running) => {
+            NodeDisk::Live(running) => {
                 if running.inconsistent().iter().any(|(other, _)| other == name) {
                     return Err(QmpError::generic(format!(
                         "Bitmap '{name}' is inconsistent and cannot be used"
@@ -84,7 +85,7 @@ impl Monitor {
                 }
                 running.bitmaps().clone()
             }
-            Found::Frozen(frozen) => {
+            NodeDisk::Frozen(frozen) => {
                 frozen.own_bitmaps().map(|own| own.clone()).unwrap_or_default()
             }
         };
@@ -101,7 +102,7 @@ impl Monitor {
         }
     }
 
-    /// The same for a command that changes it: no job uses it.
+    /// A bitmap of a node, for a command that changes it: a bitmap that a job uses is refused.
     pub(crate) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
         let bitmap = self.bitmap(node, name).await?;
         if self.is_bitmap_used(node, name) {
@@ -114,15 +115,15 @@ impl Monitor {
 
     fn is_bitmap_used(&self, node: &str, name: &str) -> bool {
         let state = self.state();
-        let uses = state.uses.iter().filter(|one| one.source == node);
-        let mut uses = uses.filter(|one| one.bitmap.as_deref() == Some(name));
-        uses.any(|one| self.jobs.named(&one.job).is_some_and(|job| !job.status().is_over()))
+        let sources = state.job_nodes.iter().filter(|one| one.source == node);
+        let mut users = sources.filter(|one| one.bitmap.as_deref() == Some(name));
+        users.any(|one| self.active_job(&one.job).is_some())
     }
 
     /// `block-dirty-bitmap-remove`.
     pub(crate) async fn remove_bitmap(&self, node: &str, name: &str) -> Result<()> {
         let found = self.find(node).await?;
-        if let Found::Live(running) = &found {
+        if let NodeDisk::Live(running) = &found {
             let inconsistent = running.inconsistent().iter().any(|(other, _)| other == name);
             if !inconsistent {
                 self.free_bitmap(node, name).await?;
@@ -130,7 +131,7 @@ impl Monitor {
             return Ok(self.table.remove_bitmap(running, name).await?);
         }
         self.free_bitmap(node, name).await?;
-        if let Found::Frozen(frozen) = &found
+        if let NodeDisk::Frozen(frozen) = &found
             && let Some(mut own) = frozen.own_bitmaps()
         {
             own.retain(|bitmap| bitmap.name() != name);
@@ -145,9 +146,8 @@ impl Monitor {
     ) -> Result<(Arc<Bitmap>, Vec<Arc<Bitmap>>)> {
         let node = needed(arguments, "node");
         let target = self.free_bitmap(node, needed(arguments, "target")).await?;
-        let list = arguments.get("bitmaps").and_then(Value::as_array);
         let mut from = Vec::new();
-        for value in list.map(Vec::as_slice).unwrap_or_default() {
+        for value in list(arguments, "bitmaps") {
             from.push(self.bitmap_named(node, value).await?);
         }
         if from.iter().any(|bitmap| bitmap.size() != target.size()) {

@@ -10,7 +10,7 @@ pub type Arguments = Map<String, Value>;
 
 /// Type of an argument.
 #[derive(Debug, Clone, Copy)]
-pub enum Type {
+pub enum ArgumentType {
     Text,
     Bool,
     Number,
@@ -25,32 +25,32 @@ pub enum Type {
 /// An argument.
 pub struct Argument {
     pub name: &'static str,
-    pub kind: Type,
+    pub kind: ArgumentType,
     pub required: bool,
 }
 
 /// A command.
-pub struct Command {
+pub struct QmpCommand {
     pub name: &'static str,
     /// None: those that the driver or the type selects.
     pub arguments: Option<&'static [Argument]>,
 }
 
-const fn need(name: &'static str, kind: Type) -> Argument {
+const fn need(name: &'static str, kind: ArgumentType) -> Argument {
     Argument { name, kind, required: true }
 }
 
-const fn may(name: &'static str, kind: Type) -> Argument {
+const fn may(name: &'static str, kind: ArgumentType) -> Argument {
     Argument { name, kind, required: false }
 }
 
-const fn command(name: &'static str, arguments: &'static [Argument]) -> Command {
-    Command { name, arguments: Some(arguments) }
+const fn command(name: &'static str, arguments: &'static [Argument]) -> QmpCommand {
+    QmpCommand { name, arguments: Some(arguments) }
 }
 
-use Type::{Any, Bool, Choice, List, Number, Object, Text};
+use ArgumentType::{Any, Bool, Choice, List, Number, Object, Text};
 
-const ON_ERROR: Type = Choice(&["report", "ignore", "enospc", "stop", "auto"]);
+const ON_ERROR: ArgumentType = Choice(&["report", "ignore", "enospc", "stop", "auto"]);
 
 /// Arguments of `blockdev-backup`.
 const BACKUP: &[Argument] = &[
@@ -90,14 +90,14 @@ const JOB: &[Argument] = &[need("id", Text)];
 const BLOCK_JOB: &[Argument] = &[need("device", Text)];
 
 /// All commands.
-pub const COMMANDS: &[Command] = &[
+pub const COMMANDS: &[QmpCommand] = &[
     command("block-dirty-bitmap-add", BITMAP_ADD),
     command("block-dirty-bitmap-clear", NODE_AND_NAME),
     command("block-dirty-bitmap-disable", NODE_AND_NAME),
     command("block-dirty-bitmap-enable", NODE_AND_NAME),
     command("block-dirty-bitmap-merge", BITMAP_MERGE),
     command("block-dirty-bitmap-remove", NODE_AND_NAME),
-    Command { name: "block-export-add", arguments: None },
+    QmpCommand { name: "block-export-add", arguments: None },
     command("block-export-del", &[need("id", Text), may("mode", Choice(&["safe", "hard"]))]),
     command("block-job-cancel", &[need("device", Text), may("force", Bool)]),
     command("block-job-complete", BLOCK_JOB),
@@ -114,7 +114,7 @@ pub const COMMANDS: &[Command] = &[
     command("block-job-pause", BLOCK_JOB),
     command("block-job-resume", BLOCK_JOB),
     command("block-job-set-speed", &[need("device", Text), need("speed", Number)]),
-    Command { name: "blockdev-add", arguments: None },
+    QmpCommand { name: "blockdev-add", arguments: None },
     command("blockdev-backup", BACKUP),
     command("blockdev-del", &[need("node-name", Text)]),
     command(
@@ -166,7 +166,7 @@ pub const COMMANDS: &[Command] = &[
         ],
     ),
     command("nbd-server-stop", &[]),
-    Command { name: "object-add", arguments: None },
+    QmpCommand { name: "object-add", arguments: None },
     command("object-del", &[need("id", Text)]),
     command("qmp_capabilities", &[may("enable", List)]),
     command("qom-set", &[need("path", Text), need("property", Text), need("value", Any)]),
@@ -186,7 +186,7 @@ pub const COMMANDS: &[Command] = &[
 ];
 
 /// The actions of a transaction and their arguments.
-pub const ACTIONS: &[Command] = &[
+pub const ACTIONS: &[QmpCommand] = &[
     command("abort", &[]),
     command("block-dirty-bitmap-add", BITMAP_ADD),
     command("block-dirty-bitmap-clear", NODE_AND_NAME),
@@ -218,7 +218,7 @@ const FILE: &[Argument] = &[
 ];
 
 /// The drivers of nodes and their own options. Others are refused by name.
-pub const DRIVERS: &[Command] = &[
+pub const DRIVERS: &[QmpCommand] = &[
     command("file", FILE),
     command("host_device", FILE),
     command("null-co", &[may("size", Number), may("latency-ns", Number), may("read-zeroes", Bool)]),
@@ -301,12 +301,12 @@ const EXPORT: &[Argument] = &[
 ];
 
 /// The command of this name.
-pub fn find<'a>(all: &'a [Command], name: &str) -> Option<&'a Command> {
+pub fn find<'a>(all: &'a [QmpCommand], name: &str) -> Option<&'a QmpCommand> {
     all.iter().find(|command| command.name == name)
 }
 
 /// Refuses unknown, missing and wrong arguments of a command.
-pub fn check(command: &Command, given: &Arguments) -> Result<()> {
+pub fn check(command: &QmpCommand, given: &Arguments) -> Result<()> {
     match (command.arguments, command.name) {
         (Some(arguments), _) => check_all(&[arguments], given),
         (None, "block-export-add") => check_all(&[EXPORT], given),
@@ -315,7 +315,7 @@ pub fn check(command: &Command, given: &Arguments) -> Result<()> {
     }
 }
 
-/// The same for an object.
+/// Refuses wrong options of an object.
 fn check_object(given: &Arguments) -> Result<()> {
     if text(given, "qom-type") != Some("throttle-group") {
         return check_all(&[OBJECT, IOTHREAD], given);
@@ -328,12 +328,12 @@ fn check_object(given: &Arguments) -> Result<()> {
     check_limits(&old.into_iter().map(|(name, value)| (plain(name), value)).collect())
 }
 
-/// The same for the limits of a throttle group.
+/// Refuses wrong limits of a throttle group.
 pub fn check_limits(given: &Arguments) -> Result<()> {
     check_all(&[LIMITS], given)
 }
 
-/// The same for the options of a node.
+/// Refuses wrong options of a node.
 pub fn check_node(given: &Arguments) -> Result<()> {
     let driver = match given.get("driver") {
         None => return Err(missing("driver")),
@@ -389,12 +389,12 @@ pub fn not_accepted(name: &str, value: &str) -> QmpError {
     QmpError::generic(format!("Parameter '{name}' does not accept value '{value}'"))
 }
 
-fn wrong_type(name: &str, kind: Type) -> QmpError {
+fn wrong_type(name: &str, kind: ArgumentType) -> QmpError {
     let expected = kind.name();
     QmpError::generic(format!("Invalid parameter type for '{name}', expected: {expected}"))
 }
 
-impl Type {
+impl ArgumentType {
     fn name(self) -> &'static str {
         match self {
             Text | Choice(_) => "string",
@@ -406,7 +406,7 @@ impl Type {
         }
     }
 
-    /// Its name in the schema.
+    /// The name of the type in the schema.
     fn schema(self) -> &'static str {
         match self {
             Text | Choice(_) => "str",
@@ -425,6 +425,11 @@ pub fn text<'a>(given: &'a Arguments, name: &str) -> Option<&'a str> {
 /// A text that was checked to be there.
 pub fn needed<'a>(given: &'a Arguments, name: &str) -> &'a str {
     text(given, name).unwrap_or_default()
+}
+
+/// An optional list; empty without one.
+pub fn list<'a>(given: &'a Arguments, name: &str) -> &'a [Value] {
+    given.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
 /// An optional switch.

@@ -1,4 +1,4 @@
-//! Events: what all clients of the monitor protocol receive.
+//! Events, which all clients of the monitor protocol receive, and the lines that wait for each client.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -25,13 +25,13 @@ const WAITING_MAX: usize = 4 << 20;
 
 /// Lines that wait to be sent to one client.
 #[derive(Default)]
-pub struct Outbox {
-    waiting: Mutex<Waiting>,
+pub struct LineQueue {
+    waiting: Mutex<QueuedLines>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QueuedLines {
     lines: VecDeque<String>,
     bytes: usize,
     /// The client has agreed on capabilities: it gets events.
@@ -42,7 +42,7 @@ struct Waiting {
     lost: bool,
 }
 
-impl Outbox {
+impl LineQueue {
     /// Sends a value after those before it.
     pub fn push(&self, value: &Value) {
         self.push_line(line(value));
@@ -66,7 +66,7 @@ impl Outbox {
         self.lock().agreed = true;
     }
 
-    /// Whether it does.
+    /// Whether the client gets events.
     pub fn has_agreed(&self) -> bool {
         self.lock().agreed
     }
@@ -82,12 +82,12 @@ impl Outbox {
         self.lock().lost
     }
 
-    /// A ticket for the next change; take it before [`Outbox::take`].
+    /// A ticket for the next change; take it before [`LineQueue::take`].
     pub fn listen(&self) -> Ticket<()> {
         self.changed.listen()
     }
 
-    /// What is to be sent, all together; an error at the end.
+    /// All lines that wait, as one text; an error after the last one.
     pub fn take(&self) -> Result<String, ()> {
         let mut waiting = self.lock();
         let text: String = waiting.lines.drain(..).collect();
@@ -95,38 +95,38 @@ impl Outbox {
         if text.is_empty() && (waiting.closed || waiting.lost) { Err(()) } else { Ok(text) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, QueuedLines> {
         self.waiting.lock().expect("no panic under this lock")
     }
 }
 
-/// All clients.
+/// The queues of all clients.
 #[derive(Default)]
-pub struct Hub(Mutex<Vec<Weak<Outbox>>>);
+pub struct LineQueues(Mutex<Vec<Weak<LineQueue>>>);
 
-impl Hub {
-    /// One more client.
-    pub fn join(&self, outbox: &Arc<Outbox>) {
+impl LineQueues {
+    /// Adds the queue of a client.
+    pub fn add(&self, queue: &Arc<LineQueue>) {
         let mut all = self.0.lock().expect("no panic under this lock");
         all.retain(|one| one.strong_count() > 0);
-        all.push(Arc::downgrade(outbox));
+        all.push(Arc::downgrade(queue));
     }
 
     /// No more lines follow for any client.
     pub fn close(&self) {
         let all = self.0.lock().expect("no panic under this lock").clone();
-        all.iter().filter_map(Weak::upgrade).for_each(|outbox| outbox.close());
+        all.iter().filter_map(Weak::upgrade).for_each(|queue| queue.close());
     }
 
-    /// Tells all clients about an event.
-    pub fn tell(&self, event: &str, data: Value) {
+    /// Sends an event to all clients that have agreed on capabilities.
+    pub fn send_event(&self, event: &str, data: Value) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let timestamp = json!({ "seconds": now.as_secs(), "microseconds": now.subsec_micros() });
         let line = line(&json!({ "timestamp": timestamp, "event": event, "data": data }));
         let all = self.0.lock().expect("no panic under this lock").clone();
-        for outbox in all.iter().filter_map(Weak::upgrade) {
-            if outbox.has_agreed() {
-                outbox.push_line(line.clone());
+        for queue in all.iter().filter_map(Weak::upgrade) {
+            if queue.has_agreed() {
+                queue.push_line(line.clone());
             }
         }
     }

@@ -1,4 +1,4 @@
-//! From the name of a command to what carries it out.
+//! Dispatch of commands by their names.
 
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! The NBD server and its exports, as the monitor protocol starts and stops them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
@@ -10,13 +10,13 @@ use blockhaul_jobs::Running;
 use blockhaul_metrics::peer_listener;
 use serde_json::{Value, json};
 
-use crate::commands::{self, Arguments, needed, switch, text};
+use crate::commands::{self, Arguments, list, needed, switch, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::nodes::{Found, is_well_formed, node_name};
-use crate::state::{Export, NbdServer, Node, What};
+use crate::nodes::{NodeDisk, is_well_formed, node_name};
+use crate::state::{NbdServer, Node, NodeContents, NodeExport};
 
-/// What a guest writes to: an export.
+/// A device that a guest writes to: an export.
 pub struct GuestDevice {
     pub id: String,
     pub node: String,
@@ -36,6 +36,24 @@ impl Monitor {
         if text(arguments, "tls-authz").is_some() {
             return Err(QmpError::generic("Parameter 'tls-authz' is not supported"));
         }
+        let (listeners, socket) = self.nbd_listeners(arguments).await?;
+        let stop = listeners.into_iter().map(|listener| {
+            let (completer, mut stopped) = blockhaul_io::ticket();
+            let server = self.server.clone();
+            drop(blockhaul_io::spawn(async move {
+                peer_listener::unless(&mut stopped, server.listen(listener)).await;
+            }));
+            completer
+        });
+        self.state().nbd_server = Some(NbdServer::new(stop.collect(), socket));
+        Ok(())
+    }
+
+    /// Listeners at the address of `nbd-server-start`, and the path of its Unix socket.
+    async fn nbd_listeners(
+        &self,
+        arguments: &Arguments,
+    ) -> Result<(Vec<Listener>, Option<PathBuf>)> {
         let empty = Arguments::new();
         let address = arguments.get("addr").and_then(Value::as_object).unwrap_or(&empty);
         // SocketAddress has its members beside the type, SocketAddressLegacy in "data".
@@ -44,26 +62,15 @@ impl Monitor {
             let found = data.get(name).and_then(Value::as_str);
             found.ok_or_else(|| QmpError::generic(format!("Parameter 'addr.{name}' is missing")))
         };
-        let (listeners, socket) = match needed(address, "type") {
+        match needed(address, "type") {
             "unix" => {
                 let path = std::path::absolute(member("path")?);
                 let path = path.map_err(|error| QmpError::generic(plain(&error)))?;
-                (vec![listen_unix(&path)?], Some(path))
+                Ok((vec![listen_unix(&path)?], Some(path)))
             }
-            "inet" => (self.listen_tcp(member("host")?, member("port")?).await?, None),
-            other => return Err(commands::not_accepted("addr.type", other)),
-        };
-        let mut stop = Vec::new();
-        for listener in listeners {
-            let (completer, mut stopped) = blockhaul_io::ticket();
-            let server = self.server.clone();
-            drop(blockhaul_io::spawn(async move {
-                peer_listener::unless(&mut stopped, server.listen(listener)).await;
-            }));
-            stop.push(completer);
+            "inet" => Ok((self.listen_tcp(member("host")?, member("port")?).await?, None)),
+            other => Err(commands::not_accepted("addr.type", other)),
         }
-        self.state().nbd_server = Some(NbdServer::new(stop, socket));
-        Ok(())
     }
 
     async fn listen_tcp(&self, host: &str, port: &str) -> Result<Vec<Listener>> {
@@ -103,6 +110,38 @@ impl Monitor {
     pub(crate) async fn add_export(&self, arguments: &Arguments) -> Result<()> {
         let id = needed(arguments, "id");
         let node = needed(arguments, "node-name");
+        self.check_new_export(id, arguments)?;
+        let name = text(arguments, "name").unwrap_or(node);
+        self.check_export_name(name)?;
+        let found = self.find(node).await;
+        let found = found.map_err(|error| {
+            if self.node(node).is_none() {
+                QmpError::generic(format!("Cannot find device='' nor node-name='{node}'"))
+            } else {
+                error
+            }
+        })?;
+        self.check_not_target(&self.disk_of(&found).await?)?;
+        let shared = match &found {
+            NodeDisk::Live(running) => self.live_export(running, name, arguments).await?,
+            NodeDisk::Frozen(frozen) => self.frozen_export(frozen, name, arguments).await?,
+        };
+        self.table.add_name(name, shared)?;
+        let disk = match &found {
+            NodeDisk::Live(running) => self.node_of(running),
+            NodeDisk::Frozen(frozen) => frozen.name.clone(),
+        };
+        self.state().exports.push(NodeExport {
+            id: id.to_string(),
+            node: disk,
+            drive: node.to_string(),
+            name: name.to_string(),
+        });
+        Ok(())
+    }
+
+    /// Refuses an export with a wrong or used identifier, and exports of any kind without a server.
+    fn check_new_export(&self, id: &str, arguments: &Arguments) -> Result<()> {
         if !is_well_formed(id) {
             return Err(QmpError::generic("Invalid block export id"));
         }
@@ -115,50 +154,6 @@ impl Monitor {
         if self.export_ids().iter().any(|other| other == id) {
             return Err(QmpError::generic(format!("Block export id '{id}' is already in use")));
         }
-        let name = text(arguments, "name").unwrap_or(node);
-        let description = text(arguments, "description").unwrap_or_default();
-        let writable = switch(arguments, "writable", false);
-        let bitmaps = arguments.get("bitmaps").and_then(Value::as_array);
-        let bitmaps = bitmaps.map(Vec::as_slice).unwrap_or_default();
-        self.check_export_name(name)?;
-        let found = self.find(node).await;
-        let found = found.map_err(|error| {
-            if self.node(node).is_none() {
-                QmpError::generic(format!("Cannot find device='' nor node-name='{node}'"))
-            } else {
-                error
-            }
-        })?;
-        self.check_not_target(&self.disk_of(&found).await?)?;
-        let shared = match &found {
-            Found::Live(running) => {
-                if let Some(over) = self.node(node).filter(is_before_write) {
-                    self.snapshot_of(&over).await?;
-                }
-                self.check_bitmaps(running, node, bitmaps, writable).await?;
-                self.live_export(running, name, description, writable)?
-            }
-            Found::Frozen(frozen) => {
-                let mut shown = Vec::new();
-                for bitmap in bitmaps {
-                    shown.push(self.bitmap_named(node, bitmap).await?);
-                }
-                let view = self.view(frozen, shown).await?;
-                let view = if writable { view } else { self.table.readonly(&view)? };
-                Shared::new(name, description, view)
-            }
-        };
-        self.table.add_name(name, shared)?;
-        let disk = match &found {
-            Found::Live(running) => self.node_of(running),
-            Found::Frozen(frozen) => frozen.name.clone(),
-        };
-        self.state().exports.push(Export {
-            id: id.to_string(),
-            node: disk,
-            drive: node.to_string(),
-            name: name.to_string(),
-        });
         Ok(())
     }
 
@@ -197,13 +192,19 @@ impl Monitor {
         Ok(())
     }
 
-    fn live_export(
+    /// An export of a disk in use. A point in time begins, if the node keeps one.
+    async fn live_export(
         &self,
         running: &Running,
         name: &str,
-        description: &str,
-        writable: bool,
+        arguments: &Arguments,
     ) -> Result<Arc<Shared>> {
+        let node = needed(arguments, "node-name");
+        let writable = switch(arguments, "writable", false);
+        if let Some(over) = self.node(node).filter(is_before_write) {
+            self.snapshot_of(&over).await?;
+        }
+        self.check_bitmaps(running, node, list(arguments, "bitmaps"), writable).await?;
         let Some(shared) = &running.shared else { return Err(QmpError::no_node(&running.name)) };
         let can = shared.switch().device().facts().can;
         if writable && !can.contains(Can::WRITE) {
@@ -211,7 +212,26 @@ impl Monitor {
         }
         let table = self.table.clone();
         let readonly: Form = Arc::new(move |device: Arc<dyn Device>| table.readonly(&device));
+        let description = needed(arguments, "description");
         Ok(shared.beside(name, description, (!writable).then_some(readonly)))
+    }
+
+    /// An export of a point in time.
+    async fn frozen_export(
+        &self,
+        frozen: &Node,
+        name: &str,
+        arguments: &Arguments,
+    ) -> Result<Arc<Shared>> {
+        let node = needed(arguments, "node-name");
+        let mut shown = Vec::new();
+        for bitmap in list(arguments, "bitmaps") {
+            shown.push(self.bitmap_named(node, bitmap).await?);
+        }
+        let view = self.view(frozen, shown).await?;
+        let writable = switch(arguments, "writable", false);
+        let view = if writable { view } else { self.table.readonly(&view)? };
+        Ok(Shared::new(name, needed(arguments, "description"), view))
     }
 
     /// `block-export-del`.
@@ -237,7 +257,7 @@ impl Monitor {
             self.server.disconnect(client.number);
         }
         self.state().exports.retain(|other| other.id != id);
-        self.hub.tell("BLOCK_EXPORT_DELETED", json!({ "id": id }));
+        self.queues.send_event("BLOCK_EXPORT_DELETED", json!({ "id": id }));
         Ok(())
     }
 
@@ -255,7 +275,7 @@ impl Monitor {
         }
         let value = needed(arguments, "value");
         if let Some(node) = self.node(value)
-            && let What::BeforeWrite { disk, .. } = &node.what
+            && let NodeContents::BeforeWrite { disk, .. } = &node.contents
             && *disk == device.node
         {
             self.snapshot_of(&node).await?;
@@ -303,13 +323,17 @@ impl Monitor {
 
     /// `query-block-exports`.
     pub(crate) fn described_exports(&self) -> Value {
-        let described = |device: GuestDevice| json!({ "id": device.id, "type": "nbd", "node-name": device.node, "shutting-down": false });
+        let described = |device: GuestDevice| {
+            json!({
+                "id": device.id, "type": "nbd", "node-name": device.node, "shutting-down": false,
+            })
+        };
         self.devices().into_iter().rev().map(described).collect()
     }
 }
 
 fn is_before_write(node: &Arc<Node>) -> bool {
-    matches!(node.what, What::BeforeWrite { .. })
+    matches!(node.contents, NodeContents::BeforeWrite { .. })
 }
 
 fn listen_unix(path: &Path) -> Result<Listener> {

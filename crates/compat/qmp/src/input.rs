@@ -1,5 +1,5 @@
-//! Finds commands in what a client of the monitor protocol sends: JSON values, which need no line
-//! ends between them, with strings in double or single quotes.
+//! Input of a client of the monitor protocol: JSON values, which need no line ends between them, with strings
+//! in double or single quotes.
 
 use std::io::{self, Write};
 
@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 64;
 #[derive(Default)]
 pub struct Input {
     received: Vec<u8>,
-    /// So many bytes are scanned.
+    /// Number of scanned bytes.
     scanned: usize,
     depth: usize,
     quote: Option<u8>,
@@ -27,10 +27,10 @@ pub struct Input {
 
 /// Why the input is wrong.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// It is not JSON; the next value may be.
+pub enum InputError {
+    /// A value is not JSON; the next value may be.
     Json(String),
-    /// It never ends: the connection is to be closed.
+    /// A value never ends: the connection is to be closed.
     TooLong,
 }
 
@@ -41,7 +41,7 @@ impl Input {
     }
 
     /// The next value, if it is complete.
-    pub fn next(&mut self) -> Option<Result<Value, Wrong>> {
+    pub fn next(&mut self) -> Option<Result<Value, InputError>> {
         while let Some(&byte) = self.received.get(self.scanned) {
             self.scanned += 1;
             if self.quote.is_none() && !self.begun && byte.is_ascii_whitespace() {
@@ -54,13 +54,12 @@ impl Input {
             }
         }
         if self.scanned > LENGTH_MAX {
-            return Some(Err(Wrong::TooLong));
+            return Some(Err(InputError::TooLong));
         }
         None
     }
 
-    /// Takes one more byte into account. Where a value ends, if it does there: after this byte, or
-    /// before it.
+    /// Scans one more byte. Returns the length of the value, if the value ends there: after this byte, or before.
     fn look_at(&mut self, byte: u8) -> Option<usize> {
         if let Some(quote) = self.quote {
             match byte {
@@ -97,13 +96,15 @@ impl Input {
         None
     }
 
-    fn take(&mut self, end: usize) -> Result<Value, Wrong> {
+    fn take(&mut self, end: usize) -> Result<Value, InputError> {
         let rest = self.received.split_off(end);
         let text = std::mem::replace(&mut self.received, rest);
         let was_unfinished = self.quote.is_some();
         *self = Input { received: std::mem::take(&mut self.received), ..Input::default() };
         if was_unfinished {
-            return Err(Wrong::Json("JSON parse error, a string is not terminated".to_string()));
+            return Err(InputError::Json(
+                "JSON parse error, a string is not terminated".to_string(),
+            ));
         }
         let text = with_double_quotes(&text);
         serde_json::from_slice(&text).map_err(|_| {
@@ -111,12 +112,12 @@ impl Input {
             let is_word = text.first().is_some_and(u8::is_ascii_alphabetic);
             let what = if is_word { "invalid keyword" } else { "invalid input" };
             let shown = blockhaul_wire::printable(text, 40);
-            Wrong::Json(format!("JSON parse error, {what} '{shown}'"))
+            InputError::Json(format!("JSON parse error, {what} '{shown}'"))
         })
     }
 }
 
-/// The same value with its strings in double quotes.
+/// The text of a value, with its strings in double quotes.
 fn with_double_quotes(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut quote = None;
@@ -145,9 +146,9 @@ fn with_double_quotes(text: &[u8]) -> Vec<u8> {
 }
 
 /// QEMU's form of JSON: one line, with a space after each comma and colon. Scripts compare it as text.
-struct Spaced;
+struct QemuFormatter;
 
-impl Formatter for Spaced {
+impl Formatter for QemuFormatter {
     fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }
@@ -165,7 +166,7 @@ impl Formatter for Spaced {
 pub fn line(value: &Value) -> String {
     use std::fmt::Write as _;
     let mut text = Vec::new();
-    let written = value.serialize(&mut Serializer::with_formatter(&mut text, Spaced));
+    let written = value.serialize(&mut Serializer::with_formatter(&mut text, QemuFormatter));
     // Writing a value to memory does not fail, and JSON is UTF-8.
     let text = written.ok().and_then(|()| String::from_utf8(text).ok()).unwrap_or_default();
     let mut line = String::with_capacity(text.len() + 2);
@@ -188,13 +189,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn all(parts: &[&[u8]]) -> Vec<Result<Value, Wrong>> {
+    fn all(parts: &[&[u8]]) -> Vec<Result<Value, InputError>> {
         let mut input = Input::default();
         let mut found = Vec::new();
         for part in parts {
             input.buffer().extend_from_slice(part);
             while let Some(next) = input.next() {
-                let ends = next == Err(Wrong::TooLong);
+                let ends = next == Err(InputError::TooLong);
                 found.push(next);
                 if ends {
                     return found;
@@ -218,19 +219,19 @@ mod tests {
     #[test]
     fn after_garbage_the_next_value_counts() {
         let found = all(&[b"x\n{'a':1}\n"]);
-        assert!(matches!(&found[..], [Err(Wrong::Json(_)), Ok(_)]), "{found:?}");
+        assert!(matches!(&found[..], [Err(InputError::Json(_)), Ok(_)]), "{found:?}");
         let found = all(&[b"{\"a\n{'a':1}"]);
-        assert!(matches!(&found[..], [Err(Wrong::Json(_)), Ok(_)]), "{found:?}");
+        assert!(matches!(&found[..], [Err(InputError::Json(_)), Ok(_)]), "{found:?}");
         let found = all(&[b"]}{'a':1}"]);
         assert!(matches!(found.last(), Some(Ok(_))), "{found:?}");
-        assert!(matches!(&all(&[b"\xff\xfe\n"])[..], [Err(Wrong::Json(_))]));
+        assert!(matches!(&all(&[b"\xff\xfe\n"])[..], [Err(InputError::Json(_))]));
     }
 
     #[test]
     fn what_never_ends_is_refused() {
-        assert_eq!(all(&[&[b'a'; LENGTH_MAX + 1]]), [Err(Wrong::TooLong)]);
+        assert_eq!(all(&[&[b'a'; LENGTH_MAX + 1]]), [Err(InputError::TooLong)]);
         let found = all(&[&[b'['; DEPTH_MAX + 1]]);
-        assert!(matches!(&found[..], [Err(Wrong::Json(_))]), "{found:?}");
+        assert!(matches!(&found[..], [Err(InputError::Json(_))]), "{found:?}");
     }
 
     #[test]

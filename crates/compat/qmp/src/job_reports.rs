@@ -6,7 +6,7 @@ use blockhaul_jobs::{Happened, Job, JobError};
 use serde_json::{Map, Value, json};
 
 use crate::monitor::Monitor;
-use crate::state::Use;
+use crate::state::JobNodes;
 
 impl Monitor {
     /// `query-jobs`.
@@ -30,12 +30,12 @@ impl Monitor {
         match happened {
             Happened::Status(status) => {
                 let data = json!({ "id": job.name(), "status": status.name() });
-                self.hub.tell("JOB_STATUS_CHANGE", data);
+                self.queues.send_event("JOB_STATUS_CHANGE", data);
             }
-            Happened::Ready => self.hub.tell("BLOCK_JOB_READY", numbers(job).into()),
+            Happened::Ready => self.queues.send_event("BLOCK_JOB_READY", numbers(job).into()),
             Happened::Pending => {
                 let data = json!({ "id": job.name(), "type": job.kind() });
-                self.hub.tell("BLOCK_JOB_PENDING", data);
+                self.queues.send_event("BLOCK_JOB_PENDING", data);
             }
             Happened::Error { is_read, action, text } => {
                 log::debug!("job {}: {text}", job.name());
@@ -43,7 +43,7 @@ impl Monitor {
                 let data = json!({
                     "device": job.name(), "operation": operation, "action": action.name(),
                 });
-                self.hub.tell("BLOCK_JOB_ERROR", data);
+                self.queues.send_event("BLOCK_JOB_ERROR", data);
             }
             Happened::Ended => self.job_has_ended(job),
         }
@@ -51,8 +51,8 @@ impl Monitor {
 
     fn job_has_ended(&self, job: &Job) {
         let Some((error, cancelled)) = job.outcome() else { return };
-        let target = self.state().uses.iter().rfind(|one| one.job == job.name()).cloned();
-        if let Some(Use { target, .. }) = target {
+        let target = self.state().job_nodes.iter().rfind(|one| one.job == job.name()).cloned();
+        if let Some(JobNodes { target, .. }) = target {
             self.mark_target(&target);
         }
         let switches = job.mirror().is_some_and(|mirror| mirror.switches());
@@ -68,7 +68,7 @@ impl Monitor {
             }
             (None, _) => "BLOCK_JOB_COMPLETED",
         };
-        self.hub.tell(event, data.into());
+        self.queues.send_event(event, data.into());
     }
 
     /// A job may have changed all of a node, unseen by its bitmaps.
@@ -115,7 +115,7 @@ fn described_as_block_job(job: &Job) -> Value {
     Value::Object(described)
 }
 
-/// What events and lists say about a job.
+/// Members of a job in events and lists.
 fn numbers(job: &Job) -> Map<String, Value> {
     let (done, total) = job.bytes();
     let mut numbers = Map::new();

@@ -1,4 +1,4 @@
-//! What jobs have in common when they begin: their disks and settings, and which nodes they use.
+//! Disks, settings and nodes of a job that begins.
 
 use std::sync::Arc;
 
@@ -9,57 +9,53 @@ use blockhaul_jobs::{OnError, Settings, To};
 use crate::commands::{Arguments, needed, number, switch, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::nodes::{Found, is_well_formed};
-use crate::state::Use;
+use crate::nodes::{NodeDisk, is_well_formed};
+use crate::state::JobNodes;
 
 /// A disk that a job reads or writes.
-pub struct End {
+pub struct JobDisk {
     /// The node.
     pub name: String,
-    pub found: Found,
+    pub node_disk: NodeDisk,
     pub device: Arc<dyn Device>,
-}
-
-impl End {
-    pub fn size(&self) -> u64 {
-        self.device.facts().size
-    }
 }
 
 impl Monitor {
     /// The source and the target of a job.
-    pub(crate) async fn ends(&self, arguments: &Arguments) -> Result<(End, End)> {
+    pub(crate) async fn job_disks(&self, arguments: &Arguments) -> Result<(JobDisk, JobDisk)> {
         let source = needed(arguments, "device");
         let target = needed(arguments, "target");
-        let source = self.end(source).await?;
-        let target = self.end(target).await?;
+        let source = self.job_disk(source).await?;
+        let target = self.job_disk(target).await?;
         if source.name == target.name {
             return Err(QmpError::generic("Source and target cannot be the same"));
         }
         if let Some(kind) = self.user(&target.name) {
             return Err(QmpError::busy(&target.name, kind));
         }
-        self.check_not_target(&self.disk_of(&source.found).await?)?;
+        self.check_not_target(&self.disk_of(&source.node_disk).await?)?;
         if !target.device.facts().can.contains(Can::WRITE) {
             return Err(QmpError::generic("Block node is read-only"));
         }
         let writers = self.state().exports.iter().any(|export| export.node == target.name);
         let served = self.running(&target.name).is_some_and(|running| running.served);
-        if writers || served || matches!(target.found, Found::Frozen(_)) {
+        if writers || served || matches!(target.node_disk, NodeDisk::Frozen(_)) {
             let text = format!("Node '{}' is busy: it is exported to clients", target.name);
             return Err(QmpError::generic(text));
         }
         Ok((source, target))
     }
 
-    async fn end(&self, name: &str) -> Result<End> {
+    async fn job_disk(&self, name: &str) -> Result<JobDisk> {
         let found = self.find(name).await?;
         let (name, device) = match &found {
-            Found::Live(running) => (self.node_of(running), running.device()),
-            Found::Frozen(frozen) => (frozen.name.clone(), self.live_below(frozen).await?.device()),
+            NodeDisk::Live(running) => (self.node_of(running), running.device()),
+            NodeDisk::Frozen(frozen) => {
+                (frozen.name.clone(), self.live_below(frozen).await?.device())
+            }
         };
         let device = device.ok_or_else(|| QmpError::no_node(&name))?;
-        Ok(End { name, found, device })
+        Ok(JobDisk { name, node_disk: found, device })
     }
 
     /// How a job is controlled.
@@ -91,20 +87,30 @@ impl Monitor {
         })
     }
 
-    /// Notes what jobs use that are about to begin, and forgets what those that have ended used.
-    pub(crate) fn note_uses(&self, uses: &[Use]) {
+    /// Records the nodes of jobs that are about to begin, and forgets those of jobs that have ended.
+    pub(crate) fn note_job_nodes(&self, nodes: &[JobNodes]) {
         let mut state = self.state();
-        let jobs = &self.jobs;
-        state.uses.retain(|one| jobs.named(&one.job).is_some_and(|job| !job.status().is_over()));
-        state.uses.extend(uses.iter().cloned());
+        state.job_nodes.retain(|one| self.active_job(&one.job).is_some());
+        state.job_nodes.extend(nodes.iter().cloned());
     }
 }
 
 /// The target of a job, as it is open.
-pub fn target_of(end: &End) -> Result<To> {
-    let Found::Live(running) = &end.found else { return Err(QmpError::no_node(&end.name)) };
+pub fn target_of(disk: &JobDisk) -> Result<To> {
+    let NodeDisk::Live(running) = &disk.node_disk else {
+        return Err(QmpError::no_node(&disk.name));
+    };
     let stack: Option<Stack> = running.stack.lock().expect("no panic under this lock").clone();
-    let stack = stack.ok_or_else(|| QmpError::no_node(&end.name))?;
+    let stack = stack.ok_or_else(|| QmpError::no_node(&disk.name))?;
     let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
     Ok(To::Open(spec, stack, Some(running.clone())))
+}
+
+/// Refuses a target of another size than the source.
+pub fn check_same_size(source: &JobDisk, target: &JobDisk) -> Result<()> {
+    if source.device.facts().size == target.device.facts().size {
+        Ok(())
+    } else {
+        Err(QmpError::generic("Source and target image have different sizes"))
+    }
 }

@@ -7,7 +7,7 @@ use blockhaul_jobs::{Ending, Job, Verb, WITHIN};
 use crate::commands::{Arguments, number, switch, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::state::Use;
+use crate::state::JobNodes;
 
 impl Monitor {
     /// The commands `job-*` and `block-job-*`, also for jobs of an earlier server: a mirror of it can be resumed,
@@ -33,13 +33,13 @@ impl Monitor {
             let source = all.iter().find(|one| one.name == job.export());
             let target = all.iter().find(|one| !one.served && one.storage() == job.target());
             let (Some(source), Some(target)) = (source, target) else { continue };
-            let uses = Use {
+            let nodes = JobNodes {
                 job: job.name(),
                 source: self.node_of(source),
                 target: self.node_of(target),
                 bitmap: None,
             };
-            self.state().uses.push(uses);
+            self.state().job_nodes.push(nodes);
         }
         Ok(())
     }

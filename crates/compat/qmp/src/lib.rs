@@ -4,7 +4,7 @@
 //! - A caller makes one [`Monitor`] for its server, from a [`MonitorConfig`], and hands it listeners
 //!   ([`Monitor::serve`]), connected sockets ([`Monitor::serve_connection`]) or commands without a client
 //!   ([`Monitor::run`]). It calls [`Monitor::stop`] before it drops the server.
-//! - What a command needs of the program around the server is behind [`MonitorHost`].
+//! - [`MonitorHost`] is the program around the server: it stops, and it binds TCP ports.
 //! - A [`QmpError`] is the error of a command in QEMU's classes.
 //!
 //! The crate binds no monitor socket, and neither prints nor ends the process. It opens devices only through the
@@ -12,10 +12,10 @@
 //! jobs. Commands run on workers of `blockhaul_io`, one at a time.
 //!
 //! Files:
-//! - `input`: finds commands in what clients send. `commands`: all commands and their arguments, as tables.
-//!   `error`: errors in QEMU's classes.
-//! - `session`: a client. `events`: what all clients receive. `monitor`: what they share; `state`: what it
-//!   knows. `host`: the program around it. `execute`: from the name of a command to what carries it out.
+//! - `input`: commands in the bytes of a client. `commands`: all commands and their arguments, as tables. `error`:
+//!   errors in QEMU's classes.
+//! - `session`: a client. `events`: events, and the lines that wait for a client. `monitor`: shared by all clients;
+//!   `state`: its nodes, objects and exports. `host`: the program around it. `execute`: dispatch of commands.
 //! - `nodes` (`node_plan`, `points_in_time`), `objects`, `exports`, `bitmaps`, `transaction`, `query`: the commands.
 //! - `backups` and `mirrors` begin jobs, from their `job_setup`; `jobs` controls them, `job_reports` shows them.
 

@@ -4,10 +4,10 @@ use blockhaul_jobs::{CopyMode, First, Job, WantedMirror};
 
 use crate::commands::{Arguments, needed, text};
 use crate::error::{QmpError, Result};
-use crate::job_setup::target_of;
+use crate::job_setup::{check_same_size, target_of};
 use crate::monitor::Monitor;
-use crate::nodes::{BARRIER, Found};
-use crate::state::Use;
+use crate::nodes::{BARRIER, NodeDisk};
+use crate::state::JobNodes;
 
 impl Monitor {
     /// `blockdev-mirror`.
@@ -22,18 +22,16 @@ impl Monitor {
         if text(arguments, "replaces").is_some() {
             return Err(QmpError::generic("Parameter 'replaces' is not supported"));
         }
-        let (source, target) = self.ends(arguments).await?;
-        let Found::Live(running) = &source.found else {
+        let (source, target) = self.job_disks(arguments).await?;
+        let NodeDisk::Live(running) = &source.node_disk else {
             return Err(QmpError::generic(format!("Node '{}' does not change", source.name)));
         };
         let settings = self.settings(arguments)?;
         if let First::Dirty(name) = &first {
             self.free_bitmap(&source.name, name).await?;
         }
-        if source.size() != target.size() {
-            return Err(QmpError::generic("Source and target image have different sizes"));
-        }
-        let uses = Use {
+        check_same_size(&source, &target)?;
+        let nodes = JobNodes {
             job: settings.name.clone().unwrap_or_default(),
             source: source.name.clone(),
             target: target.name.clone(),
@@ -49,11 +47,11 @@ impl Monitor {
             settings,
             resumes: None,
         };
-        let job = uses.job.clone();
-        self.note_uses(&[uses]);
+        let job = nodes.job.clone();
+        self.note_job_nodes(&[nodes]);
         let begun = self.jobs.mirror(&self.table, wanted).await;
         if begun.is_err() {
-            self.state().uses.retain(|one| one.job != job);
+            self.state().job_nodes.retain(|one| one.job != job);
         }
         begun?;
         Ok(())
@@ -61,8 +59,8 @@ impl Monitor {
 
     /// Clients of a mirror have moved to its target: nodes and disks are the other way round.
     pub(crate) fn pivot(&self, job: &Job) {
-        let uses = self.state().uses.iter().rfind(|one| one.job == job.name()).cloned();
-        let Some(Use { source, target, .. }) = uses else { return };
+        let nodes = self.state().job_nodes.iter().rfind(|one| one.job == job.name()).cloned();
+        let Some(JobNodes { source, target, .. }) = nodes else { return };
         let (Some(from), Some(to)) = (self.running(&source), self.running(&target)) else { return };
         let old = job.mirror().and_then(|mirror| mirror.left());
         if let (Some((old, storage)), Some(shared)) = (old, to.shared.clone()) {

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::commands::Arguments;
 use crate::error::QmpError;
-use crate::events::Hub;
+use crate::events::LineQueues;
 use crate::host::MonitorHost;
-use crate::state::State;
+use crate::state::MonitorState;
 
 /// A running server, as a monitor controls it.
 pub struct MonitorConfig {
@@ -35,8 +35,8 @@ pub struct Monitor {
     pub(crate) host: Box<dyn MonitorHost>,
     /// The server listens for NBD clients without `nbd-server-start`.
     pub(crate) listens_anyway: bool,
-    pub(crate) hub: Hub,
-    pub(crate) state: Mutex<State>,
+    pub(crate) queues: LineQueues,
+    pub(crate) state: Mutex<MonitorState>,
     /// One command at a time.
     pub(crate) turn: Arc<FifoLock>,
 }
@@ -51,7 +51,7 @@ impl Monitor {
             jobs,
             host,
             listens_anyway,
-            hub: Hub::default(),
+            queues: LineQueues::default(),
             state: Mutex::default(),
             turn: Arc::default(),
         });
@@ -84,10 +84,10 @@ impl Monitor {
     pub fn stop(&self) {
         let server = self.state().nbd_server.take();
         drop(server);
-        self.hub.close();
+        self.queues.close();
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, MonitorState> {
         self.state.lock().expect("no panic under this lock")
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::commands::{self, Arguments, needed, number, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::state::What;
+use crate::state::NodeContents;
 
 /// Size of a null-co node without one, as in QEMU.
 const NULL_SIZE: u64 = 1 << 30;
@@ -16,7 +16,7 @@ const NULL_SIZE: u64 = 1 << 30;
 const DEPTH_MAX: usize = 8;
 
 /// A node as its options describe it; nothing is opened yet.
-pub struct Plan {
+pub struct NodePlan {
     pub driver: String,
     pub filename: String,
     pub spec: Spec,
@@ -25,8 +25,8 @@ pub struct Plan {
 }
 
 impl Monitor {
-    /// What a node is to be opened as.
-    pub(crate) fn plan(&self, options: &Arguments, depth: usize) -> Result<Plan> {
+    /// The plan of a node with these options, `depth` nodes below the root node.
+    pub(crate) fn plan(&self, options: &Arguments, depth: usize) -> Result<NodePlan> {
         if depth > 0 {
             commands::check_node(options)?;
         }
@@ -55,7 +55,7 @@ impl Monitor {
         Ok(plan)
     }
 
-    fn raw_plan(&self, options: &Arguments, depth: usize) -> Result<Plan> {
+    fn raw_plan(&self, options: &Arguments, depth: usize) -> Result<NodePlan> {
         let mut plan = self.child(options, "file", depth)?;
         let offset = number(options, "offset");
         let size = number(options, "size");
@@ -66,7 +66,7 @@ impl Monitor {
         Ok(plan)
     }
 
-    fn qcow2_plan(&self, options: &Arguments, depth: usize) -> Result<Plan> {
+    fn qcow2_plan(&self, options: &Arguments, depth: usize) -> Result<NodePlan> {
         let mut plan = self.child(options, "file", depth)?;
         if !plan.layers.is_empty() {
             return Err(QmpError::generic("qcow2 over a part of a device is not supported"));
@@ -93,19 +93,19 @@ impl Monitor {
     }
 
     /// The plan of a node below: one that is there already, or in the options.
-    fn child(&self, options: &Arguments, role: &str, depth: usize) -> Result<Plan> {
+    fn child(&self, options: &Arguments, role: &str, depth: usize) -> Result<NodePlan> {
         match options.get(role) {
             Some(Value::Object(inner)) => self.plan(inner, depth + 1),
             Some(Value::String(name)) => {
                 let node = self.node(name).ok_or_else(|| QmpError::no_node(name))?;
-                let What::Disk { spec, layers } = &node.what else {
+                let NodeContents::Disk { spec, layers } = &node.contents else {
                     let text = format!("Node '{name}' cannot be below a node of this driver");
                     return Err(QmpError::generic(text));
                 };
                 if self.parent(name).is_some() {
                     return Err(QmpError::generic(format!("Block device {name} is in use")));
                 }
-                Ok(Plan {
+                Ok(NodePlan {
                     driver: node.driver.clone(),
                     filename: node.filename.clone(),
                     spec: spec.clone(),
@@ -118,8 +118,8 @@ impl Monitor {
     }
 }
 
-fn simple(filename: &str, spec: Spec) -> Plan {
-    Plan {
+fn simple(filename: &str, spec: Spec) -> NodePlan {
+    NodePlan {
         driver: String::new(),
         filename: filename.to_string(),
         spec,
@@ -128,14 +128,14 @@ fn simple(filename: &str, spec: Spec) -> Plan {
     }
 }
 
-fn file_plan(options: &Arguments) -> Result<Plan> {
+fn file_plan(options: &Arguments) -> Result<NodePlan> {
     let path = std::path::absolute(needed(options, "filename"));
     let path = path.map_err(|error| QmpError::generic(plain(&error)))?;
     let shown = path.display().to_string();
     Ok(simple(&shown, Spec::Path(path)))
 }
 
-fn nbd_plan(options: &Arguments) -> Result<Plan> {
+fn nbd_plan(options: &Arguments) -> Result<NodePlan> {
     let empty = Map::new();
     let server = options.get("server").and_then(Value::as_object).unwrap_or(&empty);
     let export = text(options, "export").unwrap_or_default();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_io::plain;
-use blockhaul_jobs::{One, Running};
+use blockhaul_jobs::{Job, One, Running};
 
 use crate::commands::{Arguments, needed, switch, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::state::{Node, What};
+use crate::state::{Node, NodeContents};
 
 /// Maximum time for requests in flight to end when a point in time begins.
 pub const BARRIER: Duration = Duration::from_secs(30);
@@ -22,8 +22,8 @@ const NAME_MAX: usize = 31;
 /// Maximum number of nodes.
 const NODES_MAX: usize = 1024;
 
-/// A node or device that commands name.
-pub enum Found {
+/// The disk of a node or device that a command names.
+pub enum NodeDisk {
     /// A disk in use.
     Live(Arc<Running>),
     /// A point in time.
@@ -53,7 +53,7 @@ impl Monitor {
             filename: plan.filename,
             read_only,
             children: plan.children,
-            what: What::Disk { spec: plan.spec, layers: plan.layers },
+            contents: NodeContents::Disk { spec: plan.spec, layers: plan.layers },
         };
         let auto = switch(options, "auto-read-only", false);
         let node = self.open(node, auto).await?;
@@ -95,7 +95,7 @@ impl Monitor {
     }
 
     async fn open_disk(&self, node: &Node) -> Result<Arc<Running>> {
-        let What::Disk { spec, layers } = &node.what else {
+        let NodeContents::Disk { spec, layers } = &node.contents else {
             return Err(QmpError::generic(format!("Node '{}' is not a disk", node.name)));
         };
         let name = self.free_name(&node.name);
@@ -128,26 +128,26 @@ impl Monitor {
     }
 
     /// The node or device of this name; a disk that was closed for a node over it is opened again.
-    pub(crate) async fn find(&self, name: &str) -> Result<Found> {
+    pub(crate) async fn find(&self, name: &str) -> Result<NodeDisk> {
         if let Some(running) = self.running(name) {
-            return Ok(Found::Live(running));
+            return Ok(NodeDisk::Live(running));
         }
         let export = self.state().exports.iter().find(|one| one.id == name).cloned();
         if let Some(running) = export.and_then(|export| self.running(&export.node)) {
-            return Ok(Found::Live(running));
+            return Ok(NodeDisk::Live(running));
         }
         let node = self.node(name).ok_or_else(|| QmpError::no_node(name))?;
-        match &node.what {
-            What::Access { .. } => Ok(Found::Frozen(node)),
-            What::BeforeWrite { disk, .. } => match self.running(disk) {
-                Some(running) => Ok(Found::Live(running)),
+        match &node.contents {
+            NodeContents::Access { .. } => Ok(NodeDisk::Frozen(node)),
+            NodeContents::BeforeWrite { disk, .. } => match self.running(disk) {
+                Some(running) => Ok(NodeDisk::Live(running)),
                 None => Err(QmpError::no_node(disk)),
             },
-            What::Disk { .. } => match self.parent(name) {
+            NodeContents::Disk { .. } => match self.parent(name) {
                 Some(parent) => {
                     Err(QmpError::generic(format!("Node '{name}' is in use by node '{parent}'")))
                 }
-                None => Ok(Found::Live(self.open_disk(&node).await?)),
+                None => Ok(NodeDisk::Live(self.open_disk(&node).await?)),
             },
         }
     }
@@ -175,8 +175,8 @@ impl Monitor {
     pub(crate) fn parent(&self, name: &str) -> Option<String> {
         let state = self.state();
         let over = |node: &&Arc<Node>| {
-            let disk = match &node.what {
-                What::BeforeWrite { disk, .. } => Some(disk.as_str()),
+            let disk = match &node.contents {
+                NodeContents::BeforeWrite { disk, .. } => Some(disk.as_str()),
                 _ => None,
             };
             disk == Some(name) || node.children.iter().any(|child| child == name)
@@ -185,10 +185,10 @@ impl Monitor {
     }
 
     /// The node of the disk that was found, or is below.
-    pub(crate) async fn disk_of(&self, found: &Found) -> Result<String> {
+    pub(crate) async fn disk_of(&self, found: &NodeDisk) -> Result<String> {
         Ok(match found {
-            Found::Live(running) => self.node_of(running),
-            Found::Frozen(frozen) => self.node_of(&*self.live_below(frozen).await?),
+            NodeDisk::Live(running) => self.node_of(running),
+            NodeDisk::Frozen(frozen) => self.node_of(&*self.live_below(frozen).await?),
         })
     }
 
@@ -208,19 +208,19 @@ impl Monitor {
         if is_served || self.is_used(name) {
             return Err(QmpError::generic(format!("Node {name} is in use")));
         }
-        match &node.what {
-            What::Disk { .. } => {
+        match &node.contents {
+            NodeContents::Disk { .. } => {
                 if let Some(running) = self.running(name) {
                     self.table.remove(&running.name).await;
                 }
             }
-            What::BeforeWrite { disk, begun, .. } => {
-                let begun = begun.lock().expect("no panic under this lock").take();
-                if let (Some(snapshot), Some(running)) = (begun, self.running(disk)) {
+            NodeContents::BeforeWrite { disk, snapshot, .. } => {
+                let snapshot = snapshot.lock().expect("no panic under this lock").take();
+                if let (Some(snapshot), Some(running)) = (snapshot, self.running(disk)) {
                     self.table.end_snapshot(&running, &snapshot).await;
                 }
             }
-            What::Access { .. } => {}
+            NodeContents::Access { .. } => {}
         }
         let mut state = self.state();
         state.nodes.retain(|node| node.name != name);
@@ -234,25 +234,28 @@ impl Monitor {
         job || self.state().exports.iter().any(|export| export.node == name || export.drive == name)
     }
 
-    /// The kind of the job that uses a node as its target.
+    /// The kind of the job that uses a node as its source or target.
     pub(crate) fn user(&self, name: &str) -> Option<&'static str> {
         let state = self.state();
-        let uses = state.uses.iter().filter(|one| one.target == name || one.source == name);
-        uses.filter_map(|one| self.jobs.named(&one.job))
-            .find(|job| !job.status().is_over())
-            .map(|job| job.kind())
+        let mut users =
+            state.job_nodes.iter().filter(|one| one.target == name || one.source == name);
+        users.find_map(|one| self.active_job(&one.job)).map(|job| job.kind())
     }
 
-    /// Refuses a disk that a job writes: no bitmap and no point in time sees what it writes, and clients
-    /// would see a part of it.
+    /// Refuses a disk that a job writes: no bitmap and no point in time sees the writes of the job, and clients
+    /// would see a part of its data.
     pub(crate) fn check_not_target(&self, node: &str) -> Result<()> {
         let state = self.state();
-        let uses = state.uses.iter().filter(|one| one.target == node);
-        let mut jobs = uses.filter_map(|one| self.jobs.named(&one.job));
-        match jobs.find(|job| !job.status().is_over()) {
+        let mut writers = state.job_nodes.iter().filter(|one| one.target == node);
+        match writers.find_map(|one| self.active_job(&one.job)) {
             None => Ok(()),
             Some(job) => Err(QmpError::busy(node, job.kind())),
         }
+    }
+
+    /// The job of this name, unless it is over.
+    pub(crate) fn active_job(&self, name: &str) -> Option<Arc<Job>> {
+        self.jobs.named(name).filter(|job| !job.status().is_over())
     }
 }
 

@@ -7,7 +7,7 @@ use crate::commands::{self, Arguments, needed, number};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
 use crate::nodes::is_well_formed;
-use crate::state::{Object, What};
+use crate::state::{NodeContents, QomObject};
 
 /// Maximum number of objects.
 const OBJECTS_MAX: usize = 1024;
@@ -37,7 +37,7 @@ impl Monitor {
         if state.objects.len() >= OBJECTS_MAX {
             return Err(QmpError::generic(format!("there are {OBJECTS_MAX} objects already")));
         }
-        state.objects.push(Object { id: id.to_string(), limits });
+        state.objects.push(QomObject { id: id.to_string(), limits });
         Ok(())
     }
 
@@ -47,8 +47,8 @@ impl Monitor {
         let Some(place) = state.objects.iter().position(|object| object.id == id) else {
             return Err(QmpError::generic(format!("object '{id}' not found")));
         };
-        let is_used = state.nodes.iter().any(|node| match &node.what {
-            What::Disk { layers, .. } => layers.iter().any(|layer| is_of(layer, id)),
+        let is_used = state.nodes.iter().any(|node| match &node.contents {
+            NodeContents::Disk { layers, .. } => layers.iter().any(|layer| is_of(layer, id)),
             _ => false,
         });
         if is_used {

@@ -12,8 +12,8 @@ use serde_json::Value;
 use crate::commands::{Arguments, needed, number, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::nodes::{BARRIER, Found, file_of};
-use crate::state::{Node, What};
+use crate::nodes::{BARRIER, NodeDisk, file_of};
+use crate::state::{Node, NodeContents};
 
 /// Maximum number of nodes from a point in time down to its disk.
 const DEPTH_MAX: usize = 8;
@@ -22,7 +22,7 @@ impl Monitor {
     pub(crate) async fn add_before_write(&self, name: &str, options: &Arguments) -> Result<()> {
         let file = name_of(options, "file")?;
         let target = name_of(options, "target")?;
-        let Found::Live(running) = self.find(&file).await? else {
+        let NodeDisk::Live(running) = self.find(&file).await? else {
             return Err(QmpError::generic(format!("Node '{file}' does not change")));
         };
         let Some(target_node) = self.node(&target) else { return Err(QmpError::no_node(&target)) };
@@ -40,10 +40,10 @@ impl Monitor {
             filename: running.storage(),
             read_only: false,
             children: vec![target],
-            what: What::BeforeWrite {
+            contents: NodeContents::BeforeWrite {
                 disk: self.node_of(&running),
                 begin: Box::new(begin),
-                begun: Mutex::default(),
+                snapshot: Mutex::default(),
             },
         };
         self.state().nodes.push(Arc::new(node));
@@ -51,10 +51,10 @@ impl Monitor {
     }
 
     pub(crate) async fn add_access(&self, name: &str, options: &Arguments) -> Result<()> {
-        let of = name_of(options, "file")?;
-        let below = self.node(&of).ok_or_else(|| QmpError::no_node(&of))?;
-        if !matches!(below.what, What::BeforeWrite { .. }) {
-            let text = format!("Node '{of}' is not of driver copy-before-write");
+        let before_write = name_of(options, "file")?;
+        let below = self.node(&before_write).ok_or_else(|| QmpError::no_node(&before_write))?;
+        if !matches!(below.contents, NodeContents::BeforeWrite { .. }) {
+            let text = format!("Node '{before_write}' is not of driver copy-before-write");
             return Err(QmpError::generic(text));
         }
         let node = Node {
@@ -62,8 +62,8 @@ impl Monitor {
             driver: "snapshot-access".to_string(),
             filename: below.filename.clone(),
             read_only: true,
-            children: vec![of.clone()],
-            what: What::Access { of, bitmaps: Mutex::default() },
+            children: vec![before_write.clone()],
+            contents: NodeContents::Access { before_write, bitmaps: Mutex::default() },
         };
         self.state().nodes.push(Arc::new(node));
         Ok(())
@@ -71,43 +71,45 @@ impl Monitor {
 
     /// The point in time of a `copy-before-write` node, which begins at the first call.
     pub(crate) async fn snapshot_of(&self, node: &Node) -> Result<Snapshot> {
-        let What::BeforeWrite { disk, begin, begun } = &node.what else {
+        let NodeContents::BeforeWrite { disk, begin, snapshot } = &node.contents else {
             return Err(QmpError::generic(format!("Node '{}' keeps no point in time", node.name)));
         };
-        let held = begun.lock().expect("no panic under this lock").clone();
+        let held = snapshot.lock().expect("no panic under this lock").clone();
         if let Some(snapshot) = held {
             return Ok(snapshot);
         }
-        let Found::Live(running) = self.find(disk).await? else {
+        let NodeDisk::Live(running) = self.find(disk).await? else {
             return Err(QmpError::no_node(disk));
         };
         let started = self.table.begin_snapshot(&running, begin).await?;
         started.taken.iter().for_each(Taken::settle);
-        *begun.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
+        *snapshot.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
         Ok(started.snapshot)
     }
 
     /// The point in time that a `snapshot-access` node shows, if it is one of the disk of `disk`.
     pub(crate) async fn snapshot_over(&self, name: &str, disk: &str) -> Result<Option<Snapshot>> {
         let Some(node) = self.node(name) else { return Ok(None) };
-        let What::Access { of, .. } = &node.what else { return Ok(None) };
-        let below = self.node(of).ok_or_else(|| QmpError::no_node(of))?;
-        match &below.what {
-            What::BeforeWrite { disk: own, .. } if own == disk => {
+        let NodeContents::Access { before_write, .. } = &node.contents else { return Ok(None) };
+        let below = self.node(before_write).ok_or_else(|| QmpError::no_node(before_write))?;
+        match &below.contents {
+            NodeContents::BeforeWrite { disk: own, .. } if own == disk => {
                 self.snapshot_of(&below).await.map(Some)
             }
             _ => Ok(None),
         }
     }
 
-    /// What a `snapshot-access` node shows, with these bitmaps.
+    /// The device that a `snapshot-access` node shows, with these bitmaps.
     pub(crate) async fn view(
         &self,
         node: &Node,
         bitmaps: Vec<Arc<Bitmap>>,
     ) -> Result<Arc<dyn Device>> {
-        let What::Access { of, .. } = &node.what else { return Err(QmpError::no_node(&node.name)) };
-        let below = self.node(of).ok_or_else(|| QmpError::no_node(of))?;
+        let NodeContents::Access { before_write, .. } = &node.contents else {
+            return Err(QmpError::no_node(&node.name));
+        };
+        let below = self.node(before_write).ok_or_else(|| QmpError::no_node(before_write))?;
         let snapshot = self.snapshot_of(&below).await?;
         let view = snapshot.view(bitmaps, Trim::Releases);
         view.map(fence).ok_or_else(|| QmpError::generic("the point in time has not begun"))
@@ -118,10 +120,10 @@ impl Monitor {
         let mut name = node.name.clone();
         for _ in 0..DEPTH_MAX {
             let Some(node) = self.node(&name) else { break };
-            name = match &node.what {
-                What::Access { of, .. } => of.clone(),
-                What::BeforeWrite { disk, .. } => disk.clone(),
-                What::Disk { .. } => break,
+            name = match &node.contents {
+                NodeContents::Access { before_write, .. } => before_write.clone(),
+                NodeContents::BeforeWrite { disk, .. } => disk.clone(),
+                NodeContents::Disk { .. } => break,
             };
         }
         match self.running(&name) {
@@ -163,8 +165,10 @@ pub fn on_failure(given: Option<&str>) -> OnFailure {
 impl Node {
     /// The bitmaps of a point in time.
     pub fn own_bitmaps(&self) -> Option<MutexGuard<'_, Vec<Arc<Bitmap>>>> {
-        match &self.what {
-            What::Access { bitmaps, .. } => Some(bitmaps.lock().expect("no panic under this lock")),
+        match &self.contents {
+            NodeContents::Access { bitmaps, .. } => {
+                Some(bitmaps.lock().expect("no panic under this lock"))
+            }
             _ => None,
         }
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::exports::GuestDevice;
 use crate::monitor::Monitor;
-use crate::state::{Node, What};
+use crate::state::{Node, NodeContents};
 
 /// The version of QEMU whose commands are offered, which clients compare.
 const VERSION: [u32; 3] = [10, 0, 13];
@@ -20,7 +20,7 @@ pub fn version() -> Value {
     })
 }
 
-/// What a client reads first.
+/// The greeting, which a client reads first.
 pub fn greeting() -> Value {
     json!({ "QMP": { "version": version(), "capabilities": [] } })
 }
@@ -65,13 +65,17 @@ impl Monitor {
 
     /// A node without an open disk of its own.
     fn described_node(&self, node: &Node) -> Value {
-        let below = match &node.what {
-            What::BeforeWrite { disk, .. } => self.running(disk),
-            What::Access { of, .. } => match self.node(of).as_deref() {
-                Some(Node { what: What::BeforeWrite { disk, .. }, .. }) => self.running(disk),
+        let below = match &node.contents {
+            NodeContents::BeforeWrite { disk, .. } => self.running(disk),
+            NodeContents::Access { before_write, .. } => match self.node(before_write).as_deref() {
+                Some(Node { contents: NodeContents::BeforeWrite { disk, .. }, .. }) => {
+                    self.running(disk)
+                }
                 _ => None,
             },
-            What::Disk { .. } => self.parent(&node.name).and_then(|parent| self.running(&parent)),
+            NodeContents::Disk { .. } => {
+                self.parent(&node.name).and_then(|parent| self.running(&parent))
+            }
         };
         let size = below.and_then(|running| running.device());
         let size = size.map_or(0, |device| device.facts().size);
@@ -117,7 +121,7 @@ fn driver_of(storage: &str) -> (String, String) {
     }
 }
 
-/// What QEMU says about every node.
+/// Members of every node, as in QEMU.
 fn common(name: &str, driver: &str, filename: &str, size: u64, read_only: bool) -> Value {
     let format = if driver == "file" || driver == "host_device" { "raw" } else { driver };
     json!({

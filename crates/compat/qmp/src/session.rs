@@ -11,19 +11,19 @@ use serde_json::{Map, Value, json};
 
 use crate::commands::{self, Arguments, COMMANDS};
 use crate::error::{QmpError, Result};
-use crate::events::Outbox;
-use crate::input::{Input, Wrong};
+use crate::events::LineQueue;
+use crate::input::{Input, InputError};
 use crate::monitor::Monitor;
 use crate::query::greeting;
 
-/// Maximum number of clients.
+/// Maximum number of clients of a listener.
 const PEERS_MAX: usize = 16;
 /// Maximum time for sending.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Monitor {
-    /// Serves clients of a listener, in tasks of `worker`, until the returned value is dropped. Connected
-    /// clients stay until they leave, or until the monitor stops.
+    /// Serves at most 16 clients of a listener at a time, in tasks of `worker`, until the returned value is
+    /// dropped. Connected clients stay until they leave, or until the monitor stops.
     pub fn serve(self: &Arc<Self>, listener: Listener, worker: &Remote) -> PeerListener {
         let monitor = Arc::downgrade(self);
         let attend = move |peer: Rc<Stream>| attend(peer, monitor.clone());
@@ -43,39 +43,39 @@ impl Monitor {
 
 /// Serves one client. Answers and events are sent by a task of their own, in their order.
 async fn attend(peer: Rc<Stream>, monitor: Weak<Monitor>) {
-    let outbox = Arc::new(Outbox::default());
+    let queue = Arc::new(LineQueue::default());
     match monitor.upgrade() {
-        Some(monitor) => monitor.hub.join(&outbox),
+        Some(monitor) => monitor.queues.add(&queue),
         None => return,
     }
-    outbox.push(&greeting());
-    let sender = blockhaul_io::start(send_all(peer.clone(), outbox.clone()));
+    queue.push(&greeting());
+    let sender = blockhaul_io::start(send_all(peer.clone(), queue.clone()));
     let mut input = Input::default();
     loop {
         while let Some(next) = input.next() {
             let answer = match next {
-                Ok(value) => answer(&value, &outbox, &monitor).await,
-                Err(Wrong::Json(text)) => reply(Err(QmpError::generic(text)), None),
-                Err(Wrong::TooLong) => {
-                    outbox.close();
+                Ok(value) => answer(&value, &queue, &monitor).await,
+                Err(InputError::Json(text)) => reply(Err(QmpError::generic(text)), None),
+                Err(InputError::TooLong) => {
+                    queue.close();
                     return sender.await;
                 }
             };
-            outbox.push(&answer);
+            queue.push(&answer);
         }
         let received = peer_listener::receive(&peer, input.buffer()).await;
-        if outbox.is_lost() || !received.unwrap_or(false) {
+        if queue.is_lost() || !received.unwrap_or(false) {
             break;
         }
     }
-    outbox.close();
+    queue.close();
     sender.await;
 }
 
-async fn send_all(peer: Rc<Stream>, outbox: Arc<Outbox>) {
+async fn send_all(peer: Rc<Stream>, queue: Arc<LineQueue>) {
     loop {
-        let changed = outbox.listen();
-        let Ok(text) = outbox.take() else { break };
+        let changed = queue.listen();
+        let Ok(text) = queue.take() else { break };
         if text.is_empty() {
             // This side keeps the sender.
             let _ = changed.await;
@@ -91,12 +91,12 @@ async fn send_all(peer: Rc<Stream>, outbox: Arc<Outbox>) {
 }
 
 /// The answer to one input.
-async fn answer(value: &Value, outbox: &Outbox, monitor: &Weak<Monitor>) -> Value {
+async fn answer(value: &Value, queue: &LineQueue, monitor: &Weak<Monitor>) -> Value {
     let Some(request) = value.as_object() else {
         return reply(Err(QmpError::generic("QMP input must be a JSON object")), None);
     };
     let done = match parsed(request) {
-        Ok((name, arguments)) => execute(name, arguments, outbox, monitor).await,
+        Ok((name, arguments)) => execute(name, arguments, queue, monitor).await,
         Err(error) => Err(error),
     };
     reply(done, request.get("id"))
@@ -105,13 +105,13 @@ async fn answer(value: &Value, outbox: &Outbox, monitor: &Weak<Monitor>) -> Valu
 async fn execute(
     name: &str,
     arguments: &Arguments,
-    outbox: &Outbox,
+    queue: &LineQueue,
     monitor: &Weak<Monitor>,
 ) -> Result<Value> {
-    match (name, outbox.has_agreed()) {
+    match (name, queue.has_agreed()) {
         ("qmp_capabilities", false) => {
             agree(arguments)?;
-            outbox.agree();
+            queue.agree();
             Ok(json!({}))
         }
         ("qmp_capabilities", true) => Err(QmpError::no_command(

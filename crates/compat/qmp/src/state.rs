@@ -1,5 +1,5 @@
-//! What the monitor protocol knows besides the disks, jobs and bitmaps of the server: nodes and exports
-//! that clients added, and which nodes jobs use.
+//! State of the monitor besides the disks, jobs and bitmaps of the server: nodes, objects and exports that
+//! clients added, and the nodes of jobs.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -9,24 +9,24 @@ use blockhaul_io::Completer;
 use blockhaul_jobs::Begin;
 use blockhaul_snapshot::{Bitmap, Snapshot};
 
-/// What the protocol knows besides the disks, jobs and bitmaps of the server.
+/// State of the monitor besides the disks, jobs and bitmaps of the server.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct MonitorState {
     pub(crate) nodes: Vec<Arc<Node>>,
-    pub(crate) objects: Vec<Object>,
-    pub(crate) exports: Vec<Export>,
+    pub(crate) objects: Vec<QomObject>,
+    pub(crate) exports: Vec<NodeExport>,
     /// Exports of the server, by identifier, whose guest uses another node than their own.
     pub(crate) drives: Vec<(String, String)>,
-    pub(crate) uses: Vec<Use>,
+    pub(crate) job_nodes: Vec<JobNodes>,
     /// Nodes whose disk has the name of another node, after a mirror.
     pub(crate) moved: Vec<(String, String)>,
     pub(crate) nbd_server: Option<NbdServer>,
 }
 
 /// An object that was added.
-pub struct Object {
+pub struct QomObject {
     pub id: String,
-    /// Options of the layer of its nodes, if it is a group of limits.
+    /// Options of the layer of a node, if the object is a group of limits.
     pub limits: Option<String>,
 }
 
@@ -34,44 +34,44 @@ pub struct Object {
 pub struct Node {
     pub name: String,
     pub driver: String,
-    /// Its file, or the description of its device.
+    /// The file of the node, or the description of its device.
     pub filename: String,
     pub read_only: bool,
-    /// Nodes below it, by name.
+    /// Nodes below this one, by name.
     pub children: Vec<String>,
-    pub what: What,
+    pub contents: NodeContents,
 }
 
-/// What a node is.
-pub enum What {
-    /// A disk; what is needed to open it again.
+/// Contents of a node.
+pub enum NodeContents {
+    /// A disk, with its description.
     Disk { spec: Spec, layers: Vec<String> },
-    /// Saves old contents of the disk of this node.
-    BeforeWrite { disk: String, begin: Box<Begin>, begun: Mutex<Option<Snapshot>> },
-    /// Shows the disk as it was; with bitmaps of its own.
-    Access { of: String, bitmaps: Mutex<Vec<Arc<Bitmap>>> },
+    /// Saves old contents of the disk of the node `disk`; `snapshot` is the point in time, once it has begun.
+    BeforeWrite { disk: String, begin: Box<Begin>, snapshot: Mutex<Option<Snapshot>> },
+    /// Shows the point in time of the node `before_write`; with bitmaps of its own.
+    Access { before_write: String, bitmaps: Mutex<Vec<Arc<Bitmap>>> },
 }
 
 /// An export that was added here.
 #[derive(Debug, Clone)]
-pub struct Export {
+pub struct NodeExport {
     pub id: String,
-    /// The node whose disk it shows.
+    /// The node whose disk the export shows.
     pub node: String,
     /// The node that the guest's drive was moved to; usually the same.
     pub drive: String,
-    /// For clients.
+    /// The name for clients.
     pub name: String,
 }
 
-/// The listeners of `nbd-server-start`; dropped, they end.
+/// Listeners of `nbd-server-start`, which end on drop.
 pub struct NbdServer {
     _stop: Vec<Completer<()>>,
     socket: Option<PathBuf>,
 }
 
 impl NbdServer {
-    /// With the listeners that `stop` ends, one of them at a socket of this path.
+    /// The listeners that `stop` ends, one of them at a socket of this path.
     pub fn new(stop: Vec<Completer<()>>, socket: Option<PathBuf>) -> NbdServer {
         NbdServer { _stop: stop, socket }
     }
@@ -86,9 +86,9 @@ impl Drop for NbdServer {
     }
 }
 
-/// Which nodes a job uses, until it ends.
+/// The nodes of a job, until the job ends.
 #[derive(Debug, Clone)]
-pub struct Use {
+pub struct JobNodes {
     pub job: String,
     pub source: String,
     pub target: String,

@@ -1,17 +1,17 @@
 //! `transaction`: several changes at one moment, all or none.
 //!
 //! Bitmaps are added first, because that can fail. Then backups and the other changes of bitmaps are
-//! checked; these happen at the moment at which the backups begin, while no request is in flight.
+//! checked; they happen at the moment at which the backups begin, while no request is in flight.
 //! Bitmaps are removed last. If anything fails before the moment, the added bitmaps are removed.
 
 use blockhaul_jobs::{AtOnce, WantedJobs};
 use serde_json::Value;
 
-use crate::backups::Prepared;
-use crate::commands::{self, ACTIONS, Arguments, needed, switch, text};
+use crate::backups::BackupPlan;
+use crate::commands::{self, ACTIONS, Arguments, list, needed, switch, text};
 use crate::error::{QmpError, Result};
 use crate::monitor::Monitor;
-use crate::state::Use;
+use crate::state::JobNodes;
 
 /// Maximum number of actions.
 const ACTIONS_MAX: usize = 1024;
@@ -27,8 +27,7 @@ impl Monitor {
         let empty = Arguments::new();
         let properties = arguments.get("properties").and_then(Value::as_object).unwrap_or(&empty);
         let grouped = is_grouped(properties)?;
-        let list = arguments.get("actions").and_then(Value::as_array);
-        let actions = checked(list.map(Vec::as_slice).unwrap_or_default(), grouped, &empty)?;
+        let actions = checked(list(arguments, "actions"), grouped, &empty)?;
         let mut added = Vec::new();
         let done = self.carry_out(&actions, grouped, &mut added).await;
         if done.is_err() {
@@ -52,7 +51,7 @@ impl Monitor {
             added.push((needed(action.data, "node"), needed(action.data, "name")));
         }
         let mut disks = Vec::new();
-        let mut uses = Vec::new();
+        let mut nodes = Vec::new();
         let mut at_once: Vec<AtOnce> = Vec::new();
         for action in actions {
             match action.kind {
@@ -60,10 +59,10 @@ impl Monitor {
                     return Err(QmpError::generic("Transaction aborted using Abort action"));
                 }
                 "blockdev-backup" => {
-                    let Prepared { item, uses: one, at_once: own } =
+                    let BackupPlan { item, nodes: one, at_once: own } =
                         self.prepare_backup(action.data).await?;
                     disks.push(item);
-                    uses.push(one);
+                    nodes.push(one);
                     at_once.extend(own);
                 }
                 "block-dirty-bitmap-remove" => {
@@ -76,11 +75,11 @@ impl Monitor {
                 }
             }
         }
-        check_jobs(&uses)?;
+        check_jobs(&nodes)?;
         if disks.is_empty() {
             at_once.iter().for_each(|change| change());
         } else {
-            self.begin(WantedJobs { disks, grouped, at_once }, uses).await?;
+            self.begin(WantedJobs { disks, grouped, at_once }, nodes).await?;
         }
         for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;
@@ -171,9 +170,9 @@ fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result
 }
 
 /// Refuses two jobs of one name, and two on one target.
-fn check_jobs(uses: &[Use]) -> Result<()> {
-    for (index, one) in uses.iter().enumerate() {
-        let before = &uses[..index];
+fn check_jobs(nodes: &[JobNodes]) -> Result<()> {
+    for (index, one) in nodes.iter().enumerate() {
+        let before = &nodes[..index];
         if before.iter().any(|other| other.job == one.job) {
             return Err(QmpError::generic(format!("Job ID '{}' already in use", one.job)));
         }
