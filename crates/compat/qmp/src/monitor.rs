@@ -42,7 +42,7 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// A monitor for a running server. On a worker.
+    /// A monitor for a running server.
     pub fn new(config: MonitorConfig) -> Arc<Monitor> {
         let MonitorConfig { server, table, jobs, listens_anyway, host } = config;
         let monitor = Arc::new(Monitor {
@@ -64,7 +64,7 @@ impl Monitor {
         monitor
     }
 
-    /// Runs a command that no client has sent. `text` is its JSON object, as a client sends it.
+    /// Runs a command that no client has sent, on a worker. `text` is its JSON object, as a client sends it.
     ///
     /// # Errors
     /// The text is no command, or the command has failed.
@@ -79,8 +79,7 @@ impl Monitor {
         done.map(drop).map_err(|error| QmpError::generic(format!("{name}: {error}")))
     }
 
-    /// Ends listeners of NBD that were started here, and clients once they have got what waits for
-    /// them.
+    /// Ends the listeners of `nbd-server-start`, and each client once its last lines are sent.
     pub fn stop(&self) {
         let server = self.state().nbd_server.take();
         drop(server);

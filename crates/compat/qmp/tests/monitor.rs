@@ -1,0 +1,129 @@
+//! A monitor without the program: its host, a client, and commands without a client.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::Registry;
+use blockhaul_io::{Config, Listener, Pool, Runtime};
+use blockhaul_jobs::{Jobs, Table, WantedExports};
+use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
+use blockhaul_server::{Limits, Offers, Server, Tls};
+use blockhaul_transfer::CopySetup;
+use serde_json::{Value, json};
+
+/// Time for one answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A host that records its calls.
+#[derive(Clone, Default)]
+struct TestHost {
+    stops: Arc<AtomicUsize>,
+    hosts: Arc<Mutex<Vec<Option<String>>>>,
+}
+
+impl MonitorHost for TestHost {
+    fn stop(&self) {
+        self.stops.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn bind_tcp(&self, host: Option<String>, port: u16) -> ListenerFuture {
+        self.hosts.lock().unwrap().push(host.clone());
+        Box::pin(async move {
+            if host.is_none() {
+                let error = Error::new(Kind::Refused, "not on all addresses");
+                return Err(error.with_remedy("name one"));
+            }
+            Ok(vec![Listener::bind_tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).unwrap()])
+        })
+    }
+}
+
+/// A monitor of a server without exports. On a worker.
+async fn monitor(host: TestHost) -> Arc<Monitor> {
+    let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
+    let wanted = WantedExports {
+        registry,
+        exports: Vec::new(),
+        layers: Vec::new(),
+        any_name: false,
+        per_client: false,
+        trace: false,
+        bitmap_files: None,
+        job_files: None,
+        set_up: |request| CopySetup::new(request, Registry::default()),
+    };
+    let table = Arc::new(Table::new(wanted).unwrap());
+    let server = Server::new(blockhaul_server::Config {
+        exports: table.open().await.unwrap(),
+        limits: Limits::default(),
+        offers: Offers::default(),
+        pool: Pool::new(64 << 20),
+        tls: Tls::default(),
+    });
+    let jobs = Arc::new(Jobs::default());
+    Monitor::new(MonitorConfig { server, table, jobs, listens_anyway: false, host: Box::new(host) })
+}
+
+/// Sends a command, and reads its answer.
+fn ask(client: &mut BufReader<UnixStream>, command: &Value) -> Value {
+    client.get_mut().write_all(command.to_string().as_bytes()).unwrap();
+    read(client)
+}
+
+fn read(client: &mut BufReader<UnixStream>) -> Value {
+    let mut line = String::new();
+    client.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+#[test]
+fn a_monitor_serves_a_client_without_the_program() {
+    let runtime = Runtime::start(&Config::default()).unwrap();
+    let host = TestHost::default();
+    let own = host.clone();
+    let monitor = runtime.block_on(move || monitor(own));
+    let add =
+        r#"{"execute": "blockdev-add", "arguments": {"driver": "null-co", "node-name": "n"}}"#;
+    let shared = monitor.clone();
+    let added =
+        runtime.block_on(move || async move { (shared.run(add).await, shared.run(add).await) });
+    assert_eq!(added.0, Ok(()));
+    let twice = added.1.unwrap_err().to_string();
+    assert_eq!(twice, "blockdev-add: Duplicate nodes with node-name='n'");
+
+    let (client, socket) = UnixStream::pair().unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    monitor.serve_connection(socket.into(), &runtime.remote());
+    let mut client = BufReader::new(client);
+    assert!(read(&mut client)["QMP"]["version"].is_object());
+    let class = |answer: Value| answer["error"]["class"].as_str().unwrap().to_string();
+    assert_eq!(class(ask(&mut client, &json!({ "execute": "quit" }))), "CommandNotFound");
+    ask(&mut client, &json!({ "execute": "qmp_capabilities" }));
+
+    let start = |host: &str| {
+        let address = json!({ "type": "inet", "host": host, "port": "0" });
+        json!({ "execute": "nbd-server-start", "arguments": { "addr": address } })
+    };
+    let refused = ask(&mut client, &start(""));
+    assert_eq!(refused["error"]["desc"], "not on all addresses");
+    assert_eq!(ask(&mut client, &start("localhost")), json!({ "return": {} }));
+    assert_eq!(*host.hosts.lock().unwrap(), [None, Some("localhost".to_string())]);
+    let export = json!({ "type": "nbd", "id": "e", "node-name": "n" });
+    let export = json!({ "execute": "block-export-add", "arguments": export });
+    assert_eq!(ask(&mut client, &export), json!({ "return": {} }));
+    let exports = ask(&mut client, &json!({ "execute": "query-block-exports" }));
+    assert_eq!(exports["return"][0]["node-name"], "n");
+
+    assert_eq!(host.stops.load(Ordering::Relaxed), 0);
+    assert_eq!(ask(&mut client, &json!({ "execute": "quit" })), json!({ "return": {} }));
+    assert_eq!(host.stops.load(Ordering::Relaxed), 1);
+    monitor.stop();
+    let mut rest = String::new();
+    assert_eq!(client.read_line(&mut rest).unwrap(), 0, "{rest}");
+}
