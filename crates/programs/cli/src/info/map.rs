@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Error, Extents, HOLE, Kind, ZERO};
+use blockhaul_block::{
+    BASE_ALLOCATION, Contexts, Device, Error, ExtentPart, ExtentReader, HOLE, Kind, ZERO,
+};
 use blockhaul_io::Ticket;
 
-use super::ahead::{Ahead, together};
 use super::picture::{self, IMAGE, Picture, STRIP};
 use super::report::{Palette, quoted};
 use crate::exit::Failure;
@@ -127,14 +128,14 @@ pub async fn show(
     let order = shown.iter().map(|shown| place_of(shown.context, contexts)).collect();
     let sink = Sink::new(shown, order, format);
     let mut page = Box::new(Page { sink, pictures, output: std::mem::take(output) });
-    let mut ahead = Ahead::new(device.clone(), contexts, (start, end));
-    let mut next = ahead.next().await;
+    let mut extents = ExtentReader::new(device.clone(), contexts, (start, end));
+    let mut next = extents.next().await;
     while !page.output.is_gone()
         && let Some(part) = next.map_err(|error| error.on(&facts.name))?
     {
         let written = page.write(part);
         // Meanwhile another thread may write the part.
-        next = ahead.next().await;
+        next = extents.next().await;
         page = written.page().await?;
     }
     let Page { sink, pictures, output: mut shown } = *page;
@@ -143,9 +144,6 @@ pub async fn show(
     *output = shown;
     Ok(())
 }
-
-/// Extents of one reply: offset, length, a list for each context.
-type Part = (u64, u64, Vec<Extents>);
 
 /// A list from this length on is written on a thread of its own, while the device is asked for more.
 const LONG: usize = 4096;
@@ -178,8 +176,8 @@ impl Written {
 
 impl Page {
     /// Writes a part, on another thread if it is long.
-    fn write(self: Box<Self>, part: Part) -> Written {
-        if part.2.iter().any(|list| list.len() >= LONG) {
+    fn write(self: Box<Self>, part: ExtentPart) -> Written {
+        if part.lists.iter().any(|list| list.len() >= LONG) {
             Written::Soon(blockhaul_io::offload(move || self.with(&part)))
         } else {
             Written::Done(self.with(&part))
@@ -187,16 +185,15 @@ impl Page {
     }
 
     /// The page with a part.
-    fn with(mut self: Box<Self>, (at, len, lists): &Part) -> Result<Box<Page>, Failure> {
+    fn with(mut self: Box<Self>, part: &ExtentPart) -> Result<Box<Page>, Failure> {
         let Page { sink, pictures, output } = &mut *self;
-        together(lists, *len, |offset, len, states| {
-            let here = at + offset;
+        part.for_each_run(|at, len, states| {
             for picture in &mut *pictures {
                 for (picture, place) in picture.iter_mut().zip(&sink.order) {
-                    picture.add(here, len, states[*place]);
+                    picture.add(at, len, states[*place]);
                 }
             }
-            sink.run(here, len, states, output)
+            sink.run(at, len, states, output)
         })?;
         if sink.format.streams {
             output.now()?;

@@ -2,13 +2,12 @@
 //! servers; the same facts for all other devices.
 //!
 //! - `subject`: what to query: a server's exports, or one of our devices.
-//! - `report`: facts as text and JSON. `map`: extents as text and JSON, which `ahead` asks for;
-//!   `picture`: as strips and images.
+//! - `report`: facts as text and JSON. `map`: extents as text and JSON; `picture`: as
+//!   strips and images.
 //! - `dump`: contents in hexadecimal.
 //! - `ability`: the words of `--can` and `--is`. `content`: a guess at a device's contents.
 
 mod ability;
-mod ahead;
 mod content;
 mod dump;
 mod map;
@@ -27,8 +26,6 @@ use crate::exit::{FAILED, Failure, Outcome};
 use crate::image_format;
 use crate::out::Output;
 use ability::Ability;
-#[cfg(feature = "formats")]
-pub(crate) use ahead::{Ahead, together};
 use map::{Format, Style, View};
 use subject::Subject;
 

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use blockhaul_block::{Access, BASE_ALLOCATION, Contexts, Device, Error, HOLE, Kind, ZERO};
+use blockhaul_block::{
+    Access, BASE_ALLOCATION, Contexts, Device, Error, ExtentReader, HOLE, Kind, ZERO,
+};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image, Place};
 use blockhaul_command_lines::qemu_img::Line;
@@ -14,7 +16,6 @@ use blockhaul_formats::{HELD, held};
 use super::common::{failure, not_opened, opened, size, told_by};
 use crate::exit::Outcome;
 use crate::image_tools::run_asking;
-use crate::info::{Ahead, together};
 use crate::out;
 
 /// The context with the depth of ranges in a chain of images.
@@ -213,12 +214,12 @@ async fn flagged(
     // In these two flags: none, this image, and any one below it.
     let most = if name == DEPTH { 2 } else { u64::MAX };
     let mut all = Vec::new();
-    let mut ahead = Ahead::new(device.clone(), contexts, range);
-    while let Some((at, len, lists)) = ahead.next().await? {
-        together(&lists, len, |offset, len, states| {
+    let mut extents = ExtentReader::new(device.clone(), contexts, range);
+    while let Some(part) = extents.next().await? {
+        part.for_each_run(|at, len, states| {
             let state = states.first().map_or(0, |state| *state.min(&most));
             let present = state & HOLE == 0;
-            let run = Run::raw(at + offset, len);
+            let run = Run::raw(at, len);
             let offset = run.offset.filter(|_| present);
             add(&mut all, Run { present, data: present, zero: state & ZERO != 0, offset, ..run });
             Ok::<(), Error>(())
@@ -239,16 +240,15 @@ async fn runs(
     // Lists are in the order of their numbers.
     let base_first = contexts.iter().next() == first.iter().next();
     let mut all: Vec<Run> = Vec::new();
-    let mut ahead = Ahead::new(device.clone(), contexts, range);
-    while let Some((at, len, lists)) = ahead.next().await? {
-        together(&lists, len, |offset, len, states| {
+    let mut extents = ExtentReader::new(device.clone(), contexts, range);
+    while let Some(part) = extents.next().await? {
+        part.for_each_run(|mut at, len, states| {
             let (base, level) = match states {
                 [base] => (*base, 1),
                 [base, level, ..] if base_first => (*base, *level),
                 [level, base, ..] => (*base, *level),
                 [] => (0, 1),
             };
-            let mut at = at + offset;
             let mut left = len;
             while left > 0 {
                 let run = one(device, chain, (at, left), (base, level));

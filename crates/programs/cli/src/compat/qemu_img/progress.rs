@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use blockhaul_block::{BASE_ALLOCATION, Device, Error, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
 use blockhaul_catalog::{Intent, Spec};
 use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
@@ -11,7 +11,6 @@ use blockhaul_engine::Progress;
 use super::common::opened;
 use crate::exit::Failure;
 use crate::image_tools::run;
-use crate::info::{Ahead, together};
 use crate::out;
 
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
@@ -150,9 +149,9 @@ async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
     let Some(base) = facts.context(BASE_ALLOCATION) else {
         return Ok(Amount { data: facts.size, ..found });
     };
-    let mut ahead = Ahead::new(device.clone(), base, (0, facts.size));
-    while let Some((_, len, lists)) = ahead.next().await? {
-        together(&lists, len, |_, len, states| {
+    let mut extents = ExtentReader::new(device.clone(), base, (0, facts.size));
+    while let Some(part) = extents.next().await? {
+        part.for_each_run(|_, len, states| {
             if states.first().is_some_and(|state| state & ZERO != 0) {
                 found.zeroes += len;
             } else {

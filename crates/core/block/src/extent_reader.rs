@@ -1,17 +1,17 @@
-//! Extents of a range in order, asked for ahead where a reply is limited to 4 GiB.
+//! The extents of a range in order, asked for ahead where a reply is limited to 4 GiB.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, Error, Extents, Kind, Pending, Reply, Request, Result};
+use crate::{Contexts, Device, Error, Extents, Kind, Pending, Reply, Request, Result};
 
 /// Queries in flight once the device has a limit of this kind.
 const UNDER_WAY: usize = 4;
 /// A reply of at least this to a longer query shows the limit of 32-bit lengths.
 const LIMIT_32: u64 = 0xff00_0000;
 
-/// The extents of a range, in several contexts.
-pub struct Ahead {
+/// Reads the extents of a range, in several contexts.
+pub struct ExtentReader {
     device: Arc<dyn Device>,
     contexts: Contexts,
     /// Where the next part begins, and where the range ends.
@@ -23,18 +23,28 @@ pub struct Ahead {
     out: VecDeque<(u64, u64, Pending)>,
 }
 
-impl Ahead {
-    /// Nothing is asked for yet.
-    pub fn new(device: Arc<dyn Device>, contexts: Contexts, (at, end): (u64, u64)) -> Ahead {
-        Ahead { device, contexts, at, end, step: None, out: VecDeque::new() }
+/// The extents of a part of a range.
+#[derive(Debug, Clone)]
+pub struct ExtentPart {
+    /// Offset of the part on the device, in bytes.
+    pub at: u64,
+    /// Length of the part in bytes, at least 1.
+    pub len: u64,
+    /// A list for each context in ascending order, none shorter than the part.
+    pub lists: Vec<Extents>,
+}
+
+impl ExtentReader {
+    /// Reads from the first offset to the second one, in these contexts of the device. No query is sent yet.
+    pub fn new(device: Arc<dyn Device>, contexts: Contexts, (at, end): (u64, u64)) -> ExtentReader {
+        ExtentReader { device, contexts, at, end, step: None, out: VecDeque::new() }
     }
 
-    /// The next part: its offset, length, and a list for each context, none shorter than the
-    /// length. `None` at the end.
+    /// The next part; `None` at the end of the range.
     ///
     /// # Errors
-    /// If a query fails, or describes nothing.
-    pub async fn next(&mut self) -> Result<Option<(u64, u64, Vec<Extents>)>> {
+    /// If a query fails, or its reply has no extents.
+    pub async fn next(&mut self) -> Result<Option<ExtentPart>> {
         if self.at >= self.end {
             return Ok(None);
         }
@@ -53,7 +63,7 @@ impl Ahead {
             self.step = Some(covered);
         }
         self.at = at.saturating_add(covered);
-        Ok(Some((at, covered, lists)))
+        Ok(Some(ExtentPart { at, len: covered, lists }))
     }
 
     /// Sends queries: for a gap that a short reply has left, and ahead.
@@ -80,33 +90,38 @@ impl Ahead {
     }
 }
 
-/// Calls `take` with each run for which the states of all lists stay the same, up to `len`: offset
-/// from the start of the lists, length, states.
-pub fn together<E>(
-    lists: &[Extents],
-    len: u64,
-    mut take: impl FnMut(u64, u64, &[u64]) -> std::result::Result<(), E>,
-) -> std::result::Result<(), E> {
-    if let [list] = lists {
-        for (at, run) in list.ranges(0).take_while(|(at, _)| *at < len) {
-            take(at, run.len.min(len - at), &[run.state])?;
+impl ExtentPart {
+    /// Calls `take` with each run in which the states of all lists stay the same: offset on the device and
+    /// length in bytes, and the states in the order of the lists.
+    ///
+    /// # Errors
+    /// The first error of `take`, which is not called again.
+    pub fn for_each_run<E>(
+        &self,
+        mut take: impl FnMut(u64, u64, &[u64]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let &ExtentPart { at: start, len, ref lists } = self;
+        if let [list] = &lists[..] {
+            for (at, run) in list.ranges(0).take_while(|(at, _)| *at < len) {
+                take(start + at, run.len.min(len - at), &[run.state])?;
+            }
+            return Ok(());
         }
-        return Ok(());
-    }
-    let mut rest: Vec<_> = lists.iter().map(|list| list.ranges(0).peekable()).collect();
-    let mut states = vec![0; lists.len()];
-    let mut at = 0;
-    while at < len {
-        let mut until = len;
-        for (state, runs) in states.iter_mut().zip(&mut rest) {
-            while runs.next_if(|(start, run)| start + run.len <= at).is_some() {}
-            let Some((start, run)) = runs.peek() else { return Ok(()) };
-            (*state, until) = (run.state, until.min(start + run.len));
+        let mut rest: Vec<_> = lists.iter().map(|list| list.ranges(0).peekable()).collect();
+        let mut states = vec![0; lists.len()];
+        let mut at = 0;
+        while at < len {
+            let mut until = len;
+            for (state, runs) in states.iter_mut().zip(&mut rest) {
+                while runs.next_if(|(start, run)| start + run.len <= at).is_some() {}
+                let Some((start, run)) = runs.peek() else { return Ok(()) };
+                (*state, until) = (run.state, until.min(start + run.len));
+            }
+            take(start + at, until - at, &states)?;
+            at = until;
         }
-        take(at, until - at, &states)?;
-        at = until;
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -122,8 +137,9 @@ mod tests {
         };
         let cut = |lists: &[Extents], len| {
             let mut found = Vec::new();
-            let taken = together(lists, len, |at, len, states| {
-                found.push((at, len, states.to_vec()));
+            let part = ExtentPart { at: 100, len, lists: lists.to_vec() };
+            let taken = part.for_each_run(|at, len, states| {
+                found.push((at - 100, len, states.to_vec()));
                 Ok::<(), ()>(())
             });
             assert_eq!(taken, Ok(()));
