@@ -14,7 +14,7 @@ use crate::stack::{Layered, Stack};
 use crate::{
     Args, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options, percent_decode,
 };
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{DeviceExt as _, Error, Kind, Result};
 
 /// All kinds of storage and layers of a program.
 #[derive(Clone)]
@@ -277,6 +277,16 @@ impl Registry {
         let context = OpenContext::new(self);
         let (opened, preparation) = self.open_target_within(spec, intent, context).await?;
         Ok((Stack::new(opened, layers, intent).await?, preparation))
+    }
+
+    /// Creates a disk of `size` bytes, in place of one that exists, and flushes it. Runs on a worker.
+    ///
+    /// # Errors
+    /// If the disk cannot be created.
+    pub async fn create(&self, spec: &Spec, size: u64) -> Result<()> {
+        let (stack, preparation) = self.open_target(spec, Vec::new(), Intent::target(size)).await?;
+        preparation.run().await?;
+        stack.device().flush().await
     }
 
     /// The error, with what the user may mean if a path does not exist.

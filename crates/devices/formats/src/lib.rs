@@ -20,6 +20,7 @@ mod mapped;
 mod named;
 mod pack;
 pub mod qcow2;
+pub mod raw;
 mod storage;
 mod vdi;
 mod vhd;

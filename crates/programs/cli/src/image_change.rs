@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{Intent, NamePolicy, NameRefused, OpenContext, Spec};
+use blockhaul_catalog::{NamePolicy, NameRefused, OpenContext, Spec};
 use blockhaul_formats::qcow2::resize::resize;
+use blockhaul_formats::raw::{self, RawResizeError};
 use blockhaul_transfer::{is_image, path_of};
 
 use crate::args::{self, Backing};
@@ -25,7 +26,7 @@ pub(crate) fn policy(backing: Option<Backing>) -> NamePolicy {
 pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
     let spec = groups.spec(&args.image)?;
     if !is_image(&spec) {
-        return resize_raw(&spec, args);
+        return resize_raw(spec, args);
     }
     let name = holder(spec)?.to_string();
     let names = policy(args.backing);
@@ -55,34 +56,34 @@ pub(crate) fn with_advice(failure: Failure, error: &Error) -> Failure {
 }
 
 /// Sets the length of a raw disk, which nothing else may use.
-fn resize_raw(spec: &Spec, args: &args::Resize) -> Outcome {
-    let Some(path) = path_of(spec) else {
+fn resize_raw(spec: Spec, args: &args::Resize) -> Outcome {
+    let Some(path) = path_of(&spec) else {
         return Err(Failure::usage(format!("{spec} is neither a file nor qcow2:PATH")));
     };
-    let failed = |error: std::io::Error| {
-        Failure::new(exit::OPEN, format!("cannot resize {spec}: {}", plain(&error)))
-    };
-    let found = std::fs::metadata(&path).map_err(failed)?;
-    if !found.is_file() {
-        return Err(Failure::new(exit::OPEN, format!("{spec} is not a regular file")));
-    }
-    check_format(spec, &path)?;
-    let new = args.size.checked(found.len(), args.shrink)?;
-    let described = spec.clone();
+    check_format(&spec, &path)?;
     let name = spec.to_string();
-    let result = run(move |registry| async move {
-        // Its locks keep other programs away.
-        let stack = registry.open(&described, Vec::new(), Intent::TARGET).await?;
-        Ok((set_len(&path, new), stack))
+    let (size, shrink) = (args.size, args.shrink);
+    let result =
+        run(
+            move |registry| async move { raw::resize(&registry, &spec, &path, size, shrink).await },
+        )?;
+    result.map_err(|error| match error {
+        RawResizeError::NoRegularFile => {
+            Failure::new(exit::OPEN, format!("{name} is not a regular file"))
+        }
+        RawResizeError::Size(error) => error.into(),
+        RawResizeError::Open(error) => Failure::opening("disk", &name, &error),
+        RawResizeError::System(error) => {
+            Failure::new(exit::OPEN, format!("cannot resize {name}: {}", plain(&error)))
+        }
     })?;
-    let (done, _open) = result.map_err(|error| Failure::opening("disk", &name, &error))?;
-    done.map_err(failed)?;
     Ok(0)
 }
 
 /// Refuses a path whose file begins as an image, unless it is named as `file:PATH`.
 fn check_format(spec: &Spec, path: &Path) -> Result<(), Failure> {
-    let Some(format) = image_format::name_of(path).filter(|_| matches!(spec, Spec::Path(_))) else {
+    let is_plain_path = matches!(spec, Spec::Path(_)) && path.is_file();
+    let Some(format) = image_format::name_of(path).filter(|_| is_plain_path) else {
         return Ok(());
     };
     let shown = path.as_os_str().to_string_lossy();
@@ -91,10 +92,4 @@ fn check_format(spec: &Spec, path: &Path) -> Result<(), Failure> {
          for a raw disk"
     );
     Err(Failure::new(exit::OPEN, text))
-}
-
-fn set_len(path: &Path, size: u64) -> std::io::Result<()> {
-    let file = std::fs::OpenOptions::new().write(true).open(path)?;
-    file.set_len(size)?;
-    file.sync_all()
 }

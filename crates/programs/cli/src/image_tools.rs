@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use blockhaul_block::DeviceExt as _;
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_formats::qcow2::describe::{ChainLink, Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
@@ -72,12 +71,7 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
     }
     let name = spec.to_string();
     let size = args.size;
-    let result = run(move |registry| async move {
-        let intent = Intent::target(size);
-        let (stack, preparation) = registry.open_target(&spec, Vec::new(), intent).await?;
-        preparation.run().await?;
-        stack.device().flush().await
-    })?;
+    let result = run(move |registry| async move { registry.create(&spec, size).await })?;
     result.map_err(|error| Failure::opening("target", &name, &error))?;
     Ok(0)
 }

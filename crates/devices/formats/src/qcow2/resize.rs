@@ -4,7 +4,7 @@
 //! cleared before it grows over them, and after it has shrunk.
 
 use blockhaul_block::{Error, Flags, Kind, Result};
-use blockhaul_catalog::OpenContext;
+use blockhaul_catalog::{OpenContext, parse_size};
 
 use super::chain::{Base, CHANGE, open_base};
 use super::edit::Edit;
@@ -35,6 +35,18 @@ pub enum NewSize {
 }
 
 impl NewSize {
+    /// Parses SIZE, +SIZE or -SIZE, each a number with a unit.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if it is no size.
+    pub fn parse(text: &str) -> Result<NewSize> {
+        match (text.strip_prefix('+'), text.strip_prefix('-')) {
+            (Some(more), _) => parse_size(more).map(NewSize::By),
+            (None, Some(less)) => parse_size(less).map(NewSize::Less),
+            (None, None) => parse_size(text).map(NewSize::To),
+        }
+    }
+
     /// The new size of a disk of `old` bytes.
     ///
     /// # Errors

@@ -268,12 +268,6 @@ pub struct InfoChain<'a> {
     pub json: bool,
 }
 
-/// Parses SIZE, +SIZE or -SIZE.
 fn new_size(text: &str) -> Result<NewSize, String> {
-    let parse = |text: &str| blockhaul_catalog::parse_size(text).map_err(|error| error.text());
-    match (text.strip_prefix('+'), text.strip_prefix('-')) {
-        (Some(more), _) => parse(more).map(NewSize::By),
-        (None, Some(less)) => parse(less).map(NewSize::Less),
-        (None, None) => parse(text).map(NewSize::To),
-    }
+    NewSize::parse(text).map_err(|error| error.text())
 }
