@@ -20,7 +20,7 @@ const CANNOT_READ: u8 = 4;
 
 /// Runs `blockhaul compare`.
 pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
-    let found = compared(args, groups, Arc::default())?;
+    let found = compared(args, groups)?;
     let (one, other) = found.sizes;
     let (text, status) = match found.differs_at {
         Some(at) => (format!("different: first difference at offset {at}\n"), DIFFERENT),
@@ -39,12 +39,8 @@ pub fn compare(args: &args::Compare, groups: &Groups) -> Outcome {
     Ok(status)
 }
 
-/// Compares two devices, with these counters; failures have the status of `compare`.
-pub(crate) fn compared(
-    args: &args::Compare,
-    groups: &Groups,
-    progress: Arc<Progress>,
-) -> Result<Comparison, Failure> {
+/// Compares two devices; failures have the status of `compare`.
+fn compared(args: &args::Compare, groups: &Groups) -> Result<Comparison, Failure> {
     let specs = vec![groups.spec(&args.one)?, groups.spec(&args.other)?];
     let strict = args.strict;
     let result = over(&args.reading, specs, move |stacks, options, pool| async move {
@@ -52,6 +48,7 @@ pub(crate) fn compared(
         if strict && sizes.0 != sizes.1 {
             return Ok(Comparison { differs_at: None, sizes });
         }
+        let progress = Arc::new(Progress::new());
         Ok(blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await?)
     });
     result.map_err(|failure| match failure {

@@ -27,7 +27,7 @@ pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
 }
 
 /// The exit status for what was found.
-pub(crate) fn status(report: &Report) -> u8 {
+fn status(report: &Report) -> u8 {
     match (report.corruptions, report.leaks) {
         (1.., _) => CORRUPT,
         (0, 1..) => LEAKS,
@@ -36,7 +36,7 @@ pub(crate) fn status(report: &Report) -> u8 {
 }
 
 /// Checks an image; also returns its name.
-pub(crate) fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Failure> {
+fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Failure> {
     logger::start(false);
     let spec = match groups.spec(&args.image)? {
         // The image, not the disk in it.

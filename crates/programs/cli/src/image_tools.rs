@@ -89,7 +89,7 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
 }
 
 /// The length of an image: with the data of now, and with data in all clusters.
-pub(crate) fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure> {
+fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure> {
     let spec = groups.spec(&args.source)?;
     let name = spec.to_string();
     let cluster = args.cluster;

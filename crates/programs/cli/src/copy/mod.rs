@@ -4,10 +4,7 @@ pub(crate) mod copy_options;
 mod journal_hint;
 pub(crate) mod report;
 
-use std::sync::Arc;
-
 use blockhaul_catalog::Spec;
-use blockhaul_engine::Progress;
 use blockhaul_io::Pool;
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
@@ -24,7 +21,7 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     if let Some(file) = &args.job {
         return jobs::run(args, file);
     }
-    run_one(args, groups, Arc::default())
+    run_one(args, groups)
 }
 
 /// What a command shows of its copy, and what runs it.
@@ -57,15 +54,14 @@ pub(crate) fn shown_ends(setup: &CopySetup) -> [String; 2] {
     setup.specs().map(|spec| without_secrets(&spec.to_string()))
 }
 
-/// Runs one copy, with these counters.
-pub(crate) fn run_one(args: &args::CopyArgs, groups: &Groups, progress: Arc<Progress>) -> Outcome {
+/// Runs one copy.
+fn run_one(args: &args::CopyArgs, groups: &Groups) -> Outcome {
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
     if !alone {
         let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(Failure::usage(text));
     }
-    let request = CopyRequest { progress, ..request(args, groups)? };
-    run_request(request, &args.into())
+    run_request(request(args, groups)?, &args.into())
 }
 
 /// Runs the copy of a request that was checked.

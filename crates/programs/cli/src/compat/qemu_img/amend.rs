@@ -5,13 +5,14 @@ use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::amend::{Amend, amend};
 use blockhaul_formats::qcow2::describe::Description;
+use blockhaul_formats::qcow2::resize::NewSize;
 
 use super::common::{failure, not_changed, opened, size};
 use super::create::is_on;
 use super::help::{self, Use};
 use super::info::description;
 use super::progress::{FINE, Shown};
-use super::resize;
+use super::resize::resize;
 use crate::exit::{Failure, Outcome};
 use crate::image_tools::run;
 
@@ -35,7 +36,7 @@ const ONLY_NEW: &[&str] = &[
 #[derive(Default)]
 struct Wanted {
     change: Amend,
-    size: Option<String>,
+    size: Option<NewSize>,
 }
 
 /// Runs `amend`.
@@ -74,7 +75,7 @@ pub(super) fn amended(line: &Line) -> Outcome {
     }
     let shown = Shown::begin(line, FINE);
     change(&image, wanted.change)?;
-    if let Some(size) = &wanted.size {
+    if let Some(size) = wanted.size {
         resize(&image, format, size, true)?;
     }
     shown.end();
@@ -96,10 +97,7 @@ impl Wanted {
                 _ => return Err(failure(format!("Unknown compatibility level {value}"))),
             },
             "lazy_refcounts" => self.change.lazy_refcounts = Some(is_on(value)),
-            "size" => {
-                size(value)?;
-                self.size = Some(value.to_string());
-            }
+            "size" => self.size = Some(NewSize::To(size(value)?)),
             // Also those that the image has already.
             "backing_file" | "backing_fmt" => {
                 let text = "Cannot amend the backing file\nYou can use 'qemu-img rebase' instead.";

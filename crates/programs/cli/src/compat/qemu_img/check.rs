@@ -1,19 +1,18 @@
 //! `qemu-img check`.
 
-use std::ffi::OsString;
-
+use blockhaul_catalog::{Intent, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::check::{Fault, FlagOf, Report};
+use blockhaul_formats::qcow2::check::{Fault, FlagOf, Repair, Report, check};
 
-use super::super::stand_in::own;
-use super::common::{failure, opened, say, words};
+use super::common::{failure, opened, say, with_device};
 use super::json::Value;
-use crate::args::Command;
-use crate::exit::{FAILED, Outcome};
-use crate::{image_check, out};
+use crate::exit::{FAILED, Failure, Outcome};
+use crate::out;
 
-/// The exit status for formats that have nothing to check.
+/// The exit statuses for damaged images, for lost clusters, and for formats that have nothing to check.
+const CORRUPT: u8 = 2;
+const LEAKS: u8 = 3;
 const NOT_CHECKED: u8 = 63;
 
 /// Runs `check`.
@@ -22,9 +21,9 @@ pub(super) fn checked(line: &Line) -> Outcome {
     line.at_most(1).map_err(not_done)?;
     let is_json = line.is_json().map_err(not_done)?;
     let repair = match line.value("repair") {
-        None => None,
-        Some("leaks") => Some("--repair=leaks"),
-        Some("all") => Some("--repair=all"),
+        None => Repair::Nothing,
+        Some("leaks") => Repair::Leaks,
+        Some("all") => Repair::All,
         Some(_) => {
             return Err(failure("check: --repair expects 'leaks' or 'all'"));
         }
@@ -35,25 +34,35 @@ pub(super) fn checked(line: &Line) -> Outcome {
         let text = "This image format does not support checks";
         return Err(failure(text).with_status(NOT_CHECKED));
     }
-    let report = |repair: Option<&str>| {
-        let mut all = words(&["blockhaul", "check"]);
-        all.extend(repair.map(OsString::from));
-        all.extend(words(&["--", &image.holder()]));
-        let (cli, groups) = own(all)?;
-        let Command::Check(args) = cli.command else {
-            return Err(failure("the command line was not understood"));
-        };
-        image_check::checked(&args, &groups).map(|found| found.1)
-    };
-    let found = report(repair).map_err(|failure| failure.with_status(FAILED))?;
+    let found = report(&image, repair).map_err(|failure| failure.with_status(FAILED))?;
     print_faults(&found.faults);
-    let status = image_check::status(&found);
+    let status = status(&found);
     if is_json {
         out::print(format!("{}\n", value(&image, format, &found).json()).as_bytes())?;
         return Ok(status);
     }
     say(line, &summary(&found))?;
     Ok(status)
+}
+
+/// Checks the tables of an image.
+fn report(image: &Image, repair: Repair) -> Result<Report, Failure> {
+    let intent = match repair {
+        Repair::Nothing => Intent::READ,
+        Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
+    };
+    let holder = image.holder();
+    let found = with_device(&holder, intent, async move |device| check(&device, repair).await)?;
+    let name = Spec::parse(holder.as_ref())?.to_string();
+    found.map_err(|error| Failure::opening("image", &name, &error))
+}
+
+fn status(found: &Report) -> u8 {
+    match (found.corruptions, found.leaks) {
+        (1.., _) => CORRUPT,
+        (0, 1..) => LEAKS,
+        (0, 0) => 0,
+    }
 }
 
 /// Prints the faults as the original does: what it repairs is named twice.

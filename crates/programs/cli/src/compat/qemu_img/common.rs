@@ -1,7 +1,7 @@
 //! What the commands of qemu-img share.
 
-use std::ffi::OsString;
 use std::io::Read as _;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,25 +13,34 @@ use blockhaul_formats::qcow2::backing_change::{
     BackingChange, BackingName, Rebase, Snapshots, rebase,
 };
 use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
+use blockhaul_transfer::CopyRequest;
 
 pub(super) use super::super::stand_in::failure;
-use super::super::stand_in::own;
-use crate::args::Command;
+use crate::copy::copy_options::check_request;
+use crate::copy::{RunOptions, run_request};
 use crate::exit::{Failure, Outcome, plain};
 use crate::image_tools::run as on_worker;
-use crate::{image_bitmap, image_change, image_format, image_tools, out};
+use crate::out;
+use crate::session::SessionOptions;
+
+/// Length in bytes of the largest cluster of a qcow2 image.
+const CLUSTER_MAX: u64 = 2 << 20;
 
 /// The format of an image; the first bytes tell it if the user does not.
-pub(crate) fn format_of(image: &Image) -> Format {
-    let probed = || match image.path().and_then(image_format::name_of) {
-        Some("qcow2") => Format::Qcow2,
-        Some("VMDK") => Format::Vmdk,
-        Some("VHDX") => Format::Vhdx,
-        Some("VHD") => Format::Vpc,
-        Some("VDI") => Format::Vdi,
-        _ => Format::Raw,
-    };
+fn format_of(image: &Image) -> Format {
+    let probed = || image.path().and_then(probed_format).unwrap_or(Format::Raw);
     image.format.unwrap_or_else(probed)
+}
+
+/// The format that the first bytes of a file or block device tell; `None` for a raw disk, and if they cannot be
+/// read.
+fn probed_format(path: &Path) -> Option<Format> {
+    let kind = std::fs::metadata(path).ok()?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return None;
+    }
+    let head = first_bytes(path, ImageFormat::HEAD as u64).ok()?;
+    ImageFormat::of_head(&head).map(|format| Format::of_scheme(format.scheme))
 }
 
 /// The format of an image that must exist.
@@ -50,7 +59,7 @@ pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
     };
     if format == Format::Qcow2
         && let Some(path) = image.path()
-        && let Some(why) = first_bytes(path).ok().and_then(|bytes| obstacle(&bytes))
+        && let Some(why) = first_bytes(path, CLUSTER_MAX).ok().and_then(|bytes| obstacle(&bytes))
     {
         return Err(failure(format!("Could not open '{}': {}", image.shown, explained(&why))));
     }
@@ -59,20 +68,30 @@ pub(crate) fn opened(image: &Image) -> Result<Format, Failure> {
 
 /// The format of an export by its first bytes, over a connection of its own.
 fn told_by_export(image: &Image) -> Result<Format, Failure> {
-    let holder = Spec::parse(image.holder().as_ref())?;
+    let found = with_device(&image.holder(), Intent::READ, async |device| told_by(&device).await)?;
+    found.map_err(|error| not_opened(image, &error))
+}
+
+/// Opens a device by its description, and runs `work` with it on a worker.
+pub(super) fn with_device<T, F>(
+    description: &str,
+    intent: Intent,
+    work: F,
+) -> Result<Result<T, Error>, Failure>
+where
+    T: Send + 'static,
+    F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
+{
+    let spec = Spec::parse(description.as_ref())?;
     let (result, open) = on_worker(move |registry| async move {
-        let mut open = None;
-        let result = async {
-            let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
-            let device = stack.device().clone();
-            open = Some(stack);
-            told_by(&device).await
-        };
-        (result.await, open)
+        match registry.open(&spec, Vec::new(), intent).await {
+            Ok(stack) => (work(stack.device().clone()).await, Some(stack)),
+            Err(error) => (Err(error), None),
+        }
     })?;
     // Not on a worker: this waits for servers to end.
     drop(open);
-    result.map_err(|error| not_opened(image, &error))
+    Ok(result)
 }
 
 /// The format that the first bytes of a device tell.
@@ -101,10 +120,10 @@ pub(crate) fn read_disk(
     Ok(image.disk(format, &options(format)?))
 }
 
-/// The first bytes of a file: as many as the largest cluster has.
-fn first_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
+/// At most `most` first bytes of a file.
+fn first_bytes(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(2 << 20).read_to_end(&mut bytes)?;
+    std::fs::File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -147,20 +166,33 @@ pub(crate) fn beside(image: &Image, name: &str) -> String {
     }
 }
 
-/// Runs one of our commands that prints nothing.
-pub(crate) fn native(words: Vec<OsString>) -> Outcome {
-    let (cli, groups) = own(words)?;
-    match cli.command {
-        Command::Create(args) => image_tools::create(&args, &groups),
-        Command::Resize(args) => image_change::run_resize(&args, &groups),
-        Command::Bitmap(args) => image_bitmap::bitmap(args, &groups),
-        Command::Copy(args) => crate::copy::run(&args, &groups),
-        _ => Err(failure("the command line was not understood")),
-    }
+/// Creates a disk of `size` bytes, in place of one that exists.
+pub(super) fn create_disk(description: &str, size: u64) -> Result<(), Failure> {
+    let spec = Spec::parse(description.as_ref())?;
+    let name = spec.to_string();
+    let result = on_worker(move |registry| async move { registry.create(&spec, size).await })?;
+    result.map_err(|error| Failure::opening("target", &name, &error))
 }
 
-pub(crate) fn words(texts: &[&str]) -> Vec<OsString> {
-    texts.iter().map(OsString::from).collect()
+/// Runs a copy.
+pub(super) fn copy_disk(request: CopyRequest) -> Outcome {
+    check_request(&request)?;
+    let no_zero_copy = request.options.no_zero_copy;
+    let engine = crate::args::Engine { no_zero_copy, ..crate::args::Engine::default() };
+    let session = SessionOptions { engine, ..SessionOptions::default() };
+    let options = RunOptions { progress: None, no_progress: true, verbose: false, session };
+    run_request(request, &options)
+}
+
+/// A qcow2 image: nothing else has what the command changes.
+pub(super) fn qcow2(line: &Line, image: &Image) -> Result<(), Failure> {
+    match opened(image)? {
+        Format::Qcow2 => Ok(()),
+        other => {
+            let text = format!("{}: not supported for format {}", line.command, other.name());
+            Err(failure(text))
+        }
+    }
 }
 
 pub(crate) fn say(line: &Line, text: &str) -> Outcome {
@@ -205,6 +237,14 @@ pub(crate) fn not_changed(image: &Image, error: &Error) -> Failure {
     match error.kind() {
         Kind::NotFound | Kind::Refused | Kind::InUse => not_opened(image, error),
         _ => failure(error.to_string()),
+    }
+}
+
+/// An image that cannot be opened or changed, with the description of its device.
+pub(super) fn image_failure(name: &str, error: &Error) -> Failure {
+    match error.kind() {
+        Kind::Usage => failure(error.to_string()),
+        _ => Failure::opening("image", name, error),
     }
 }
 

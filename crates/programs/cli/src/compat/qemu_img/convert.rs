@@ -1,22 +1,21 @@
 //! `qemu-img convert`, by `blockhaul copy`.
 
 use std::ffi::OsString;
-use std::sync::Arc;
 
+use blockhaul_catalog::Spec;
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_engine::Progress;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
+use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
-use super::super::stand_in::own;
 use super::bitmaps;
-use super::common::{beside, failure, give_backing, native, opened, read_disk, size, words};
+use super::common::{
+    beside, copy_disk, create_disk, failure, give_backing, opened, read_disk, size,
+};
 use super::create::{READ_ONLY, Wanted, begun_copy};
 use super::help::{self, Use};
 use super::info::disk_size;
 use super::progress::{self, FINE, Shown};
-use crate::args::Command;
-use crate::copy::run_one;
 use crate::exit::{Failure, Outcome};
 
 /// The levels of zstd and of zlib, as in QEMU: their defaults.
@@ -64,9 +63,10 @@ pub(super) fn convert(line: &Line) -> Outcome {
         return Err(failure(text));
     }
     let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
-    let mut all = options(line)?;
-    all.extend(words(&["--", &from]));
-    all.extend(to.iter().map(OsString::from));
+    let options = options(line)?;
+    let from = Spec::parse(from.as_ref())?;
+    let [from, to] = [from, to].map(Endpoint::Device);
+    let request = CopyRequest { options, ..CopyRequest::new(from, to) };
     if line.has("no-create") {
         check_room(line, &sources, &target)?;
     } else if wanted.is_preallocated() {
@@ -75,13 +75,13 @@ pub(super) fn convert(line: &Line) -> Outcome {
     let shown = Shown::begin(line, FINE);
     match (below, &sources[..]) {
         (None, _) => {
-            copy(all, &shown, plain_sources(line, &sources, format))?;
+            copy(request, &shown, plain_sources(line, &sources, format))?;
         }
         (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
             overlay(&target, &wanted, source, (below, how))?;
         }
         (Some(below), _) => {
-            copy(all, &shown, &sources)?;
+            copy(request, &shown, &sources)?;
             // Zeroes are written where the backing file has something else.
             give_backing(&target, Some(below), how)?;
         }
@@ -116,17 +116,12 @@ fn plain_sources<'a>(line: &Line, sources: &'a [Image], target: Format) -> &'a [
 }
 
 /// Runs the copy; `sources`: what it copies, if that is known.
-fn copy(words: Vec<OsString>, shown: &Shown, sources: &[Image]) -> Outcome {
-    let (cli, groups) = own(words)?;
-    let Command::Copy(args) = cli.command else {
-        return Err(failure("the command line was not understood"));
-    };
-    let progress = Arc::new(Progress::new());
+fn copy(request: CopyRequest, shown: &Shown, sources: &[Image]) -> Outcome {
     if shown.is_shown() {
         let amount = if sources.is_empty() { None } else { progress::amount(sources)? };
-        shown.watch(&progress, amount);
+        shown.watch(&request.progress, amount);
     }
-    run_one(&args, &groups, progress)
+    copy_disk(request)
 }
 
 /// The disks of all sources, one behind the other.
@@ -179,38 +174,37 @@ fn target(line: &Line, name: &str) -> Result<Image, Failure> {
     Image::options(name).map_err(failure)
 }
 
-/// The command and the options of the copy.
-fn options(line: &Line) -> Result<Vec<OsString>, Failure> {
-    let mut all = words(&["blockhaul", "copy", "--no-progress"]);
-    if let Some(sparse) = line.value("sparse-size") {
-        match size(sparse)? {
-            // All is read and written, zeroes too.
-            0 => all.extend(words(&[
-                "--allocated",
-                "--sparse=0",
-                "--no-extents",
-                "--zero-all",
-                "--no-zero-copy",
-                // Few large pieces: the target gets few fragments.
-                "--request-size=2m",
-            ])),
-            sparse => {
-                let sparse = sparse.clamp(512, 1 << 30).next_power_of_two();
-                all.push(format!("--sparse={sparse}").into());
-            }
+/// The options of the copy.
+fn options(line: &Line) -> Result<TransferOptions, Failure> {
+    let mut options = TransferOptions {
+        destination_is_zero: line.has("target-is-zero"),
+        // The default, unsafe, flushes nothing.
+        flush: line.value("cache").is_some_and(|mode| mode != "unsafe"),
+        ..TransferOptions::default()
+    };
+    match line.value("sparse-size").map(size).transpose()? {
+        None => {}
+        Some(0) => write_all(&mut options),
+        Some(sparse) => {
+            let sparse = sparse.clamp(512, 1 << 30).next_power_of_two();
+            options.sparse = u32::try_from(sparse).ok();
         }
     }
-    if line.has("target-is-zero") {
-        all.push("--destination-is-zero".into());
-    }
     if let Some(rate) = line.value("rate-limit") {
-        all.push(format!("--rate={}", size(rate)?).into());
+        let rate = size(rate)?.to_string();
+        options.rate = Some(parse_schedule(&rate).map_err(failure)?);
     }
-    // The default, unsafe, flushes nothing.
-    if line.value("cache").is_some_and(|mode| mode != "unsafe") {
-        all.push("--flush".into());
-    }
-    Ok(all)
+    Ok(options)
+}
+
+/// Reads and writes everything, zeroes too, in few large pieces: the target gets few fragments.
+fn write_all(options: &mut TransferOptions) {
+    options.allocated = true;
+    options.sparse = Some(0);
+    options.no_extents = true;
+    options.zero_all = true;
+    options.no_zero_copy = true;
+    options.request_size = Some(2 << 20);
 }
 
 /// Refuses a raw file that is too small.
@@ -241,8 +235,7 @@ fn overlay(
 ) -> Result<(), Failure> {
     let options = wanted.device_options();
     let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
-    let size = disk_size(source)?.to_string();
-    native(words(&["blockhaul", "create", "--overwrite", "--", &device, &size]))?;
+    create_disk(&device, disk_size(source)?)?;
     let path = std::path::absolute(source.path().unwrap_or_else(|| std::path::Path::new("")));
     let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
     let format = opened(source)?.name().to_string();
@@ -257,19 +250,20 @@ fn ends(
     wanted: &Wanted,
     (from, target, format): (&str, &Image, Format),
     below: &mut Option<BackingName>,
-) -> Result<(String, Vec<String>), Failure> {
-    let alone = |text: String| vec![text];
+) -> Result<(String, Spec), Failure> {
+    let alone = |text: String| Spec::parse(text.as_ref());
     if line.has("no-create") {
         let packs = if line.has("compress") { vec!["compress=on".to_string()] } else { vec![] };
         return Ok((
             from.to_string(),
             match format {
                 Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
-                Format::Raw => alone(target.disk(format, &[])),
+                Format::Raw => alone(target.disk(format, &[]))?,
                 // A copy to an image creates it; one to its server writes to it.
-                Format::Qcow2 => ["[", "blockhaul", "serve", &target.disk(format, &packs), "]"]
-                    .map(str::to_string)
-                    .to_vec(),
+                Format::Qcow2 => {
+                    let disk = target.disk(format, &packs);
+                    Spec::Command(["blockhaul", "serve", &disk].map(OsString::from).to_vec())
+                }
                 other => {
                     let text = format!("convert: -n with -O {} is not supported", other.name());
                     return Err(failure(text));
@@ -279,7 +273,7 @@ fn ends(
     }
     match format {
         Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
-        Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[])))),
+        Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[]))?)),
         Format::Vmdk => {
             if wanted.subformat.as_deref() != Some("streamOptimized") {
                 return Err(failure(
@@ -287,11 +281,11 @@ fn ends(
                 ));
             }
             let to = target.disk(Format::Raw, &[]);
-            Ok((format!("as-vmdk:{}", encoded(from)), alone(to)))
+            Ok((format!("as-vmdk:{}", encoded(from)), alone(to)?))
         }
         // From front to back, where that is possible.
         Format::Qcow2 if line.has("compress") && wanted.backing.is_none() && wanted.is_plain() => {
-            Ok((compressed(wanted, from), alone(target.disk(Format::Raw, &[]))))
+            Ok((compressed(wanted, from), alone(target.disk(Format::Raw, &[]))?))
         }
         Format::Qcow2 => {
             if let Some((name, backing_format)) = &wanted.backing {
@@ -306,7 +300,7 @@ fn ends(
             let mut options = wanted.device_options();
             options.extend(line.has("compress").then(|| "compress=on".to_string()));
             let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
-            Ok((from.to_string(), alone(to)))
+            Ok((from.to_string(), alone(to)?))
         }
         other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
     }

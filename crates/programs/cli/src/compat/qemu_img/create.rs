@@ -2,14 +2,15 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use blockhaul_formats::qcow2::reserve::reserve;
 
 use super::common::{
-    beside, failure, give_backing, native, not_changed, not_opened, opened, say, size, words,
+    beside, create_disk, failure, give_backing, not_changed, not_opened, opened, say, size,
+    with_device,
 };
 use super::help::{self, Use};
 use super::info::description;
@@ -271,7 +272,7 @@ pub(super) fn create(line: &Line) -> Outcome {
             format!("qcow2:{holder}?{}", wanted.device_options().join("&"))
         }
     };
-    native(words(&["blockhaul", "create", "--overwrite", "--", &device, &size.to_string()]))?;
+    create_disk(&device, size)?;
     if below.is_some() {
         give_backing(&image, below, Rebase::Unsafe)?;
     }
@@ -462,16 +463,9 @@ pub(super) fn emptied(image: &Image) -> Result<(), Failure> {
 /// The size of the disk in an image, in bytes.
 pub(super) fn disk_size(image: &Image) -> Result<u64, Failure> {
     let format = opened(image)?;
-    let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
-    let (result, open) = run(move |registry| async move {
-        match registry.open(&disk, Vec::new(), Intent::READ).await {
-            Ok(stack) => (Ok(stack.device().facts().size), Some(stack)),
-            Err(error) => (Err(error), None),
-        }
-    })?;
-    // Not on a worker: this waits for servers to end.
-    drop(open);
-    result.map_err(|error| not_opened(image, &error))
+    let disk = image.disk(format, &[]);
+    let found = with_device(&disk, Intent::READ, async |device| Ok(device.facts().size))?;
+    found.map_err(|error| not_opened(image, &error))
 }
 
 /// The line that the original prints before it creates an image.

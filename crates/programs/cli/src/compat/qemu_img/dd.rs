@@ -1,9 +1,11 @@
 //! `qemu-img dd`: a part of a disk as a new image.
 
+use blockhaul_catalog::Spec;
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
-use super::common::{failure, native, opened, size, words};
+use super::common::{copy_disk, create_disk, failure, opened, size};
 use super::create::{disk_size, emptied};
 use crate::exit::{Failure, Outcome};
 use crate::out;
@@ -76,8 +78,11 @@ pub(super) fn dd(line: &Line) -> Outcome {
             let text = format!("{}: cannot skip to specified offset", source.shown);
             out::error(&format!("qemu-img: {}\n", out::one_line(&text)));
         }
-        return native(words(&["blockhaul", "create", "--overwrite", "--", &to, "0"]));
+        create_disk(&to, 0)?;
+        return Ok(0);
     }
-    let part = format!("--source-layer=offset?offset={start}&range={}", end - start);
-    native(words(&["blockhaul", "copy", "--no-progress", &part, "--", &from, &to]))
+    let part = format!("offset?offset={start}&range={}", end - start);
+    let options = TransferOptions { source_layer: vec![part], ..TransferOptions::default() };
+    let [from, to] = [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
+    copy_disk(CopyRequest { options, ..CopyRequest::new(from, to) })
 }

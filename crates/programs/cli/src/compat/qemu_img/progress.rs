@@ -3,14 +3,13 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_engine::Progress;
 
-use super::common::opened;
+use super::common::{opened, with_device};
 use crate::exit::Failure;
-use crate::image_tools::run;
 use crate::out;
 
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
@@ -127,14 +126,8 @@ pub(super) fn amount(sources: &[Image]) -> Result<Option<Amount>, Failure> {
         if image.path().is_none() {
             return Ok(None);
         }
-        let disk = Spec::parse(image.disk(opened(image)?, &[]).as_ref())?;
-        let (found, open) = run(move |registry| async move {
-            match registry.open(&disk, Vec::new(), Intent::READ).await {
-                Ok(stack) => (amount_of(stack.device()).await, Some(stack)),
-                Err(error) => (Err(error), None),
-            }
-        })?;
-        drop(open);
+        let disk = image.disk(opened(image)?, &[]);
+        let found = with_device(&disk, Intent::READ, async |device| amount_of(&device).await)?;
         // The copy reports what cannot be read.
         let Ok(found) = found else { return Ok(None) };
         all.data = all.data.saturating_add(found.data);
