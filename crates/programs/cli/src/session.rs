@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use blockhaul_engine::Rate;
+use blockhaul_engine::{Progress, Rate};
 use blockhaul_io::Runtime;
 use blockhaul_metrics::{
     CommandEnd, CopyObserver, Destination, Destinations, ObservedCopy, StateSource, TextSource,
@@ -70,16 +70,8 @@ impl Session {
             disks.iter().for_each(|disk| disk.progress.keep_map());
         }
         let signal = Arc::new(AtomicI32::new(0));
-        let cancelled = disks.clone();
-        let caught = signal.clone();
-        let on_signal = move |number| {
-            caught.store(number, Ordering::Relaxed);
-            cancelled.iter().for_each(|disk| disk.progress.cancel());
-            out::error(
-                "\nblockhaul: copy: stopping: waiting for requests in flight; repeat to stop at once\n",
-            );
-        };
-        signals::on_stop(on_signal, || {})?;
+        let copies = disks.iter().map(|disk| disk.progress.clone()).collect();
+        cancel_on_signal(copies, signal.clone())?;
         let runtime = Runtime::start(&options.config()).map_err(|error| {
             Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
@@ -121,6 +113,18 @@ impl Session {
             self.runtime.block_on(|| metrics.end());
         }
     }
+}
+
+/// Cancels these copies when a signal requests the end, and stores its number.
+pub fn cancel_on_signal(copies: Vec<Arc<Progress>>, signal: Arc<AtomicI32>) -> Result<(), Failure> {
+    let on_signal = move |number| {
+        signal.store(number, Ordering::Relaxed);
+        copies.iter().for_each(|copy| copy.cancel());
+        out::error(
+            "\nblockhaul: copy: stopping: waiting for requests in flight; repeat to stop at once\n",
+        );
+    };
+    signals::on_stop(on_signal, || {})
 }
 
 /// The metrics of the program and of its copies.

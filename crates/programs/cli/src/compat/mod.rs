@@ -15,6 +15,8 @@ mod nbdkit_log;
 #[cfg(feature = "formats")]
 mod qemu_img;
 #[cfg(feature = "formats")]
+mod qemu_img_host;
+#[cfg(feature = "formats")]
 mod qemu_nbd;
 mod qemu_storage_daemon;
 mod stand_in;
@@ -46,7 +48,7 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
     #[cfg(feature = "formats")]
-    Program { name: "qemu-img", run: qemu_img::run },
+    Program { name: "qemu-img", run: qemu_img_host::run },
     #[cfg(feature = "formats")]
     Program { name: "qemu-nbd", run: qemu_nbd::run },
     Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },

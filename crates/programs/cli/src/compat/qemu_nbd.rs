@@ -1,11 +1,12 @@
 //! `qemu-nbd`, by `blockhaul serve`.
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, Wanted, parse};
 
-use super::qemu_img::{opened, warn_of_guess};
+use super::qemu_img_host::emulation;
 use super::stand_in::{answer, failure, log_as, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Outcome};
@@ -24,12 +25,13 @@ pub fn run(words: &[OsString]) -> Outcome {
         }
         Asked::Run(Wanted::Serve(server)) => server,
     };
-    let format = opened(server.image())?;
+    let images = emulation(Arc::default());
+    let format = images.image_format(server.image())?;
     let file = server.image().path().and_then(|path| std::fs::metadata(path).ok());
     let len = file.filter(std::fs::Metadata::is_file).map(|file| file.len());
     let own_words = server.words(format, len, in_background).map_err(failure)?;
     if server.guesses_raw(format) && !in_background {
-        warn_of_guess(server.image());
+        images.warn_of_guess(server.image());
     }
     if server.has("fork") && !in_background {
         let mut again: Vec<OsString> =

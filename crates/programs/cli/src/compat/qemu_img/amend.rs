@@ -7,14 +7,12 @@ use blockhaul_formats::qcow2::amend::{Amend, amend};
 use blockhaul_formats::qcow2::describe::Description;
 use blockhaul_formats::qcow2::resize::NewSize;
 
-use super::common::{failure, not_changed, opened, size};
 use super::create::is_on;
-use super::help::{self, Use};
-use super::info::description;
-use super::progress::{FINE, Shown};
-use super::resize::resize;
-use crate::exit::{Failure, Outcome};
-use crate::image_tools::run;
+use super::error::{QemuImgStatus, Result, failure};
+use super::help::OptionUse;
+use super::image::{not_changed, size};
+use super::progress::{FINE, ProgressLines};
+use super::tool::QemuImg;
 
 /// Options of `create` that do not change later.
 const ONLY_NEW: &[&str] = &[
@@ -34,57 +32,73 @@ const ONLY_NEW: &[&str] = &[
 
 /// What an image is to be.
 #[derive(Default)]
-struct Wanted {
+struct Amendment {
     change: Amend,
     size: Option<NewSize>,
 }
 
-/// Runs `amend`.
-pub(super) fn amended(line: &Line) -> Outcome {
-    let options = line.creation().map_err(failure)?;
-    if options.is_empty() {
-        return Err(failure("Must specify options (-o)"));
-    }
-    if line.wants_help() && line.value("format").is_some() {
-        return help::print(line.value("format").unwrap_or_default(), Use::Amend);
-    }
-    if line.operands.is_empty() {
-        return Err(failure("Expecting one image file name"));
-    }
-    line.at_most(1).map_err(failure)?;
-    let image = line.image(0, "format").map_err(failure)?;
-    let format = opened(&image)?;
-    if line.wants_help() {
-        return help::print(format.name(), Use::Amend);
-    }
-    if format != Format::Qcow2 {
-        let name = format.name();
-        return Err(failure(format!("Format driver '{name}' does not support option amendment")));
-    }
-    let found = description(&image)?;
-    let mut wanted = Wanted::default();
-    for (name, value) in &options {
-        wanted.add(&found, name, value)?;
-    }
-    let is_new = found.version >= 3 || wanted.change.upgrade;
-    if wanted.change.lazy_refcounts == Some(true) && !is_new {
-        return Err(failure(
-            "Lazy refcounts only supported with compatibility level 1.1 and above (use compat=1.1 or \
+impl QemuImg {
+    /// Runs `amend`.
+    pub(crate) fn amend(&self, line: &Line) -> Result<QemuImgStatus> {
+        let options = line.creation().map_err(failure)?;
+        if options.is_empty() {
+            return Err(failure("Must specify options (-o)"));
+        }
+        if line.wants_help() && line.value("format").is_some() {
+            return self.print_options(line.value("format").unwrap_or_default(), OptionUse::Amend);
+        }
+        if line.operands.is_empty() {
+            return Err(failure("Expecting one image file name"));
+        }
+        line.at_most(1).map_err(failure)?;
+        let image = line.image(0, "format").map_err(failure)?;
+        let format = self.image_format(&image)?;
+        if line.wants_help() {
+            return self.print_options(format.name(), OptionUse::Amend);
+        }
+        if format != Format::Qcow2 {
+            let name = format.name();
+            return Err(failure(format!(
+                "Format driver '{name}' does not support option amendment"
+            )));
+        }
+        let found = self.description(&image)?;
+        let mut amendment = Amendment::default();
+        for (name, value) in &options {
+            amendment.add(&found, name, value)?;
+        }
+        let is_new = found.version >= 3 || amendment.change.upgrade;
+        if amendment.change.lazy_refcounts == Some(true) && !is_new {
+            return Err(failure(
+                "Lazy refcounts only supported with compatibility level 1.1 and above (use compat=1.1 or \
              greater)",
-        ));
+            ));
+        }
+        let shown = ProgressLines::begin(self.output(), line, FINE);
+        self.amend_image(&image, amendment.change)?;
+        if let Some(size) = amendment.size {
+            self.set_disk_size(&image, format, size, true)?;
+        }
+        shown.end();
+        Ok(QemuImgStatus::Success)
     }
-    let shown = Shown::begin(line, FINE);
-    change(&image, wanted.change)?;
-    if let Some(size) = wanted.size {
-        resize(&image, format, size, true)?;
+
+    fn amend_image(&self, image: &Image, change: Amend) -> Result<()> {
+        if change == Amend::default() {
+            return Ok(());
+        }
+        let holder = image.holder();
+        let result = self.on_worker(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
+            amend(&context, &holder, change).await
+        })?;
+        result.map_err(|error| not_changed(image, &error))
     }
-    shown.end();
-    Ok(0)
 }
 
-impl Wanted {
+impl Amendment {
     /// Takes one option. What the image is already changes nothing.
-    fn add(&mut self, found: &Description, name: &str, value: &str) -> Result<(), Failure> {
+    fn add(&mut self, found: &Description, name: &str, value: &str) -> Result<()> {
         let other = |what: &str| {
             let text = format!("amend: {what} is not supported: copy the disk to a new image");
             Err(failure(text))
@@ -115,16 +129,4 @@ impl Wanted {
         }
         Ok(())
     }
-}
-
-fn change(image: &Image, change: Amend) -> Result<(), Failure> {
-    if change == Amend::default() {
-        return Ok(());
-    }
-    let holder = image.holder();
-    let result = run(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
-        amend(&context, &holder, change).await
-    })?;
-    result.map_err(|error| not_changed(image, &error))
 }

@@ -4,105 +4,102 @@ use blockhaul_catalog::{Intent, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::check::{Fault, FlagOf, Repair, Report, check};
+use blockhaul_transfer::one_line;
 
-use super::common::{failure, opened, say, with_device};
+use super::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
 use super::json::Value;
-use crate::exit::{FAILED, Failure, Outcome};
-use crate::out;
+use super::tool::QemuImg;
 
-/// The exit statuses for damaged images, for lost clusters, and for formats that have nothing to check.
-const CORRUPT: u8 = 2;
-const LEAKS: u8 = 3;
-const NOT_CHECKED: u8 = 63;
-
-/// Runs `check`.
-pub(super) fn checked(line: &Line) -> Outcome {
-    let not_done = |text: String| failure(text).with_status(FAILED);
-    line.at_most(1).map_err(not_done)?;
-    let is_json = line.is_json().map_err(not_done)?;
-    let repair = match line.value("repair") {
-        None => Repair::Nothing,
-        Some("leaks") => Repair::Leaks,
-        Some("all") => Repair::All,
-        Some(_) => {
-            return Err(failure("check: --repair expects 'leaks' or 'all'"));
-        }
-    };
-    let image = line.image(0, "format").map_err(not_done)?;
-    let format = opened(&image)?;
-    if format != Format::Qcow2 {
-        let text = "This image format does not support checks";
-        return Err(failure(text).with_status(NOT_CHECKED));
-    }
-    let found = report(&image, repair).map_err(|failure| failure.with_status(FAILED))?;
-    print_faults(&found.faults);
-    let status = status(&found);
-    if is_json {
-        out::print(format!("{}\n", value(&image, format, &found).json()).as_bytes())?;
-        return Ok(status);
-    }
-    say(line, &summary(&found))?;
-    Ok(status)
-}
-
-/// Checks the tables of an image.
-fn report(image: &Image, repair: Repair) -> Result<Report, Failure> {
-    let intent = match repair {
-        Repair::Nothing => Intent::READ,
-        Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
-    };
-    let holder = image.holder();
-    let found = with_device(&holder, intent, async move |device| check(&device, repair).await)?;
-    let name = Spec::parse(holder.as_ref())?.to_string();
-    found.map_err(|error| Failure::opening("image", &name, &error))
-}
-
-fn status(found: &Report) -> u8 {
-    match (found.corruptions, found.leaks) {
-        (1.., _) => CORRUPT,
-        (0, 1..) => LEAKS,
-        (0, 0) => 0,
-    }
-}
-
-/// Prints the faults as the original does: what it repairs is named twice.
-fn print_faults(faults: &[Fault]) {
-    let print = |text: &str| out::error(&format!("{}\n", out::one_line(text)));
-    let refcount = |fault: &Fault, repaired: bool| {
-        let Fault::Refcount { cluster, stored, references, .. } = fault else { return };
-        let what = match (repaired, stored < references) {
-            (true, _) => "Repairing",
-            (false, true) => "ERROR",
-            (false, false) => "Leaked",
-        };
-        print(&format!("{what} cluster {cluster} refcount={stored} reference={references}"));
-    };
-    for fault in faults {
-        match fault {
-            Fault::Refcount { .. } => refcount(fault, false),
-            Fault::Flag { .. } => {}
-            Fault::Beyond { offset, len, .. } => print(&format!(
-                "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset \
-                 {offset:#x} size {len:#x}"
-            )),
-            other => print(&other.to_string()),
-        }
-    }
-    for fault in faults {
-        match fault {
-            Fault::Refcount { fixed: true, .. } => refcount(fault, true),
-            Fault::Flag { entry, value, refcount, fixed } => {
-                let what = if *fixed { "Repairing" } else { "ERROR" };
-                let entry = match entry {
-                    FlagOf::L1(number) => {
-                        format!("L2 cluster: l1_index={number} l1_entry={value:x}")
-                    }
-                    FlagOf::L2(_) => format!("data cluster: l2_entry={value:x}"),
-                };
-                print(&format!("{what} OFLAG_COPIED {entry} refcount={refcount}"));
+impl QemuImg {
+    /// Runs `check`.
+    pub(crate) fn check(&self, line: &Line) -> Result<QemuImgStatus> {
+        line.at_most(1).map_err(failure)?;
+        let is_json = line.is_json().map_err(failure)?;
+        let repair = match line.value("repair") {
+            None => Repair::Nothing,
+            Some("leaks") => Repair::Leaks,
+            Some("all") => Repair::All,
+            Some(_) => {
+                return Err(failure("check: --repair expects 'leaks' or 'all'"));
             }
-            _ => {}
+        };
+        let image = line.image(0, "format").map_err(failure)?;
+        let format = self.image_format(&image)?;
+        if format != Format::Qcow2 {
+            let text = "This image format does not support checks";
+            return Err(QemuImgError::new(QemuImgErrorKind::CheckUnsupported, text));
         }
+        let found = self.check_tables(&image, repair)?;
+        self.tell_faults(&found.faults);
+        let status = status(&found);
+        if is_json {
+            self.print(&format!("{}\n", value(&image, format, &found).json()))?;
+            return Ok(status);
+        }
+        self.say(line, &summary(&found))?;
+        Ok(status)
+    }
+
+    /// Checks the tables of an image.
+    fn check_tables(&self, image: &Image, repair: Repair) -> Result<Report> {
+        let intent = match repair {
+            Repair::Nothing => Intent::READ,
+            Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
+        };
+        let holder = image.holder();
+        let found =
+            self.with_device(&holder, intent, async move |device| check(&device, repair).await)?;
+        let name = Spec::parse(holder.as_ref())?.to_string();
+        found.map_err(|error| QemuImgError::opening("image", &name, &error))
+    }
+
+    /// Prints the faults as the original does: what it repairs is named twice.
+    fn tell_faults(&self, faults: &[Fault]) {
+        let print = |text: &str| self.tell(&format!("{}\n", one_line(text)));
+        let refcount = |fault: &Fault, repaired: bool| {
+            let Fault::Refcount { cluster, stored, references, .. } = fault else { return };
+            let what = match (repaired, stored < references) {
+                (true, _) => "Repairing",
+                (false, true) => "ERROR",
+                (false, false) => "Leaked",
+            };
+            print(&format!("{what} cluster {cluster} refcount={stored} reference={references}"));
+        };
+        for fault in faults {
+            match fault {
+                Fault::Refcount { .. } => refcount(fault, false),
+                Fault::Flag { .. } => {}
+                Fault::Beyond { offset, len, .. } => print(&format!(
+                    "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset \
+                 {offset:#x} size {len:#x}"
+                )),
+                other => print(&other.to_string()),
+            }
+        }
+        for fault in faults {
+            match fault {
+                Fault::Refcount { fixed: true, .. } => refcount(fault, true),
+                Fault::Flag { entry, value, refcount, fixed } => {
+                    let what = if *fixed { "Repairing" } else { "ERROR" };
+                    let entry = match entry {
+                        FlagOf::L1(number) => {
+                            format!("L2 cluster: l1_index={number} l1_entry={value:x}")
+                        }
+                        FlagOf::L2(_) => format!("data cluster: l2_entry={value:x}"),
+                    };
+                    print(&format!("{what} OFLAG_COPIED {entry} refcount={refcount}"));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn status(found: &Report) -> QemuImgStatus {
+    match (found.corruptions, found.leaks) {
+        (1.., _) => QemuImgStatus::Damaged,
+        (0, 1..) => QemuImgStatus::Leaks,
+        (0, 0) => QemuImgStatus::Success,
     }
 }
 

@@ -8,25 +8,22 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
-use super::bitmaps;
-use super::common::{
-    beside, copy_disk, create_disk, failure, give_backing, opened, read_disk, size,
-};
-use super::create::{READ_ONLY, Wanted, begun_copy};
-use super::help::{self, Use};
-use super::info::disk_size;
-use super::progress::{self, FINE, Shown};
-use crate::exit::{Failure, Outcome};
+use super::create::{NewImage, READ_ONLY, begun_copy};
+use super::error::{QemuImgStatus, Result, failure};
+use super::help::OptionUse;
+use super::image::{beside, size};
+use super::progress::{FINE, ProgressLines};
+use super::tool::QemuImg;
 
 /// The levels of zstd and of zlib, as in QEMU: their defaults.
 const ZSTD: u32 = 3;
 const ZLIB: u32 = 6;
 
 /// Of formats without compression.
-pub(super) const NOT_COMPRESSED: &str = "Compression not supported for this file format";
+pub(crate) const NOT_COMPRESSED: &str = "Compression not supported for this file format";
 
 /// The options of the device for `-l`.
-pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failure> {
+pub(crate) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>> {
     let Some(given) = line.value("snapshot") else { return Ok(Vec::new()) };
     let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
     if format != Format::Qcow2 {
@@ -35,69 +32,204 @@ pub(super) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>, Failu
     Ok(vec![format!("snapshot={}", encoded(name.unwrap_or(given)))])
 }
 
-/// Runs `convert`.
-pub(super) fn convert(line: &Line) -> Outcome {
-    refuse_offloading(line)?;
-    line.creation().map_err(failure)?;
-    if line.wants_help() {
-        return help::print(line.value("target-format").unwrap_or("raw"), Use::Create);
-    }
-    if line.operands.len() < 2 {
-        return Err(failure("Must specify image file name"));
-    }
-    let last = line.operands.len() - 1;
-    refuse_read_only(line)?;
-    let sources = (0..last).map(|number| line.image(number, "source-format"));
-    let sources: Vec<Image> = sources.collect::<Result<_, _>>().map_err(failure)?;
-    let target = target(line, &line.operands[last])?;
-    let format = target.format.unwrap_or(Format::Raw);
-    let mut wanted = Wanted::new(line, format, &target.shown)?;
-    wanted.check(&target.shown, format)?;
-    let bitmaps = bitmaps::wanted(line, &sources, format)?;
-    let from = source(line, &sources)?;
-    let mut below = None;
-    let (from, to) = ends(line, &wanted, (&from, &target, format), &mut below)?;
-    if below.is_some() && sources.len() > 1 {
-        let text = "Having a backing file for the target makes no sense when concatenating multiple \
+impl QemuImg {
+    /// Runs `convert`.
+    pub(crate) fn convert(&self, line: &Line) -> Result<QemuImgStatus> {
+        refuse_offloading(line)?;
+        line.creation().map_err(failure)?;
+        if line.wants_help() {
+            return self
+                .print_options(line.value("target-format").unwrap_or("raw"), OptionUse::Create);
+        }
+        if line.operands.len() < 2 {
+            return Err(failure("Must specify image file name"));
+        }
+        let last = line.operands.len() - 1;
+        refuse_read_only(line)?;
+        let sources = (0..last).map(|number| line.image(number, "source-format"));
+        let sources: Vec<Image> = sources.collect::<Result<_, _>>().map_err(failure)?;
+        let target = target(line, &line.operands[last])?;
+        let format = target.format.unwrap_or(Format::Raw);
+        let mut new = NewImage::new(line, format, &target.shown)?;
+        new.check(&target.shown, format)?;
+        let bitmaps = self.bitmap_copy(line, &sources, format)?;
+        let from = self.joined_disks(line, &sources)?;
+        let mut below = None;
+        let (from, to) = self.copy_ends(line, &new, (&from, &target, format), &mut below)?;
+        if below.is_some() && sources.len() > 1 {
+            let text = "Having a backing file for the target makes no sense when concatenating multiple \
                     input images";
-        return Err(failure(text));
-    }
-    let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
-    let options = options(line)?;
-    let from = Spec::parse(from.as_ref())?;
-    let [from, to] = [from, to].map(Endpoint::Device);
-    let request = CopyRequest { options, ..CopyRequest::new(from, to) };
-    if line.has("no-create") {
-        check_room(line, &sources, &target)?;
-    } else if wanted.is_preallocated() {
-        return Err(failure("convert: preallocation is not supported"));
-    }
-    let shown = Shown::begin(line, FINE);
-    match (below, &sources[..]) {
-        (None, _) => {
-            copy(request, &shown, plain_sources(line, &sources, format))?;
+            return Err(failure(text));
         }
-        (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
-            overlay(&target, &wanted, source, (below, how))?;
+        let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
+        let options = options(line)?;
+        let from = Spec::parse(from.as_ref())?;
+        let [from, to] = [from, to].map(Endpoint::Device);
+        let request = CopyRequest { options, ..CopyRequest::new(from, to) };
+        if line.has("no-create") {
+            self.check_room(line, &sources, &target)?;
+        } else if new.is_preallocated() {
+            return Err(failure("convert: preallocation is not supported"));
         }
-        (Some(below), _) => {
-            copy(request, &shown, &sources)?;
-            // Zeroes are written where the backing file has something else.
-            give_backing(&target, Some(below), how)?;
+        let shown = ProgressLines::begin(self.output(), line, FINE);
+        match (below, &sources[..]) {
+            (None, _) => {
+                self.copy_shown(request, &shown, plain_sources(line, &sources, format))?;
+            }
+            (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
+                self.make_overlay(&target, &new, source, (below, how))?;
+            }
+            (Some(below), _) => {
+                self.copy_shown(request, &shown, &sources)?;
+                // Zeroes are written where the backing file has something else.
+                self.give_backing(&target, Some(below), how)?;
+            }
+        }
+        if format == Format::Raw && !line.has("no-create") {
+            begun_copy(&target)?;
+        }
+        if let Some(bitmaps) = bitmaps {
+            self.add_bitmaps(bitmaps, &target)?;
+        }
+        shown.end();
+        Ok(QemuImgStatus::Success)
+    }
+
+    /// Runs the copy; `sources`: what it copies, if that is known.
+    fn copy_shown(
+        &self,
+        request: CopyRequest,
+        shown: &ProgressLines,
+        sources: &[Image],
+    ) -> Result<()> {
+        if shown.is_shown() {
+            let amount = if sources.is_empty() { None } else { self.source_amount(sources)? };
+            shown.watch(&request.progress, amount);
+        }
+        self.copy(request)
+    }
+
+    /// The disks of all sources, one behind the other.
+    fn joined_disks(&self, line: &Line, sources: &[Image]) -> Result<String> {
+        let mut disks = Vec::new();
+        for image in sources {
+            disks.push(self.read_disk(image, |format| snapshot(line, format))?);
+        }
+        match &disks[..] {
+            [disk] => Ok(disk.clone()),
+            // A comma ends a part.
+            _ => {
+                let parts = disks.iter().map(|disk| disk.replace('%', "%25").replace(',', "%2c"));
+                Ok(format!("split:{}", parts.collect::<Vec<_>>().join(",")))
+            }
         }
     }
-    if format == Format::Raw && !line.has("no-create") {
-        begun_copy(&target)?;
+
+    /// Refuses a raw file that is too small.
+    fn check_room(&self, line: &Line, sources: &[Image], target: &Image) -> Result<()> {
+        let format = self.image_format(target)?;
+        // Not of servers, which may end with their last client.
+        let are_whole = sources.iter().all(|one| one.path().is_some()) && !line.has("snapshot");
+        if !are_whole || format != Format::Raw || target.path().is_none() {
+            return Ok(());
+        }
+        let mut needed: u64 = 0;
+        for one in sources {
+            needed = needed.saturating_add(self.described_size(one)?);
+        }
+        if self.described_size(target)? < needed {
+            return Err(failure("output file is smaller than input file"));
+        }
+        Ok(())
     }
-    if let Some(bitmaps) = bitmaps {
-        bitmaps.add_to(&target)?;
+
+    /// Makes an image over a backing file that has only what differs: it begins as an empty one over the
+    /// source, and moves to that backing file.
+    fn make_overlay(
+        &self,
+        target: &Image,
+        new: &NewImage,
+        source: &Image,
+        (below, how): (BackingName, Rebase),
+    ) -> Result<()> {
+        let options = new.device_options();
+        let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
+        self.create_disk(&device, self.described_size(source)?)?;
+        let path = std::path::absolute(source.path().unwrap_or_else(|| std::path::Path::new("")));
+        let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
+        let format = self.image_format(source)?.name().to_string();
+        let over = BackingName { name: path.display().to_string(), format };
+        self.give_backing(target, Some(over), Rebase::Unsafe)?;
+        self.give_backing(target, Some(below), how)
     }
-    shown.end();
-    Ok(0)
+
+    /// The source and the target of the copy.
+    fn copy_ends(
+        &self,
+        line: &Line,
+        new: &NewImage,
+        (from, target, format): (&str, &Image, Format),
+        below: &mut Option<BackingName>,
+    ) -> Result<(String, Spec)> {
+        let alone = |text: String| Spec::parse(text.as_ref());
+        if line.has("no-create") {
+            let packs = if line.has("compress") { vec!["compress=on".to_string()] } else { vec![] };
+            return Ok((
+                from.to_string(),
+                match format {
+                    Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
+                    Format::Raw => alone(target.disk(format, &[]))?,
+                    // A copy to an image creates it; one to its server writes to it.
+                    Format::Qcow2 => {
+                        let disk = target.disk(format, &packs);
+                        Spec::Command(["blockhaul", "serve", &disk].map(OsString::from).to_vec())
+                    }
+                    other => {
+                        let text = format!("convert: -n with -O {} is not supported", other.name());
+                        return Err(failure(text));
+                    }
+                },
+            ));
+        }
+        match format {
+            Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
+            Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[]))?)),
+            Format::Vmdk => {
+                if new.subformat.as_deref() != Some("streamOptimized") {
+                    return Err(failure(
+                        "convert: -O vmdk is only supported with -o subformat=streamOptimized",
+                    ));
+                }
+                let to = target.disk(Format::Raw, &[]);
+                Ok((format!("as-vmdk:{}", encoded(from)), alone(to)?))
+            }
+            // From front to back, where that is possible.
+            Format::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
+                Ok((compressed(new, from), alone(target.disk(Format::Raw, &[]))?))
+            }
+            Format::Qcow2 => {
+                if let Some((name, backing_format)) = &new.backing {
+                    let Some(named) = backing_format else {
+                        let text = "OptionUse of backing file requires explicit backing format";
+                        return Err(failure(text));
+                    };
+                    let place =
+                        Image::named(&beside(target, name), Some(named)).map_err(failure)?;
+                    self.image_format(&place)?;
+                    *below = Some(BackingName { name: name.clone(), format: named.clone() });
+                }
+                let mut options = new.device_options();
+                options.extend(line.has("compress").then(|| "compress=on".to_string()));
+                let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
+                Ok((from.to_string(), alone(to)?))
+            }
+            other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
+        }
+    }
 }
 
 /// Refuses what `-C` excludes, and `--salvage`.
-fn refuse_offloading(line: &Line) -> Result<(), Failure> {
+fn refuse_offloading(line: &Line) -> Result<()> {
     let salvages = line.has("salvage");
     let why = match line.has("copy-range") {
         true if salvages => "Cannot use copy offloading in salvaging mode",
@@ -115,33 +247,8 @@ fn plain_sources<'a>(line: &Line, sources: &'a [Image], target: Format) -> &'a [
     if is_other { &[] } else { sources }
 }
 
-/// Runs the copy; `sources`: what it copies, if that is known.
-fn copy(request: CopyRequest, shown: &Shown, sources: &[Image]) -> Outcome {
-    if shown.is_shown() {
-        let amount = if sources.is_empty() { None } else { progress::amount(sources)? };
-        shown.watch(&request.progress, amount);
-    }
-    copy_disk(request)
-}
-
-/// The disks of all sources, one behind the other.
-fn source(line: &Line, sources: &[Image]) -> Result<String, Failure> {
-    let mut disks = Vec::new();
-    for image in sources {
-        disks.push(read_disk(image, |format| snapshot(line, format))?);
-    }
-    match &disks[..] {
-        [disk] => Ok(disk.clone()),
-        // A comma ends a part.
-        _ => {
-            let parts = disks.iter().map(|disk| disk.replace('%', "%25").replace(',', "%2c"));
-            Ok(format!("split:{}", parts.collect::<Vec<_>>().join(",")))
-        }
-    }
-}
-
 /// Refuses to make images in formats that QEMU itself only reads, also from one of them.
-fn refuse_read_only(line: &Line) -> Result<(), Failure> {
+fn refuse_read_only(line: &Line) -> Result<()> {
     match line.value("target-format").filter(|format| READ_ONLY.contains(format)) {
         None => Ok(()),
         Some(format) => {
@@ -152,7 +259,7 @@ fn refuse_read_only(line: &Line) -> Result<(), Failure> {
 }
 
 /// The image that is written.
-fn target(line: &Line, name: &str) -> Result<Image, Failure> {
+fn target(line: &Line, name: &str) -> Result<Image> {
     let no_create = line.has("no-create");
     let format = line.value("target-format");
     if line.has("target-is-zero") && !no_create {
@@ -175,7 +282,7 @@ fn target(line: &Line, name: &str) -> Result<Image, Failure> {
 }
 
 /// The options of the copy.
-fn options(line: &Line) -> Result<TransferOptions, Failure> {
+fn options(line: &Line) -> Result<TransferOptions> {
     let mut options = TransferOptions {
         destination_is_zero: line.has("target-is-zero"),
         // The default, unsafe, flushes nothing.
@@ -207,110 +314,11 @@ fn write_all(options: &mut TransferOptions) {
     options.request_size = Some(2 << 20);
 }
 
-/// Refuses a raw file that is too small.
-fn check_room(line: &Line, sources: &[Image], target: &Image) -> Result<(), Failure> {
-    let format = opened(target)?;
-    // Not of servers, which may end with their last client.
-    let are_whole = sources.iter().all(|one| one.path().is_some()) && !line.has("snapshot");
-    if !are_whole || format != Format::Raw || target.path().is_none() {
-        return Ok(());
-    }
-    let mut needed: u64 = 0;
-    for one in sources {
-        needed = needed.saturating_add(disk_size(one)?);
-    }
-    if disk_size(target)? < needed {
-        return Err(failure("output file is smaller than input file"));
-    }
-    Ok(())
-}
-
-/// Makes an image over a backing file that has only what differs: it begins as an empty one over the
-/// source, and moves to that backing file.
-fn overlay(
-    target: &Image,
-    wanted: &Wanted,
-    source: &Image,
-    (below, how): (BackingName, Rebase),
-) -> Result<(), Failure> {
-    let options = wanted.device_options();
-    let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
-    create_disk(&device, disk_size(source)?)?;
-    let path = std::path::absolute(source.path().unwrap_or_else(|| std::path::Path::new("")));
-    let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
-    let format = opened(source)?.name().to_string();
-    let over = BackingName { name: path.display().to_string(), format };
-    give_backing(target, Some(over), Rebase::Unsafe)?;
-    give_backing(target, Some(below), how)
-}
-
-/// The source and the target of the copy.
-fn ends(
-    line: &Line,
-    wanted: &Wanted,
-    (from, target, format): (&str, &Image, Format),
-    below: &mut Option<BackingName>,
-) -> Result<(String, Spec), Failure> {
-    let alone = |text: String| Spec::parse(text.as_ref());
-    if line.has("no-create") {
-        let packs = if line.has("compress") { vec!["compress=on".to_string()] } else { vec![] };
-        return Ok((
-            from.to_string(),
-            match format {
-                Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
-                Format::Raw => alone(target.disk(format, &[]))?,
-                // A copy to an image creates it; one to its server writes to it.
-                Format::Qcow2 => {
-                    let disk = target.disk(format, &packs);
-                    Spec::Command(["blockhaul", "serve", &disk].map(OsString::from).to_vec())
-                }
-                other => {
-                    let text = format!("convert: -n with -O {} is not supported", other.name());
-                    return Err(failure(text));
-                }
-            },
-        ));
-    }
-    match format {
-        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
-        Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[]))?)),
-        Format::Vmdk => {
-            if wanted.subformat.as_deref() != Some("streamOptimized") {
-                return Err(failure(
-                    "convert: -O vmdk is only supported with -o subformat=streamOptimized",
-                ));
-            }
-            let to = target.disk(Format::Raw, &[]);
-            Ok((format!("as-vmdk:{}", encoded(from)), alone(to)?))
-        }
-        // From front to back, where that is possible.
-        Format::Qcow2 if line.has("compress") && wanted.backing.is_none() && wanted.is_plain() => {
-            Ok((compressed(wanted, from), alone(target.disk(Format::Raw, &[]))?))
-        }
-        Format::Qcow2 => {
-            if let Some((name, backing_format)) = &wanted.backing {
-                let Some(named) = backing_format else {
-                    let text = "Use of backing file requires explicit backing format";
-                    return Err(failure(text));
-                };
-                let place = Image::named(&beside(target, name), Some(named)).map_err(failure)?;
-                opened(&place)?;
-                *below = Some(BackingName { name: name.clone(), format: named.clone() });
-            }
-            let mut options = wanted.device_options();
-            options.extend(line.has("compress").then(|| "compress=on".to_string()));
-            let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
-            Ok((from.to_string(), alone(to)?))
-        }
-        other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
-    }
-}
-
 /// The device with a compressed image of a disk.
-fn compressed(wanted: &Wanted, from: &str) -> String {
-    let how = match wanted.compression.as_deref() {
+fn compressed(new: &NewImage, from: &str) -> String {
+    let how = match new.compression.as_deref() {
         Some("zlib") => format!("zlib={ZLIB}"),
         _ => format!("zstd={ZSTD}"),
     };
-    format!("as-qcow2:{}?{how}&cluster={}", encoded(from), wanted.cluster)
+    format!("as-qcow2:{}?{how}&cluster={}", encoded(from), new.cluster)
 }

@@ -3,16 +3,17 @@
 use blockhaul_catalog::Spec;
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_transfer::one_line;
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
-use super::common::{copy_disk, create_disk, failure, opened, size};
-use super::create::{disk_size, emptied};
-use crate::exit::{Failure, Outcome};
-use crate::out;
+use super::create::emptied;
+use super::error::{QemuImgStatus, Result, failure};
+use super::image::size;
+use super::tool::QemuImg;
 
 /// The operands.
 #[derive(Debug, Default)]
-struct Wanted<'a> {
+struct DdOperands<'a> {
     source: Option<&'a str>,
     target: Option<&'a str>,
     /// In bytes.
@@ -22,67 +23,71 @@ struct Wanted<'a> {
     skip: u64,
 }
 
-impl Wanted<'_> {
-    fn new(line: &Line) -> Result<Wanted<'_>, Failure> {
-        let mut wanted = Wanted::default();
+impl DdOperands<'_> {
+    fn new(line: &Line) -> Result<DdOperands<'_>> {
+        let mut operands = DdOperands::default();
         for operand in &line.operands {
             let (name, value) = operand.split_once('=').unwrap_or((operand, ""));
             match name {
-                "if" => wanted.source = Some(value),
-                "of" => wanted.target = Some(value),
-                "bs" => wanted.block = Some(size(value)?),
-                "count" => wanted.count = Some(size(value)?),
-                "skip" => wanted.skip = size(value)?,
+                "if" => operands.source = Some(value),
+                "of" => operands.target = Some(value),
+                "bs" => operands.block = Some(size(value)?),
+                "count" => operands.count = Some(size(value)?),
+                "skip" => operands.skip = size(value)?,
                 _ => return Err(failure(format!("unrecognized operand {name}"))),
             }
         }
-        if wanted.block == Some(0) {
+        if operands.block == Some(0) {
             return Err(failure("bs: Invalid block size: 0"));
         }
-        Ok(wanted)
+        Ok(operands)
     }
 }
 
-/// Runs `dd`.
-pub(super) fn dd(line: &Line) -> Outcome {
-    let wanted = Wanted::new(line)?;
-    let (Some(source), Some(target)) = (wanted.source, wanted.target) else {
-        return Err(failure("Must specify both input and output file names"));
-    };
-    let source = if line.has("image-opts") {
-        Image::options(source)
-    } else {
-        Image::named(source, line.value("format"))
-    };
-    let source = source.map_err(failure)?;
-    let name = line.value("target-format").unwrap_or("raw");
-    let format = match Format::named(name) {
-        Some(format @ (Format::Raw | Format::Qcow2)) => format,
-        _ => return Err(failure(format!("dd: format {name} is not supported"))),
-    };
-    let target = Image::named(target, Some(name)).map_err(failure)?;
-    let block = wanted.block.unwrap_or(512);
-    let whole = disk_size(&source)?;
-    let end = wanted.count.map_or(whole, |count| count.saturating_mul(block).min(whole));
-    let start = wanted.skip.saturating_mul(block);
-    let from = source.disk(opened(&source)?, &[]);
-    let to = match format {
-        Format::Qcow2 => format!("qcow2:{}", encoded(&target.holder())),
-        _ => {
-            emptied(&target)?;
-            target.disk(format, &[])
+impl QemuImg {
+    /// Runs `dd`.
+    pub(crate) fn dd(&self, line: &Line) -> Result<QemuImgStatus> {
+        let operands = DdOperands::new(line)?;
+        let (Some(source), Some(target)) = (operands.source, operands.target) else {
+            return Err(failure("Must specify both input and output file names"));
+        };
+        let source = if line.has("image-opts") {
+            Image::options(source)
+        } else {
+            Image::named(source, line.value("format"))
+        };
+        let source = source.map_err(failure)?;
+        let name = line.value("target-format").unwrap_or("raw");
+        let format = match Format::named(name) {
+            Some(format @ (Format::Raw | Format::Qcow2)) => format,
+            _ => return Err(failure(format!("dd: format {name} is not supported"))),
+        };
+        let target = Image::named(target, Some(name)).map_err(failure)?;
+        let block = operands.block.unwrap_or(512);
+        let whole = self.disk_size(&source)?;
+        let end = operands.count.map_or(whole, |count| count.saturating_mul(block).min(whole));
+        let start = operands.skip.saturating_mul(block);
+        let from = source.disk(self.image_format(&source)?, &[]);
+        let to = match format {
+            Format::Qcow2 => format!("qcow2:{}", encoded(&target.holder())),
+            _ => {
+                emptied(&target)?;
+                target.disk(format, &[])
+            }
+        };
+        if start >= end {
+            if start > end {
+                let text = format!("{}: cannot skip to specified offset", source.shown);
+                self.tell(&format!("qemu-img: {}\n", one_line(&text)));
+            }
+            self.create_disk(&to, 0)?;
+            return Ok(QemuImgStatus::Success);
         }
-    };
-    if start >= end {
-        if start > end {
-            let text = format!("{}: cannot skip to specified offset", source.shown);
-            out::error(&format!("qemu-img: {}\n", out::one_line(&text)));
-        }
-        create_disk(&to, 0)?;
-        return Ok(0);
+        let part = format!("offset?offset={start}&range={}", end - start);
+        let options = TransferOptions { source_layer: vec![part], ..TransferOptions::default() };
+        let [from, to] =
+            [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
+        self.copy(CopyRequest { options, ..CopyRequest::new(from, to) })?;
+        Ok(QemuImgStatus::Success)
     }
-    let part = format!("offset?offset={start}&range={}", end - start);
-    let options = TransferOptions { source_layer: vec![part], ..TransferOptions::default() };
-    let [from, to] = [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
-    copy_disk(CopyRequest { options, ..CopyRequest::new(from, to) })
 }

@@ -4,14 +4,13 @@ use std::fmt::Write as _;
 
 use blockhaul_command_lines::qemu_image::Format;
 
-use super::super::stand_in::answer;
-use super::common::failure;
 use super::create::READ_ONLY;
-use crate::exit::Outcome;
+use super::error::{QemuImgStatus, Result, failure};
+use super::tool::QemuImg;
 
 /// What the options are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(crate) enum OptionUse {
     /// New images.
     Create,
     /// Existing ones.
@@ -19,10 +18,10 @@ pub(super) enum Use {
 }
 
 /// An option: its name, the kind of its value, what it does, and whether it can change later.
-type Described = (&'static str, &'static str, &'static str, bool);
+type OptionRow = (&'static str, &'static str, &'static str, bool);
 
-const SIZE: Described = ("size", "size", "size of the disk", true);
-const QCOW2: &[Described] = &[
+const SIZE: OptionRow = ("size", "size", "size of the disk", true);
+const QCOW2: &[OptionRow] = &[
     ("backing_file", "str", "file that is read where the image has no data", false),
     ("backing_fmt", "str", "format of the backing file", false),
     ("cluster_size", "size", "allocation unit: 512 to 2M, default 64k", false),
@@ -36,29 +35,31 @@ const QCOW2: &[Described] = &[
     ("refcount_bits", "num", "bits of a refcount: 1 to 64, default 16", false),
     SIZE,
 ];
-const RAW: &[Described] = &[("preallocation", "str", "off (default), falloc or full", false), SIZE];
+const RAW: &[OptionRow] = &[("preallocation", "str", "off (default), falloc or full", false), SIZE];
 
-/// Prints the options of a format.
-pub(super) fn print(format: &str, of: Use) -> Outcome {
-    let does_not = match of {
-        Use::Create => "does not support image creation",
-        Use::Amend => "does not support option amendment",
-    };
-    let all = match (Format::named(format), of) {
-        (Some(Format::Qcow2), _) => QCOW2,
-        (Some(Format::Raw), Use::Create) => RAW,
-        (None, _) if !READ_ONLY.contains(&format) => {
-            return Err(failure(format!("Unknown file format '{format}'")));
+impl QemuImg {
+    /// Prints the options of a format.
+    pub(crate) fn print_options(&self, format: &str, of: OptionUse) -> Result<QemuImgStatus> {
+        let does_not = match of {
+            OptionUse::Create => "does not support image creation",
+            OptionUse::Amend => "does not support option amendment",
+        };
+        let all = match (Format::named(format), of) {
+            (Some(Format::Qcow2), _) => QCOW2,
+            (Some(Format::Raw), OptionUse::Create) => RAW,
+            (None, _) if !READ_ONLY.contains(&format) => {
+                return Err(failure(format!("Unknown file format '{format}'")));
+            }
+            _ => return Err(failure(format!("Format driver '{format}' {does_not}"))),
+        };
+        let mut text = match of {
+            OptionUse::Create => format!("Supported {format} options:\n"),
+            OptionUse::Amend => format!("Amend options for '{format}':\n"),
+        };
+        for (name, kind, what, _) in all.iter().filter(|one| of == OptionUse::Create || one.3) {
+            let option = format!("{name}=<{kind}>");
+            let _ = writeln!(text, "  {option:<22} - {what}");
         }
-        _ => return Err(failure(format!("Format driver '{format}' {does_not}"))),
-    };
-    let mut text = match of {
-        Use::Create => format!("Supported {format} options:\n"),
-        Use::Amend => format!("Amend options for '{format}':\n"),
-    };
-    for (name, kind, what, _) in all.iter().filter(|one| of == Use::Create || one.3) {
-        let option = format!("{name}=<{kind}>");
-        let _ = writeln!(text, "  {option:<22} - {what}");
+        self.print(&text)
     }
-    answer(&text)
 }

@@ -9,18 +9,19 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::{
     BitmapDescription, Description, SnapshotDescription, describe,
 };
+use blockhaul_transfer::one_line;
 
-use super::common::{beside, failure, not_opened, opened, told_by};
+use super::error::{QemuImgStatus, Result, failure};
+use super::image::{beside, not_opened};
 use super::json::Value;
-use crate::exit::{Failure, Outcome};
-use crate::image_tools::run;
-use crate::out;
+use super::probe::told_by;
+use super::tool::QemuImg;
 
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;
 
 /// An image, with what it tells.
-struct Found {
+struct ImageDescription {
     image: Image,
     format: Format,
     /// Size of the disk, and length of the file, in bytes.
@@ -29,145 +30,152 @@ struct Found {
     qcow2: Option<Description>,
 }
 
-/// Runs `info`.
-pub(super) fn info(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let is_json = line.is_json().map_err(failure)?;
-    let all = chain(line.image(0, "format").map_err(failure)?, line.has("backing-chain"))?;
-    let text = if is_json {
-        let mut values: Vec<Value> = all.iter().map(Found::value).collect();
-        let value = match (line.has("backing-chain"), values.pop()) {
-            (false, Some(only)) => only,
-            (_, last) => {
-                values.extend(last);
-                Value::List(values)
-            }
-        };
-        value.json() + "\n"
-    } else {
-        all.iter().map(Found::text).collect::<Vec<_>>().join("\n")
-    };
-    out::print(text.as_bytes())?;
-    Ok(0)
-}
-
-/// Size of the disk in an image, in bytes.
-pub(super) fn disk_size(image: &Image) -> Result<u64, Failure> {
-    Ok(one(image.clone())?.size)
-}
-
-/// The backing file that must grow before a commit, and the size in bytes that it needs; none also if
-/// what is below it would show in the new part.
-pub(super) fn to_grow(image: &Image) -> Result<Option<(Image, Format, u64)>, Failure> {
-    let all = chain(image.clone(), true)?;
-    let [top, below, rest @ ..] = &all[..] else { return Ok(None) };
-    let hides = rest.first().is_none_or(|lower| lower.size <= below.size);
-    let grows = top.size > below.size && hides;
-    Ok(grows.then(|| (below.image.clone(), below.format, top.size)))
-}
-
-/// The images of a chain above the one that `name` names, the top first, and that one with its format.
-pub(super) fn down_to(top: &Image, name: &str) -> Result<(Vec<Image>, Image, Format), Failure> {
-    let wanted = Image::named(name, None).map_err(failure)?;
-    let beside_top = Image::named(&beside(top, name), None).map_err(failure)?;
-    let mut all = chain(top.clone(), true)?;
-    let is_wanted = |found: &Found| {
-        let same = |other: &Image| {
-            let real = |image: &Image| image.path().and_then(|path| path.canonicalize().ok());
-            real(&found.image).is_some() && real(&found.image) == real(other)
-        };
-        same(&wanted) || same(&beside_top)
-    };
-    let place = all.iter().position(is_wanted).filter(|&place| place > 0);
-    let Some(place) = place else {
-        let top = &top.shown;
-        return Err(failure(format!("Did not find '{name}' in the backing chain of '{top}'")));
-    };
-    let base = all.remove(place);
-    all.truncate(place);
-    Ok((all.into_iter().map(|found| found.image).collect(), base.image, base.format))
-}
-
-/// The internal snapshots of an image.
-pub(super) fn snapshots(image: Image) -> Result<Vec<SnapshotDescription>, Failure> {
-    Ok(one(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
-}
-
-/// What a qcow2 image says about itself.
-pub(super) fn description(image: &Image) -> Result<Description, Failure> {
-    let text = || format!("Could not open '{}': it is no qcow2 image", image.shown);
-    one(image.clone())?.qcow2.ok_or_else(|| failure(text()))
-}
-
-/// The bitmaps of an image.
-pub(super) fn bitmaps_of(image: &Image) -> Result<Vec<BitmapDescription>, Failure> {
-    Ok(one(image.clone())?.qcow2.map(|found| found.bitmaps).unwrap_or_default())
-}
-
-/// The image, and those below it if they are wanted.
-fn chain(first: Image, wanted: bool) -> Result<Vec<Found>, Failure> {
-    let mut all: Vec<Found> = Vec::new();
-    let mut next = Some(first);
-    while let Some(image) = next.take() {
-        let is_loop = |found: &Found| found.image.place == image.place;
-        if all.len() == CHAIN_MAX || all.iter().any(is_loop) {
-            let text = format!("Backing file '{}' creates an infinite loop.", image.shown);
-            return Err(failure(text));
-        }
-        let found = one(image)?;
-        if let Some(below) = found.below().filter(|_| wanted) {
-            let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
-            next = Some(Image::named(&below, format).map_err(failure)?);
-        }
-        all.push(found);
-    }
-    Ok(all)
-}
-
-fn one(image: Image) -> Result<Found, Failure> {
-    let known = match image.unknown_export() {
-        Some(_) if image.context.is_none() => None,
-        _ => Some(opened(&image)?),
-    };
-    let holder = Spec::parse(image.holder().as_ref())?;
-    let described = image.clone();
-    let result = run(move |registry| async move {
-        let mut open = Vec::new();
-        let result = async {
-            let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
-            open.push(stack.clone());
-            let len = stack.device().facts().size;
-            let format = match known {
-                Some(format) => format,
-                // Over the connection that is there: a server may have room for one client.
-                None => told_by(stack.device()).await?,
+impl QemuImg {
+    /// Runs `info`.
+    pub(crate) fn info(&self, line: &Line) -> Result<QemuImgStatus> {
+        line.at_most(1).map_err(failure)?;
+        let is_json = line.is_json().map_err(failure)?;
+        let all = self
+            .backing_chain(line.image(0, "format").map_err(failure)?, line.has("backing-chain"))?;
+        let text = if is_json {
+            let mut values: Vec<Value> = all.iter().map(ImageDescription::value).collect();
+            let value = match (line.has("backing-chain"), values.pop()) {
+                (false, Some(only)) => only,
+                (_, last) => {
+                    values.extend(last);
+                    Value::List(values)
+                }
             };
-            match format {
-                Format::Qcow2 => {
-                    let qcow2 = describe(stack.device()).await?;
-                    Ok((format, qcow2.size, len, Some(qcow2)))
-                }
-                Format::Raw => Ok((format, len, len, None)),
-                _ => {
-                    let disk = Spec::parse(described.disk(format, &[]).as_ref())?;
-                    let size = size(&registry, &disk, &mut open).await?;
-                    Ok::<_, Error>((format, size, len, None))
-                }
-            }
+            value.json() + "\n"
+        } else {
+            all.iter().map(ImageDescription::text).collect::<Vec<_>>().join("\n")
         };
-        (result.await, open)
-    })?;
-    let (result, open) = result;
-    // Not on a worker: this waits for servers to end.
-    drop(open);
-    let (format, size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
-    let len = match &image.place {
-        Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
-        Place::Uri(_) => len,
-    };
-    // QEMU counts in sectors.
-    let [size, len] = [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
-    Ok(Found { image, format, size, len, qcow2 })
+        self.print(&text)
+    }
+
+    /// Size of the disk in an image, in bytes.
+    pub(crate) fn described_size(&self, image: &Image) -> Result<u64> {
+        Ok(self.describe_image(image.clone())?.size)
+    }
+
+    /// The backing file that must grow before a commit, and the size in bytes that it needs; none also if
+    /// what is below it would show in the new part.
+    pub(crate) fn backing_to_grow(&self, image: &Image) -> Result<Option<(Image, Format, u64)>> {
+        let all = self.backing_chain(image.clone(), true)?;
+        let [top, below, rest @ ..] = &all[..] else { return Ok(None) };
+        let hides = rest.first().is_none_or(|lower| lower.size <= below.size);
+        let grows = top.size > below.size && hides;
+        Ok(grows.then(|| (below.image.clone(), below.format, top.size)))
+    }
+
+    /// The images of a chain above the one that `name` names, the top first, and that one with its format.
+    pub(crate) fn images_down_to(
+        &self,
+        top: &Image,
+        name: &str,
+    ) -> Result<(Vec<Image>, Image, Format)> {
+        let wanted = Image::named(name, None).map_err(failure)?;
+        let beside_top = Image::named(&beside(top, name), None).map_err(failure)?;
+        let mut all = self.backing_chain(top.clone(), true)?;
+        let is_wanted = |found: &ImageDescription| {
+            let same = |other: &Image| {
+                let real = |image: &Image| image.path().and_then(|path| path.canonicalize().ok());
+                real(&found.image).is_some() && real(&found.image) == real(other)
+            };
+            same(&wanted) || same(&beside_top)
+        };
+        let place = all.iter().position(is_wanted).filter(|&place| place > 0);
+        let Some(place) = place else {
+            let top = &top.shown;
+            return Err(failure(format!("Did not find '{name}' in the backing chain of '{top}'")));
+        };
+        let base = all.remove(place);
+        all.truncate(place);
+        Ok((all.into_iter().map(|found| found.image).collect(), base.image, base.format))
+    }
+
+    /// The internal snapshots of an image.
+    pub(crate) fn snapshots(&self, image: Image) -> Result<Vec<SnapshotDescription>> {
+        Ok(self.describe_image(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
+    }
+
+    /// What a qcow2 image says about itself.
+    pub(crate) fn description(&self, image: &Image) -> Result<Description> {
+        let text = || format!("Could not open '{}': it is no qcow2 image", image.shown);
+        self.describe_image(image.clone())?.qcow2.ok_or_else(|| failure(text()))
+    }
+
+    /// The bitmaps of an image.
+    pub(crate) fn bitmaps(&self, image: &Image) -> Result<Vec<BitmapDescription>> {
+        Ok(self.describe_image(image.clone())?.qcow2.map(|found| found.bitmaps).unwrap_or_default())
+    }
+
+    /// The image, and those below it if they are wanted.
+    fn backing_chain(&self, first: Image, wanted: bool) -> Result<Vec<ImageDescription>> {
+        let mut all: Vec<ImageDescription> = Vec::new();
+        let mut next = Some(first);
+        while let Some(image) = next.take() {
+            let is_loop = |found: &ImageDescription| found.image.place == image.place;
+            if all.len() == CHAIN_MAX || all.iter().any(is_loop) {
+                let text = format!("Backing file '{}' creates an infinite loop.", image.shown);
+                return Err(failure(text));
+            }
+            let found = self.describe_image(image)?;
+            if let Some(below) = found.below().filter(|_| wanted) {
+                let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
+                next = Some(Image::named(&below, format).map_err(failure)?);
+            }
+            all.push(found);
+        }
+        Ok(all)
+    }
+
+    fn describe_image(&self, image: Image) -> Result<ImageDescription> {
+        let known = match image.unknown_export() {
+            Some(_) if image.context.is_none() => None,
+            _ => Some(self.image_format(&image)?),
+        };
+        let holder = Spec::parse(image.holder().as_ref())?;
+        let described = image.clone();
+        let result = self.on_worker(move |registry| async move {
+            let mut open = Vec::new();
+            let result = async {
+                let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+                open.push(stack.clone());
+                let len = stack.device().facts().size;
+                let format = match known {
+                    Some(format) => format,
+                    // Over the connection that is there: a server may have room for one client.
+                    None => told_by(stack.device()).await?,
+                };
+                match format {
+                    Format::Qcow2 => {
+                        let qcow2 = describe(stack.device()).await?;
+                        Ok((format, qcow2.size, len, Some(qcow2)))
+                    }
+                    Format::Raw => Ok((format, len, len, None)),
+                    _ => {
+                        let disk = Spec::parse(described.disk(format, &[]).as_ref())?;
+                        let size = size(&registry, &disk, &mut open).await?;
+                        Ok::<_, Error>((format, size, len, None))
+                    }
+                }
+            };
+            (result.await, open)
+        })?;
+        let (result, open) = result;
+        // Not on a worker: this waits for servers to end.
+        drop(open);
+        let (format, size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
+        let len = match &image.place {
+            Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
+            Place::Uri(_) => len,
+        };
+        // QEMU counts in sectors.
+        let [size, len] =
+            [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
+        Ok(ImageDescription { image, format, size, len, qcow2 })
+    }
 }
 
 async fn size(
@@ -181,7 +189,7 @@ async fn size(
     Ok(size)
 }
 
-impl Found {
+impl ImageDescription {
     /// The name of the backing file, from the directory of this program.
     fn below(&self) -> Option<String> {
         let name = self.qcow2.as_ref()?.backing.as_deref()?;
@@ -260,7 +268,7 @@ impl Found {
     }
 
     fn text(&self) -> String {
-        let name = out::one_line(&self.name());
+        let name = one_line(&self.name());
         let disk = self.actual().map_or_else(|| "unavailable".to_string(), human);
         let mut text = format!(
             "image: {name}\nfile format: {}\nvirtual size: {} ({} bytes)\ndisk size: {disk}\n",
@@ -274,13 +282,13 @@ impl Found {
                 text += "cleanly shut down: no\n";
             }
             if let (Some(name), Some(full)) = (&qcow2.backing, self.below()) {
-                text += &format!("backing file: {}", out::one_line(name));
+                text += &format!("backing file: {}", one_line(name));
                 if *name != full {
-                    text += &format!(" (actual path: {})", out::one_line(&full));
+                    text += &format!(" (actual path: {})", one_line(&full));
                 }
                 text.push('\n');
                 if let Some(format) = &qcow2.backing_format {
-                    text += &format!("backing file format: {}\n", out::one_line(format));
+                    text += &format!("backing file format: {}\n", one_line(format));
                 }
             }
             if !qcow2.snapshots.is_empty() {
@@ -355,7 +363,7 @@ fn moment(one: &SnapshotDescription) -> Value {
 }
 
 /// The table of snapshots.
-pub(super) fn table(all: &[SnapshotDescription]) -> String {
+pub(crate) fn table(all: &[SnapshotDescription]) -> String {
     let row = |id: &str, tag: &str, size: &str, date: &str, clock: &str, count: &str| {
         format!("{id:<7} {tag:<16} {size:>8} {date:>19} {clock:>15} {count:>10}\n")
     };
@@ -379,14 +387,14 @@ pub(super) fn table(all: &[SnapshotDescription]) -> String {
             facts.clock / 1_000_000 % 1000
         );
         let count = facts.instructions.map(|count| count.to_string()).unwrap_or_default();
-        let (id, name) = (out::one_line(&one.id), out::one_line(&one.name));
+        let (id, name) = (one_line(&one.id), one_line(&one.name));
         text += &row(&id, &name, &human(facts.vm_state), &date, &clock, &count);
     }
     text
 }
 
 /// A number of bytes with three significant digits.
-pub(super) fn human(bytes: u64) -> String {
+pub(crate) fn human(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut value = bytes as f64;
     let mut unit = 0;

@@ -1,5 +1,6 @@
 //! Values in the order and with the indentation of QEMU's programs, as JSON and as text.
 
+use blockhaul_transfer::one_line;
 /// A value.
 #[derive(Debug)]
 pub enum Value {
@@ -59,7 +60,7 @@ impl Value {
             Value::List(_) | Value::Object(_) => {
                 format!("{blank}{name}:\n{}", value.lines(depth + 1))
             }
-            Value::Text(value) => format!("{blank}{name}: {}\n", crate::out::one_line(value)),
+            Value::Text(value) => format!("{blank}{name}: {}\n", one_line(value)),
             Value::Number(value) => format!("{blank}{name}: {value}\n"),
             Value::Flag(value) => format!("{blank}{name}: {value}\n"),
         };

@@ -12,11 +12,12 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::ChainLink;
 use blockhaul_formats::qcow2::places::{Places, chain_places};
 use blockhaul_formats::{HELD, held};
+use blockhaul_transfer::one_line;
 
-use super::common::{failure, not_opened, opened, size, told_by};
-use crate::exit::Outcome;
-use crate::image_tools::run_asking;
-use crate::out;
+use super::error::{QemuImgStatus, Result, failure};
+use super::image::{not_opened, size};
+use super::probe::told_by;
+use super::tool::QemuImg;
 
 /// The context with the depth of ranges in a chain of images.
 const DEPTH: &str = "qemu:allocation-depth";
@@ -113,93 +114,97 @@ impl Chain {
     }
 }
 
-/// Runs `map`.
-pub(super) fn map(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let is_json = line.is_json().map_err(failure)?;
-    let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
-    let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
-    let mut image = line.image(0, "format").map_err(failure)?;
-    let context = image.context.take();
-    // An export is opened once: its server may have room for one client, and end with it.
-    let is_export = image.path().is_none();
-    let known = match image.unknown_export() {
-        Some(_) if context.is_none() => None,
-        _ => Some(opened(&image)?),
-    };
-    let format = known.unwrap_or(Format::Raw);
-    if context.is_some() && format == Format::Qcow2 {
-        return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
-    }
-    if !matches!(format, Format::Raw | Format::Qcow2) {
-        return Err(failure(format!("map: format {} is not supported", format.name())));
-    }
-    let described = image.clone();
-    let holder = Spec::parse(image.holder().as_ref())?;
-    let shown = image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
-    let direct = image.direct;
-    let contexts: Vec<String> = context.iter().cloned().collect();
-    let (result, open) = run_asking(&contexts, move |registry| async move {
-        let mut open = Vec::new();
-        let mut registry = registry;
-        let mut image = described;
-        let result = async {
-            let mut format = format;
-            if is_export {
-                let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+impl QemuImg {
+    /// Runs `map`.
+    pub(crate) fn map(&self, line: &Line) -> Result<QemuImgStatus> {
+        line.at_most(1).map_err(failure)?;
+        let is_json = line.is_json().map_err(failure)?;
+        let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
+        let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
+        let mut image = line.image(0, "format").map_err(failure)?;
+        let context = image.context.take();
+        // An export is opened once: its server may have room for one client, and end with it.
+        let is_export = image.path().is_none();
+        let known = match image.unknown_export() {
+            Some(_) if context.is_none() => None,
+            _ => Some(self.image_format(&image)?),
+        };
+        let format = known.unwrap_or(Format::Raw);
+        if context.is_some() && format == Format::Qcow2 {
+            return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
+        }
+        if !matches!(format, Format::Raw | Format::Qcow2) {
+            return Err(failure(format!("map: format {} is not supported", format.name())));
+        }
+        let described = image.clone();
+        let holder = Spec::parse(image.holder().as_ref())?;
+        let shown =
+            image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
+        let direct = image.direct;
+        let contexts: Vec<String> = context.iter().cloned().collect();
+        let (result, open) = self.on_worker_asking(&contexts, move |registry| async move {
+            let mut open = Vec::new();
+            let mut registry = registry;
+            let mut image = described;
+            let result = async {
+                let mut format = format;
+                if is_export {
+                    let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+                    let device = stack.device().clone();
+                    open.push(stack);
+                    if known.is_none() {
+                        format = told_by(&device).await?;
+                    }
+                    registry.backends.push(held(device.into()));
+                    image.place = Place::Uri(format!("{HELD}:"));
+                }
+                let (chain, places) = match format {
+                    Format::Qcow2 => {
+                        Chain::of(&registry, &image, is_export.then_some(shown)).await?
+                    }
+                    Format::Raw => (Chain::raw(shown), Vec::new()),
+                    other => {
+                        let text = format!("map: format {} is not supported", other.name());
+                        return Err(Error::new(Kind::Unsupported, text));
+                    }
+                };
+                let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
+                let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
                 let device = stack.device().clone();
                 open.push(stack);
-                if known.is_none() {
-                    format = told_by(&device).await?;
+                let size = device.facts().size;
+                let end = start.saturating_add(most).min(size);
+                if let Some(name) = context {
+                    return Ok((flagged(&device, &name, (start, end)).await?, chain));
                 }
-                registry.backends.push(held(device.into()));
-                image.place = Place::Uri(format!("{HELD}:"));
-            }
-            let (chain, places) = match format {
-                Format::Qcow2 => Chain::of(&registry, &image, is_export.then_some(shown)).await?,
-                Format::Raw => (Chain::raw(shown), Vec::new()),
-                other => {
-                    let text = format!("map: format {} is not supported", other.name());
-                    return Err(Error::new(Kind::Unsupported, text));
+                let mut runs = runs(&device, &chain, (start, end)).await?;
+                // QEMU counts in sectors.
+                let rounded = size.checked_next_multiple_of(512).unwrap_or(size);
+                let end = start.saturating_add(most).min(rounded);
+                if format == Format::Raw && size < end && start <= size {
+                    // Direct I/O transfers the end of the file as a whole.
+                    let last = runs.last_mut().filter(|_| direct);
+                    if let Some(last) = last {
+                        last.len += end - size;
+                        return Ok((runs, chain));
+                    }
+                    add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
                 }
+                let runs = if is_json || is_export {
+                    with_places(runs, &places, is_export).await?
+                } else {
+                    runs
+                };
+                Ok::<_, Error>((runs, chain))
             };
-            let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
-            let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
-            let device = stack.device().clone();
-            open.push(stack);
-            let size = device.facts().size;
-            let end = start.saturating_add(most).min(size);
-            if let Some(name) = context {
-                return Ok((flagged(&device, &name, (start, end)).await?, chain));
-            }
-            let mut runs = runs(&device, &chain, (start, end)).await?;
-            // QEMU counts in sectors.
-            let rounded = size.checked_next_multiple_of(512).unwrap_or(size);
-            let end = start.saturating_add(most).min(rounded);
-            if format == Format::Raw && size < end && start <= size {
-                // Direct I/O transfers the end of the file as a whole.
-                let last = runs.last_mut().filter(|_| direct);
-                if let Some(last) = last {
-                    last.len += end - size;
-                    return Ok((runs, chain));
-                }
-                add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
-            }
-            let runs = if is_json || is_export {
-                with_places(runs, &places, is_export).await?
-            } else {
-                runs
-            };
-            Ok::<_, Error>((runs, chain))
-        };
-        (result.await, open)
-    })?;
-    // Not on a worker: this waits for servers to end.
-    drop(open);
-    let (runs, chain) = result.map_err(|error| not_opened(&image, &error))?;
-    let text = if is_json { json(&runs) } else { human(&runs, &chain)? };
-    out::print(text.as_bytes())?;
-    Ok(0)
+            (result.await, open)
+        })?;
+        // Not on a worker: this waits for servers to end.
+        drop(open);
+        let (runs, chain) = result.map_err(|error| not_opened(&image, &error))?;
+        let text = if is_json { json(&runs) } else { human(&runs, &chain)? };
+        self.print(&text)
+    }
 }
 
 /// The runs of a metadata context, taken for one of holes and zeroes as in QEMU: what a bitmap marks
@@ -340,7 +345,7 @@ fn json(runs: &[Run]) -> String {
     text + "]\n"
 }
 
-fn human(runs: &[Run], chain: &Chain) -> Result<String, crate::exit::Failure> {
+fn human(runs: &[Run], chain: &Chain) -> Result<String> {
     let row = |one: &str, two: &str, three: &str, name: &str| {
         format!("{one:<16}{two:<16}{three:<16}{name}\n")
     };
@@ -352,7 +357,7 @@ fn human(runs: &[Run], chain: &Chain) -> Result<String, crate::exit::Failure> {
             return Err(failure(why));
         };
         let name = chain.names.get(run.depth).map_or("", String::as_str);
-        let name = out::one_line(name);
+        let name = one_line(name);
         text += &row(&number(run.at), &number(run.len), &number(offset), &name);
     }
     Ok(text)

@@ -6,96 +6,101 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::describe;
 use blockhaul_formats::qcow2::measure::measure;
 
-use super::common::{failure, not_opened, opened, read_disk, size, with_device};
 use super::convert::snapshot;
+use super::error::{QemuImgError, QemuImgStatus, Result, failure};
+use super::image::{not_opened, size};
 use super::json::Value;
-use crate::exit::{Failure, Outcome};
-use crate::out;
+use super::tool::QemuImg;
 
-/// Runs `measure`.
-pub(super) fn measured(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let is_json = line.is_json().map_err(failure)?;
-    let target = line.value("target-format").unwrap_or("raw");
-    if !["raw", "qcow2"].contains(&target) {
-        return Err(failure(format!("measure: format {target} is not supported")));
-    }
-    let mut cluster = 64 << 10;
-    let mut has_bitmaps = true;
-    for (name, value) in line.creation().map_err(failure)? {
-        match (target, name.as_str()) {
-            ("qcow2", "cluster_size") => cluster = size(&value)?,
-            ("qcow2", "compat") => match value.as_str() {
-                "1.1" | "v3" => has_bitmaps = true,
-                "0.10" | "v2" => has_bitmaps = false,
-                _ => {
-                    let text = format!("Parameter 'version' does not accept value '{value}'");
-                    return Err(failure(text));
-                }
-            },
-            _ => return Err(failure(format!("measure: option {name} is not supported"))),
+impl QemuImg {
+    /// Runs `measure`.
+    pub(crate) fn measure(&self, line: &Line) -> Result<QemuImgStatus> {
+        line.at_most(1).map_err(failure)?;
+        let is_json = line.is_json().map_err(failure)?;
+        let target = line.value("target-format").unwrap_or("raw");
+        if !["raw", "qcow2"].contains(&target) {
+            return Err(failure(format!("measure: format {target} is not supported")));
         }
-    }
-    let mut bitmaps = None;
-    let source = match (line.value("size"), line.operands.is_empty()) {
-        (Some(_), false) => {
-            return Err(failure("--size N cannot be used together with a filename"));
-        }
-        (None, true) => return Err(failure("Either --size N or one filename must be specified")),
-        (Some(given), true) => format!("zero:{}", size(given)?),
-        (None, false) => {
-            let image = line.image(0, "format").map_err(failure)?;
-            if target == "qcow2" && opened(&image)? == Format::Qcow2 && has_bitmaps {
-                bitmaps = bitmaps_size(&image, cluster)?;
+        let mut cluster = 64 << 10;
+        let mut has_bitmaps = true;
+        for (name, value) in line.creation().map_err(failure)? {
+            match (target, name.as_str()) {
+                ("qcow2", "cluster_size") => cluster = size(&value)?,
+                ("qcow2", "compat") => match value.as_str() {
+                    "1.1" | "v3" => has_bitmaps = true,
+                    "0.10" | "v2" => has_bitmaps = false,
+                    _ => {
+                        let text = format!("Parameter 'version' does not accept value '{value}'");
+                        return Err(failure(text));
+                    }
+                },
+                _ => return Err(failure(format!("measure: option {name} is not supported"))),
             }
-            read_disk(&image, |format| snapshot(line, format))?
         }
-    };
-    let (required, full) = lengths(&source, target == "raw", cluster)?;
-    let text = if is_json {
-        let mut all = Vec::new();
-        all.extend(bitmaps.map(|size| ("bitmaps", Value::Number(size))));
-        all.push(("required", Value::Number(required)));
-        all.push(("fully-allocated", Value::Number(full)));
-        Value::Object(all).json() + "\n"
-    } else {
-        let more = bitmaps.map(|size| format!("bitmaps size: {size}\n")).unwrap_or_default();
-        format!("required size: {required}\nfully allocated size: {full}\n{more}")
-    };
-    out::print(text.as_bytes())?;
-    Ok(0)
-}
+        let mut bitmaps = None;
+        let source = match (line.value("size"), line.operands.is_empty()) {
+            (Some(_), false) => {
+                return Err(failure("--size N cannot be used together with a filename"));
+            }
+            (None, true) => {
+                return Err(failure("Either --size N or one filename must be specified"));
+            }
+            (Some(given), true) => format!("zero:{}", size(given)?),
+            (None, false) => {
+                let image = line.image(0, "format").map_err(failure)?;
+                if target == "qcow2" && self.image_format(&image)? == Format::Qcow2 && has_bitmaps {
+                    bitmaps = self.bitmaps_size(&image, cluster)?;
+                }
+                self.read_disk(&image, |format| snapshot(line, format))?
+            }
+        };
+        let (required, full) = self.image_lengths(&source, target == "raw", cluster)?;
+        let text = if is_json {
+            let mut all = Vec::new();
+            all.extend(bitmaps.map(|size| ("bitmaps", Value::Number(size))));
+            all.push(("required", Value::Number(required)));
+            all.push(("fully-allocated", Value::Number(full)));
+            Value::Object(all).json() + "\n"
+        } else {
+            let more = bitmaps.map(|size| format!("bitmaps size: {size}\n")).unwrap_or_default();
+            format!("required size: {required}\nfully allocated size: {full}\n{more}")
+        };
+        self.print(&text)
+    }
 
-/// The length in bytes of an image of a disk: with the data of now, and with data in all clusters.
-fn lengths(disk: &str, is_raw: bool, cluster: u64) -> Result<(u64, u64), Failure> {
-    let found = with_device(disk, Intent::READ, async move |device| {
-        if is_raw {
-            let size = device.facts().size;
-            return Ok((size, size));
+    /// The length in bytes of an image of a disk: with the data of now, and with data in all clusters.
+    fn image_lengths(&self, disk: &str, is_raw: bool, cluster: u64) -> Result<(u64, u64)> {
+        let found = self.with_device(disk, Intent::READ, async move |device| {
+            if is_raw {
+                let size = device.facts().size;
+                return Ok((size, size));
+            }
+            measure(&device, cluster).await.map(|found| (found.required, found.full))
+        })?;
+        let name = || {
+            Spec::parse(disk.as_ref()).map_or_else(|_| disk.to_string(), |spec| spec.to_string())
+        };
+        found.map_err(|error| QemuImgError::opening("source", &name(), &error))
+    }
+
+    /// The space in bytes that the bitmaps of an image need in a new one; none for version 2, which has
+    /// none.
+    fn bitmaps_size(&self, image: &Image, cluster: u64) -> Result<Option<u64>> {
+        let found = self
+            .with_device(&image.holder(), Intent::READ, async |device| describe(&device).await)?;
+        let found = found.map_err(|error| not_opened(image, &error))?;
+        if found.version < 3 {
+            return Ok(None);
         }
-        measure(&device, cluster).await.map(|found| (found.required, found.full))
-    })?;
-    let name =
-        || Spec::parse(disk.as_ref()).map_or_else(|_| disk.to_string(), |spec| spec.to_string());
-    found.map_err(|error| Failure::opening("source", &name(), &error))
-}
-
-/// The space in bytes that the bitmaps of an image need in a new one; none for version 2, which has
-/// none.
-fn bitmaps_size(image: &Image, cluster: u64) -> Result<Option<u64>, Failure> {
-    let found = with_device(&image.holder(), Intent::READ, async |device| describe(&device).await)?;
-    let found = found.map_err(|error| not_opened(image, &error))?;
-    if found.version < 3 {
-        return Ok(None);
+        let mut clusters: u64 = 0;
+        let mut directory: u64 = 0;
+        for one in found.bitmaps.iter().filter(|one| !one.in_use) {
+            let bytes = found.size.div_ceil(one.granularity.max(1)).div_ceil(8);
+            let data = bytes.div_ceil(cluster);
+            clusters = clusters.saturating_add(data).saturating_add((data * 8).div_ceil(cluster));
+            directory += (24 + one.name.len() as u64).next_multiple_of(8);
+        }
+        let clusters = clusters.saturating_add(directory.div_ceil(cluster));
+        Ok(Some(clusters.saturating_mul(cluster)))
     }
-    let mut clusters: u64 = 0;
-    let mut directory: u64 = 0;
-    for one in found.bitmaps.iter().filter(|one| !one.in_use) {
-        let bytes = found.size.div_ceil(one.granularity.max(1)).div_ceil(8);
-        let data = bytes.div_ceil(cluster);
-        clusters = clusters.saturating_add(data).saturating_add((data * 8).div_ceil(cluster));
-        directory += (24 + one.name.len() as u64).next_multiple_of(8);
-    }
-    let clusters = clusters.saturating_add(directory.div_ceil(cluster));
-    Ok(Some(clusters.saturating_mul(cluster)))
 }

@@ -1,61 +1,84 @@
-//! `qemu-img`, by our commands about images. Differences are listed in docs/qemu-img.md.
+//! Emulates qemu-img: understands its command lines, prints what it prints, and has its exit statuses.
+//!
+//! A caller makes a [`QemuImg`] from a [`QemuImgHost`], which has the devices, the streams and an observer of
+//! copies. [`QemuImg::run`] runs the command that the words after the program's name ask for. Its result is a
+//! [`QemuImgStatus`], or a [`QemuImgError`] whose message the caller prints. [`QemuImg::image_format`] and
+//! [`QemuImg::warn_of_guess`] are for programs with the same rules for images, as qemu-nbd.
+//!
+//! Each command starts workers of its own, and waits for them: commands are called outside of workers.
+//!
+//! The command lines are parsed by crate `blockhaul_command_lines`, images are read and changed by
+//! `blockhaul_formats`, and disks are copied by `blockhaul_transfer`. Nothing here ends the process, handles
+//! signals, or prints elsewhere. `docs/qemu-img.md` lists what differs from the original.
+//!
+//! - `tool`: the emulation and its host. `error`: results.
+//! - `probe`: formats of images. `image`: what several commands do with images. `copy`: copies of disks.
+//! - One module for each command, with `bitmap_copy` for `convert --bitmaps` and `help` for `-o help`.
+//! - `progress`: the lines of `-p`. `json`: values as text and JSON.
 
 mod amend;
 mod bitmap;
-mod bitmaps;
+mod bitmap_copy;
 mod check;
 mod commit;
-mod common;
 mod compare;
 mod convert;
+mod copy;
 mod create;
 mod dd;
+mod error;
 mod help;
+mod image;
 mod info;
 mod json;
 mod map;
 mod measure;
+mod probe;
 mod progress;
 mod rebase;
 mod resize;
 mod snapshot;
+mod tool;
 
 use std::ffi::OsString;
 
 use blockhaul_command_lines::Asked;
-use blockhaul_command_lines::qemu_img::parse;
+use blockhaul_command_lines::qemu_img::{Line, parse};
 
-use self::common::failure;
-pub(super) use self::common::{opened, warn_of_guess};
-use super::stand_in::{answer, log_as};
-use crate::exit::{FAILED, Outcome};
+pub use self::error::{QemuImgError, QemuImgStatus};
+pub use self::tool::{QemuImg, QemuImgHost};
 
-/// Runs qemu-img with these words.
-pub fn run(words: &[OsString]) -> Outcome {
-    let line = match parse(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(line) => line,
-    };
-    log_as("qemu-img", false);
-    let outcome = match line.command {
-        "amend" => amend::amended(&line),
-        "bitmap" => bitmap::change_bitmaps(&line),
-        "check" => return check::checked(&line),
-        "commit" => commit::committed(&line),
-        "compare" => return compare::compared(&line),
-        "convert" => convert::convert(&line),
-        "create" => create::create(&line),
-        "dd" => dd::dd(&line),
-        "info" => info::info(&line),
-        "map" => map::map(&line),
-        "measure" => measure::measured(&line),
-        "rebase" => rebase::rebased(&line),
-        "resize" => resize::resized(&line),
-        _ => snapshot::snapshot(&line),
-    };
-    outcome.map_err(|failure| match failure.status() {
-        // Like a shell for a program that was ended by a signal.
-        128.. => failure,
-        _ => failure.with_status(FAILED),
-    })
+use self::error::{Result, failure};
+
+impl QemuImg {
+    /// Runs the command of these words, which follow the name of the program.
+    ///
+    /// # Errors
+    /// If the words are wrong or ask for something that is not supported, or the command fails. Images may have
+    /// changed then.
+    pub fn run(&self, words: &[OsString]) -> Result<QemuImgStatus> {
+        match parse(words).map_err(failure)? {
+            Asked::Text(text) => self.print(&text),
+            Asked::Run(line) => self.run_line(&line),
+        }
+    }
+
+    fn run_line(&self, line: &Line) -> Result<QemuImgStatus> {
+        match line.command {
+            "amend" => self.amend(line),
+            "bitmap" => self.change_bitmaps(line),
+            "check" => self.check(line),
+            "commit" => self.commit(line),
+            "compare" => self.compare(line),
+            "convert" => self.convert(line),
+            "create" => self.create(line),
+            "dd" => self.dd(line),
+            "info" => self.info(line),
+            "map" => self.map(line),
+            "measure" => self.measure(line),
+            "rebase" => self.rebase(line),
+            "resize" => self.resize(line),
+            _ => self.snapshot(line),
+        }
+    }
 }

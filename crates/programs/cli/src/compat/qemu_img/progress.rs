@@ -2,98 +2,101 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
+use super::error::Result;
+use super::tool::{Output, QemuImg};
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
 use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_engine::Progress;
 
-use super::common::{opened, with_device};
-use crate::exit::Failure;
-use crate::out;
-
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
-pub(super) const FINE: f64 = 1.0;
-pub(super) const COARSE: f64 = 2.0;
+pub(crate) const FINE: f64 = 1.0;
+pub(crate) const COARSE: f64 = 2.0;
 /// Lines show whole multiples of this number of bytes: the size of a copy's requests depends on how fast they
 /// are, and is smaller than that of the original.
 const APART: u64 = 1 << 20;
 
 /// Prints how far a command is, if `-p` asks for it.
-#[derive(Debug, Clone)]
-pub(super) struct Shown(Option<Arc<Lines>>);
+#[derive(Clone)]
+pub(crate) struct ProgressLines(Option<Arc<ProgressPrinter>>);
 
-#[derive(Debug)]
-struct Lines {
+struct ProgressPrinter {
+    output: Output,
     /// Percentage points between two lines.
     step: f64,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ProgressState {
     /// The percentage of the last line.
     last: f64,
     data: u64,
     zeroes: u64,
 }
 
-impl Shown {
+impl ProgressLines {
     /// Begins with 0 %.
-    pub(super) fn begin(line: &Line, step: f64) -> Shown {
-        let is_shown = line.has("progress") && !line.has("quiet");
-        let lines = is_shown.then(|| Arc::new(Lines { step, state: Mutex::default() }));
-        if lines.is_some() {
-            print(0.0);
+    pub(crate) fn begin(output: &Output, line: &Line, step: f64) -> ProgressLines {
+        if !line.has("progress") || line.has("quiet") {
+            return ProgressLines(None);
         }
-        Shown(lines)
+        let lines = ProgressPrinter { output: output.clone(), step, state: Mutex::default() };
+        lines.print(0.0);
+        ProgressLines(Some(Arc::new(lines)))
     }
 
     /// Whether lines are printed.
-    pub(super) fn is_shown(&self) -> bool {
+    pub(crate) fn is_shown(&self) -> bool {
         self.0.is_some()
     }
 
     /// Shows the progress of a copy whose source has this much data, if that is known; otherwise of
     /// all that it copies.
-    pub(super) fn watch(&self, progress: &Arc<Progress>, source: Option<Amount>) {
+    pub(crate) fn watch(&self, progress: &Arc<Progress>, source: Option<Amount>) {
         let Some(lines) = self.0.clone() else { return };
         let watched = Arc::downgrade(progress);
         progress.listen(move |data, zeroes| lines.count(&watched, source, (data, zeroes)));
     }
 
     /// Ends with 100 % and a new line.
-    pub(super) fn end(&self) {
-        if self.is_shown() {
-            print(100.0);
+    pub(crate) fn end(&self) {
+        if let Some(lines) = &self.0 {
+            lines.print(100.0);
             self.leave();
         }
     }
 
     /// Ends with a new line.
-    pub(super) fn leave(&self) {
-        if self.is_shown() {
+    pub(crate) fn leave(&self) {
+        if let Some(lines) = &self.0 {
             // As for the lines.
-            let _ = out::print(b"\n");
+            let _ = lines.output.print("\n");
         }
     }
 }
 
 /// What a source has, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Amount {
+pub(crate) struct Amount {
     data: u64,
     zeroes: u64,
 }
 
-impl Lines {
+impl ProgressPrinter {
     /// `done` bytes of `total` are done.
-    fn tell(&self, state: &mut State, done: u64, total: u64) {
+    fn tell(&self, state: &mut ProgressState, done: u64, total: u64) {
         let percent = (done as f64 * 100.0 / total.max(1) as f64).min(100.0);
         if percent > state.last + self.step || percent >= 100.0 && state.last < 100.0 {
             state.last = percent;
-            print(percent);
+            self.print(percent);
         }
+    }
+
+    fn print(&self, percent: f64) {
+        // If the reader is gone, the command goes on.
+        let _ = self.output.print(&format!("    ({percent:.2}/100%)\r"));
     }
 
     /// Counts more bytes of a copy.
@@ -114,26 +117,24 @@ impl Lines {
     }
 }
 
-fn print(percent: f64) {
-    // If the reader is gone, the command goes on.
-    let _ = out::print(format!("    ({percent:.2}/100%)\r").as_bytes());
-}
-
-/// What these sources have; none for servers, which may end with their first client.
-pub(super) fn amount(sources: &[Image]) -> Result<Option<Amount>, Failure> {
-    let mut all = Amount { data: 0, zeroes: 0 };
-    for image in sources {
-        if image.path().is_none() {
-            return Ok(None);
+impl QemuImg {
+    /// What these sources have; none for servers, which may end with their first client.
+    pub(crate) fn source_amount(&self, sources: &[Image]) -> Result<Option<Amount>> {
+        let mut all = Amount { data: 0, zeroes: 0 };
+        for image in sources {
+            if image.path().is_none() {
+                return Ok(None);
+            }
+            let disk = image.disk(self.image_format(image)?, &[]);
+            let found =
+                self.with_device(&disk, Intent::READ, async |device| amount_of(&device).await)?;
+            // The copy reports what cannot be read.
+            let Ok(found) = found else { return Ok(None) };
+            all.data = all.data.saturating_add(found.data);
+            all.zeroes = all.zeroes.saturating_add(found.zeroes);
         }
-        let disk = image.disk(opened(image)?, &[]);
-        let found = with_device(&disk, Intent::READ, async |device| amount_of(&device).await)?;
-        // The copy reports what cannot be read.
-        let Ok(found) = found else { return Ok(None) };
-        all.data = all.data.saturating_add(found.data);
-        all.zeroes = all.zeroes.saturating_add(found.zeroes);
+        Ok(Some(all))
     }
-    Ok(Some(all))
 }
 
 async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
@@ -160,9 +161,14 @@ async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
 mod tests {
     use super::*;
 
+    fn printer() -> ProgressPrinter {
+        let output = Output::new(Box::new(std::io::sink()));
+        ProgressPrinter { output, step: FINE, state: Mutex::default() }
+    }
+
     #[test]
     fn zeroes_of_holes_do_not_count() {
-        let lines = Lines { step: FINE, state: Mutex::default() };
+        let lines = printer();
         let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
         let percent = |more| {
             lines.count(&Weak::new(), source, more);
@@ -177,7 +183,7 @@ mod tests {
 
     #[test]
     fn requests_of_any_size_give_the_same_lines() {
-        let lines = Lines { step: FINE, state: Mutex::default() };
+        let lines = printer();
         let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
         let percent = |more| {
             lines.count(&Weak::new(), source, (more, 0));

@@ -8,60 +8,67 @@ use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
 
-use super::common::{failure, opened};
-use super::info::{snapshots, table};
-use crate::exit::{Failure, Outcome};
-use crate::image_tools::run;
-use crate::out;
+use super::error::{QemuImgError, QemuImgStatus, Result, failure};
+use super::info::table;
+use super::tool::QemuImg;
 
-/// Runs `snapshot`.
-pub(super) fn snapshot(line: &Line) -> Outcome {
-    line.at_most(1).map_err(failure)?;
-    let asked: Vec<_> =
-        ["list", "create", "apply", "delete"].into_iter().filter(|name| line.has(name)).collect();
-    if asked.len() > 1 {
-        return Err(failure("Cannot mix '-l', '-a', '-c', '-d'"));
+impl QemuImg {
+    /// Runs `snapshot`.
+    pub(crate) fn snapshot(&self, line: &Line) -> Result<QemuImgStatus> {
+        line.at_most(1).map_err(failure)?;
+        let asked: Vec<_> = ["list", "create", "apply", "delete"]
+            .into_iter()
+            .filter(|name| line.has(name))
+            .collect();
+        if asked.len() > 1 {
+            return Err(failure("Cannot mix '-l', '-a', '-c', '-d'"));
+        }
+        let image = line.image(0, "format").map_err(failure)?;
+        let Some((what, name)) = asked.first().and_then(|what| Some((*what, line.value(what)?)))
+        else {
+            return self.list_snapshots(image);
+        };
+        if what == "list" {
+            return self.list_snapshots(image);
+        }
+        self.change_snapshots(&image, what, name)
     }
-    let image = line.image(0, "format").map_err(failure)?;
-    let Some((what, name)) = asked.first().and_then(|what| Some((*what, line.value(what)?))) else {
-        return list(image);
-    };
-    if what == "list" {
-        return list(image);
+
+    fn list_snapshots(&self, image: Image) -> Result<QemuImgStatus> {
+        let all = self.snapshots(image)?;
+        if !all.is_empty() {
+            self.print(&table(&all))?;
+        }
+        Ok(QemuImgStatus::Success)
     }
-    change(&image, what, name)
+
+    fn change_snapshots(&self, image: &Image, what: &str, name: &str) -> Result<QemuImgStatus> {
+        let wrong = |why: &str| failure(format!("Could not {what} snapshot '{name}': {why}"));
+        let format = self.image_format(image)?;
+        if format != Format::Qcow2 {
+            return Err(wrong("Operation not supported"));
+        }
+        let change = match what {
+            "create" => SnapshotChange::Create { date: now() },
+            "apply" => SnapshotChange::Apply,
+            _ => SnapshotChange::Delete,
+        };
+        let holder = image.holder();
+        let wanted = name.to_string();
+        let result = self.on_worker(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+            change_snapshot(&context, &holder, &wanted, change).await
+        })?;
+        result.map_err(|error| explained(&error, change, wrong))?;
+        Ok(QemuImgStatus::Success)
+    }
 }
 
-fn list(image: Image) -> Outcome {
-    let all = snapshots(image)?;
-    if !all.is_empty() {
-        out::print(table(&all).as_bytes())?;
-    }
-    Ok(0)
-}
-
-fn change(image: &Image, what: &str, name: &str) -> Outcome {
-    let wrong = |why: &str| failure(format!("Could not {what} snapshot '{name}': {why}"));
-    let format = opened(image)?;
-    if format != Format::Qcow2 {
-        return Err(wrong("Operation not supported"));
-    }
-    let change = match what {
-        "create" => SnapshotChange::Create { date: now() },
-        "apply" => SnapshotChange::Apply,
-        _ => SnapshotChange::Delete,
-    };
-    let holder = image.holder();
-    let wanted = name.to_string();
-    let result = run(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        change_snapshot(&context, &holder, &wanted, change).await
-    })?;
-    result.map_err(|error| explained(&error, change, wrong))?;
-    Ok(0)
-}
-
-fn explained(error: &Error, change: SnapshotChange, wrong: impl Fn(&str) -> Failure) -> Failure {
+fn explained(
+    error: &Error,
+    change: SnapshotChange,
+    wrong: impl Fn(&str) -> QemuImgError,
+) -> QemuImgError {
     match (error.kind(), change) {
         (Kind::NotFound, SnapshotChange::Delete) => wrong("snapshot not found"),
         (Kind::NotFound, SnapshotChange::Apply) => {

@@ -1,0 +1,49 @@
+//! Copies of disks, for `convert` and `dd`, and new disks.
+
+use blockhaul_catalog::Spec;
+use blockhaul_io::Pool;
+use blockhaul_transfer::{CopyControl, CopyRequest, CopySetup, TransferError, one_line};
+
+use super::error::{QemuImgError, QemuImgErrorKind, Result};
+use super::tool::{QemuImg, workers};
+
+impl QemuImg {
+    /// Runs a copy.
+    pub(crate) fn copy(&self, request: CopyRequest) -> Result<()> {
+        request.check().map_err(TransferError::from)?;
+        if request.options.no_zero_copy {
+            blockhaul_io::disable_parking();
+        }
+        let registry = self.registry(request.options.timeout, request.contexts());
+        let setup = CopySetup::new(request, registry)?;
+        let control = setup.control();
+        self.announce(&control)?;
+        let runtime = workers(0)?;
+        let pool = Pool::new(setup.memory());
+        let result = runtime.block_on(move || async move {
+            setup.open_source().await?.open_target().await?.run(pool).await
+        });
+        let report = result.map_err(|error| stopped(&control, error))?;
+        for warning in &report.warnings {
+            self.tell(&format!("blockhaul: copy: warning: {}\n", one_line(warning)));
+        }
+        Ok(())
+    }
+
+    /// Creates a disk of `size` bytes, in place of one that exists.
+    pub(crate) fn create_disk(&self, description: &str, size: u64) -> Result<()> {
+        let spec = Spec::parse(description.as_ref())?;
+        let name = spec.to_string();
+        let result =
+            self.on_worker(move |registry| async move { registry.create(&spec, size).await })?;
+        result.map_err(|error| QemuImgError::opening("target", &name, &error))
+    }
+}
+
+fn stopped(control: &CopyControl, error: TransferError) -> QemuImgError {
+    if control.progress().is_cancelled() {
+        let text = format!("stopped by a signal{}", control.target_state());
+        return QemuImgError::new(QemuImgErrorKind::Cancelled, text);
+    }
+    error.into()
+}

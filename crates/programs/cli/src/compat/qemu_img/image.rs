@@ -1,0 +1,126 @@
+//! What the commands of qemu-img share.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
+use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_formats::qcow2::backing_change::{
+    BackingChange, BackingName, Rebase, Snapshots, rebase,
+};
+
+use super::error::{QemuImgError, QemuImgStatus, Result, failure};
+use super::tool::QemuImg;
+
+impl QemuImg {
+    /// Opens a device by its description, and runs `work` with it on a worker.
+    pub(crate) fn with_device<T, F>(
+        &self,
+        description: &str,
+        intent: Intent,
+        work: F,
+    ) -> Result<Result<T, Error>>
+    where
+        T: Send + 'static,
+        F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
+    {
+        let spec = Spec::parse(description.as_ref())?;
+        let (result, open) = self.on_worker(move |registry| async move {
+            match registry.open(&spec, Vec::new(), intent).await {
+                Ok(stack) => (work(stack.device().clone()).await, Some(stack)),
+                Err(error) => (Err(error), None),
+            }
+        })?;
+        // Not on a worker: this waits for servers to end.
+        drop(open);
+        Ok(result)
+    }
+
+    /// A qcow2 image: nothing else has what the command changes.
+    pub(crate) fn require_qcow2(&self, line: &Line, image: &Image) -> Result<()> {
+        match self.image_format(image)? {
+            Format::Qcow2 => Ok(()),
+            other => {
+                let text = format!("{}: not supported for format {}", line.command, other.name());
+                Err(failure(text))
+            }
+        }
+    }
+
+    /// Prints a text, unless `-q` suppresses it.
+    pub(crate) fn say(&self, line: &Line, text: &str) -> Result<QemuImgStatus> {
+        if line.has("quiet") { Ok(QemuImgStatus::Success) } else { self.print(text) }
+    }
+
+    /// Gives an image another backing file.
+    pub(crate) fn give_backing(
+        &self,
+        image: &Image,
+        new: Option<BackingName>,
+        how: Rebase,
+    ) -> Result<()> {
+        let holder = image.holder();
+        let result = self.on_worker(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
+            rebase(&context, &holder, new.as_ref(), how, Snapshots::Change).await
+        })?;
+        self.tell_changes(image, result)
+    }
+
+    /// Warns of snapshots that have other contents. The original says nothing.
+    pub(crate) fn tell_changes(
+        &self,
+        image: &Image,
+        result: blockhaul_block::Result<BackingChange>,
+    ) -> Result<()> {
+        let BackingChange { snapshots, .. } = result.map_err(|error| not_changed(image, &error))?;
+        if snapshots > 0 {
+            let shown = &image.shown;
+            let text = format!(
+                "qemu-img: warning: {shown}: the contents of its internal snapshots ({snapshots}) have changed where \
+             they came from the backing file\n"
+            );
+            self.tell(&text);
+        }
+        Ok(())
+    }
+}
+
+/// An image that cannot be opened.
+pub(crate) fn not_opened(image: &Image, error: &Error) -> QemuImgError {
+    failure(format!("Could not open '{}': {error}", image.shown))
+}
+
+/// A name in an image, from the directory of this program.
+pub(crate) fn beside(image: &Image, name: &str) -> String {
+    let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
+    match image.path().and_then(Path::parent) {
+        Some(folder) if !has_protocol && !folder.as_os_str().is_empty() => {
+            folder.join(name).display().to_string()
+        }
+        _ => name.to_string(),
+    }
+}
+
+/// An image that has not been changed, because it cannot be opened, or for another reason.
+pub(crate) fn not_changed(image: &Image, error: &Error) -> QemuImgError {
+    match error.kind() {
+        Kind::NotFound | Kind::Refused | Kind::InUse => not_opened(image, error),
+        _ => failure(error.to_string()),
+    }
+}
+
+/// An image that cannot be opened or changed, with the description of its device.
+pub(crate) fn image_failure(name: &str, error: &Error) -> QemuImgError {
+    match error.kind() {
+        Kind::Usage => failure(error.to_string()),
+        _ => QemuImgError::opening("image", name, error),
+    }
+}
+
+/// A size, as the original parses it.
+pub(crate) fn size(text: &str) -> Result<u64> {
+    parse_size(text).map_err(|error| failure(format!("Invalid size: {}", error.text())))
+}
