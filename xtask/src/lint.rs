@@ -65,6 +65,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/compat/nbdkit-devices/src/devices/info.rs", "a disk whose contents are the time"),
     ("crates/compat/qmp/src/events.rs", "events with the time of day"),
     ("crates/compat/command-lines/src/nbdkit/natives.rs", "a seed that the command line left out"),
+    ("crates/compat/qemu-img/src/snapshot.rs", "the date of a snapshot"),
     (
         "crates/uses/jobs/src/job_files.rs",
         "names of jobs that differ from those of earlier servers",

@@ -5,7 +5,8 @@
 //! differences are listed in docs/coming-from-libnbd.md, docs/coming-from-nbdkit.md,
 //! docs/qemu-img.md and docs/qmp.md.
 //!
-//! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run.
+//! Crate `blockhaul_command_lines` translates their command lines to ours; here they are run. Crate
+//! `blockhaul_qemu_img` is qemu-img as a whole.
 
 mod nbdcopy;
 mod nbddump;
@@ -14,8 +15,6 @@ mod nbdkit;
 mod nbdkit_log;
 #[cfg(feature = "formats")]
 mod qemu_img;
-#[cfg(feature = "formats")]
-mod qemu_img_host;
 #[cfg(feature = "formats")]
 mod qemu_nbd;
 mod qemu_storage_daemon;
@@ -48,7 +47,7 @@ const PROGRAMS: &[Program] = &[
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
     #[cfg(feature = "formats")]
-    Program { name: "qemu-img", run: qemu_img_host::run },
+    Program { name: "qemu-img", run: qemu_img::run },
     #[cfg(feature = "formats")]
     Program { name: "qemu-nbd", run: qemu_nbd::run },
     Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, Wanted, parse};
 
-use super::qemu_img_host::emulation;
+use super::qemu_img::emulation;
 use super::stand_in::{answer, failure, log_as, own};
 use crate::args::Command;
 use crate::exit::{FAILED, Outcome};

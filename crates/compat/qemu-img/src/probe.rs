@@ -12,16 +12,21 @@ use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
-use super::error::{Result, failure};
-use super::image::not_opened;
-use super::tool::QemuImg;
+use crate::error::{Result, failure};
+use crate::image::not_opened;
+use crate::tool::QemuImg;
 
 /// Length in bytes of the largest cluster of a qcow2 image.
 const CLUSTER_MAX: u64 = 2 << 20;
 
 impl QemuImg {
-    /// The format of an image that must exist.
-    pub(crate) fn image_format(&self, image: &Image) -> Result<Format> {
+    /// The format of an image that must exist: the one that the user gives, or the one that its first bytes tell. Of a
+    /// qcow2 image the first bytes are checked.
+    ///
+    /// # Errors
+    /// If the image does not exist or cannot be read, has a feature that is not known, or is named with a metadata
+    /// context.
+    pub fn image_format(&self, image: &Image) -> Result<Format> {
         if image.context.is_some() {
             return Err(failure("Parameter 'x-dirty-bitmap' is only supported by qemu-img map"));
         }
@@ -69,8 +74,8 @@ impl QemuImg {
         Ok(image.disk(format, &options(format)?))
     }
 
-    /// Warns as the original does before it writes to what it takes for a raw disk.
-    pub(crate) fn warn_of_guess(&self, image: &Image) {
+    /// Warns that an image without a given format is taken for a raw disk and is written, as the original does.
+    pub fn warn_of_guess(&self, image: &Image) {
         self.tell(&format!(
         "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Automatically detecting \
          the format is dangerous for raw images, write operations on block 0 will be restricted.\n         Specify \

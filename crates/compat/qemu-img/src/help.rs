@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use blockhaul_command_lines::qemu_image::Format;
 
-use super::create::READ_ONLY;
-use super::error::{QemuImgStatus, Result, failure};
-use super::tool::QemuImg;
+use crate::create::READ_ONLY;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::tool::QemuImg;
 
 /// What the options are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,12 +8,12 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
-use super::create::{NewImage, READ_ONLY, begun_copy};
-use super::error::{QemuImgStatus, Result, failure};
-use super::help::OptionUse;
-use super::image::{beside, size};
-use super::progress::{FINE, ProgressLines};
-use super::tool::QemuImg;
+use crate::create::{NewImage, READ_ONLY, begun_copy};
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::help::OptionUse;
+use crate::image::{beside, size};
+use crate::progress::{FINE, ProgressLines};
+use crate::tool::QemuImg;
 
 /// The levels of zstd and of zlib, as in QEMU: their defaults.
 const ZSTD: u32 = 3;
@@ -210,7 +210,7 @@ impl QemuImg {
             Format::Qcow2 => {
                 if let Some((name, backing_format)) = &new.backing {
                     let Some(named) = backing_format else {
-                        let text = "OptionUse of backing file requires explicit backing format";
+                        let text = "Use of backing file requires explicit backing format";
                         return Err(failure(text));
                     };
                     let place =

@@ -5,9 +5,9 @@ use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 
-use super::error::{QemuImgStatus, Result, failure};
-use super::image::{image_failure, size};
-use super::tool::QemuImg;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::image::{image_failure, size};
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `bitmap`.

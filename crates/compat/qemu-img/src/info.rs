@@ -11,11 +11,11 @@ use blockhaul_formats::qcow2::describe::{
 };
 use blockhaul_transfer::one_line;
 
-use super::error::{QemuImgStatus, Result, failure};
-use super::image::{beside, not_opened};
-use super::json::Value;
-use super::probe::told_by;
-use super::tool::QemuImg;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::image::{beside, not_opened};
+use crate::json::Value;
+use crate::probe::told_by;
+use crate::tool::QemuImg;
 
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;

@@ -6,10 +6,10 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_transfer::one_line;
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
-use super::create::emptied;
-use super::error::{QemuImgStatus, Result, failure};
-use super::image::size;
-use super::tool::QemuImg;
+use crate::create::emptied;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::image::size;
+use crate::tool::QemuImg;
 
 /// The operands.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ use blockhaul_formats::raw::{self, RawResizeError};
 use blockhaul_io::plain;
 use blockhaul_transfer::path_of;
 
-use super::create::Preallocation;
-use super::error::{QemuImgError, QemuImgStatus, Result, failure};
-use super::image::{image_failure, size};
-use super::tool::QemuImg;
+use crate::create::Preallocation;
+use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
+use crate::image::{image_failure, size};
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `resize`.

@@ -5,7 +5,8 @@ use std::io::{stderr, stdout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::qemu_img::{QemuImg, QemuImgError, QemuImgHost};
+use blockhaul_qemu_img::{QemuImg, QemuImgError, QemuImgHost};
+
 use super::stand_in::log_as;
 use crate::exit::{FAILED, Failure, Outcome};
 use crate::{devices, session, signals};

@@ -6,9 +6,9 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Snapshots, commit};
 use blockhaul_formats::qcow2::resize::NewSize;
 
-use super::error::{QemuImgStatus, Result, failure};
-use super::progress::{FINE, ProgressLines};
-use super::tool::QemuImg;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::progress::{FINE, ProgressLines};
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `commit`.

@@ -7,12 +7,12 @@ use blockhaul_formats::qcow2::amend::{Amend, amend};
 use blockhaul_formats::qcow2::describe::Description;
 use blockhaul_formats::qcow2::resize::NewSize;
 
-use super::create::is_on;
-use super::error::{QemuImgStatus, Result, failure};
-use super::help::OptionUse;
-use super::image::{not_changed, size};
-use super::progress::{FINE, ProgressLines};
-use super::tool::QemuImg;
+use crate::create::is_on;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::help::OptionUse;
+use crate::image::{not_changed, size};
+use crate::progress::{FINE, ProgressLines};
+use crate::tool::QemuImg;
 
 /// Options of `create` that do not change later.
 const ONLY_NEW: &[&str] = &[

@@ -8,9 +8,9 @@ use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
 
-use super::error::{QemuImgError, QemuImgStatus, Result, failure};
-use super::info::table;
-use super::tool::QemuImg;
+use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
+use crate::info::table;
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `snapshot`.

@@ -4,10 +4,10 @@ use blockhaul_command_lines::qemu_image::Format;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 
-use super::convert::NOT_COMPRESSED;
-use super::error::{QemuImgStatus, Result, failure};
-use super::progress::{COARSE, ProgressLines};
-use super::tool::QemuImg;
+use crate::convert::NOT_COMPRESSED;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::progress::{COARSE, ProgressLines};
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `rebase`.

@@ -14,10 +14,10 @@ use blockhaul_formats::qcow2::places::{Places, chain_places};
 use blockhaul_formats::{HELD, held};
 use blockhaul_transfer::one_line;
 
-use super::error::{QemuImgStatus, Result, failure};
-use super::image::{not_opened, size};
-use super::probe::told_by;
-use super::tool::QemuImg;
+use crate::error::{QemuImgStatus, Result, failure};
+use crate::image::{not_opened, size};
+use crate::probe::told_by;
+use crate::tool::QemuImg;
 
 /// The context with the depth of ranges in a chain of images.
 const DEPTH: &str = "qemu:allocation-depth";

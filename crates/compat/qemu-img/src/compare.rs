@@ -9,9 +9,9 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_engine::{Comparison, Options, Progress};
 use blockhaul_io::Pool;
 
-use super::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
-use super::progress::{COARSE, ProgressLines};
-use super::tool::{QemuImg, workers};
+use crate::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
+use crate::progress::{COARSE, ProgressLines};
+use crate::tool::{QemuImg, workers};
 
 /// The unit in bytes in which the original compares.
 const SECTOR: u64 = 512;

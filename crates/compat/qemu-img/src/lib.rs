@@ -16,6 +16,9 @@
 //! - One module for each command, with `bitmap_copy` for `convert --bitmaps` and `help` for `-o help`.
 //! - `progress`: the lines of `-p`. `json`: values as text and JSON.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+
 mod amend;
 mod bitmap;
 mod bitmap_copy;
@@ -45,10 +48,10 @@ use std::ffi::OsString;
 use blockhaul_command_lines::Asked;
 use blockhaul_command_lines::qemu_img::{Line, parse};
 
-pub use self::error::{QemuImgError, QemuImgStatus};
-pub use self::tool::{QemuImg, QemuImgHost};
+pub use error::{QemuImgError, QemuImgErrorKind, QemuImgStatus};
+pub use tool::{CopyObserver, QemuImg, QemuImgHost, RegistrySource};
 
-use self::error::{Result, failure};
+use error::{Result, failure};
 
 impl QemuImg {
     /// Runs the command of these words, which follow the name of the program.

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use super::error::Result;
-use super::tool::{Output, QemuImg};
+use crate::error::Result;
+use crate::tool::{Output, QemuImg};
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
 use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::Image;

@@ -6,11 +6,11 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::describe;
 use blockhaul_formats::qcow2::measure::measure;
 
-use super::convert::snapshot;
-use super::error::{QemuImgError, QemuImgStatus, Result, failure};
-use super::image::{not_opened, size};
-use super::json::Value;
-use super::tool::QemuImg;
+use crate::convert::snapshot;
+use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
+use crate::image::{not_opened, size};
+use crate::json::Value;
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `measure`.

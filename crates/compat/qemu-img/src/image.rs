@@ -11,8 +11,8 @@ use blockhaul_formats::qcow2::backing_change::{
     BackingChange, BackingName, Rebase, Snapshots, rebase,
 };
 
-use super::error::{QemuImgError, QemuImgStatus, Result, failure};
-use super::tool::QemuImg;
+use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Opens a device by its description, and runs `work` with it on a worker.

@@ -7,9 +7,9 @@ use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 use blockhaul_formats::qcow2::describe::BitmapDescription;
 use blockhaul_transfer::one_line;
 
-use super::error::{Result, failure};
-use super::image::not_changed;
-use super::tool::QemuImg;
+use crate::error::{Result, failure};
+use crate::image::not_changed;
+use crate::tool::QemuImg;
 
 /// The bitmaps that the target gets.
 pub(crate) struct BitmapCopy {

@@ -10,10 +10,10 @@ use blockhaul_formats::qcow2::reserve::reserve;
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
-use super::error::{QemuImgError, QemuImgStatus, Result, failure};
-use super::help::OptionUse;
-use super::image::{beside, not_changed, not_opened, size};
-use super::tool::QemuImg;
+use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
+use crate::help::OptionUse;
+use crate::image::{beside, not_changed, not_opened, size};
+use crate::tool::QemuImg;
 
 /// Formats that QEMU itself only reads.
 pub(crate) const READ_ONLY: &[&str] = &["bochs", "cloop", "dmg", "vvfat"];

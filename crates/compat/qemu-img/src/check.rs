@@ -6,9 +6,9 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::check::{Fault, FlagOf, Repair, Report, check};
 use blockhaul_transfer::one_line;
 
-use super::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
-use super::json::Value;
-use super::tool::QemuImg;
+use crate::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
+use crate::json::Value;
+use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `check`.

@@ -4,8 +4,8 @@ use blockhaul_catalog::Spec;
 use blockhaul_io::Pool;
 use blockhaul_transfer::{CopyControl, CopyRequest, CopySetup, TransferError, one_line};
 
-use super::error::{QemuImgError, QemuImgErrorKind, Result};
-use super::tool::{QemuImg, workers};
+use crate::error::{QemuImgError, QemuImgErrorKind, Result};
+use crate::tool::{QemuImg, workers};
 
 impl QemuImg {
     /// Runs a copy.

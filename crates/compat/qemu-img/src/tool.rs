@@ -8,7 +8,7 @@ use blockhaul_catalog::Registry;
 use blockhaul_io::{Config, Runtime, plain};
 use blockhaul_transfer::{CopyControl, lines};
 
-use super::error::{QemuImgStatus, Result, failure};
+use crate::error::{QemuImgStatus, Result, failure};
 
 /// Maximum time to connect to a server that has an image.
 const TIMEOUT: Duration = Duration::from_secs(30);
