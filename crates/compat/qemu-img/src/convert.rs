@@ -1,13 +1,12 @@
 //! `qemu-img convert`, by `blockhaul copy`.
 
-use std::ffi::OsString;
-
 use blockhaul_catalog::Spec;
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
+use crate::copy::CopyTarget;
 use crate::create::{NewImage, READ_ONLY, begun_copy};
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
@@ -66,6 +65,8 @@ impl QemuImg {
         let from = Spec::parse(from.as_ref())?;
         let [from, to] = [from, to].map(Endpoint::Device);
         let request = CopyRequest { options, ..CopyRequest::new(from, to) };
+        let is_image = line.has("no-create") && format == Format::Qcow2;
+        let state = if is_image { CopyTarget::Existing } else { CopyTarget::New };
         if line.has("no-create") {
             self.check_room(line, &sources, &target)?;
         } else if new.is_preallocated() {
@@ -74,13 +75,14 @@ impl QemuImg {
         let shown = ProgressLines::begin(self.output(), line, FINE);
         match (below, &sources[..]) {
             (None, _) => {
-                self.copy_shown(request, &shown, plain_sources(line, &sources, format))?;
+                let sources = plain_sources(line, &sources, format);
+                self.copy_shown((request, state), &shown, sources)?;
             }
             (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
                 self.make_overlay(&target, &new, source, (below, how))?;
             }
             (Some(below), _) => {
-                self.copy_shown(request, &shown, &sources)?;
+                self.copy_shown((request, state), &shown, &sources)?;
                 // Zeroes are written where the backing file has something else.
                 self.give_backing(&target, Some(below), how)?;
             }
@@ -98,7 +100,7 @@ impl QemuImg {
     /// Runs the copy; `sources`: what it copies, if that is known.
     fn copy_shown(
         &self,
-        request: CopyRequest,
+        (request, target): (CopyRequest, CopyTarget),
         shown: &ProgressLines,
         sources: &[Image],
     ) -> Result<()> {
@@ -106,7 +108,7 @@ impl QemuImg {
             let amount = if sources.is_empty() { None } else { self.source_amount(sources)? };
             shown.watch(&request.progress, amount);
         }
-        self.copy(request)
+        self.copy(request, target)
     }
 
     /// The disks of all sources, one behind the other.
@@ -179,11 +181,7 @@ impl QemuImg {
                 match format {
                     Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
                     Format::Raw => alone(target.disk(format, &[]))?,
-                    // A copy to an image creates it; one to its server writes to it.
-                    Format::Qcow2 => {
-                        let disk = target.disk(format, &packs);
-                        Spec::Command(["blockhaul", "serve", &disk].map(OsString::from).to_vec())
-                    }
+                    Format::Qcow2 => alone(target.disk(format, &packs))?,
                     other => {
                         let text = format!("convert: -n with -O {} is not supported", other.name());
                         return Err(failure(text));

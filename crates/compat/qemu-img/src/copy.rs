@@ -7,15 +7,27 @@ use blockhaul_transfer::{CopyControl, CopyRequest, CopySetup, TransferError, one
 use crate::error::{QemuImgError, QemuImgErrorKind, Result};
 use crate::tool::{QemuImg, workers};
 
+/// What becomes of the target of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CopyTarget {
+    /// It is created, or emptied.
+    New,
+    /// It exists, and is written in place.
+    Existing,
+}
+
 impl QemuImg {
     /// Runs a copy.
-    pub(crate) fn copy(&self, request: CopyRequest) -> Result<()> {
+    pub(crate) fn copy(&self, request: CopyRequest, target: CopyTarget) -> Result<()> {
         request.check().map_err(TransferError::from)?;
         if request.options.no_zero_copy {
             blockhaul_io::disable_parking();
         }
         let registry = self.registry(request.options.timeout, request.contexts());
-        let setup = CopySetup::new(request, registry)?;
+        let mut setup = CopySetup::new(request, registry)?;
+        if target == CopyTarget::Existing {
+            setup.keep_target();
+        }
         let control = setup.control();
         self.announce(&control)?;
         let runtime = workers(0)?;

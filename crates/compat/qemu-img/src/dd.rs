@@ -6,6 +6,7 @@ use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_transfer::one_line;
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
+use crate::copy::CopyTarget;
 use crate::create::emptied;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::size;
@@ -87,7 +88,7 @@ impl QemuImg {
         let options = TransferOptions { source_layer: vec![part], ..TransferOptions::default() };
         let [from, to] =
             [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
-        self.copy(CopyRequest { options, ..CopyRequest::new(from, to) })?;
+        self.copy(CopyRequest { options, ..CopyRequest::new(from, to) }, CopyTarget::New)?;
         Ok(QemuImgStatus::Success)
     }
 }
