@@ -1,4 +1,4 @@
-//! `qemu-img convert`, by `blockhaul copy`.
+//! `qemu-img convert`.
 
 use blockhaul_catalog::Spec;
 use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
