@@ -1,22 +1,17 @@
 //! `blockhaul check`: the tables of a qcow2 image.
 
-use std::time::Duration;
-
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_catalog::Intent;
 use blockhaul_formats::qcow2::check::{Repair, Report};
-use blockhaul_io::{Config, Runtime};
 
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome, plain};
-use crate::{args, devices, logger, out};
+use crate::exit::{Failure, Outcome};
+use crate::image_tools::{holder, with_device};
+use crate::{args, out};
 
 /// Exit statuses, the same as of qemu-img check.
 pub const INCOMPLETE: u8 = 1;
 const CORRUPT: u8 = 2;
 const LEAKS: u8 = 3;
-
-/// Maximum time to connect to a server that has the image.
-const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `blockhaul check`.
 pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
@@ -37,17 +32,7 @@ fn status(report: &Report) -> u8 {
 
 /// Checks an image; also returns its name.
 fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Failure> {
-    logger::start(false);
-    let spec = match groups.spec(&args.image)? {
-        // The image, not the disk in it.
-        Spec::Scheme { scheme, rest } if scheme == "qcow2" => {
-            if rest.contains('?') {
-                return Err(Failure::usage("give the path of the image alone"));
-            }
-            Spec::parse(rest.as_ref())?
-        }
-        spec => spec,
-    };
+    let spec = holder(groups.spec(&args.image)?)?;
     let repair = match args.repair {
         None => Repair::Nothing,
         Some(args::RepairArg::Leaks) => Repair::Leaks,
@@ -57,22 +42,10 @@ fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Fail
         Repair::Nothing => Intent::READ,
         Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
     };
-    let registry = devices::registry(TIMEOUT);
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
-        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
-    })?;
     let name = spec.to_string();
-    let (result, open) = runtime.block_on(move || async move {
-        let stack = match registry.open(&spec, Vec::new(), intent).await {
-            Ok(stack) => stack,
-            Err(error) => return (Err(error), None),
-        };
-        let result = blockhaul_formats::qcow2::check::check(stack.device(), repair).await;
-        (result, Some(stack))
-    });
-    // Not on a worker: this waits for the servers of `[ CMD ]`.
-    drop(open);
-    let report = result.map_err(|error| Failure::opening("image", &name, &error))?;
+    let report = with_device("image", spec, intent, async move |device| {
+        blockhaul_formats::qcow2::check::check(&device, repair).await
+    })?;
     Ok((name, report))
 }
 

@@ -1,8 +1,10 @@
 //! `blockhaul create`, `measure`, `snapshot` and `info --chain`: commands about images.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
+use blockhaul_block::{Device, Error};
 use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
 use blockhaul_formats::qcow2::describe::{ChainLink, Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
@@ -24,24 +26,35 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    run_asking(&[], work)
-}
-
-/// The same; servers are asked for these metadata contexts, too.
-pub(crate) fn run_asking<T, F>(
-    contexts: &[String],
-    work: impl FnOnce(Registry) -> F + Send + 'static,
-) -> Result<T, Failure>
-where
-    T: Send + 'static,
-    F: Future<Output = T> + 'static,
-{
     logger::start(false);
-    let registry = devices::registry_asking(TIMEOUT, 0, contexts).for_command();
+    let registry = devices::registry(TIMEOUT).for_command();
     let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
         Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
     Ok(runtime.block_on(move || work(registry)))
+}
+
+/// Opens a device, and runs `work` with it on a worker. `role`: how messages call the device.
+pub(crate) fn with_device<T, F>(
+    role: &str,
+    spec: Spec,
+    intent: Intent,
+    work: F,
+) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
+{
+    let name = spec.to_string();
+    let (result, open) = run(move |registry| async move {
+        match registry.open(&spec, Vec::new(), intent).await {
+            Ok(stack) => (work(stack.device().clone()).await, Some(stack)),
+            Err(error) => (Err(error), None),
+        }
+    })?;
+    // Not on a worker: this waits for the servers of `[ CMD ]`.
+    drop(open);
+    result.map_err(|error| Failure::opening(role, &name, &error))
 }
 
 /// The device that holds an image: `qcow2:PATH` means the image, not the disk in it.
@@ -90,43 +103,21 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
 
 /// The length of an image: with the data of now, and with data in all clusters.
 fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure> {
-    let spec = groups.spec(&args.source)?;
-    let name = spec.to_string();
     let cluster = args.cluster;
     let is_raw = args.target == "raw";
-    let (result, open) = run(move |registry| async move {
-        let stack = match registry.open(&spec, Vec::new(), Intent::READ).await {
-            Ok(stack) => stack,
-            Err(error) => return (Err(error), None),
-        };
-        let device = stack.device().clone();
-        let size = device.facts().size;
-        let result = if is_raw {
-            Ok((size, size))
-        } else {
-            measure(&device, cluster).await.map(|found| (found.required, found.full))
-        };
-        (result, Some(stack))
-    })?;
-    // Not on a worker: this waits for the servers of `[ CMD ]`.
-    drop(open);
-    result.map_err(|error| Failure::opening("source", &name, &error))
+    with_device("source", groups.spec(&args.source)?, Intent::READ, async move |device| {
+        if is_raw {
+            let size = device.facts().size;
+            return Ok((size, size));
+        }
+        measure(&device, cluster).await.map(|found| (found.required, found.full))
+    })
 }
 
 /// Describes the image that a word names.
 pub(crate) fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
     let spec = holder(groups.spec(&args.image)?)?;
-    let name = spec.to_string();
-    let (result, open) = run(move |registry| async move {
-        let stack = match registry.open(&spec, Vec::new(), Intent::READ).await {
-            Ok(stack) => stack,
-            Err(error) => return (Err(error), None),
-        };
-        (describe(stack.device()).await, Some(stack))
-    })?;
-    // Not on a worker: this waits for the servers of `[ CMD ]`.
-    drop(open);
-    result.map_err(|error| Failure::opening("image", &name, &error))
+    with_device("image", spec, Intent::READ, async |device| describe(&device).await)
 }
 
 /// Runs `blockhaul snapshot`.
