@@ -1,16 +1,16 @@
 //! `qemu-img amend`.
 
-use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_catalog::NamePolicy;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::amend::{Amend, amend};
 use blockhaul_formats::qcow2::describe::Description;
 use blockhaul_formats::qcow2::resize::NewSize;
 
-use crate::create::is_on;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
 use crate::image::{not_changed, size};
+use crate::new_image::is_on;
 use crate::progress::{FINE, ProgressLines};
 use crate::tool::QemuImg;
 
@@ -40,7 +40,7 @@ struct Amendment {
 impl QemuImg {
     /// Runs `amend`.
     pub(crate) fn amend(&self, line: &Line) -> Result<QemuImgStatus> {
-        let options = line.creation().map_err(failure)?;
+        let options = line.creation()?;
         if options.is_empty() {
             return Err(failure("Must specify options (-o)"));
         }
@@ -50,8 +50,8 @@ impl QemuImg {
         if line.operands.is_empty() {
             return Err(failure("Expecting one image file name"));
         }
-        line.at_most(1).map_err(failure)?;
-        let image = line.image(0, "format").map_err(failure)?;
+        line.at_most(1)?;
+        let image = line.image(0, "format")?;
         let format = self.image_format(&image)?;
         if line.wants_help() {
             return self.print_options(format.name(), OptionUse::Amend);
@@ -71,7 +71,7 @@ impl QemuImg {
         if amendment.change.lazy_refcounts == Some(true) && !is_new {
             return Err(failure(
                 "Lazy refcounts only supported with compatibility level 1.1 and above (use compat=1.1 or \
-             greater)",
+                 greater)",
             ));
         }
         let shown = ProgressLines::begin(self.output(), line, FINE);
@@ -87,11 +87,10 @@ impl QemuImg {
         if change == Amend::default() {
             return Ok(());
         }
-        let holder = image.holder();
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Refuse);
-            amend(&context, &holder, change).await
-        })?;
+        let result =
+            self.with_holder(image, NamePolicy::Refuse, async move |context, holder| {
+                amend(context, holder, change).await
+            })?;
         result.map_err(|error| not_changed(image, &error))
     }
 }

@@ -1,6 +1,6 @@
 //! `qemu-img bitmap`.
 
-use blockhaul_catalog::{OpenContext, Spec};
+use blockhaul_catalog::NamePolicy;
 use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
@@ -12,8 +12,8 @@ use crate::tool::QemuImg;
 impl QemuImg {
     /// Runs `bitmap`.
     pub(crate) fn change_bitmaps(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(2).map_err(failure)?;
-        let image = line.image(0, "format").map_err(failure)?;
+        line.at_most(2)?;
+        let image = line.image(0, "format")?;
         let Some(bitmap) = line.operands.get(1) else {
             return Err(failure("bitmap: Expecting image file name and bitmap name"));
         };
@@ -60,18 +60,17 @@ impl QemuImg {
     /// The description of the other image of a merge, if there is one.
     fn merge_source(&self, line: &Line) -> Result<Option<String>> {
         let Some(file) = line.value("source-file") else { return Ok(None) };
-        let from = Image::named(file, line.value("source-format")).map_err(failure)?;
+        let from = Image::named(file, line.value("source-format"))?;
         self.require_qcow2(line, &from)?;
-        Ok(Some(Spec::parse(from.holder().as_ref())?.to_string()))
+        Ok(Some(from.holder()))
     }
 
     fn change_bitmap(&self, image: &Image, bitmap: &str, change: BitmapChange) -> Result<()> {
-        let name = Spec::parse(image.holder().as_ref())?.to_string();
-        let (described, bitmap) = (name.clone(), bitmap.to_string());
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry);
-            change_bitmap(&context, &described, &bitmap, change).await
-        })?;
-        result.map_err(|error| image_failure(&name, &error))
+        let bitmap = bitmap.to_string();
+        let result =
+            self.with_holder(image, NamePolicy::Refuse, async move |context, holder| {
+                change_bitmap(context, holder, &bitmap, change).await
+            })?;
+        result.map_err(|error| image_failure(image, &error))
     }
 }

@@ -1,6 +1,6 @@
 //! `--bitmaps` of `qemu-img convert`.
 
-use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_catalog::NamePolicy;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
@@ -50,7 +50,7 @@ impl QemuImg {
             if !skips {
                 return Err(failure(format!(
                     "Cannot copy inconsistent bitmap '{name}'\nTry --skip-broken-bitmaps, or use 'qemu-img bitmap \
-                 --remove' to delete it"
+                     --remove' to delete it"
                 )));
             }
             self.tell(&format!("qemu-img: warning: Skipping inconsistent bitmap '{name}'\n"));
@@ -61,20 +61,19 @@ impl QemuImg {
 
     /// Adds bitmaps to the target.
     pub(crate) fn add_bitmaps(&self, bitmaps: BitmapCopy, target: &Image) -> Result<()> {
-        let holder = target.holder();
         let BitmapCopy { from, all } = bitmaps;
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-            for one in all {
-                let granularity = Some(one.granularity);
-                let add = BitmapChange::Add { granularity, enabled: one.enabled };
-                change_bitmap(&context, &holder, &one.name, add).await?;
-                let sources = vec![one.name.clone()];
-                let merge = BitmapChange::Merge { sources, from: Some(from.clone()) };
-                change_bitmap(&context, &holder, &one.name, merge).await?;
-            }
-            Ok(())
-        })?;
+        let result =
+            self.with_holder(target, NamePolicy::Allow, async move |context, holder| {
+                for one in all {
+                    let granularity = Some(one.granularity);
+                    let add = BitmapChange::Add { granularity, enabled: one.enabled };
+                    change_bitmap(context, holder, &one.name, add).await?;
+                    let sources = vec![one.name.clone()];
+                    let merge = BitmapChange::Merge { sources, from: Some(from.clone()) };
+                    change_bitmap(context, holder, &one.name, merge).await?;
+                }
+                Ok(())
+            })?;
         result.map_err(|error| not_changed(target, &error))
     }
 }

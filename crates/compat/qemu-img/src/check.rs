@@ -1,6 +1,6 @@
 //! `qemu-img check`.
 
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::check::{Fault, FlagOf, Repair, Report, check};
@@ -13,8 +13,8 @@ use crate::tool::QemuImg;
 impl QemuImg {
     /// Runs `check`.
     pub(crate) fn check(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let is_json = line.is_json().map_err(failure)?;
+        line.at_most(1)?;
+        let is_json = line.is_json()?;
         let repair = match line.value("repair") {
             None => Repair::Nothing,
             Some("leaks") => Repair::Leaks,
@@ -23,7 +23,7 @@ impl QemuImg {
                 return Err(failure("check: --repair expects 'leaks' or 'all'"));
             }
         };
-        let image = line.image(0, "format").map_err(failure)?;
+        let image = line.image(0, "format")?;
         let format = self.image_format(&image)?;
         if format != Format::Qcow2 {
             let text = "This image format does not support checks";
@@ -49,8 +49,7 @@ impl QemuImg {
         let holder = image.holder();
         let found =
             self.with_device(&holder, intent, async move |device| check(&device, repair).await)?;
-        let name = Spec::parse(holder.as_ref())?.to_string();
-        found.map_err(|error| QemuImgError::opening("image", &name, &error))
+        found.map_err(|error| QemuImgError::opening("image", &holder, &error))
     }
 
     /// Prints the faults as the original does: what it repairs is named twice.
@@ -71,7 +70,7 @@ impl QemuImg {
                 Fault::Flag { .. } => {}
                 Fault::Beyond { offset, len, .. } => print(&format!(
                     "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset \
-                 {offset:#x} size {len:#x}"
+                     {offset:#x} size {len:#x}"
                 )),
                 other => print(&other.to_string()),
             }

@@ -1,6 +1,6 @@
 //! `qemu-img commit`.
 
-use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_catalog::NamePolicy;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::backing_change::{BackingName, Snapshots, commit};
@@ -13,8 +13,8 @@ use crate::tool::QemuImg;
 impl QemuImg {
     /// Runs `commit`.
     pub(crate) fn commit(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let image = line.image(0, "format").map_err(failure)?;
+        line.at_most(1)?;
+        let image = line.image(0, "format")?;
         self.require_qcow2(line, &image)?;
         let shown = ProgressLines::begin(self.output(), line, FINE);
         if let Some(base) = line.value("base") {
@@ -39,7 +39,6 @@ impl QemuImg {
         base: Option<(&Image, Format)>,
         keep: bool,
     ) -> Result<()> {
-        let holder = image.holder();
         let base = match base {
             None => None,
             Some((base, format)) => {
@@ -49,9 +48,8 @@ impl QemuImg {
                 Some(BackingName { name, format: format.name().to_string() })
             }
         };
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-            commit(&context, &holder, base.as_ref(), keep, Snapshots::Change).await
+        let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
+            commit(context, holder, base.as_ref(), keep, Snapshots::Change).await
         })?;
         self.tell_changes(image, result)
     }

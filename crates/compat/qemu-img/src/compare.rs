@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 impl QemuImg {
     /// Runs `compare`.
     pub(crate) fn compare(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(2).map_err(failure)?;
+        line.at_most(2)?;
         if line.operands.len() < 2 {
             return Err(failure("compare: Expecting two image file names"));
         }
@@ -46,7 +46,7 @@ impl QemuImg {
 
     /// The disk in the image that an operand names, in the format of this option.
     fn compared_disk(&self, line: &Line, number: usize, format: &str) -> Result<Spec> {
-        let image = line.image(number, format).map_err(failure)?;
+        let image = line.image(number, format)?;
         Ok(Spec::parse(self.read_disk(&image, |_| Ok(Vec::new()))?.as_ref())?)
     }
 

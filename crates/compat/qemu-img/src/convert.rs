@@ -7,10 +7,12 @@ use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
 use crate::copy::CopyTarget;
-use crate::create::{NewImage, READ_ONLY, begun_copy};
+use crate::create::READ_ONLY;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
 use crate::image::{beside, size};
+use crate::new_image::NewImage;
+use crate::preallocation::begun_copy;
 use crate::progress::{FINE, ProgressLines};
 use crate::tool::QemuImg;
 
@@ -35,7 +37,7 @@ impl QemuImg {
     /// Runs `convert`.
     pub(crate) fn convert(&self, line: &Line) -> Result<QemuImgStatus> {
         refuse_offloading(line)?;
-        line.creation().map_err(failure)?;
+        line.creation()?;
         if line.wants_help() {
             return self
                 .print_options(line.value("target-format").unwrap_or("raw"), OptionUse::Create);
@@ -46,7 +48,7 @@ impl QemuImg {
         let last = line.operands.len() - 1;
         refuse_read_only(line)?;
         let sources = (0..last).map(|number| line.image(number, "source-format"));
-        let sources: Vec<Image> = sources.collect::<Result<_, _>>().map_err(failure)?;
+        let sources: Vec<Image> = sources.collect::<Result<_, _>>()?;
         let target = target(line, &line.operands[last])?;
         let format = target.format.unwrap_or(Format::Raw);
         let mut new = NewImage::new(line, format, &target.shown)?;
@@ -57,7 +59,7 @@ impl QemuImg {
         let (from, to) = self.copy_ends(line, &new, (&from, &target, format), &mut below)?;
         if below.is_some() && sources.len() > 1 {
             let text = "Having a backing file for the target makes no sense when concatenating multiple \
-                    input images";
+                        input images";
             return Err(failure(text));
         }
         let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
@@ -211,8 +213,7 @@ impl QemuImg {
                         let text = "Use of backing file requires explicit backing format";
                         return Err(failure(text));
                     };
-                    let place =
-                        Image::named(&beside(target, name), Some(named)).map_err(failure)?;
+                    let place = Image::named(&beside(target, name), Some(named))?;
                     self.image_format(&place)?;
                     *below = Some(BackingName { name: name.clone(), format: named.clone() });
                 }
@@ -297,7 +298,7 @@ fn options(line: &Line) -> Result<TransferOptions> {
     }
     if let Some(rate) = line.value("rate-limit") {
         let rate = size(rate)?.to_string();
-        options.rate = Some(parse_schedule(&rate).map_err(failure)?);
+        options.rate = Some(parse_schedule(&rate)?);
     }
     Ok(options)
 }

@@ -45,10 +45,9 @@ impl QemuImg {
     /// Creates a disk of `size` bytes, in place of one that exists.
     pub(crate) fn create_disk(&self, description: &str, size: u64) -> Result<()> {
         let spec = Spec::parse(description.as_ref())?;
-        let name = spec.to_string();
         let result =
             self.on_worker(move |registry| async move { registry.create(&spec, size).await })?;
-        result.map_err(|error| QemuImgError::opening("target", &name, &error))
+        result.map_err(|error| QemuImgError::opening("target", description, &error))
     }
 }
 

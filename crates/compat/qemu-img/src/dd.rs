@@ -7,9 +7,9 @@ use blockhaul_transfer::one_line;
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
 use crate::copy::CopyTarget;
-use crate::create::emptied;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::size;
+use crate::preallocation::emptied;
 use crate::tool::QemuImg;
 
 /// The operands.
@@ -57,13 +57,13 @@ impl QemuImg {
         } else {
             Image::named(source, line.value("format"))
         };
-        let source = source.map_err(failure)?;
+        let source = source?;
         let name = line.value("target-format").unwrap_or("raw");
         let format = match Format::named(name) {
             Some(format @ (Format::Raw | Format::Qcow2)) => format,
             _ => return Err(failure(format!("dd: format {name} is not supported"))),
         };
-        let target = Image::named(target, Some(name)).map_err(failure)?;
+        let target = Image::named(target, Some(name))?;
         let block = operands.block.unwrap_or(512);
         let whole = self.disk_size(&source)?;
         let end = operands.count.map_or(whole, |count| count.saturating_mul(block).min(whole));

@@ -120,6 +120,13 @@ impl From<Error> for QemuImgError {
     }
 }
 
+/// The text of a command line that is not understood.
+impl From<String> for QemuImgError {
+    fn from(text: String) -> QemuImgError {
+        failure(text)
+    }
+}
+
 impl From<TransferError> for QemuImgError {
     fn from(error: TransferError) -> QemuImgError {
         failure(error.to_string())

@@ -38,6 +38,33 @@ impl QemuImg {
         Ok(result)
     }
 
+    /// The size of the disk in an image, in bytes.
+    pub(crate) fn disk_size(&self, image: &Image) -> Result<u64> {
+        let format = self.image_format(image)?;
+        let disk = image.disk(format, &[]);
+        let found =
+            self.with_device(&disk, Intent::READ, async |device| Ok(device.facts().size))?;
+        found.map_err(|error| not_opened(image, &error))
+    }
+
+    /// Runs `work` on a worker with the description of the device that holds an image. `names`: whether files
+    /// that the image names are opened.
+    pub(crate) fn with_holder<T, F>(
+        &self,
+        image: &Image,
+        names: NamePolicy,
+        work: F,
+    ) -> Result<Result<T, Error>>
+    where
+        T: Send + 'static,
+        F: AsyncFnOnce(&OpenContext, &str) -> Result<T, Error> + Send + 'static,
+    {
+        let holder = image.holder();
+        self.on_worker(move |registry| async move {
+            work(&OpenContext::new(&registry).with_names(names), &holder).await
+        })
+    }
+
     /// A qcow2 image: nothing else has what the command changes.
     pub(crate) fn require_qcow2(&self, line: &Line, image: &Image) -> Result<()> {
         match self.image_format(image)? {
@@ -61,10 +88,8 @@ impl QemuImg {
         new: Option<BackingName>,
         how: Rebase,
     ) -> Result<()> {
-        let holder = image.holder();
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-            rebase(&context, &holder, new.as_ref(), how, Snapshots::Change).await
+        let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
+            rebase(context, holder, new.as_ref(), how, Snapshots::Change).await
         })?;
         self.tell_changes(image, result)
     }
@@ -80,7 +105,7 @@ impl QemuImg {
             let shown = &image.shown;
             let text = format!(
                 "qemu-img: warning: {shown}: the contents of its internal snapshots ({snapshots}) have changed where \
-             they came from the backing file\n"
+                 they came from the backing file\n"
             );
             self.tell(&text);
         }
@@ -113,10 +138,10 @@ pub(crate) fn not_changed(image: &Image, error: &Error) -> QemuImgError {
 }
 
 /// An image that cannot be opened or changed, with the description of its device.
-pub(crate) fn image_failure(name: &str, error: &Error) -> QemuImgError {
+pub(crate) fn image_failure(image: &Image, error: &Error) -> QemuImgError {
     match error.kind() {
         Kind::Usage => failure(error.to_string()),
-        _ => QemuImgError::opening("image", name, error),
+        _ => QemuImgError::opening("image", &image.holder(), error),
     }
 }
 

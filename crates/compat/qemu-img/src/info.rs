@@ -33,10 +33,9 @@ struct ImageDescription {
 impl QemuImg {
     /// Runs `info`.
     pub(crate) fn info(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let is_json = line.is_json().map_err(failure)?;
-        let all = self
-            .backing_chain(line.image(0, "format").map_err(failure)?, line.has("backing-chain"))?;
+        line.at_most(1)?;
+        let is_json = line.is_json()?;
+        let all = self.backing_chain(line.image(0, "format")?, line.has("backing-chain"))?;
         let text = if is_json {
             let mut values: Vec<Value> = all.iter().map(ImageDescription::value).collect();
             let value = match (line.has("backing-chain"), values.pop()) {
@@ -74,8 +73,8 @@ impl QemuImg {
         top: &Image,
         name: &str,
     ) -> Result<(Vec<Image>, Image, Format)> {
-        let wanted = Image::named(name, None).map_err(failure)?;
-        let beside_top = Image::named(&beside(top, name), None).map_err(failure)?;
+        let wanted = Image::named(name, None)?;
+        let beside_top = Image::named(&beside(top, name), None)?;
         let mut all = self.backing_chain(top.clone(), true)?;
         let is_wanted = |found: &ImageDescription| {
             let same = |other: &Image| {
@@ -123,7 +122,7 @@ impl QemuImg {
             let found = self.describe_image(image)?;
             if let Some(below) = found.below().filter(|_| wanted) {
                 let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
-                next = Some(Image::named(&below, format).map_err(failure)?);
+                next = Some(Image::named(&below, format)?);
             }
             all.push(found);
         }

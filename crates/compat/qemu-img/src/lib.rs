@@ -36,6 +36,8 @@ mod info;
 mod json;
 mod map;
 mod measure;
+mod new_image;
+mod preallocation;
 mod probe;
 mod progress;
 mod rebase;
@@ -51,7 +53,7 @@ use blockhaul_command_lines::qemu_img::{Line, parse};
 pub use error::{QemuImgError, QemuImgErrorKind, QemuImgStatus};
 pub use tool::{CopyObserver, QemuImg, QemuImgHost, RegistrySource};
 
-use error::{Result, failure};
+use error::Result;
 
 impl QemuImg {
     /// Runs the command of these words, which follow the name of the program.
@@ -60,7 +62,7 @@ impl QemuImg {
     /// If the words are wrong or ask for something that is not supported, or the command fails. Images may have
     /// changed then.
     pub fn run(&self, words: &[OsString]) -> Result<QemuImgStatus> {
-        match parse(words).map_err(failure)? {
+        match parse(words)? {
             Asked::Text(text) => self.print(&text),
             Asked::Run(line) => self.run_line(&line),
         }

@@ -117,11 +117,11 @@ impl Chain {
 impl QemuImg {
     /// Runs `map`.
     pub(crate) fn map(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let is_json = line.is_json().map_err(failure)?;
+        line.at_most(1)?;
+        let is_json = line.is_json()?;
         let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
         let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
-        let mut image = line.image(0, "format").map_err(failure)?;
+        let mut image = line.image(0, "format")?;
         let context = image.context.take();
         // An export is opened once: its server may have room for one client, and end with it.
         let is_export = image.path().is_none();

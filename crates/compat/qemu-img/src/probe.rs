@@ -76,12 +76,12 @@ impl QemuImg {
 
     /// Warns that an image without a given format is taken for a raw disk and is written, as the original does.
     pub fn warn_of_guess(&self, image: &Image) {
+        let shown = one_line(&image.shown);
         self.tell(&format!(
-        "WARNING: Image format was not specified for '{}' and probing guessed raw.\n         Automatically detecting \
-         the format is dangerous for raw images, write operations on block 0 will be restricted.\n         Specify \
-         the 'raw' format explicitly to remove the restrictions.\n",
-        one_line(&image.shown)
-    ));
+            "WARNING: Image format was not specified for '{shown}' and probing guessed raw.\n         Automatically \
+             detecting the format is dangerous for raw images, write operations on block 0 will be \
+             restricted.\n         Specify the 'raw' format explicitly to remove the restrictions.\n"
+        ));
     }
 }
 

@@ -12,8 +12,8 @@ use crate::tool::QemuImg;
 impl QemuImg {
     /// Runs `rebase`.
     pub(crate) fn rebase(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let image = line.image(0, "format").map_err(failure)?;
+        line.at_most(1)?;
+        let image = line.image(0, "format")?;
         if line.has("compress") && self.image_format(&image)? == Format::Raw {
             return Err(failure(NOT_COMPRESSED));
         }

@@ -1,28 +1,28 @@
 //! `qemu-img resize`.
 
-use blockhaul_catalog::{NamePolicy, OpenContext, Spec};
+use blockhaul_catalog::{NamePolicy, Spec};
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::resize::NewSize;
+use blockhaul_formats::qcow2::resize::{NewSize, resize};
 use blockhaul_formats::raw::{self, RawResizeError};
 use blockhaul_io::plain;
 use blockhaul_transfer::path_of;
 
-use crate::create::Preallocation;
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
 use crate::image::{image_failure, size};
+use crate::preallocation::Preallocation;
 use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `resize`.
     pub(crate) fn resize(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(2).map_err(failure)?;
+        line.at_most(2)?;
         let how =
-            line.value("preallocation").map_or(Ok(Preallocation::Off), Preallocation::named)?;
+            line.value("preallocation").map_or(Ok(Preallocation::Off), Preallocation::parse)?;
         let Some(size) = line.operands.get(1) else {
             return Err(failure("resize: Expecting image file name and size"));
         };
-        let image = line.image(0, "format").map_err(failure)?;
+        let image = line.image(0, "format")?;
         let format = self.image_format(&image)?;
         if image.format.is_none() && format == Format::Raw {
             self.warn_of_guess(&image);
@@ -60,13 +60,10 @@ impl QemuImg {
     }
 
     fn resize_qcow2(&self, image: &Image, size: NewSize, shrinks: bool) -> Result<()> {
-        let name = Spec::parse(image.holder().as_ref())?.to_string();
-        let described = name.clone();
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-            blockhaul_formats::qcow2::resize::resize(&context, &described, size, shrinks).await
+        let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
+            resize(context, holder, size, shrinks).await
         })?;
-        result.map_err(|error| image_failure(&name, &error))?;
+        result.map_err(|error| image_failure(image, &error))?;
         Ok(())
     }
 

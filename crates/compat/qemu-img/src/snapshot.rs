@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_catalog::NamePolicy;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
@@ -15,7 +15,7 @@ use crate::tool::QemuImg;
 impl QemuImg {
     /// Runs `snapshot`.
     pub(crate) fn snapshot(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
+        line.at_most(1)?;
         let asked: Vec<_> = ["list", "create", "apply", "delete"]
             .into_iter()
             .filter(|name| line.has(name))
@@ -23,7 +23,7 @@ impl QemuImg {
         if asked.len() > 1 {
             return Err(failure("Cannot mix '-l', '-a', '-c', '-d'"));
         }
-        let image = line.image(0, "format").map_err(failure)?;
+        let image = line.image(0, "format")?;
         let Some((what, name)) = asked.first().and_then(|what| Some((*what, line.value(what)?)))
         else {
             return self.list_snapshots(image);
@@ -53,11 +53,9 @@ impl QemuImg {
             "apply" => SnapshotChange::Apply,
             _ => SnapshotChange::Delete,
         };
-        let holder = image.holder();
         let wanted = name.to_string();
-        let result = self.on_worker(move |registry| async move {
-            let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-            change_snapshot(&context, &holder, &wanted, change).await
+        let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
+            change_snapshot(context, holder, &wanted, change).await
         })?;
         result.map_err(|error| explained(&error, change, wrong))?;
         Ok(QemuImgStatus::Success)
