@@ -1,31 +1,31 @@
 //! `qemu-img measure`.
 
-use blockhaul_catalog::{Intent, Spec};
+use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::describe::describe;
 use blockhaul_formats::qcow2::measure::measure;
 
 use crate::convert::snapshot;
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
-use crate::image::{not_opened, size};
+use crate::image::size;
 use crate::json::Value;
+use crate::new_image::check_cluster;
 use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `measure`.
     pub(crate) fn measure(&self, line: &Line) -> Result<QemuImgStatus> {
-        line.at_most(1).map_err(failure)?;
-        let is_json = line.is_json().map_err(failure)?;
+        line.at_most(1)?;
+        let is_json = line.is_json()?;
         let target = line.value("target-format").unwrap_or("raw");
         if !["raw", "qcow2"].contains(&target) {
             return Err(failure(format!("measure: format {target} is not supported")));
         }
         let mut cluster = 64 << 10;
         let mut has_bitmaps = true;
-        for (name, value) in line.creation().map_err(failure)? {
+        for (name, value) in line.creation()? {
             match (target, name.as_str()) {
-                ("qcow2", "cluster_size") => cluster = size(&value)?,
+                ("qcow2", "cluster_size") => cluster = cluster_size(&value)?,
                 ("qcow2", "compat") => match value.as_str() {
                     "1.1" | "v3" => has_bitmaps = true,
                     "0.10" | "v2" => has_bitmaps = false,
@@ -47,7 +47,7 @@ impl QemuImg {
             }
             (Some(given), true) => format!("zero:{}", size(given)?),
             (None, false) => {
-                let image = line.image(0, "format").map_err(failure)?;
+                let image = line.image(0, "format")?;
                 if target == "qcow2" && self.image_format(&image)? == Format::Qcow2 && has_bitmaps {
                     bitmaps = self.bitmaps_size(&image, cluster)?;
                 }
@@ -77,18 +77,13 @@ impl QemuImg {
             }
             measure(&device, cluster).await.map(|found| (found.required, found.full))
         })?;
-        let name = || {
-            Spec::parse(disk.as_ref()).map_or_else(|_| disk.to_string(), |spec| spec.to_string())
-        };
-        found.map_err(|error| QemuImgError::opening("source", &name(), &error))
+        found.map_err(|error| QemuImgError::opening("source", disk, &error))
     }
 
     /// The space in bytes that the bitmaps of an image need in a new one; none for version 2, which has
     /// none.
     fn bitmaps_size(&self, image: &Image, cluster: u64) -> Result<Option<u64>> {
-        let found = self
-            .with_device(&image.holder(), Intent::READ, async |device| describe(&device).await)?;
-        let found = found.map_err(|error| not_opened(image, &error))?;
+        let found = self.description(image)?;
         if found.version < 3 {
             return Ok(None);
         }
@@ -103,4 +98,10 @@ impl QemuImg {
         let clusters = clusters.saturating_add(directory.div_ceil(cluster));
         Ok(Some(clusters.saturating_mul(cluster)))
     }
+}
+
+fn cluster_size(text: &str) -> Result<u64> {
+    let cluster = size(text)?;
+    check_cluster(cluster)?;
+    Ok(cluster)
 }

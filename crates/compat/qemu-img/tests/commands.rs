@@ -106,6 +106,7 @@ fn images_are_made_described_and_checked() {
     std::fs::write(setup.file("raw"), [0; 512]).unwrap();
     assert_eq!(setup.kind("check @raw"), QemuImgErrorKind::CheckUnsupported);
     assert_eq!(setup.kind("resize @a much"), QemuImgErrorKind::Failed);
+    assert_eq!(setup.kind("measure -O qcow2 -o cluster_size=0 @a"), QemuImgErrorKind::Failed);
     assert_eq!(setup.kind("no-command @a"), QemuImgErrorKind::Failed);
 }
 
