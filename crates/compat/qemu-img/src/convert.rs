@@ -33,70 +33,109 @@ pub(crate) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>> {
     Ok(vec![format!("snapshot={}", encoded(name.unwrap_or(given)))])
 }
 
+/// A conversion as the command line describes it.
+struct Conversion {
+    sources: Vec<Image>,
+    target: Image,
+    /// Format of the target.
+    format: Format,
+    new: NewImage,
+}
+
+/// The copy of a conversion, and the backing file that the target gets.
+struct ConversionCopy {
+    request: CopyRequest,
+    target: CopyTarget,
+    below: Option<BackingName>,
+}
+
 impl QemuImg {
     /// Runs `convert`.
     pub(crate) fn convert(&self, line: &Line) -> Result<QemuImgStatus> {
         refuse_offloading(line)?;
         line.creation()?;
         if line.wants_help() {
-            return self
-                .print_options(line.value("target-format").unwrap_or("raw"), OptionUse::Create);
+            let format = line.value("target-format").unwrap_or("raw");
+            return self.print_options(format, OptionUse::Create);
         }
-        if line.operands.len() < 2 {
-            return Err(failure("Must specify image file name"));
-        }
-        let last = line.operands.len() - 1;
-        refuse_read_only(line)?;
-        let sources = (0..last).map(|number| line.image(number, "source-format"));
-        let sources: Vec<Image> = sources.collect::<Result<_, _>>()?;
-        let target = target(line, &line.operands[last])?;
-        let format = target.format.unwrap_or(Format::Raw);
-        let mut new = NewImage::new(line, format, &target.shown)?;
-        new.check(&target.shown, format)?;
-        let bitmaps = self.bitmap_copy(line, &sources, format)?;
-        let from = self.joined_disks(line, &sources)?;
-        let mut below = None;
-        let (from, to) = self.copy_ends(line, &new, (&from, &target, format), &mut below)?;
-        if below.is_some() && sources.len() > 1 {
-            let text = "Having a backing file for the target makes no sense when concatenating multiple \
-                        input images";
-            return Err(failure(text));
-        }
-        let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
-        let options = options(line)?;
-        let from = Spec::parse(from.as_ref())?;
-        let [from, to] = [from, to].map(Endpoint::Device);
-        let request = CopyRequest { options, ..CopyRequest::new(from, to) };
-        let is_image = line.has("no-create") && format == Format::Qcow2;
-        let state = if is_image { CopyTarget::Existing } else { CopyTarget::New };
+        let conversion = Conversion::parse(line)?;
+        let Conversion { sources, target, format, new } = &conversion;
+        let bitmaps = self.bitmap_copy(line, sources, *format)?;
+        let copy = self.conversion_copy(line, &conversion)?;
         if line.has("no-create") {
-            self.check_room(line, &sources, &target)?;
+            self.check_room(line, sources, target)?;
         } else if new.is_preallocated() {
             return Err(failure("convert: preallocation is not supported"));
         }
         let shown = ProgressLines::begin(self.output(), line, FINE);
-        match (below, &sources[..]) {
-            (None, _) => {
-                let sources = plain_sources(line, &sources, format);
-                self.copy_shown((request, state), &shown, sources)?;
-            }
-            (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
-                self.make_overlay(&target, &new, source, (below, how))?;
-            }
-            (Some(below), _) => {
-                self.copy_shown((request, state), &shown, &sources)?;
-                // Zeroes are written where the backing file has something else.
-                self.give_backing(&target, Some(below), how)?;
-            }
-        }
-        if format == Format::Raw && !line.has("no-create") {
-            begun_copy(&target)?;
+        self.run_copy(line, &conversion, copy, &shown)?;
+        if *format == Format::Raw && !line.has("no-create") {
+            begun_copy(target)?;
         }
         if let Some(bitmaps) = bitmaps {
-            self.add_bitmaps(bitmaps, &target)?;
+            self.add_bitmaps(bitmaps, target)?;
         }
         shown.end();
         Ok(QemuImgStatus::Success)
+    }
+
+    fn conversion_copy(&self, line: &Line, conversion: &Conversion) -> Result<ConversionCopy> {
+        let source = self.joined_disks(line, &conversion.sources)?;
+        let (from, to, below) = if line.has("no-create") {
+            (source, existing_target(line, conversion)?, None)
+        } else {
+            let below = self.backing_name(conversion)?;
+            let (from, to) = new_target(line, conversion, source)?;
+            (from, to, below)
+        };
+        if below.is_some() && conversion.sources.len() > 1 {
+            let text = "Having a backing file for the target makes no sense when concatenating multiple \
+                        input images";
+            return Err(failure(text));
+        }
+        let options = options(line)?;
+        let [from, to] =
+            [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
+        let is_image = line.has("no-create") && conversion.format == Format::Qcow2;
+        let target = if is_image { CopyTarget::Existing } else { CopyTarget::New };
+        let request = CopyRequest { options, ..CopyRequest::new(from, to) };
+        Ok(ConversionCopy { request, target, below })
+    }
+
+    /// The backing file that the target gets, which must exist.
+    fn backing_name(&self, conversion: &Conversion) -> Result<Option<BackingName>> {
+        let Some((name, format)) = &conversion.new.backing else { return Ok(None) };
+        let Some(format) = format else {
+            return Err(failure("Use of backing file requires explicit backing format"));
+        };
+        let place = Image::named(&beside(&conversion.target, name), Some(format))?;
+        self.image_format(&place)?;
+        Ok(Some(BackingName { name: name.clone(), format: format.clone() }))
+    }
+
+    fn run_copy(
+        &self,
+        line: &Line,
+        conversion: &Conversion,
+        copy: ConversionCopy,
+        shown: &ProgressLines,
+    ) -> Result<()> {
+        let Conversion { sources, target, format, new } = conversion;
+        let ConversionCopy { request, target: state, below } = copy;
+        let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
+        match (below, &sources[..]) {
+            (None, _) => {
+                self.copy_shown((request, state), shown, plain_sources(line, sources, *format))
+            }
+            (Some(below), [source]) if source.path().is_some() && !line.has("snapshot") => {
+                self.make_overlay(target, new, source, (below, how))
+            }
+            (Some(below), _) => {
+                self.copy_shown((request, state), shown, sources)?;
+                // Zeroes are written where the backing file has something else.
+                self.give_backing(target, Some(below), how)
+            }
+        }
     }
 
     /// Runs the copy; `sources`: what it copies, if that is known.
@@ -166,64 +205,65 @@ impl QemuImg {
         self.give_backing(target, Some(over), Rebase::Unsafe)?;
         self.give_backing(target, Some(below), how)
     }
+}
 
-    /// The source and the target of the copy.
-    fn copy_ends(
-        &self,
-        line: &Line,
-        new: &NewImage,
-        (from, target, format): (&str, &Image, Format),
-        below: &mut Option<BackingName>,
-    ) -> Result<(String, Spec)> {
-        let alone = |text: String| Spec::parse(text.as_ref());
-        if line.has("no-create") {
-            let packs = if line.has("compress") { vec!["compress=on".to_string()] } else { vec![] };
-            return Ok((
-                from.to_string(),
-                match format {
-                    Format::Raw if line.has("compress") => return Err(failure(NOT_COMPRESSED)),
-                    Format::Raw => alone(target.disk(format, &[]))?,
-                    Format::Qcow2 => alone(target.disk(format, &packs))?,
-                    other => {
-                        let text = format!("convert: -n with -O {} is not supported", other.name());
-                        return Err(failure(text));
-                    }
-                },
-            ));
+impl Conversion {
+    fn parse(line: &Line) -> Result<Conversion> {
+        if line.operands.len() < 2 {
+            return Err(failure("Must specify image file name"));
         }
-        match format {
-            Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
-            Format::Raw => Ok((from.to_string(), alone(target.disk(format, &[]))?)),
-            Format::Vmdk => {
-                if new.subformat.as_deref() != Some("streamOptimized") {
-                    return Err(failure(
-                        "convert: -O vmdk is only supported with -o subformat=streamOptimized",
-                    ));
-                }
-                let to = target.disk(Format::Raw, &[]);
-                Ok((format!("as-vmdk:{}", encoded(from)), alone(to)?))
-            }
-            // From front to back, where that is possible.
-            Format::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
-                Ok((compressed(new, from), alone(target.disk(Format::Raw, &[]))?))
-            }
-            Format::Qcow2 => {
-                if let Some((name, backing_format)) = &new.backing {
-                    let Some(named) = backing_format else {
-                        let text = "Use of backing file requires explicit backing format";
-                        return Err(failure(text));
-                    };
-                    let place = Image::named(&beside(target, name), Some(named))?;
-                    self.image_format(&place)?;
-                    *below = Some(BackingName { name: name.clone(), format: named.clone() });
-                }
-                let mut options = new.device_options();
-                options.extend(line.has("compress").then(|| "compress=on".to_string()));
-                let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
-                Ok((from.to_string(), alone(to)?))
-            }
-            other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
+        let last = line.operands.len() - 1;
+        refuse_read_only(line)?;
+        let sources = (0..last).map(|number| line.image(number, "source-format"));
+        let sources = sources.collect::<Result<Vec<Image>, _>>()?;
+        let target = target(line, &line.operands[last])?;
+        let format = target.format.unwrap_or(Format::Raw);
+        let mut new = NewImage::new(line, format, &target.shown)?;
+        new.check(&target.shown, format)?;
+        Ok(Conversion { sources, target, format, new })
+    }
+}
+
+/// The description of a target that exists.
+fn existing_target(line: &Line, conversion: &Conversion) -> Result<String> {
+    let Conversion { target, format, .. } = conversion;
+    match *format {
+        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
+        Format::Raw => Ok(target.disk(Format::Raw, &[])),
+        Format::Qcow2 if line.has("compress") => {
+            Ok(target.disk(Format::Qcow2, &["compress=on".to_string()]))
         }
+        Format::Qcow2 => Ok(target.disk(Format::Qcow2, &[])),
+        other => {
+            let text = format!("convert: -n with -O {} is not supported", other.name());
+            Err(failure(text))
+        }
+    }
+}
+
+/// The descriptions of the source and of a target that is created. `source`: the disk that is converted.
+fn new_target(line: &Line, conversion: &Conversion, source: String) -> Result<(String, String)> {
+    let Conversion { target, format, new, .. } = conversion;
+    let file = target.disk(Format::Raw, &[]);
+    match *format {
+        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
+        Format::Raw => Ok((source, file)),
+        Format::Vmdk if new.subformat.as_deref() != Some("streamOptimized") => {
+            let text = "convert: -O vmdk is only supported with -o subformat=streamOptimized";
+            Err(failure(text))
+        }
+        Format::Vmdk => Ok((format!("as-vmdk:{}", encoded(&source)), file)),
+        // From front to back, where that is possible.
+        Format::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
+            Ok((compressed(new, &source), file))
+        }
+        Format::Qcow2 => {
+            let mut options = new.device_options();
+            options.extend(line.has("compress").then(|| "compress=on".to_string()));
+            let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
+            Ok((source, to))
+        }
+        other => Err(failure(format!("convert: -O {} is not supported", other.name()))),
     }
 }
 

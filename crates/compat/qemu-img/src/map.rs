@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{
     Access, BASE_ALLOCATION, Contexts, Device, Error, ExtentReader, HOLE, Kind, ZERO,
 };
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
+use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec, Stack};
 use blockhaul_command_lines::qemu_image::{Format, Image, Place};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::ChainLink;
@@ -82,9 +82,9 @@ impl Chain {
         Chain { names: vec![name], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
     }
 
-    /// The images of a qcow2 image, and where each has its data.
-    /// `shown`: the name of the first one, if it is not its path.
-    async fn of(
+    /// Reads the images of a qcow2 image, and where each has its data. `shown`: the name of the first one, if
+    /// it is not its path.
+    async fn read(
         registry: &Registry,
         image: &Image,
         shown: Option<String>,
@@ -114,96 +114,142 @@ impl Chain {
     }
 }
 
+/// The part of a disk that is mapped.
+struct MapRequest {
+    image: Image,
+    /// None: the first bytes of the export tell it.
+    format: Option<Format>,
+    /// The metadata context of the server that takes the place of that of holes and zeroes.
+    context: Option<String>,
+    /// An export is opened once: its server may have room for one client, and end with it.
+    is_export: bool,
+    /// The first byte, and the maximum number of bytes.
+    start: u64,
+    most: u64,
+    /// Whether the places of data are shown that is in no range of a file.
+    with_places: bool,
+}
+
 impl QemuImg {
     /// Runs `map`.
     pub(crate) fn map(&self, line: &Line) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
-        let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
-        let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
-        let mut image = line.image(0, "format")?;
-        let context = image.context.take();
-        // An export is opened once: its server may have room for one client, and end with it.
-        let is_export = image.path().is_none();
-        let known = match image.unknown_export() {
-            Some(_) if context.is_none() => None,
-            _ => Some(self.image_format(&image)?),
-        };
-        let format = known.unwrap_or(Format::Raw);
-        if context.is_some() && format == Format::Qcow2 {
-            return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
-        }
-        if !matches!(format, Format::Raw | Format::Qcow2) {
-            return Err(failure(format!("map: format {} is not supported", format.name())));
-        }
-        let described = image.clone();
-        let holder = Spec::parse(image.holder().as_ref())?;
-        let shown =
-            image.path().map_or_else(|| image.shown.clone(), |path| path.display().to_string());
-        let direct = image.direct;
-        let contexts: Vec<String> = context.iter().cloned().collect();
+        let request = self.map_request(line, is_json)?;
+        let image = request.image.clone();
+        let contexts: Vec<String> = request.context.iter().cloned().collect();
         let (result, open) = self.on_worker_asking(&contexts, move |registry| async move {
             let mut open = Vec::new();
-            let mut registry = registry;
-            let mut image = described;
-            let result = async {
-                let mut format = format;
-                if is_export {
-                    let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
-                    let device = stack.device().clone();
-                    open.push(stack);
-                    if known.is_none() {
-                        format = told_by(&device).await?;
-                    }
-                    registry.backends.push(held(device.into()));
-                    image.place = Place::Uri(format!("{HELD}:"));
-                }
-                let (chain, places) = match format {
-                    Format::Qcow2 => {
-                        Chain::of(&registry, &image, is_export.then_some(shown)).await?
-                    }
-                    Format::Raw => (Chain::raw(shown), Vec::new()),
-                    other => {
-                        let text = format!("map: format {} is not supported", other.name());
-                        return Err(Error::new(Kind::Unsupported, text));
-                    }
-                };
-                let disk = Spec::parse(image.disk(format, &[]).as_ref())?;
-                let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
-                let device = stack.device().clone();
-                open.push(stack);
-                let size = device.facts().size;
-                let end = start.saturating_add(most).min(size);
-                if let Some(name) = context {
-                    return Ok((flagged(&device, &name, (start, end)).await?, chain));
-                }
-                let mut runs = runs(&device, &chain, (start, end)).await?;
-                // QEMU counts in sectors.
-                let rounded = size.checked_next_multiple_of(512).unwrap_or(size);
-                let end = start.saturating_add(most).min(rounded);
-                if format == Format::Raw && size < end && start <= size {
-                    // Direct I/O transfers the end of the file as a whole.
-                    let last = runs.last_mut().filter(|_| direct);
-                    if let Some(last) = last {
-                        last.len += end - size;
-                        return Ok((runs, chain));
-                    }
-                    add(&mut runs, Run { data: false, zero: true, ..Run::raw(size, end - size) });
-                }
-                let runs = if is_json || is_export {
-                    with_places(runs, &places, is_export).await?
-                } else {
-                    runs
-                };
-                Ok::<_, Error>((runs, chain))
-            };
-            (result.await, open)
+            (request.read(registry, &mut open).await, open)
         })?;
         // Not on a worker: this waits for servers to end.
         drop(open);
         let (runs, chain) = result.map_err(|error| not_opened(&image, &error))?;
         let text = if is_json { json(&runs) } else { human(&runs, &chain)? };
         self.print(&text)
+    }
+
+    fn map_request(&self, line: &Line, is_json: bool) -> Result<MapRequest> {
+        let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
+        let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
+        let mut image = line.image(0, "format")?;
+        let context = image.context.take();
+        let format = match image.unknown_export() {
+            Some(_) if context.is_none() => None,
+            _ => Some(self.image_format(&image)?),
+        };
+        match format {
+            Some(Format::Qcow2) if context.is_some() => {
+                return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
+            }
+            None | Some(Format::Raw | Format::Qcow2) => {}
+            Some(other) => return Err(failure(no_map(other))),
+        }
+        let is_export = image.path().is_none();
+        let with_places = is_json || is_export;
+        Ok(MapRequest { image, format, context, is_export, start, most, with_places })
+    }
+}
+
+fn no_map(format: Format) -> String {
+    format!("map: format {} is not supported", format.name())
+}
+
+impl MapRequest {
+    /// Reads the map; what is open then is added to `open`.
+    async fn read(
+        mut self,
+        mut registry: Registry,
+        open: &mut Vec<Stack>,
+    ) -> Result<(Vec<Run>, Chain), Error> {
+        let shown = self.image.path().map(|path| path.display().to_string());
+        let shown = shown.unwrap_or_else(|| self.image.shown.clone());
+        let format = self.open_export(&mut registry, open).await?;
+        let (chain, places) = match format {
+            Format::Qcow2 => {
+                let shown = self.is_export.then_some(shown);
+                Chain::read(&registry, &self.image, shown).await?
+            }
+            Format::Raw => (Chain::raw(shown), Vec::new()),
+            other => return Err(Error::new(Kind::Unsupported, no_map(other))),
+        };
+        let disk = Spec::parse(self.image.disk(format, &[]).as_ref())?;
+        let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
+        let device = stack.device().clone();
+        open.push(stack);
+        let size = device.facts().size;
+        let range = (self.start, self.end(size));
+        if let Some(name) = &self.context {
+            return Ok((flagged(&device, name, range).await?, chain));
+        }
+        let mut runs = runs(&device, &chain, range).await?;
+        if format == Format::Raw {
+            self.fill_sector(&mut runs, size);
+        }
+        if self.with_places {
+            runs = with_places(runs, &places, self.is_export).await?;
+        }
+        Ok((runs, chain))
+    }
+
+    /// The end of the part of a disk of `size` bytes.
+    fn end(&self, size: u64) -> u64 {
+        self.start.saturating_add(self.most).min(size)
+    }
+
+    /// Opens the device of an export, which is found in `registry` then, and returns the format of the image.
+    async fn open_export(
+        &mut self,
+        registry: &mut Registry,
+        open: &mut Vec<Stack>,
+    ) -> Result<Format, Error> {
+        if !self.is_export {
+            return Ok(self.format.unwrap_or(Format::Raw));
+        }
+        let holder = Spec::parse(self.image.holder().as_ref())?;
+        let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
+        let device = stack.device().clone();
+        open.push(stack);
+        let format = match self.format {
+            Some(format) => format,
+            None => told_by(&device).await?,
+        };
+        registry.backends.push(held(device.into()));
+        self.image.place = Place::Uri(format!("{HELD}:"));
+        Ok(format)
+    }
+
+    /// Shows a raw disk to the end of its last sector, as QEMU does, which counts in sectors.
+    fn fill_sector(&self, runs: &mut Vec<Run>, size: u64) {
+        let end = self.end(size.checked_next_multiple_of(512).unwrap_or(size));
+        if size >= end || self.start > size {
+            return;
+        }
+        // Direct I/O transfers the end of the file as a whole.
+        match runs.last_mut().filter(|_| self.image.direct) {
+            Some(last) => last.len += end - size,
+            None => add(runs, Run { data: false, zero: true, ..Run::raw(size, end - size) }),
+        }
     }
 }
 

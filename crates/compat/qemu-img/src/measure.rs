@@ -12,49 +12,42 @@ use crate::json::Value;
 use crate::new_image::check_cluster;
 use crate::tool::QemuImg;
 
+/// The options of a new image on which its length depends.
+struct MeasureOptions {
+    is_raw: bool,
+    /// Bytes of a cluster.
+    cluster: u64,
+    /// Whether the version of the format has bitmaps.
+    has_bitmaps: bool,
+}
+
+impl MeasureOptions {
+    fn parse(line: &Line) -> Result<MeasureOptions> {
+        let target = line.value("target-format").unwrap_or("raw");
+        if !["raw", "qcow2"].contains(&target) {
+            return Err(failure(format!("measure: format {target} is not supported")));
+        }
+        let is_raw = target == "raw";
+        let mut options = MeasureOptions { is_raw, cluster: 64 << 10, has_bitmaps: true };
+        for (name, value) in line.creation()? {
+            match name.as_str() {
+                "cluster_size" if !is_raw => options.cluster = cluster_size(&value)?,
+                "compat" if !is_raw => options.has_bitmaps = is_version_3(&value)?,
+                _ => return Err(failure(format!("measure: option {name} is not supported"))),
+            }
+        }
+        Ok(options)
+    }
+}
+
 impl QemuImg {
     /// Runs `measure`.
     pub(crate) fn measure(&self, line: &Line) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
-        let target = line.value("target-format").unwrap_or("raw");
-        if !["raw", "qcow2"].contains(&target) {
-            return Err(failure(format!("measure: format {target} is not supported")));
-        }
-        let mut cluster = 64 << 10;
-        let mut has_bitmaps = true;
-        for (name, value) in line.creation()? {
-            match (target, name.as_str()) {
-                ("qcow2", "cluster_size") => cluster = cluster_size(&value)?,
-                ("qcow2", "compat") => match value.as_str() {
-                    "1.1" | "v3" => has_bitmaps = true,
-                    "0.10" | "v2" => has_bitmaps = false,
-                    _ => {
-                        let text = format!("Parameter 'version' does not accept value '{value}'");
-                        return Err(failure(text));
-                    }
-                },
-                _ => return Err(failure(format!("measure: option {name} is not supported"))),
-            }
-        }
-        let mut bitmaps = None;
-        let source = match (line.value("size"), line.operands.is_empty()) {
-            (Some(_), false) => {
-                return Err(failure("--size N cannot be used together with a filename"));
-            }
-            (None, true) => {
-                return Err(failure("Either --size N or one filename must be specified"));
-            }
-            (Some(given), true) => format!("zero:{}", size(given)?),
-            (None, false) => {
-                let image = line.image(0, "format")?;
-                if target == "qcow2" && self.image_format(&image)? == Format::Qcow2 && has_bitmaps {
-                    bitmaps = self.bitmaps_size(&image, cluster)?;
-                }
-                self.read_disk(&image, |format| snapshot(line, format))?
-            }
-        };
-        let (required, full) = self.image_lengths(&source, target == "raw", cluster)?;
+        let options = MeasureOptions::parse(line)?;
+        let (source, bitmaps) = self.measured_disk(line, &options)?;
+        let (required, full) = self.image_lengths(&source, options.is_raw, options.cluster)?;
         let text = if is_json {
             let mut all = Vec::new();
             all.extend(bitmaps.map(|size| ("bitmaps", Value::Number(size))));
@@ -66,6 +59,29 @@ impl QemuImg {
             format!("required size: {required}\nfully allocated size: {full}\n{more}")
         };
         self.print(&text)
+    }
+
+    /// The description of the disk that is measured, and the space in bytes that its bitmaps need.
+    fn measured_disk(
+        &self,
+        line: &Line,
+        options: &MeasureOptions,
+    ) -> Result<(String, Option<u64>)> {
+        match (line.value("size"), line.operands.is_empty()) {
+            (Some(_), false) => Err(failure("--size N cannot be used together with a filename")),
+            (None, true) => Err(failure("Either --size N or one filename must be specified")),
+            (Some(given), true) => Ok((format!("zero:{}", size(given)?), None)),
+            (None, false) => {
+                let image = line.image(0, "format")?;
+                let is_qcow2 = !options.is_raw && self.image_format(&image)? == Format::Qcow2;
+                let bitmaps = if is_qcow2 && options.has_bitmaps {
+                    self.bitmaps_size(&image, options.cluster)?
+                } else {
+                    None
+                };
+                Ok((self.read_disk(&image, |format| snapshot(line, format))?, bitmaps))
+            }
+        }
     }
 
     /// The length in bytes of an image of a disk: with the data of now, and with data in all clusters.
@@ -104,4 +120,12 @@ fn cluster_size(text: &str) -> Result<u64> {
     let cluster = size(text)?;
     check_cluster(cluster)?;
     Ok(cluster)
+}
+
+fn is_version_3(text: &str) -> Result<bool> {
+    match text {
+        "1.1" | "v3" => Ok(true),
+        "0.10" | "v2" => Ok(false),
+        _ => Err(failure(format!("Parameter 'version' does not accept value '{text}'"))),
+    }
 }
