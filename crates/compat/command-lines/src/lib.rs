@@ -3,7 +3,8 @@
 //! abbreviations, formats of output, versions.
 //!
 //! Nothing is run here: the program runs the translated words, so that there is only one
-//! implementation of each command. Errors are texts without the name of the program.
+//! implementation of each command. The words of qemu-img are parsed only; crate `blockhaul_qemu_img` runs its
+//! commands. Errors are texts without the name of the program.
 
 pub mod getopt;
 pub mod nbdcopy;

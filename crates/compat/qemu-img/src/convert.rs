@@ -218,7 +218,7 @@ impl Conversion {
         let sources = sources.collect::<Result<Vec<Image>, _>>()?;
         let target = target(line, &line.operands[last])?;
         let format = target.format.unwrap_or(Format::Raw);
-        let mut new = NewImage::new(line, format, &target.shown)?;
+        let mut new = NewImage::parse(line, format, &target.shown)?;
         new.check(&target.shown, format)?;
         Ok(Conversion { sources, target, format, new })
     }

@@ -30,19 +30,9 @@ impl QemuImg {
         let Some(name) = line.operands.first() else {
             return Err(failure("create: Expecting image file name"));
         };
-        let format = line.value("format").unwrap_or("raw");
-        let format = match Format::named(format) {
-            Some(format @ (Format::Raw | Format::Qcow2)) => format,
-            Some(_) => return Err(failure(format!("create: format {format} is not supported"))),
-            None if READ_ONLY.contains(&format) => {
-                let text =
-                    format!("{name}: Format driver '{format}' does not support image creation");
-                return Err(failure(text));
-            }
-            None => return Err(failure(format!("{name}: Unknown file format '{format}'"))),
-        };
+        let format = created_format(line, name)?;
         let image = Image::named(name, None)?;
-        let mut new = NewImage::new(line, format, name)?;
+        let mut new = NewImage::parse(line, format, name)?;
         if let Some(given) = line.operands.get(1) {
             new.size = Some(size(given)?);
         }
@@ -53,22 +43,9 @@ impl QemuImg {
         self.say(line, &formatting(name, format, &new, size))?;
         new.check(name, format)?;
         check_size(name, format, &new, size)?;
-        let device = match format {
-            Format::Raw => {
-                emptied(&image)?;
-                image.disk(format, &[])
-            }
-            _ => {
-                let holder = encoded(&image.holder());
-                format!("qcow2:{holder}?{}", new.device_options().join("&"))
-            }
-        };
-        self.create_disk(&device, size)?;
+        self.create_empty(&image, format, &new, size)?;
         if below.is_some() {
             self.give_backing(&image, below, Rebase::Unsafe)?;
-        }
-        if format == Format::Raw {
-            begun(&image, size)?;
         }
         self.preallocate(&image, format, new.preallocation, 0)?;
         let data = new.data_file.as_deref().map(|name| Image::named(name, Some("raw")));
@@ -78,6 +55,17 @@ impl QemuImg {
             self.preallocate(&data, Format::Raw, new.preallocation, 0)?;
         }
         Ok(QemuImgStatus::Success)
+    }
+
+    /// Creates an image without data and without a backing file.
+    fn create_empty(&self, image: &Image, format: Format, new: &NewImage, size: u64) -> Result<()> {
+        if format == Format::Raw {
+            emptied(image)?;
+            self.create_disk(&image.disk(format, &[]), size)?;
+            return begun(image, size);
+        }
+        let holder = encoded(&image.holder());
+        self.create_disk(&format!("qcow2:{holder}?{}", new.device_options().join("&")), size)
     }
 
     /// The backing file of a new image, which must exist unless the user says otherwise.
@@ -114,6 +102,20 @@ impl QemuImg {
             return Err(failure(text + &probed.unwrap_or_default()));
         };
         Ok(Some(BackingName { name: backing.clone(), format: format.clone() }))
+    }
+}
+
+/// The format of a new image.
+fn created_format(line: &Line, name: &str) -> Result<Format> {
+    let format = line.value("format").unwrap_or("raw");
+    match Format::named(format) {
+        Some(format @ (Format::Raw | Format::Qcow2)) => Ok(format),
+        Some(_) => Err(failure(format!("create: format {format} is not supported"))),
+        None if READ_ONLY.contains(&format) => {
+            let text = format!("{name}: Format driver '{format}' does not support image creation");
+            Err(failure(text))
+        }
+        None => Err(failure(format!("{name}: Unknown file format '{format}'"))),
     }
 }
 

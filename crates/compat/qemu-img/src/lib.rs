@@ -14,6 +14,7 @@
 //! - `tool`: the emulation and its host. `error`: results.
 //! - `probe`: formats of images. `image`: what several commands do with images. `copy`: copies of disks.
 //! - One module for each command, with `bitmap_copy` for `convert --bitmaps` and `help` for `-o help`.
+//!   `new_image`: options of new images. `preallocation`: the space of their files.
 //! - `progress`: the lines of `-p`. `json`: values as text and JSON.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

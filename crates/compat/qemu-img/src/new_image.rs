@@ -39,13 +39,14 @@ pub(crate) fn check_cluster(cluster: u64) -> Result<()> {
     Ok(())
 }
 
+/// Whether the value of a flag is on.
 pub(crate) fn is_on(value: &str) -> bool {
     !["off", "no", "false", "n"].contains(&value)
 }
 
 impl NewImage {
-    /// Understands the options of a new image in `format`.
-    pub(crate) fn new(line: &Line, format: Format, name: &str) -> Result<NewImage> {
+    /// Understands the options of the new image `name` in `format`.
+    pub(crate) fn parse(line: &Line, format: Format, name: &str) -> Result<NewImage> {
         let mut new = NewImage {
             size: None,
             cluster: 64 << 10,
