@@ -30,7 +30,7 @@ const ONLY_NEW: &[&str] = &[
     "preallocation",
 ];
 
-/// What an image is to be.
+/// The changes that the options ask for.
 #[derive(Default)]
 struct Amendment {
     change: Amend,

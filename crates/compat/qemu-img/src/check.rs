@@ -52,7 +52,7 @@ impl QemuImg {
         found.map_err(|error| QemuImgError::opening("image", &holder, &error))
     }
 
-    /// Prints the faults as the original does: what it repairs is named twice.
+    /// Prints the faults as the original does, which names a repaired fault twice.
     fn tell_faults(&self, faults: &[Fault]) {
         let print = |text: &str| self.tell(&format!("{}\n", one_line(text)));
         let refcount = |fault: &Fault, repaired: bool| {

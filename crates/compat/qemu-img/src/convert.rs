@@ -12,7 +12,7 @@ use crate::error::{QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
 use crate::image::{beside, size};
 use crate::new_image::NewImage;
-use crate::preallocation::begun_copy;
+use crate::preallocation::allocate_start_of_copy;
 use crate::progress::{FINE, ProgressLines};
 use crate::tool::QemuImg;
 
@@ -20,11 +20,11 @@ use crate::tool::QemuImg;
 const ZSTD: u32 = 3;
 const ZLIB: u32 = 6;
 
-/// Of formats without compression.
+/// The error of formats without compression.
 pub(crate) const NOT_COMPRESSED: &str = "Compression not supported for this file format";
 
 /// The options of the device for `-l`.
-pub(crate) fn snapshot(line: &Line, format: Format) -> Result<Vec<String>> {
+pub(crate) fn snapshot_option(line: &Line, format: Format) -> Result<Vec<String>> {
     let Some(given) = line.value("snapshot") else { return Ok(Vec::new()) };
     let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
     if format != Format::Qcow2 {
@@ -70,7 +70,7 @@ impl QemuImg {
         let shown = ProgressLines::begin(self.output(), line, FINE);
         self.run_copy(line, &conversion, copy, &shown)?;
         if *format == Format::Raw && !line.has("no-create") {
-            begun_copy(target)?;
+            allocate_start_of_copy(target)?;
         }
         if let Some(bitmaps) = bitmaps {
             self.add_bitmaps(bitmaps, target)?;
@@ -138,7 +138,7 @@ impl QemuImg {
         }
     }
 
-    /// Runs the copy; `sources`: what it copies, if that is known.
+    /// Runs the copy and shows its progress. `sources`: the images whose bytes are copied, if they are known.
     fn copy_shown(
         &self,
         (request, target): (CopyRequest, CopyTarget),
@@ -156,7 +156,7 @@ impl QemuImg {
     fn joined_disks(&self, line: &Line, sources: &[Image]) -> Result<String> {
         let mut disks = Vec::new();
         for image in sources {
-            disks.push(self.read_disk(image, |format| snapshot(line, format))?);
+            disks.push(self.read_disk(image, |format| snapshot_option(line, format))?);
         }
         match &disks[..] {
             [disk] => Ok(disk.clone()),

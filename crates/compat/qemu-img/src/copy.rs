@@ -7,12 +7,12 @@ use blockhaul_transfer::{CopyControl, CopyRequest, CopySetup, TransferError, one
 use crate::error::{QemuImgError, QemuImgErrorKind, Result};
 use crate::tool::{QemuImg, workers};
 
-/// What becomes of the target of a copy.
+/// The state of the target of a copy before the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyTarget {
-    /// It is created, or emptied.
+    /// The target is created, or emptied.
     New,
-    /// It exists, and is written in place.
+    /// The target exists, and is written in place.
     Existing,
 }
 

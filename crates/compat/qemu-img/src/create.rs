@@ -12,7 +12,7 @@ use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
 use crate::image::{beside, size};
 use crate::new_image::NewImage;
-use crate::preallocation::{Preallocation, begun, emptied};
+use crate::preallocation::{Preallocation, allocate_start, empty_raw};
 use crate::tool::QemuImg;
 
 /// Formats that QEMU itself only reads.
@@ -60,9 +60,9 @@ impl QemuImg {
     /// Creates an image without data and without a backing file.
     fn create_empty(&self, image: &Image, format: Format, new: &NewImage, size: u64) -> Result<()> {
         if format == Format::Raw {
-            emptied(image)?;
+            empty_raw(image)?;
             self.create_disk(&image.disk(format, &[]), size)?;
-            return begun(image, size);
+            return allocate_start(image, size);
         }
         let holder = encoded(&image.holder());
         self.create_disk(&format!("qcow2:{holder}?{}", new.device_options().join("&")), size)

@@ -9,7 +9,7 @@ use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 use crate::copy::CopyTarget;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::size;
-use crate::preallocation::emptied;
+use crate::preallocation::empty_raw;
 use crate::tool::QemuImg;
 
 /// The operands.
@@ -72,7 +72,7 @@ impl QemuImg {
         let to = match format {
             Format::Qcow2 => format!("qcow2:{}", encoded(&target.holder())),
             _ => {
-                emptied(&target)?;
+                empty_raw(&target)?;
                 target.disk(format, &[])
             }
         };

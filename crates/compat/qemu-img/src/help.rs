@@ -8,16 +8,16 @@ use crate::create::READ_ONLY;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::tool::QemuImg;
 
-/// What the options are for.
+/// The images that options apply to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OptionUse {
     /// New images.
     Create,
-    /// Existing ones.
+    /// Existing images.
     Amend,
 }
 
-/// An option: its name, the kind of its value, what it does, and whether it can change later.
+/// An option: name, kind of the value, effect, and whether the option can change later.
 type OptionRow = (&'static str, &'static str, &'static str, bool);
 
 const SIZE: OptionRow = ("size", "size", "size of the disk", true);

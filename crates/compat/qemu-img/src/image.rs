@@ -1,4 +1,4 @@
-//! What the commands of qemu-img share.
+//! Operations on images that several commands use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl QemuImg {
         })
     }
 
-    /// A qcow2 image: nothing else has what the command changes.
+    /// Refuses images in other formats than qcow2, which have no such tables.
     pub(crate) fn require_qcow2(&self, line: &Line, image: &Image) -> Result<()> {
         match self.image_format(image)? {
             Format::Qcow2 => Ok(()),

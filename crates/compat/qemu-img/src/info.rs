@@ -14,13 +14,13 @@ use blockhaul_transfer::one_line;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::{beside, not_opened};
 use crate::json::Value;
-use crate::probe::told_by;
+use crate::probe::format_of_device;
 use crate::tool::QemuImg;
 
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;
 
-/// An image, with what it tells.
+/// An image, and the facts that `info` shows.
 struct ImageDescription {
     image: Image,
     format: Format,
@@ -58,7 +58,7 @@ impl QemuImg {
     }
 
     /// The backing file that must grow before a commit, and the size in bytes that it needs; none also if
-    /// what is below it would show in the new part.
+    /// its own backing file would show in the new part.
     pub(crate) fn backing_to_grow(&self, image: &Image) -> Result<Option<(Image, Format, u64)>> {
         let all = self.backing_chain(image.clone(), true)?;
         let [top, below, rest @ ..] = &all[..] else { return Ok(None) };
@@ -67,7 +67,7 @@ impl QemuImg {
         Ok(grows.then(|| (below.image.clone(), below.format, top.size)))
     }
 
-    /// The images of a chain above the one that `name` names, the top first, and that one with its format.
+    /// The images of a chain above the image `name`, the top first, and that image with its format.
     pub(crate) fn images_down_to(
         &self,
         top: &Image,
@@ -98,7 +98,7 @@ impl QemuImg {
         Ok(self.describe_image(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
     }
 
-    /// What a qcow2 image says about itself.
+    /// The facts in the header and tables of a qcow2 image.
     pub(crate) fn description(&self, image: &Image) -> Result<Description> {
         let text = || format!("Could not open '{}': it is no qcow2 image", image.shown);
         self.describe_image(image.clone())?.qcow2.ok_or_else(|| failure(text()))
@@ -145,7 +145,7 @@ impl QemuImg {
                 let format = match known {
                     Some(format) => format,
                     // Over the connection that is there: a server may have room for one client.
-                    None => told_by(stack.device()).await?,
+                    None => format_of_device(stack.device()).await?,
                 };
                 match format {
                     Format::Qcow2 => {
@@ -307,7 +307,7 @@ impl ImageDescription {
     }
 }
 
-/// What is specific to qcow2.
+/// The facts that only qcow2 images have.
 fn specific(qcow2: &Description) -> Value {
     let text = |text: &str| Value::Text(text.to_string());
     if qcow2.version < 3 {

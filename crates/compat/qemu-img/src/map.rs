@@ -16,7 +16,7 @@ use blockhaul_transfer::one_line;
 
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::{not_opened, size};
-use crate::probe::told_by;
+use crate::probe::format_of_device;
 use crate::tool::QemuImg;
 
 /// The context with the depth of ranges in a chain of images.
@@ -176,7 +176,7 @@ fn no_map(format: Format) -> String {
 }
 
 impl MapRequest {
-    /// Reads the map; what is open then is added to `open`.
+    /// Reads the map. Devices that stay open are added to `open`.
     async fn read(
         mut self,
         mut registry: Registry,
@@ -232,7 +232,7 @@ impl MapRequest {
         open.push(stack);
         let format = match self.format {
             Some(format) => format,
-            None => told_by(&device).await?,
+            None => format_of_device(&device).await?,
         };
         registry.backends.push(held(device.into()));
         self.image.place = Place::Uri(format!("{HELD}:"));

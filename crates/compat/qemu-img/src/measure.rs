@@ -5,7 +5,7 @@ use blockhaul_command_lines::qemu_image::{Format, Image};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::measure::measure;
 
-use crate::convert::snapshot;
+use crate::convert::snapshot_option;
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
 use crate::image::size;
 use crate::json::Value;
@@ -79,7 +79,7 @@ impl QemuImg {
                 } else {
                     None
                 };
-                Ok((self.read_disk(&image, |format| snapshot(line, format))?, bitmaps))
+                Ok((self.read_disk(&image, |format| snapshot_option(line, format))?, bitmaps))
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::error::{Result, failure};
 use crate::image::size;
 use crate::preallocation::Preallocation;
 
-/// What a new image is to be.
+/// The options of a new image.
 #[derive(Debug)]
 pub(crate) struct NewImage {
     pub(crate) size: Option<u64>,
@@ -101,7 +101,7 @@ impl NewImage {
         Ok(new)
     }
 
-    /// Checks what the original checks after it has printed what it makes.
+    /// Makes the checks that the original makes after it has printed the options.
     pub(crate) fn check(&mut self, name: &str, format: Format) -> Result<()> {
         let wrong = |text: &str| Err(failure(format!("{name}: {text}")));
         if let Some(mode) = &self.shown_preallocation {

@@ -18,16 +18,16 @@ use crate::tool::QemuImg;
 /// Bytes that the tables of a small image take, with what is left free before clusters.
 const TABLES: u64 = 256 << 10;
 
-/// What is allocated when there is no data yet.
+/// The parts of an image that are allocated before it has data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Preallocation {
     #[default]
     Off,
     /// Places for all clusters of an image: its file has holes there.
     Metadata,
-    /// The space of the file, too.
+    /// Places for all clusters, and the space of the file.
     Falloc,
-    /// The same, with zeroes written to it.
+    /// The space of the file, filled with zeroes.
     Full,
 }
 
@@ -139,14 +139,14 @@ fn open_to_write(path: &Path) -> io::Result<File> {
 
 /// Allocates the first block of a file, as the original does: QEMU finds out with it which alignment
 /// direct I/O needs.
-pub(crate) fn begun(image: &Image, size: u64) -> Result<()> {
+pub(crate) fn allocate_start(image: &Image, size: u64) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let done = open_to_write(path).and_then(|file| zeroes(&file, 0, size.min(4096)));
     done.map_err(|error| failure(format!("{}: {}", image.shown, plain(&error))))
 }
 
-/// The same for a file that a copy has filled: its first block is written only if it has nothing.
-pub(crate) fn begun_copy(image: &Image) -> Result<()> {
+/// Allocates the first block of a file that a copy has filled, if the block has no data.
+pub(crate) fn allocate_start_of_copy(image: &Image) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let fill = || {
         let file = File::options().read(true).write(true).open(path)?;
@@ -181,8 +181,8 @@ fn zeroes(file: &File, start: u64, end: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// A raw disk that exists loses its contents.
-pub(crate) fn emptied(image: &Image) -> Result<()> {
+/// Removes the contents of a raw disk that exists.
+pub(crate) fn empty_raw(image: &Image) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let emptied = File::options().write(true).truncate(true).open(path);
     emptied.map(|_| ()).map_err(|error| {

@@ -53,8 +53,9 @@ impl QemuImg {
 
     /// The format of an export by its first bytes, over a connection of its own.
     fn export_format(&self, image: &Image) -> Result<Format> {
-        let found =
-            self.with_device(&image.holder(), Intent::READ, async |device| told_by(&device).await)?;
+        let found = self.with_device(&image.holder(), Intent::READ, async |device| {
+            format_of_device(&device).await
+        })?;
         found.map_err(|error| not_opened(image, &error))
     }
 
@@ -103,7 +104,7 @@ fn probed_format(path: &Path) -> Option<Format> {
 }
 
 /// The format that the first bytes of a device tell.
-pub(crate) async fn told_by(device: &Arc<dyn Device>) -> Result<Format, Error> {
+pub(crate) async fn format_of_device(device: &Arc<dyn Device>) -> Result<Format, Error> {
     let len = device.facts().size.min(ImageFormat::HEAD as u64);
     if len == 0 {
         return Ok(Format::Raw);

@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::error::Result;
-use crate::tool::{Output, QemuImg};
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
 use blockhaul_catalog::Intent;
 use blockhaul_command_lines::qemu_image::Image;
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_engine::Progress;
+
+use crate::error::Result;
+use crate::tool::{Output, QemuImg};
 
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
 pub(crate) const FINE: f64 = 1.0;
@@ -77,7 +78,7 @@ impl ProgressLines {
     }
 }
 
-/// What a source has, in bytes.
+/// The data and the zeroes of a source, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amount {
     data: u64,
@@ -118,7 +119,7 @@ impl ProgressPrinter {
 }
 
 impl QemuImg {
-    /// What these sources have; none for servers, which may end with their first client.
+    /// The data and zeroes of these sources; none for servers, which may end with their first client.
     pub(crate) fn source_amount(&self, sources: &[Image]) -> Result<Option<Amount>> {
         let mut all = Amount { data: 0, zeroes: 0 };
         for image in sources {

@@ -1,4 +1,4 @@
-//! The emulation: what it takes from its caller, and how its commands use that.
+//! The emulation and its host.
 
 use std::io::{ErrorKind, Write};
 use std::sync::{Arc, Mutex};
