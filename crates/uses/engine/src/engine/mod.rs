@@ -492,6 +492,10 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
                     // No lane will provide a proof any more.
                     shared.learned.same_disk.settle(None);
                 }
+                if shared.stopped() {
+                    // A cancel by way of the progress wakes nobody that waits for other lanes.
+                    shared.wake();
+                }
             }
             Order::Read(queue, reading) => lane.read_segments(&queue, &reading).await,
             Order::End(ending) => lane.end(ending).await,

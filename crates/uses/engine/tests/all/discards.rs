@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, Pending, Reply, Request};
 use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Side, Summary, copy};
+use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Rate, Side, Summary, copy};
 use blockhaul_io::{Config, Engine, Pool, Reservation, Runtime, is_zero};
 use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
 use blockhaul_testkit::rng::{Rng, seed};
@@ -352,6 +352,9 @@ struct Replicated {
     left: AtomicU64,
     is_split: bool,
     cut: AtomicBool,
+    /// Whether the disk promises that all connections show it.
+    promises: bool,
+    connections: AtomicU64,
 }
 
 struct Connection {
@@ -361,7 +364,7 @@ struct Connection {
 }
 
 impl Replicated {
-    fn new(left: u64, is_split: bool) -> Arc<Replicated> {
+    fn new(left: u64, is_split: bool, promises: bool) -> Arc<Replicated> {
         let bytes = vec![0; SIZE];
         let (disk, state) = (disk(&bytes), Mutex::new(bytes));
         let replica = Mutex::default();
@@ -372,6 +375,8 @@ impl Replicated {
             left: left.into(),
             is_split,
             cut: false.into(),
+            promises,
+            connections: 0.into(),
         })
     }
 
@@ -389,7 +394,7 @@ impl Replicated {
 impl Device for Connection {
     fn facts(&self) -> Arc<Facts> {
         let mut facts = Facts::clone(&self.disk.facts());
-        facts.can |= Can::MULTI_CONN;
+        facts.can.set(Can::MULTI_CONN, self.shared.promises);
         Arc::new(facts)
     }
 
@@ -420,6 +425,7 @@ struct Listener(Arc<Replicated>);
 impl Listener {
     fn connect(&self) -> Arc<dyn Device> {
         let shared = self.0.clone();
+        shared.connections.fetch_add(1, Ordering::SeqCst);
         let state = shared.state.lock().unwrap().clone();
         let disk = if shared.left.load(Ordering::SeqCst) > 0 {
             shared.disk.clone()
@@ -469,16 +475,56 @@ fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
     });
 }
 
+/// A stack over connections to a disk.
+async fn connected(shared: &Arc<Replicated>) -> Stack {
+    let backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Listener(shared.clone()))];
+    let registry = Registry { backends, ..Registry::default() };
+    let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
+    registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap()
+}
+
+#[test]
+fn a_copy_is_stopped_while_a_lane_waits_to_be_examined() {
+    on_worker(|| async {
+        let shared = Replicated::new(u64::MAX, false, false);
+        let to = connected(&shared).await;
+        let from = Stack::over(disk(&bytes()));
+        // The first lane waits for its rate, and the second one for a block that the first one has written.
+        let options = Options {
+            connections: 2,
+            adaptive_connections: false,
+            rate: Some(Arc::new(Rate::new(16 << 10, 0))),
+            ..options(None)
+        };
+        let progress = Arc::new(Progress::new());
+        let copying = {
+            let progress = progress.clone();
+            async move { copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await }
+        };
+        let cancelling = async {
+            while shared.connections.load(Ordering::SeqCst) < 2 {
+                blockhaul_io::sleep(Duration::from_millis(1)).await;
+            }
+            blockhaul_io::sleep(Duration::from_millis(50)).await;
+            progress.cancel();
+        };
+        let copied = blockhaul_io::timeout(Duration::from_secs(60), async {
+            let copying = blockhaul_io::spawn(copying);
+            cancelling.await;
+            copying.await
+        });
+        let error = copied.await.expect("the copy ends").unwrap_err();
+        assert_eq!(error.kind(), Kind::ShuttingDown, "{error}");
+    });
+}
+
 async fn fail_over(left: u64, lanes: usize, is_split: bool) {
     let scratch = Scratch::new().unwrap();
     let path = scratch.file("journal");
     let bytes = bytes();
     for journal in [Some(&*path), None] {
-        let shared = Replicated::new(left, is_split);
-        let registry =
-            Registry { backends: vec![Arc::new(Listener(shared.clone()))], ..Registry::default() };
-        let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
-        let to = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
+        let shared = Replicated::new(left, is_split, true);
+        let to = connected(&shared).await;
         let source = disk(&bytes);
         let from = Stack::over(source.clone());
         let options = Options {
