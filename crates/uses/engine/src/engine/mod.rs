@@ -25,7 +25,7 @@ use crate::lane_slots::LaneSlots;
 use crate::ledger::{Range, Suspect};
 use crate::marker::check::{MarkerPresence, check};
 use crate::marker::choice::choose;
-use crate::marker::{Marker, Place};
+use crate::marker::{Marker, Place, Stage};
 use crate::meter::Meters;
 use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
@@ -761,6 +761,11 @@ async fn close_journal(shared: &Shared, journal: &Keeping) -> bool {
     // Of a discard that failed, a part may have been carried out.
     let (discarded, failed) = shared.progress.discarded();
     if journal.discards && (journal.earlier || discarded > 0 || failed > 0) {
+        let is_last_kept =
+            |marker: &Arc<Marker>| marker.may_follow() && marker.stage() < Stage::Discarded;
+        if shared.retries.marker().is_some_and(is_last_kept) {
+            return true;
+        }
         let recorded = if journal.was_complete { Ok(()) } else { journal.file.complete().await };
         if let Err(why) = recorded {
             shared.warn(format!("cannot record in the journal that the copy is complete: {why}"));

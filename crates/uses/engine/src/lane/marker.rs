@@ -7,10 +7,14 @@ use super::Lane;
 use crate::error::{CopyError, Result};
 use crate::flushes::Unproven;
 use crate::handle::is_lost;
+use crate::ledger::Range;
 use crate::marker::check::{one_storage, other_copy_at_source, other_source};
 use crate::marker::choice::read_block;
 use crate::marker::{JournalPosition, Marker, MarkerFields, Place, Stage};
 use crate::side::Side;
+
+/// How often a late marker is overwritten. Each is a write that was in flight when its connection was lost.
+const LATE_MARKERS_MAX: u32 = 32;
 
 impl Lane {
     /// Writes the marker over this block, and refuses a source that shows it: source and target are one storage,
@@ -93,6 +97,7 @@ impl Lane {
         loop {
             let generation = self.check_side(marker, Side::Target).await?;
             if marker.stage() > Stage::Placed {
+                self.remove_late_marker(marker).await?;
                 return Ok(generation);
             }
             let fields = marker.next(position);
@@ -103,6 +108,32 @@ impl Lane {
                 return Ok(generation);
             }
         }
+    }
+
+    /// Overwrites a marker that the server of a lost connection has written late, over what the target has there.
+    async fn remove_late_marker(&self, marker: &Marker) -> Result<()> {
+        let Place { at, len, .. } = marker.place;
+        for _ in 0..LATE_MARKERS_MAX {
+            if marker.fields(&read_block(&self.target, at, len).await?).is_none() {
+                return Ok(());
+            }
+            let under = read_block(&self.source, at, len).await?;
+            self.write_durably(at, &under).await?;
+        }
+        let text = format!("it shows the marker again and again (at offset {at})");
+        Err(CopyError::at_target(Error::new(Kind::Io, text).on(&self.target.facts().name)))
+    }
+
+    /// Warns that the last segment stays at the source. Returns its length in bytes.
+    pub(super) fn keep_last(&self, marker: &Marker, batch: &[Range]) -> u64 {
+        let at = marker.place.at;
+        let bytes = batch.iter().map(|(start, end)| end - start).sum();
+        self.shared.warn(format!(
+            "the connection to the target was lost during a write of the marker (at offset {at}), which the server may \
+             still carry out: what was copied last stays at the source; run the same command again when the server \
+             has ended that connection: it checks the target, copies these bytes again and discards them"
+        ));
+        bytes
     }
 
     /// Overwrites the marker by what the source has there, once the target has the content: all else is copied.
@@ -158,6 +189,12 @@ impl Lane {
             Ok(()) => Ok(true),
             Err(Unproven::Overlapped) => Ok(false),
             Err(Unproven::Failed { error, last }) => {
+                if let Some(marker) = self.shared.retries.marker()
+                    && is_lost(&error)
+                    && MarkerFields::of(bytes).is_some()
+                {
+                    marker.lost_write();
+                }
                 let error = self.not_durable(error);
                 if last {
                     return Err(CopyError::at_target(error));

@@ -19,7 +19,7 @@ use crate::flushes::Unproven;
 use crate::handle::is_lost;
 use crate::journal::Journal;
 use crate::ledger::{Home, Range, Suspect};
-use crate::marker::JournalPosition;
+use crate::marker::{JournalPosition, Stage};
 use crate::orders::Ending;
 use crate::side::Side;
 
@@ -252,6 +252,10 @@ impl Lane {
         let intent = JournalPosition { next, ..position() };
         if self.raise_marker(marker, intent).await? != generation {
             self.safety.ledger.borrow_mut().doubt(batch, true);
+            return Ok(());
+        }
+        if marker.stage() > Stage::Placed && marker.may_follow() {
+            self.shared.progress.add_kept(self.keep_last(marker, &batch));
             return Ok(());
         }
         let recorded = self.record(batch, next).await;

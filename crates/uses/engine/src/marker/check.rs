@@ -50,7 +50,10 @@ pub(crate) async fn check(
     match marked.map(|fields| fields.position) {
         Some(_) if is_last_recorded => return Err(rolled_back(&target, at)),
         Some(position) if recorded.fits(position) => {}
-        Some(position) if position.count < recorded.count => return Err(rolled_back(&target, at)),
+        Some(position) if position.count < recorded.count => {
+            let error = rolled_back(&target, at);
+            return Err(if recorded.is_leaving { or_late(error, at, len) } else { error });
+        }
         Some(_) => return Err(older(&target, at)),
         None if MarkerFields::of(&there).is_some() => return Err(other_copy(&target, at)),
         None if is_copied && !is_last_recorded && !recorded.is_leaving => {
@@ -139,6 +142,16 @@ fn rolled_back(target: &Handle, at: u64) -> CopyError {
     );
     let remedy = "put the latest state of the target back, which may have the only copy of what was discarded";
     CopyError::at_target(refusal(target, text, remedy))
+}
+
+/// The same error, where the marker may be one that the server of a lost connection has written late.
+fn or_late(error: CopyError, at: u64, len: u64) -> CopyError {
+    let remedy = format!(
+        "put the latest state of the target back; or, if this is the latest state and the connection to the target was \
+         lost during the copy, a late write has left the marker there: overwrite it with blockhaul copy --range \
+         {at}:{len} and the same two sides, then run this command again"
+    );
+    CopyError { error: error.error.with_remedy(remedy), ..error }
 }
 
 /// The error of a target with the marker of another copy.

@@ -31,7 +31,11 @@
 //! one has the batch; if not, the batch is written again. A lane writes the marker only over a connection that shows the
 //! newest one: another lane may have written that while this lane was connected again.
 //!
-//! What stays invisible: a source whose cache holds the place of the marker from before, or has read ahead so
+//! A write of the marker that was in flight when its connection was lost may reach the target later, also over what has
+//! replaced the marker. So the place of the marker is read once more when the last segment is durable. If such a write
+//! may still follow, the last segment is neither recorded nor discarded: the same command completes the copy later.
+//!
+//! What stays invisible: such a write of a killed run that follows the end of the next run; a source whose cache holds the place of the marker from before, or has read ahead so
 //! far; a source that begins with the same blocks as that of the journal; a target and a journal that are both rolled
 //! back; the same storage at another offset; a layer that opens another disk without a new handle between a flush and
 //! the marker behind it; two servers of one image of which one has its tables in memory, where the other moves the place
@@ -168,6 +172,8 @@ pub(crate) struct Marker {
     /// Sequence numbers: the newest one that is durable on the target, and the newest one that may be there.
     durable: AtomicU64,
     written: AtomicU64,
+    /// A connection was lost with a write of a marker in flight, which the server may still carry out.
+    may_follow: AtomicBool,
     /// A lane records a batch.
     is_busy: AtomicBool,
     changed: Notify,
@@ -183,6 +189,7 @@ impl Marker {
             stage: AtomicU8::new(0),
             durable: AtomicU64::new(0),
             written: AtomicU64::new(0),
+            may_follow: AtomicBool::new(false),
             is_busy: AtomicBool::new(false),
             changed: Notify::default(),
         })
@@ -208,6 +215,16 @@ impl Marker {
     pub(crate) fn wrote(&self, fields: &MarkerFields) {
         self.written.fetch_max(fields.sequence, Ordering::SeqCst);
         self.durable.fetch_max(fields.sequence, Ordering::SeqCst);
+    }
+
+    /// A connection was lost with a write of the marker in flight.
+    pub(crate) fn lost_write(&self) {
+        self.may_follow.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a write of an older marker may still reach the target.
+    pub(crate) fn may_follow(&self) -> bool {
+        self.may_follow.load(Ordering::SeqCst)
     }
 
     /// Waits until no other lane records a batch: the numbers of records are exact, and of two writes of the marker
