@@ -195,12 +195,11 @@ fn run(copy: CopySetup, runtime: &Runtime) -> Result<CopyReport, TransferError> 
         copy.open_source().await?.open_target().await?.run(pool).await
     });
     let failed = |error: TransferError| {
-        let note = control.discarded_note().unwrap_or_default();
         if !control.progress().is_cancelled() {
-            return error.and(&note);
+            return error;
         }
         let text = format!("stopped{}", control.target_state());
-        TransferError::new(error.kind(), error.step(), text).and(&note)
+        TransferError::new(error.kind(), error.step(), text)
     };
     copied.map_err(failed)
 }

@@ -98,9 +98,7 @@ impl CopyControl {
             (true, _) if *verifies => TargetState::NotVerified { has_journal: *has_journal },
             (true, _) => TargetState::NoDigest,
             (false, _) if *has_journal => TargetState::Resumable,
-            (false, true) => {
-                TargetState::Incomplete { is_source_left: progress.discarded().0 == 0 }
-            }
+            (false, true) => TargetState::Incomplete,
             (false, false) => TargetState::Unchanged,
         }
     }
@@ -108,18 +106,6 @@ impl CopyControl {
     /// Whether the target may contain a part of the source.
     pub fn has_left_a_part(&self) -> bool {
         self.is_touched() && !self.0.progress.is_complete()
-    }
-
-    /// After a copy without a journal that did not end: a note that it must not begin again, if parts
-    /// of the source are gone.
-    pub fn discarded_note(&self) -> Option<String> {
-        let (discarded, _) = self.0.progress.discarded();
-        (discarded > 0 && !self.0.has_journal).then(|| {
-            format!(
-                "; {discarded} bytes that were copied are discarded at the source, and are on the target \
-                 only: do not copy them again"
-            )
-        })
     }
 
     fn is_touched(&self) -> bool {
@@ -145,10 +131,7 @@ pub enum TargetState {
     /// A part is there, and the journal says which.
     Resumable,
     /// A part may be there.
-    Incomplete {
-        /// Nothing was discarded at the source.
-        is_source_left: bool,
-    },
+    Incomplete,
     /// The target is as it was.
     Unchanged,
 }
@@ -167,10 +150,7 @@ impl fmt::Display for TargetState {
                 ": all data is copied, but its digest is unknown: run blockhaul checksum"
             }
             TargetState::Resumable => ": run it again to resume",
-            TargetState::Incomplete { is_source_left: false } => "; the target is incomplete",
-            TargetState::Incomplete { is_source_left: true } => {
-                "; the target is incomplete: copy it again"
-            }
+            TargetState::Incomplete => "; the target is incomplete: copy it again",
             TargetState::Unchanged => "; the target was not changed",
         })
     }

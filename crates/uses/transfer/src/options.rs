@@ -256,7 +256,17 @@ impl TransferOptions {
         if same(source, target) {
             return Err(OptionConflict::new("source", "target", same_storage(source, target)));
         }
-        self.check_selection(pipes)
+        self.check_selection(pipes)?;
+        self.check_journal()
+    }
+
+    fn check_journal(&self) -> Result<(), OptionConflict> {
+        if !self.discard_source || self.journal.is_some() {
+            return Ok(());
+        }
+        let text = "--discard-source needs a journal: add --journal FILE (in a job file: journal = \"FILE\"); without \
+                    one, a copy that fails cannot go on, and what it has discarded is on an incomplete target only";
+        Err(OptionConflict::new("discard-source", "journal", text))
     }
 
     fn check_pipes(&self, pipes: [bool; 2]) -> Result<(), OptionConflict> {

@@ -107,9 +107,8 @@ pub struct CopyArgs {
     /// Discard ranges of the source once they are durable on the target
     ///
     /// Frees space at a source that is not needed after the copy, such as the overlay of a backup. A
-    /// range is discarded after it was written, flushed, and recorded in the --journal if there is one;
-    /// the target is flushed each second for that, or every --journal-interval. After a failure,
-    /// continue with the same journal; without a journal, never copy again what was discarded. The
+    /// range is discarded after it was written, flushed, and recorded in the --journal, which is required; the
+    /// target is flushed every --journal-interval for that. After a failure, continue with the same journal. The
     /// journal stays after success, and the same command then copies nothing: use another journal and
     /// another target for each backup. A failed discard causes a warning.
     #[arg(long)]

@@ -79,25 +79,23 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
     let result = session.block_on(move || async move {
         setup.open_source().await?.open_target().await?.run(pool).await
     });
-    let note = control.discarded_note();
-    let hint = if !has_journal && control.has_left_a_part() && note.is_none() {
+    let hint = if !has_journal && control.has_left_a_part() {
         journal_hint::hint(ends.each_ref()).unwrap_or_default()
     } else {
         String::new()
     };
-    let note = note.unwrap_or_default();
     let (outcome, report) = match result {
         Ok(report) => (Ok(report::status(&report)), Some(report)),
         Err(_) if session.signal() != 0 => {
             let text = format!("stopped by a signal{}", control.target_state());
             let failure = Failure::new(signals::status(session.signal()), text);
-            (Err(failure.and(&note).and(&hint)), None)
+            (Err(failure.and(&hint)), None)
         }
         // No hint for a loss of a few seconds.
         Err(error) if started.elapsed() >= journal_hint::WORTH_A_JOURNAL => {
-            (Err(Failure::from(error).and(&note).and(&hint)), None)
+            (Err(Failure::from(error).and(&hint)), None)
         }
-        Err(error) => (Err(Failure::from(error).and(&note)), None),
+        Err(error) => (Err(Failure::from(error)), None),
     };
     session.finish(exit::command_end(&outcome));
     if let Some(report) = report {

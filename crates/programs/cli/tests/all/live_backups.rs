@@ -71,7 +71,9 @@ fn what_is_copied_and_flushed_is_not_saved_any_more() {
     disk.ctl_succeeds(&["snapshot-add", "a", "now", "--discard", PATIENT]);
     let other = disk.file("other.raw");
     let now = disk.server.uri("now");
-    let output = blockhaul(&["copy", "-v", "--no-progress", "--discard-source", &now, &other]);
+    let journal = format!("--journal={}", disk.file("journal"));
+    let output =
+        blockhaul(&["copy", "-v", "--no-progress", "--discard-source", &journal, &now, &other]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_holds(&other, 1);
     let gone = blockhaul(&["compare", &now, &other]);

@@ -436,13 +436,15 @@ fn what_is_copied_is_discarded_at_the_source() {
     assert_eq!(std::fs::metadata(&source).unwrap().len(), 8 << 20);
     // Only what was copied, in whole blocks.
     fill();
-    copies(&["--discard-source", "--range", "1000:1M", from, to]);
+    let fresh = |name: &str| format!("--journal={}", scratch.file(name).display());
+    copies(&["--discard-source", &fresh("part"), "--range", "1000:1M", from, to]);
     let mut left = bytes.clone();
     left[4096..(1 << 20)].fill(0);
     assert!(std::fs::read(&source).unwrap() == left);
     // What cannot be discarded stays, and is said.
     fill();
-    let args = ["--discard-source", "--source-layer", "error?trim=100%", from, to];
+    let kept = fresh("kept");
+    let args = ["--discard-source", &kept, "--source-layer", "error?trim=100%", from, to];
     let said = copies(&args);
     assert!(said.contains("warning: 8388608 bytes could not be discarded"), "{said}");
     assert!(std::fs::read(&source).unwrap() == bytes);
@@ -463,17 +465,12 @@ fn what_is_copied_is_discarded_at_the_source() {
     let said = copies(&[&args[..], &more, &[from, to]].concat());
     assert!(said.contains("of an earlier run"), "{said}");
     assert!(std::fs::read(&target).unwrap() == bytes);
-    // Without a journal it must not begin again.
-    fill();
-    let slow = ["--rate", "4M"];
-    let failing = [&["--discard-source"][..], &more, &slow, &fault].concat();
-    fails(&failing, 5, &["are discarded at the source, and are on the target only"]);
-
     // Before the target is touched.
     fill();
     std::fs::write(&target, "old").unwrap();
     let refused = |args: &[&str], status, words: &[&str]| {
-        fails(&[&["--discard-source"], args].concat(), status, words);
+        let journal = fresh("refused");
+        fails(&[&["--discard-source", &journal], args].concat(), status, words);
         assert!(
             std::fs::read(&target).unwrap() == b"old" && std::fs::read(&source).unwrap() == bytes
         );
@@ -481,8 +478,11 @@ fn what_is_copied_is_discarded_at_the_source() {
     refused(&["pattern:1M", to], 3, &["read-only: make it writable"]);
     refused(&["--source-layer", "readonly", from, to], 3, &["read-only"]);
     refused(&["/no/such", to], 3, &["cannot open the source", "/no/such"]);
-    refused(&[from, "-"], 2, &["a pipe can neither"]);
-    refused(&["-", to], 2, &["a pipe can neither"]);
+    fails(&["--discard-source", from, to], 2, &["needs a journal", "--journal FILE"]);
+    for pipe in [["-", to], [from, "-"]] {
+        refused(&pipe, 2, &["pipe"]);
+        fails(&[&["--discard-source"], &pipe[..]].concat(), 2, &["a pipe can neither"]);
+    }
     for option in ["--verify", "--digest=blake3", "--manifest=m", "--since=m"] {
         refused(&[option, from, to], 2, &["reads the source a second time"]);
     }
