@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockhaul_catalog::ImageFormat;
 use serde_json::{Map, Value as Json};
 
 use crate::qemu_storage_daemon::{parameters, text};
@@ -14,44 +15,59 @@ pub enum Format {
     Raw,
     /// QEMU's.
     Qcow2,
-    /// VMware's.
-    Vmdk,
-    /// Hyper-V's.
-    Vhdx,
-    /// Virtual PC's.
-    Vpc,
-    /// VirtualBox's.
-    Vdi,
+    /// Another one.
+    Other(&'static ImageFormat),
 }
-
-const FORMATS: &[(&str, &str, Format)] = &[
-    ("raw", "file", Format::Raw),
-    ("qcow2", "qcow2", Format::Qcow2),
-    ("vmdk", "vmdk", Format::Vmdk),
-    ("vhdx", "vhdx", Format::Vhdx),
-    ("vpc", "vhd", Format::Vpc),
-    ("vdi", "vdi", Format::Vdi),
-];
 
 impl Format {
     /// The format of this name, QEMU's.
     pub fn named(name: &str) -> Option<Format> {
-        FORMATS.iter().find(|one| one.0 == name).map(|one| one.2)
+        if name == "raw" {
+            Some(Format::Raw)
+        } else {
+            ImageFormat::of_qemu_name(name).map(Format::of)
+        }
     }
 
-    /// QEMU's name.
-    pub fn name(self) -> &'static str {
-        FORMATS.iter().find(|one| one.2 == self).map_or("raw", |one| one.0)
+    /// The format of an image.
+    pub fn of(format: &'static ImageFormat) -> Format {
+        if format.scheme == "qcow2" { Format::Qcow2 } else { Format::Other(format) }
     }
 
     /// The format that this device of ours reads; raw for any other.
     pub fn of_scheme(scheme: &str) -> Format {
-        FORMATS.iter().find(|one| one.1 == scheme).map_or(Format::Raw, |one| one.2)
+        ImageFormat::of_scheme(scheme).map_or(Format::Raw, Format::of)
+    }
+
+    /// QEMU's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+            Format::Other(format) => format.qemu_name,
+        }
+    }
+
+    /// Whether it is VMware's.
+    pub fn is_vmdk(self) -> bool {
+        self.scheme() == "vmdk"
     }
 
     /// The name of our device.
     fn scheme(self) -> &'static str {
-        FORMATS.iter().find(|one| one.2 == self).map_or("file", |one| one.1)
+        match self {
+            Format::Raw => "file",
+            Format::Qcow2 => "qcow2",
+            Format::Other(format) => format.scheme,
+        }
+    }
+
+    fn names_files(self) -> bool {
+        match self {
+            Format::Raw => false,
+            Format::Qcow2 => true,
+            Format::Other(format) => format.names_files,
+        }
     }
 }
 
@@ -236,8 +252,8 @@ impl Image {
         let mut all = options.to_vec();
         match (format, &self.place) {
             (Format::Raw, Place::Uri(uri)) => return uri.clone(),
-            (Format::Raw | Format::Vdi, _) => {}
-            _ => all.insert(0, "names=allow".to_string()),
+            _ if format.names_files() => all.insert(0, "names=allow".to_string()),
+            _ => {}
         }
         let separator = if all.is_empty() { "" } else { "?" };
         format!("{scheme}:{}{separator}{}", encoded(&holder), all.join("&"))
@@ -359,7 +375,7 @@ mod tests {
         let disk = |name: &str, format: Format| Image::named(name, None).unwrap().disk(format, &[]);
         assert_eq!(disk("a b?c%", Format::Raw), "file:./a b%3fc%25");
         assert_eq!(disk("/x/d.qcow2", Format::Qcow2), "qcow2:/x/d.qcow2?names=allow");
-        assert_eq!(disk("file:x:y", Format::Vpc), "vhd:././x:y?names=allow");
+        assert_eq!(disk("file:x:y", Format::named("vpc").unwrap()), "vhd:././x:y?names=allow");
         assert_eq!(disk("nbd:unix:/s:exportname=e", Format::Raw), "nbd+unix:///e?socket=/s");
         assert_eq!(disk("nbd:localhost:1", Format::Raw), "nbd://localhost:1/");
         let uri = "nbd+unix:///e?socket=/s";

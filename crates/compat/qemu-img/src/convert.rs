@@ -248,11 +248,11 @@ fn new_target(line: &Line, conversion: &Conversion, source: String) -> Result<(S
     match *format {
         Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
         Format::Raw => Ok((source, file)),
-        Format::Vmdk if new.subformat.as_deref() != Some("streamOptimized") => {
+        vmdk if vmdk.is_vmdk() && new.subformat.as_deref() != Some("streamOptimized") => {
             let text = "convert: -O vmdk is only supported with -o subformat=streamOptimized";
             Err(failure(text))
         }
-        Format::Vmdk => Ok((format!("as-vmdk:{}", encoded(&source)), file)),
+        vmdk if vmdk.is_vmdk() => Ok((format!("as-vmdk:{}", encoded(&source)), file)),
         // From front to back, where that is possible.
         Format::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
             Ok((compressed(new, &source), file))
@@ -282,7 +282,7 @@ fn refuse_offloading(line: &Line) -> Result<()> {
 
 /// The sources, if their bytes are those that are copied.
 fn plain_sources<'a>(line: &Line, sources: &'a [Image], target: Format) -> &'a [Image] {
-    let is_other = line.has("compress") || line.has("snapshot") || target == Format::Vmdk;
+    let is_other = line.has("compress") || line.has("snapshot") || target.is_vmdk();
     if is_other { &[] } else { sources }
 }
 

@@ -74,7 +74,7 @@ impl NewImage {
                 }
                 // Of the file, which needs none here.
                 "extent_size_hint" | "nocow" => {}
-                "subformat" if format == Format::Vmdk => new.subformat = Some(value),
+                "subformat" if format.is_vmdk() => new.subformat = Some(value),
                 "cluster_size" if is_qcow2 => new.cluster = size(&value)?,
                 "extended_l2" if is_qcow2 => new.subclusters = is_on(&value),
                 "backing_file" if is_qcow2 => backing = Some(value),

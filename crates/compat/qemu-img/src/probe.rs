@@ -100,7 +100,7 @@ fn probed_format(path: &Path) -> Option<Format> {
         return None;
     }
     let head = first_bytes(path, ImageFormat::HEAD as u64).ok()?;
-    ImageFormat::of_head(&head).map(|format| Format::of_scheme(format.scheme))
+    ImageFormat::of_head(&head).map(Format::of)
 }
 
 /// The format that the first bytes of a device tell.
@@ -111,7 +111,7 @@ pub(crate) async fn format_of_device(device: &Arc<dyn Device>) -> Result<Format,
     }
     let head = device.read(0, usize::try_from(len).unwrap_or(0)).await?;
     let format = ImageFormat::of_head(head.bytes());
-    Ok(format.map_or(Format::Raw, |format| Format::of_scheme(format.scheme)))
+    Ok(format.map_or(Format::Raw, Format::of))
 }
 
 /// At most `most` first bytes of a file.
