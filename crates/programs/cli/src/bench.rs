@@ -63,6 +63,6 @@ fn become_other() -> Failure {
     Failure::usage(
         "the program blockhaul-bench is not installed, which does all of blockhaul bench but bench device and \
          bench load: install it next to blockhaul (from its source: cargo install --locked --path \
-         crates/programs/bench)",
+         tools/bench)",
     )
 }

@@ -55,7 +55,7 @@ fn faults(found: &[(Circle, Edges)]) -> Vec<String> {
 /// The circles of more than two files, of all crates, with the uses in them.
 fn find(root: &Path) -> Result<Vec<(Circle, Edges)>, String> {
     let mut files = Vec::new();
-    for below in ["crates", "xtask"] {
+    for below in ["crates", "tools"] {
         if root.join(below).is_dir() {
             rust_files(root, Path::new(below), &mut files)?;
         }

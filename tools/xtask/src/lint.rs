@@ -28,7 +28,7 @@ const UNSAFE_HOMES: &[&str] = &[
     "crates/ground/os",
     "crates/devices/cabi",
     "crates/devices/vddk/src/library.rs",
-    "crates/testkit/vddk-simulator/src/ffi",
+    "tools/testkit/vddk-simulator/src/ffi",
 ];
 
 /// Calls that a simulation cannot replace.
@@ -153,8 +153,7 @@ fn clocks(root: &Path) -> Result<Vec<String>, String> {
     let mut files = Vec::new();
     rust_files(root, Path::new("crates"), &mut files)?;
     files.sort();
-    let tools =
-        ["crates/testkit", "crates/simulator", "crates/programs/bench", "crates/programs/measure"];
+    let tools = ["crates/programs/measure"];
     files.retain(|file| {
         let is_test = file.components().any(|part| part.as_os_str() == "tests")
             || file.file_name().is_some_and(|name| name == "tests.rs");

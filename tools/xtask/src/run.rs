@@ -12,7 +12,7 @@ pub fn workspace() -> PathBuf {
     let manifest =
         std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let xtask = PathBuf::from(manifest);
-    xtask.parent().map(Path::to_path_buf).unwrap_or(xtask)
+    xtask.ancestors().nth(2).map(Path::to_path_buf).unwrap_or(xtask)
 }
 
 /// The target directory that cargo uses for this workspace.

@@ -37,4 +37,4 @@ const KEEP_MEMORY: &str =
 pub const FEATURE: &str = "--features=blockhaul-simulator/simulation";
 
 /// The package, relative to the workspace.
-pub const DIRECTORY: &str = "crates/simulator";
+pub const DIRECTORY: &str = "tools/simulator";

@@ -27,17 +27,17 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/jobs", "uses/engine"),
     ("uses/jobs", "uses/transfer"),
     ("uses/transfer", "uses/engine"),
-    ("programs/bench", "programs/measure"),
     ("programs/cli", "programs/measure"),
     ("programs/cli", "programs/registry"),
     ("programs/python", "programs/registry"),
-    ("simulator", "programs/registry"),
+    ("tools/bench", "programs/measure"),
+    ("tools/simulator", "programs/registry"),
 ];
 
 /// What only programs use.
 const OF_PROGRAMS: &str = "clap";
 
-/// Crates with their folders below `crates`, and the names of the crates that each depends on.
+/// Crates with their folders below `crates`, or below the root for tools, and the names of the crates that each depends on.
 type Crates = BTreeMap<String, (String, Vec<String>)>;
 
 /// Fails if a crate depends on one of a higher row.
@@ -59,26 +59,28 @@ fn faults(crates: &Crates) -> Vec<String> {
                     is_above(folder, used) || EXCEPTIONS.contains(&(folder.as_str(), used.as_str()))
                 }
                 None => {
-                    name.split('_').next() != Some(OF_PROGRAMS) || folder.starts_with("programs/")
+                    name.split('_').next() != Some(OF_PROGRAMS)
+                        || ["programs/", "tools/"].iter().any(|row| folder.starts_with(row))
                 }
             };
             if !is_allowed {
-                found.push(format!("crates/{folder} uses {name}"));
+                let below = if folder.starts_with("tools/") { "" } else { "crates/" };
+                found.push(format!("{below}{folder} uses {name}"));
             }
         }
     }
     found
 }
 
-/// Whether a crate is in a higher row than the one that it uses. Tools without a row are above all but
-/// programs, and nobody uses them.
+/// Whether a crate is in a higher row than the one that it uses. Tools are above all but programs, and no crate of
+/// a row uses them.
 fn is_above(folder: &str, used: &str) -> bool {
     let row = |folder: &str| ROWS.iter().position(|row| folder.split('/').next() == Some(row));
     match (row(folder), row(used)) {
         (Some(own), Some(other)) => own > other,
         (None, Some(other)) => ROWS[other] != "programs",
         (None, None) => true,
-        (Some(_), None) => folder == "programs/measure",
+        (Some(_), None) => false,
     }
 }
 
@@ -86,13 +88,12 @@ fn read(root: &Path) -> Result<Crates, String> {
     let mut crates = Crates::new();
     for row in folders(&root.join("crates"))? {
         let path = root.join("crates").join(&row);
-        if path.join("Cargo.toml").is_file() {
-            add(&mut crates, &path, &row)?;
-            continue;
-        }
         for one in folders(&path)? {
             add(&mut crates, &path.join(&one), &format!("{row}/{one}"))?;
         }
+    }
+    for tool in folders(&root.join("tools"))? {
+        add(&mut crates, &root.join("tools").join(&tool), &format!("tools/{tool}"))?;
     }
     Ok(crates)
 }
@@ -152,7 +153,7 @@ mod tests {
             one("transfer", "uses/transfer", &["engine", "io", "clap"]),
             one("layers", "devices/layers", &["engine"]),
             one("cli", "programs/cli", &["transfer", "clap", "clap_mangen"]),
-            one("testkit", "testkit", &["io", "cli"]),
+            one("testkit", "tools/testkit", &["io", "cli"]),
             one("server", "uses/server", &["testkit", "engine"]),
         ]);
         assert_eq!(
@@ -161,7 +162,7 @@ mod tests {
                 "crates/devices/layers uses engine",
                 "crates/uses/server uses testkit",
                 "crates/uses/server uses engine",
-                "crates/testkit uses cli",
+                "tools/testkit uses cli",
                 "crates/uses/transfer uses clap",
             ]
         );

@@ -178,7 +178,9 @@ impl Requirement {
 /// All citations in the Rust files of the program.
 fn citations(root: &Path) -> Result<Citations, String> {
     let mut files = Vec::new();
-    rust_files(root, Path::new("crates"), &mut files)?;
+    for below in ["crates", "tools"] {
+        rust_files(root, Path::new(below), &mut files)?;
+    }
     let mut found = Citations::new();
     for file in files {
         let text = fs::read_to_string(root.join(&file))
@@ -211,8 +213,8 @@ fn cited_in(file: &Path, text: &str, found: &mut Citations) {
 fn is_test_file(file: &Path) -> bool {
     file.components().any(|part| part.as_os_str() == "tests")
         || file.file_name().is_some_and(|name| name == "tests.rs")
-        || file.starts_with("crates/testkit")
-        || file.starts_with("crates/simulator")
+        || file.starts_with("tools/testkit")
+        || file.starts_with("tools/simulator")
 }
 
 /// The function that begins below the comments at `index`, or else the one that has the line.
