@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, circles, links, protocol, rows, run, simulate};
+use crate::{Outcome, circles, links, places, protocol, rows, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -92,6 +92,7 @@ pub fn main(args: &[String]) -> Outcome {
     protocol::check(&run::workspace())?;
     circles::check(&run::workspace())?;
     rows::check(&run::workspace())?;
+    places::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     // With the simulated driver, so that its code is compiled; the program is built without it below.

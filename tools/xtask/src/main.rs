@@ -15,6 +15,7 @@ mod nbdkit_bench;
 mod nbdkit_suite;
 mod pages;
 mod peers;
+mod places;
 mod protocol;
 mod python_tools;
 mod qemu_suite;

@@ -6,7 +6,7 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 
-use super::{as_begun, identity_there, own_identity};
+use super::own_journal::{as_begun, identity_there, own_identity};
 use crate::error::Result;
 use crate::handle::Retries;
 use crate::journal::check_identity;

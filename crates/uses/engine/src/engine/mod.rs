@@ -6,10 +6,11 @@
 
 mod completed;
 mod control;
+mod own_journal;
 mod reads;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Facts, Kind};
@@ -19,13 +20,13 @@ use blockhaul_io::{Pool, Remote};
 use crate::error::{CopyError, Result};
 use crate::extra_lanes::extra_lane;
 use crate::handle::Retries;
-use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts, random_id};
+use crate::journal::{Recorded, random_id};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
-use crate::ledger::{Range, Suspect};
+use crate::ledger::Range;
+use crate::marker::Marker;
 use crate::marker::check::{MarkerPresence, check};
 use crate::marker::choice::choose;
-use crate::marker::{Marker, Place, Stage};
 use crate::meter::Meters;
 use crate::options::{Options, Summary};
 use crate::orders::{Ending, Member, Order, Orders};
@@ -36,12 +37,14 @@ use crate::same_disk::SameDisk;
 use crate::segment_maker::{Earlier, Making, make};
 use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
-use crate::shared::{Keeping, Learned, Memory, Parts, Shared, ZeroesFound};
+use crate::shared::{Learned, Memory, Parts, Shared, ZeroesFound};
 use crate::side::Side;
 use crate::sides::Sides;
 use crate::signals::Signals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
+
+use self::own_journal::{as_begun, close_journal, identity_there, look_at_edge, own_journal};
 
 pub use self::completed::completed_earlier;
 pub use self::control::Control;
@@ -509,23 +512,6 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
     }
 }
 
-/// What the journal of the options says of its copy, if it exists and is to be continued.
-async fn identity_there(options: &Options) -> Option<Identity> {
-    let journal = options.journal.clone()?;
-    blockhaul_io::offload(move || Journal::identity_there(&journal)).await.ok()?
-}
-
-/// The options, with the segment size of the journal that this copy continues. Without an explicit
-/// size the number of connections and requests, which may differ now, would determine it.
-fn as_begun(options: &Options, there: Option<&Identity>) -> Options {
-    let mut options = options.clone();
-    if let Some(there) = there.filter(|_| options.spread) {
-        options.segment = there.segment;
-        options.spread = false;
-    }
-    options
-}
-
 /// What the options select of the source, if the devices fit it and one another.
 async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
     let from = sides.source.device().facts();
@@ -622,160 +608,9 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
     Err(CopyError::at_target(Error::new(Kind::Invalid, text).on(&name)))
 }
 
-/// What identifies a copy in its journal.
-fn identity(
-    options: &JournalOptions,
-    resolved: &Resolved,
-    selection: &Selection,
-    sides: &Sides,
-    sample: [u8; 32],
-) -> Identity {
-    Identity {
-        segment: resolved.segment,
-        range: selection.bounds(),
-        source_size: sides.source.device().facts().size,
-        target_size: sides.target.device().facts().size,
-        sample,
-        source: options.source.clone(),
-        target: options.target.clone(),
-        ranges: selection.digest(),
-        discards: false,
-        zeroes_checked: false,
-        is_marked: false,
-        place: None,
-    }
-}
-
-/// Opens the journal that the options ask for; it is about what is selected.
-async fn own_journal(
-    sides: &Sides,
-    options: &Options,
-    selection: &Selection,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
-    place: Option<Place>,
-) -> Result<Option<(Keeping, Recorded)>> {
-    let Some(journal) = &options.journal else { return Ok(None) };
-    let own = own_identity(journal, sides, options, selection, (resolved, retries)).await?;
-    let identity = Identity { place, ..own };
-    let parts = SelectedParts::new(selection.ranges(), resolved.segment);
-    open_journal(journal, identity, parts).await.map(Some)
-}
-
-/// What identifies the copy of what is selected.
-async fn own_identity(
-    journal: &JournalOptions,
-    sides: &Sides,
-    options: &Options,
-    selection: &Selection,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
-) -> Result<Identity> {
-    // An export may be unreadable where its bitmap is clean.
-    let partial = options.bitmap.is_some() || options.ranges.is_some();
-    let only = partial.then(|| selection.ranges());
-    let sample = if options.discard_source {
-        // Earlier runs have changed it.
-        [0; 32]
-    } else {
-        crate::sample::digest(sides.handle(Side::Source, retries), only).await?
-    };
-    let identity = identity(journal, resolved, selection, sides, sample);
-    Ok(Identity {
-        discards: options.discard_source,
-        zeroes_checked: options.target_is_zero && !options.trust_zero,
-        is_marked: options.discard_source,
-        ..identity
-    })
-}
-
-async fn open_journal(
-    options: &JournalOptions,
-    identity: Identity,
-    parts: SelectedParts,
-) -> Result<(Keeping, Recorded)> {
-    let wanted = options.clone();
-    let discards = identity.discards;
-    let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
-    let (file, recorded) =
-        opened.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    let path = options.path.display();
-    match recorded.segments.iter().map(|(first, end)| end - first).sum::<u64>() {
-        0 => log::debug!("journal {path}: nothing is recorded; all is copied"),
-        count => log::debug!("journal {path}: earlier runs have recorded {count} segments"),
-    }
-    let keep = options.keep;
-    let interval = options.interval;
-    let parts = Mutex::new(parts);
-    let earlier = !recorded.segments.is_empty();
-    let was_complete = recorded.complete;
-    Ok((Keeping { file, keep, discards, earlier, was_complete, interval, parts }, recorded))
-}
-
-/// Compares the data that earlier runs recorded last. If it differs, none of their records is used.
-async fn look_at_edge(
-    shared: &Arc<Shared>,
-    sides: &Sides,
-    recorded: Recorded,
-    ranges: &[Range],
-) -> Earlier {
-    if recorded.segments.is_empty() {
-        return Earlier::default();
-    }
-    if shared.resolved.discard_source {
-        // The source does not hold it any more.
-        return Earlier { recorded, check: false };
-    }
-    let segment = shared.resolved.segment;
-    let lane = sides.first_lane(shared, false);
-    shared.signals.begin_work();
-    for number in &recorded.edge {
-        let at = number * segment;
-        let end = (number + 1) * segment;
-        // Only what is copied: the target keeps the rest.
-        let first = ranges.partition_point(|range| range.1 <= at);
-        for range in ranges[first..].iter().take_while(|range| range.0 < end) {
-            let range = (range.0.max(at), range.1.min(end));
-            lane.recheck(Suspect { range, again: false }).await;
-        }
-    }
-    lane.finish(Ending::Copy).await;
-    shared.signals.end_work();
-    let check = shared.retries.rewritten.load(Ordering::Relaxed) > 0;
-    if check {
-        let text = "the target does not contain what the journal recorded last: comparing everything that \
-                    it recorded";
-        shared.warn(text.to_string());
-    }
-    Earlier { recorded, check }
-}
-
 /// Whether one lane handles zero ranges of any length: those to be zeroed, and those to be skipped.
 fn whole_zeroes(shared: &Shared, target: &Facts, target_is_zero: bool) -> (bool, bool) {
     // If zeroes are hashed or written out, spread them over all lanes.
     let cheap = shared.streaming.as_ref().is_none_or(|streaming| !streaming.hashes_zeroes());
     (cheap && (target_is_zero || !target.emulated.contains(Can::ZERO)), cheap)
-}
-
-/// After success, the journal is not needed any more, unless something was discarded at the source:
-/// then it stays, and says so. True: it stays.
-async fn close_journal(shared: &Shared, journal: &Keeping) -> bool {
-    // Of a discard that failed, a part may have been carried out.
-    let (discarded, failed) = shared.progress.discarded();
-    if journal.discards && (journal.earlier || discarded > 0 || failed > 0) {
-        let is_last_kept =
-            |marker: &Arc<Marker>| marker.may_follow() && marker.stage() < Stage::Discarded;
-        if shared.retries.marker().is_some_and(is_last_kept) {
-            return true;
-        }
-        let recorded = if journal.was_complete { Ok(()) } else { journal.file.complete().await };
-        if let Err(why) = recorded {
-            shared.warn(format!("cannot record in the journal that the copy is complete: {why}"));
-        }
-        return true;
-    }
-    if !journal.keep
-        && let Err(error) = journal.file.remove()
-    {
-        shared.warn(format!("cannot remove the journal: {error}"));
-    }
-    false
 }
