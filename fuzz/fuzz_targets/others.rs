@@ -8,7 +8,7 @@ use blockhaul_block::{Request, Result};
 use blockhaul_catalog::{Below, Intent, Registry, Spec};
 use blockhaul_engine::Manifest;
 use blockhaul_io::{Config, Data, Runtime};
-use blockhaul_registry::{ConnectionLimits, device_registry};
+use blockhaul_registry::device_registry;
 use blockhaul_testkit::mutate::look;
 
 /// A target's name and function.
@@ -73,7 +73,6 @@ fn on_a_worker(opens: impl AsyncFnOnce(&Registry) -> Result<()> + Send + 'static
         Runtime::start(&Config { workers: 1, ..Config::default() }).expect("a worker can start")
     });
     runtime.block_on(move || async move {
-        let registry = || device_registry(&ConnectionLimits::default(), &[]);
-        let _ = opens(REGISTRY.get_or_init(registry)).await;
+        let _ = opens(REGISTRY.get_or_init(device_registry)).await;
     });
 }

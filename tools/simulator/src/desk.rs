@@ -7,12 +7,8 @@ use std::time::Duration;
 use blockhaul_block::Device;
 use blockhaul_catalog::{Backend, Exports, Opened, Opening, Spec, Target};
 use blockhaul_jobs::{BitmapFiles, JobError, Jobs, One, Running, Table, WantedExports};
-use blockhaul_registry::{ConnectionLimits, device_registry};
+use blockhaul_registry::device_registry;
 use blockhaul_server::Server;
-use blockhaul_transfer::{CopyRequest, CopySetup, TransferError, TransferOptions};
-
-/// Time without a byte after which a connection of a served device is dropped.
-const SILENCE: Duration = Duration::from_secs(60);
 
 /// The device that an office serves unless it has another one.
 pub(crate) const OWN: &str = "simulated:";
@@ -42,20 +38,13 @@ impl Office {
     ) -> Result<(Desk, Arc<dyn Exports>), String> {
         let device = self.device.unwrap_or_else(|| OWN.to_string());
         let spec = Spec::parse(device.as_ref()).map_err(|error| error.to_string())?;
-        let limits = ConnectionLimits { timeout: SILENCE, ..ConnectionLimits::default() };
-        let mut registry = device_registry(&limits, &[]);
+        let mut registry = device_registry();
         registry.backends.push(Arc::new(Own(own)));
         let files = BitmapFiles::new(&self.bitmaps).map_err(|error| error.to_string())?;
         let wanted = WantedExports {
-            registry,
-            exports: vec![One::described("", "", spec, false, Vec::new())],
-            layers: Vec::new(),
-            any_name: false,
-            per_client: false,
-            trace: false,
+            exports: vec![One::new("", spec)],
             bitmap_files: Some(files),
-            job_files: None,
-            set_up,
+            ..WantedExports::new(registry)
         };
         let (table, exports) = open(wanted).await.map_err(|error| error.to_string())?;
         let export = table.running().into_iter().next().ok_or("nothing is served")?;
@@ -76,13 +65,6 @@ async fn open(wanted: WantedExports) -> Result<(Arc<Table>, Arc<dyn Exports>), J
     let table = Arc::new(Table::new(wanted)?);
     let exports = table.open().await?;
     Ok((table, exports))
-}
-
-/// Sets up the copy of a job.
-fn set_up(request: CopyRequest) -> Result<CopySetup, TransferError> {
-    let TransferOptions { timeout, min_rate, .. } = request.options;
-    let registry = device_registry(&ConnectionLimits { timeout, min_rate }, request.contexts());
-    CopySetup::new(request, registry.for_command())
 }
 
 /// The disk as a kind of device.

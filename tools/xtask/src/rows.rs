@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::Outcome;
 
-/// The rows, the lowest first. Folders under `crates`.
-const ROWS: [&str; 6] = ["ground", "core", "devices", "uses", "compat", "programs"];
+/// The rows, the lowest first: folders under `crates`, with crates in them, or one crate each.
+const ROWS: [&str; 7] = ["ground", "core", "devices", "uses", "compat", "registry", "programs"];
 
 /// Crates of one row that use each other, and a tool that uses all devices: who uses what.
 const EXCEPTIONS: &[(&str, &str)] = &[
@@ -28,10 +28,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/jobs", "uses/transfer"),
     ("uses/transfer", "uses/engine"),
     ("programs/cli", "programs/measure"),
-    ("programs/cli", "programs/registry"),
-    ("programs/python", "programs/registry"),
     ("tools/bench", "programs/measure"),
-    ("tools/simulator", "programs/registry"),
 ];
 
 /// What only programs use.
@@ -88,6 +85,10 @@ fn read(root: &Path) -> Result<Crates, String> {
     let mut crates = Crates::new();
     for row in folders(&root.join("crates"))? {
         let path = root.join("crates").join(&row);
+        if path.join("Cargo.toml").is_file() {
+            add(&mut crates, &path, &row)?;
+            continue;
+        }
         for one in folders(&path)? {
             add(&mut crates, &path.join(&one), &format!("{row}/{one}"))?;
         }

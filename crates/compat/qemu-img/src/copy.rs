@@ -23,7 +23,7 @@ impl QemuImg {
         if request.options.no_zero_copy {
             blockhaul_io::disable_parking();
         }
-        let registry = self.registry(request.options.timeout, request.contexts());
+        let registry = self.registry(request.options.timeout, &[]);
         let mut setup = CopySetup::new(request, registry)?;
         if target == CopyTarget::Existing {
             setup.keep_target();
@@ -32,9 +32,7 @@ impl QemuImg {
         self.announce(&control)?;
         let runtime = workers(0)?;
         let pool = Pool::new(setup.memory());
-        let result = runtime.block_on(move || async move {
-            setup.open_source().await?.open_target().await?.run(pool).await
-        });
+        let result = runtime.block_on(move || async move { setup.open().await?.run(pool).await });
         let report = result.map_err(|error| stopped(&control, error))?;
         for warning in &report.warnings {
             self.tell(&format!("blockhaul: copy: warning: {}\n", one_line(warning)));

@@ -14,7 +14,6 @@ use blockhaul_io::{Config, Listener, Pool, Runtime};
 use blockhaul_jobs::{Jobs, Table, WantedExports};
 use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 use blockhaul_server::{Limits, Offers, Server, Tls};
-use blockhaul_transfer::CopySetup;
 use serde_json::{Value, json};
 
 /// Time for one answer.
@@ -47,18 +46,7 @@ impl MonitorHost for TestHost {
 /// A monitor of a server without exports. On a worker.
 async fn monitor(host: TestHost) -> Arc<Monitor> {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let wanted = WantedExports {
-        registry,
-        exports: Vec::new(),
-        layers: Vec::new(),
-        any_name: false,
-        per_client: false,
-        trace: false,
-        bitmap_files: None,
-        job_files: None,
-        set_up: |request| CopySetup::new(request, Registry::default()),
-    };
-    let table = Arc::new(Table::new(wanted).unwrap());
+    let table = Arc::new(Table::new(WantedExports::new(registry)).unwrap());
     let server = Server::new(blockhaul_server::Config {
         exports: table.open().await.unwrap(),
         limits: Limits::default(),

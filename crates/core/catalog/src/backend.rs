@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds, Whole};
 use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, Exports, Param, Registry, Spec};
+use crate::{Args, ConnectionSettings, Exports, Param, Registry, Spec};
 use blockhaul_block::{Error, Kind, Result};
 
 /// A target for a backend to open.
@@ -106,6 +106,13 @@ pub trait Backend: Send + Sync {
     /// what is meant: a phrase for the message.
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
         let _ = (scheme, rest);
+        None
+    }
+
+    /// The same kind of storage, whose devices connect to servers with these settings, and ask for these
+    /// contexts besides those of this one. `None`: it makes no connections.
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        let _ = settings;
         None
     }
 

@@ -5,7 +5,8 @@
 //!   typed.
 //! - [`Backend`], [`LayerKind`], [`GateKind`]: the declaration of a kind of storage, layer or gate.
 //!   [`Param`], [`Args`]: options.
-//! - [`OpenContext`]: how a device opens those that it consists of.
+//! - [`OpenContext`]: how a device opens those that it consists of. [`ConnectionSettings`]: how devices connect
+//!   to servers.
 //! - [`Stack`]: an open device with its layers, which opens further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
 //! - [`Claims`]: the storages that are open, so that each has one owner.
@@ -16,6 +17,7 @@ mod adjust;
 mod backend;
 pub mod brackets;
 mod claims;
+mod connections;
 mod exports;
 mod gate;
 mod image_format;
@@ -34,6 +36,7 @@ mod switch;
 pub use adjust::Adjustable;
 pub use backend::{Backend, NamePolicy, NameRefused, OpenContext, Target};
 pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds, TargetClaims, Warnings, Whole};
+pub use connections::ConnectionSettings;
 pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };

@@ -12,7 +12,8 @@ use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
 use crate::stack::{Layered, Stack};
 use crate::{
-    Args, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options, percent_decode,
+    Args, ConnectionSettings, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options,
+    percent_decode,
 };
 use blockhaul_block::{DeviceExt as _, Error, Kind, Result};
 
@@ -75,6 +76,18 @@ impl Registry {
     #[must_use]
     pub fn for_command(self) -> Registry {
         Registry { owner: ClaimOwner::command(), ..self }
+    }
+
+    /// The same registry, whose devices connect to servers with these settings. Contexts are added to those
+    /// that this registry asks for.
+    #[must_use]
+    pub fn connecting(mut self, settings: &ConnectionSettings) -> Registry {
+        for backend in &mut self.backends {
+            if let Some(connecting) = backend.connecting(settings) {
+                *backend = connecting;
+            }
+        }
+        self
     }
 
     /// The kind of storage of a scheme.

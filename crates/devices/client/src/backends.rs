@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Another, Backend, Claim, ImageFormat, Opened, Opening, StorageId, StorageIds, Target,
+    Another, Backend, Claim, ConnectionSettings, ImageFormat, Opened, Opening, StorageId,
+    StorageIds, Target,
 };
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
@@ -77,6 +78,10 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
         true
     }
 
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        Some(Arc::new(NbdUri { options: Arc::new(self.options.connecting(settings)) }))
+    }
+
     fn open(&self, target: Target) -> Opening<Opened> {
         let options = self.options.clone();
         Box::pin(async move {
@@ -118,6 +123,10 @@ impl Backend for NbdCommand {
         Some(format!(
             "image formats need QEMU: write [ qemu-nbd -f {format} {file} ], as separate words"
         ))
+    }
+
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        Some(Arc::new(NbdCommand { options: Arc::new(self.options.connecting(settings)) }))
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::ConnectionSettings;
 use blockhaul_io::Stream;
 use blockhaul_wire::Infos;
 use blockhaul_wire::handshake::client::{Handshake, Negotiated};
@@ -165,6 +166,21 @@ impl Default for Options {
             full_info: false,
             tls: None,
         }
+    }
+}
+
+impl Options {
+    /// The same options with these settings. Contexts are added to those of these options.
+    #[must_use]
+    pub fn connecting(&self, settings: &ConnectionSettings) -> Options {
+        let ConnectionSettings { timeout, min_rate, contexts } = settings;
+        let mut options = Options { timeout: *timeout, min_rate: *min_rate, ..self.clone() };
+        if !timeout.is_zero() {
+            options.connect_timeout = options.connect_timeout.min(*timeout);
+        }
+        let more = contexts.iter().filter(|context| !self.contexts.contains(context));
+        options.contexts.extend(more.cloned());
+        options
     }
 }
 

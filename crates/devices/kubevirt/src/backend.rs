@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, ConnectionSettings, Opened, Opening, Param, ParamKind, Target};
 use blockhaul_client::http::HttpServer;
 use blockhaul_client::{Address, is_this_machine};
 use blockhaul_tls::{Connector, Credentials, Demands, TlsErrorKind};
@@ -89,6 +89,14 @@ blockhaul copy --bitmap kubevirt:dirty "kubevirt:$URL?token-file=token&ca=ca.pem
 
     fn params(&self) -> &'static [Param] {
         PARAMS
+    }
+
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        let mut options = Options { timeout: settings.timeout, ..self.options };
+        if !settings.timeout.is_zero() {
+            options.connect_timeout = options.connect_timeout.min(settings.timeout);
+        }
+        Some(Arc::new(KubeVirt { options }))
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {

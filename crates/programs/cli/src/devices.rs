@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_catalog::{AnyKind, Backend, Param, Registry};
+use blockhaul_catalog::{AnyKind, Backend, ConnectionSettings, Param, Registry};
 
-use blockhaul_registry::{ConnectionLimits, device_registry, layer_kinds};
+use blockhaul_registry::{device_registry, layer_kinds};
 pub use blockhaul_transfer::sparing_of_queries;
 #[cfg(feature = "fuse")]
 pub use blockhaul_transfer::{make_layers, readonly, writes_below};
@@ -22,7 +22,9 @@ pub fn registry(timeout: Duration) -> Registry {
 /// The same; connections slower than `min_rate` bytes per second are dropped (0: none), and servers
 /// are asked for these metadata contexts, too.
 pub fn registry_asking(timeout: Duration, min_rate: u64, contexts: &[String]) -> Registry {
-    let registry = device_registry(&ConnectionLimits { timeout, min_rate }, contexts);
+    let contexts = contexts.to_vec();
+    let registry =
+        device_registry().connecting(&ConnectionSettings { timeout, min_rate, contexts });
     Registry { shutdown: signals::shutdown(), ..registry }
 }
 

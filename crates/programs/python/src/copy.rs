@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use blockhaul_catalog::Spec;
 use blockhaul_engine::Progress;
 use blockhaul_io::{Pool, Runtime};
-use blockhaul_registry::{ConnectionLimits, device_registry};
+use blockhaul_registry::device_registry;
 use blockhaul_transfer::{
     CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, TransferError, TransferOptions,
 };
@@ -179,11 +179,9 @@ fn set_up(source: Spec, target: Spec, options: &[OptionTexts]) -> Result<CopySet
         options.iter().map(|(name, texts)| NamedOption::from_texts(name, texts)).collect();
     let options = TransferOptions::from_named(&named)
         .map_err(|error| TransferError::request(error.to_string()))?;
-    let limits = ConnectionLimits { timeout: options.timeout, min_rate: options.min_rate };
     let [source, target] = [source, target].map(Endpoint::Device);
     let request = CopyRequest { options, ..CopyRequest::new(source, target) };
-    let registry = device_registry(&limits, request.contexts());
-    CopySetup::new(request, registry.for_command())
+    CopySetup::new(request, device_registry().for_command())
 }
 
 /// Copies, and waits for the end: not on a worker. After a cancel, the error says in which state the
@@ -191,9 +189,7 @@ fn set_up(source: Spec, target: Spec, options: &[OptionTexts]) -> Result<CopySet
 fn run(copy: CopySetup, runtime: &Runtime) -> Result<CopyReport, TransferError> {
     let pool = Pool::new(copy.memory());
     let control = copy.control();
-    let copied = runtime.block_on(move || async move {
-        copy.open_source().await?.open_target().await?.run(pool).await
-    });
+    let copied = runtime.block_on(move || async move { copy.open().await?.run(pool).await });
     let failed = |error: TransferError| {
         if !control.progress().is_cancelled() {
             return error;

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Intent, Layer, Spec, Stack};
+use blockhaul_catalog::{ConnectionSettings, Intent, Layer, Spec, Stack};
 use blockhaul_client::options::Place;
-use blockhaul_client::{Address, OpenSocket, Traffic};
-use blockhaul_registry::{ConnectionLimits, device_registry};
+use blockhaul_client::{Address, OpenSocket, Options, Traffic};
+use blockhaul_registry::device_registry;
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::Negotiated;
 use blockhaul_wire::{Headers, Replies};
@@ -115,9 +115,9 @@ pub(crate) struct Connection {
     pub(crate) traffic: Arc<Traffic>,
 }
 
-/// Limits of a connection that is dropped after `timeout` without a byte (zero: never).
-pub(crate) fn limits(timeout: Duration) -> ConnectionLimits {
-    ConnectionLimits { timeout, min_rate: 0 }
+/// Options of a connection that is dropped after `timeout` without a byte (zero: never).
+pub(crate) fn connecting(timeout: Duration) -> Options {
+    Options::default().connecting(&ConnectionSettings::with_timeout(timeout))
 }
 
 /// The device that these words describe.
@@ -150,8 +150,13 @@ impl Wanted {
         }
     }
 
+    fn connections(&self) -> ConnectionSettings {
+        let contexts = self.contexts.clone();
+        ConnectionSettings { contexts, ..ConnectionSettings::with_timeout(self.timeout) }
+    }
+
     async fn open_device(self) -> Result<Open> {
-        let registry = device_registry(&limits(self.timeout), &self.contexts);
+        let registry = device_registry().connecting(&self.connections());
         let spec = spec(&self.words)?;
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
@@ -173,7 +178,7 @@ impl Wanted {
 
     async fn connect(self, asking: Asking) -> Result<Open> {
         let (place, command) = place(&self.words, self.export)?;
-        let mut options = limits(self.timeout).connection();
+        let mut options = connecting(self.timeout);
         if !asking.allocation {
             options.contexts.clear();
         }
@@ -194,7 +199,7 @@ impl Wanted {
         };
         let mut stack = Stack::over(device);
         if !matches!(self.mode, Mode::Write) {
-            let registry = device_registry(&limits(self.timeout), &[]);
+            let registry = device_registry();
             stack = stack.with_layer(registry.layer("readonly")?).await?;
         }
         Ok(Open { stack, connection, direct, command })

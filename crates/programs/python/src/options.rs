@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::error::of_device;
 use crate::handle::seconds;
-use crate::opening::{limits, place, protocol_name};
+use crate::opening::{connecting, place, protocol_name};
 use crate::{wait, workers};
 
 /// The name and description of each export.
@@ -29,7 +29,7 @@ pub(crate) fn list_exports(
     let remote = workers::remote(&runtime);
     let listed = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, command.then(String::new))?;
-        let mut session = OptionSession::connect(place, &limits(timeout).connection()).await?;
+        let mut session = OptionSession::connect(place, &connecting(timeout)).await?;
         let entries = session.list().await;
         session.abort().await;
         Ok(entries?.into_iter().map(|entry| (entry.name, entry.description)).collect())
@@ -56,7 +56,7 @@ pub(crate) fn list_contexts(
     let listed = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, export)?;
         let name = place.export.clone();
-        let mut session = OptionSession::connect(place, &limits(timeout).connection()).await?;
+        let mut session = OptionSession::connect(place, &connecting(timeout)).await?;
         let contexts = session.matching_contexts(&name, &queries, select).await;
         session.abort().await;
         Ok(contexts?.into_iter().map(|context| context.name).collect())
@@ -79,7 +79,7 @@ pub(crate) fn greet(
     let remote = workers::remote(&runtime);
     let greeted = wait::run(py, &remote, move || async move {
         let (place, _command) = place(&words, command.then(String::new))?;
-        let mut options = limits(timeout).connection();
+        let mut options = connecting(timeout);
         options.structured = structured;
         options.extended &= structured;
         let session = OptionSession::connect(place, &options).await?;

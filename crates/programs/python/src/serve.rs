@@ -15,12 +15,9 @@ use pyo3::prelude::*;
 
 use crate::error::of_device;
 use crate::object::{self, Threads};
-use crate::opening::{limits, spec};
+use crate::opening::spec;
 use crate::workers::Generation;
 use crate::{wait, workers};
-
-/// Time without a byte after which a connection of a served device is dropped.
-const SILENCE: Duration = Duration::from_secs(60);
 
 /// Time that clients have to read their last replies when the server stops.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -82,7 +79,7 @@ impl Wanted {
     }
 
     async fn exports(&self) -> Result<(Arc<dyn Exports>, Option<Stack>)> {
-        let registry = device_registry(&limits(SILENCE), &[]);
+        let registry = device_registry();
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
         if self.readonly {

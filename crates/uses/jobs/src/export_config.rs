@@ -7,9 +7,7 @@ use blockhaul_catalog::{
     Adjustable, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec,
     Stack, Warnings, guarded,
 };
-use blockhaul_transfer::{
-    CopyRequest, CopySetup, TransferError, adjustable_layers, make_layers, writes_below,
-};
+use blockhaul_transfer::{TransferOptions, adjustable_layers, make_layers, writes_below};
 
 use crate::bitmap_files::BitmapFiles;
 use crate::client_devices::Fresh;
@@ -36,12 +34,12 @@ pub struct WantedExports {
     pub bitmap_files: Option<BitmapFiles>,
     /// Where jobs are kept.
     pub job_files: Option<Arc<JobFiles>>,
-    /// Sets up the copies of jobs, with the devices that targets may be.
-    pub set_up: SetUp,
+    /// Is called for each copy of a job, before its target is opened: for warnings. Must not block.
+    pub on_copy: CopyHook,
 }
 
-/// Sets up the copy of a request, as far as nothing is opened.
-pub type SetUp = fn(CopyRequest) -> Result<CopySetup, TransferError>;
+/// Is called with the options, the source and the target of a copy.
+pub type CopyHook = fn(&TransferOptions, [&Spec; 2]);
 
 /// What messages call an export.
 pub(crate) const EXPORT: &str = "export";
@@ -63,6 +61,21 @@ pub struct One {
 }
 
 impl WantedExports {
+    /// No exports yet, of devices of `registry`: clients share each device, and nothing outlives the server.
+    pub fn new(registry: Registry) -> WantedExports {
+        WantedExports {
+            registry,
+            exports: Vec::new(),
+            layers: Vec::new(),
+            any_name: false,
+            per_client: false,
+            trace: false,
+            bitmap_files: None,
+            job_files: None,
+            on_copy: |_, _| (),
+        }
+    }
+
     /// The intent for opening the storage of an export: under a layer that changes nothing it need
     /// not be writable, and others may use it at the same time.
     fn intent_below(&self, one: &One) -> Intent {

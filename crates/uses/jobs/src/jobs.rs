@@ -12,7 +12,7 @@ use blockhaul_io::{FifoLock, Notify, Pool};
 use blockhaul_snapshot::{BITMAP_CONTEXT, Snapshot, Stats};
 use blockhaul_transfer::{
     CopyControl, CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, OpenCopy,
-    TransferError, TransferErrorKind, TransferOptions,
+    TransferErrorKind, TransferOptions,
 };
 use serde_json::{Value, json};
 
@@ -408,7 +408,7 @@ impl Jobs {
         }));
         drop(blockhaul_io::spawn(async move {
             let pool = Pool::new(copy.memory());
-            let result = match open(copy).await {
+            let result = match copy.open().await {
                 Ok(copy) => copy.run(pool).await,
                 Err(error) => Err(error),
             };
@@ -625,11 +625,6 @@ async fn settle(disks: &[Disk]) -> bool {
     !disks.iter().any(|disk| disk.job.is_ending())
 }
 
-/// Opens both sides of a copy.
-async fn open(copy: CopySetup) -> Result<OpenCopy, TransferError> {
-    copy.open_source().await?.open_target().await
-}
-
 /// Copies all disks; once one has failed, the others end soon.
 async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyReport, JobError>> {
     let pool = Pool::new(copies.first().map_or(0, CopySetup::memory));
@@ -681,7 +676,7 @@ async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyRe
 async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, JobError)> {
     let mut opened = Vec::new();
     for (index, copy) in copies.into_iter().enumerate() {
-        match open(copy).await {
+        match copy.open().await {
             Ok(copy) => opened.push(copy),
             Err(error) => {
                 // Not on a worker: it may wait for the server of `[ CMD ]`.
@@ -751,7 +746,9 @@ fn copy(
         To::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
     };
     let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
-    let copy = (table.wanted().set_up)(request)?;
+    let options = request.options.clone();
+    let copy = CopySetup::new(request, table.wanted().registry.clone())?;
+    (table.wanted().on_copy)(&options, copy.specs());
     Ok(copy.called(format!("the {command} of export {:?}", export.name)))
 }
 

@@ -34,7 +34,7 @@ mod trace;
 pub use bitmap_files::BitmapFiles;
 pub use error::JobError;
 pub use export::{Running, SnapshotOf, TargetGuard};
-pub use export_config::{One, SetUp, WantedExports, intent};
+pub use export_config::{CopyHook, One, WantedExports, intent};
 pub use export_table::{NameReservation, Table};
 pub use job_errors::{Action, OnError};
 pub use job_files::{JobFiles, Kept};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockhaul_catalog::{Direct, Spec};
+use blockhaul_catalog::{ConnectionSettings, Direct, Spec};
 use blockhaul_engine::{Algorithm, ByKernel, MultiConn, Options, SEGMENT, Schedule};
 
 use crate::description::{full, same, same_storage};
@@ -175,6 +175,12 @@ impl TransferOptions {
             digest: self.digest,
             ..usual
         }
+    }
+
+    /// The settings of connections to both sides.
+    pub(crate) fn connections(&self) -> ConnectionSettings {
+        let contexts = self.bitmap.iter().cloned().collect();
+        ConnectionSettings { timeout: self.timeout, min_rate: self.min_rate, contexts }
     }
 
     /// Whether a list says what is copied.

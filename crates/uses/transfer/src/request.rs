@@ -55,9 +55,4 @@ impl CopyRequest {
     pub fn check(&self) -> Result<(), OptionConflict> {
         self.options.check_with(self.source.spec(), self.target.spec())
     }
-
-    /// The metadata contexts that the source is opened with, besides `base:allocation`.
-    pub fn contexts(&self) -> &[String] {
-        self.options.bitmap.as_slice()
-    }
 }

@@ -30,14 +30,12 @@ pub struct CopySetup {
 
 impl CopyRequest {
     /// Opens both sides, with all checks that are possible before the target is touched. Runs on a worker.
-    /// Connections of `registry` obey its own limits, not those of the options: `timeout`, `min_rate` and
-    /// [`CopyRequest::contexts`].
     ///
     /// # Errors
     /// If fields conflict, a side cannot be opened, or both do not fit. The contents of the target are
     /// unchanged, and nothing stays open.
     pub async fn open(self, registry: &Registry) -> Result<OpenCopy> {
-        CopySetup::new(self, registry.clone())?.open_source().await?.open_target().await
+        CopySetup::new(self, registry.clone())?.open().await
     }
 }
 
@@ -47,6 +45,7 @@ impl CopySetup {
     /// # Errors
     /// If fields conflict, a description or a layer is invalid, or a file cannot be read.
     pub fn new(request: CopyRequest, registry: Registry) -> Result<CopySetup> {
+        let registry = registry.connecting(&request.options.connections());
         let wrong = |error: blockhaul_block::Error| TransferError::of_description(&error);
         for side in [&request.source, &request.target] {
             if let Endpoint::Device(spec) = side
@@ -176,6 +175,15 @@ impl CopySetup {
     /// Maximum bytes of payloads in flight.
     pub fn memory(&self) -> u64 {
         self.context.engine.memory()
+    }
+
+    /// Opens both sides, with all checks that are possible before the target is touched. Runs on a worker.
+    ///
+    /// # Errors
+    /// If a side cannot be opened, or both do not fit. The contents of the target are unchanged, and nothing
+    /// stays open.
+    pub async fn open(self) -> Result<OpenCopy> {
+        self.open_source().await?.open_target().await
     }
 
     /// Opens the source and makes all checks that are possible without the target. Runs on a worker.

@@ -80,10 +80,9 @@ pub(crate) fn check_request(request: &CopyRequest) -> Result<(), Failure> {
 /// Checks a request, as far as nothing must be opened for that.
 pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, TransferError> {
     let options = request.options.clone();
-    let registry = devices::registry_asking(options.timeout, options.min_rate, request.contexts());
-    let setup = CopySetup::new(request, registry.for_command())?;
-    let [source, target] = setup.specs();
-    warn_of_formats(&options, source, target);
+    let registry = devices::registry(options.timeout).for_command();
+    let setup = CopySetup::new(request, registry)?;
+    warn_of_formats(&options, setup.specs());
     Ok(setup)
 }
 
@@ -99,7 +98,7 @@ fn check_output(request: &CopyRequest) -> Result<(), Failure> {
 }
 
 /// Warns where the bytes of an image in a format are copied or overwritten, and not the disk in it.
-fn warn_of_formats(options: &TransferOptions, source: &Spec, target: &Spec) {
+pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&Spec; 2]) {
     let ends = [
         (source, !options.source_layer.is_empty(), Use::Source),
         (target, !options.target_layer.is_empty(), Use::Target),

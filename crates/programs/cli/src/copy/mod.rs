@@ -76,9 +76,7 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
     let control = setup.control();
     let pool = Pool::new(setup.memory());
     let started = std::time::Instant::now();
-    let result = session.block_on(move || async move {
-        setup.open_source().await?.open_target().await?.run(pool).await
-    });
+    let result = session.block_on(move || async move { setup.open().await?.run(pool).await });
     let hint = if !has_journal && control.has_left_a_part() {
         journal_hint::hint(ends.each_ref()).unwrap_or_default()
     } else {

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_catalog::{ConnectionSettings, Intent, Registry, Spec, Stack};
 use blockhaul_client::options::{OptionSession, Place};
 use blockhaul_client::{Address, Connected, Options, ServerProcess};
-use blockhaul_registry::ConnectionLimits;
 use blockhaul_wire::ExportFlags;
 use blockhaul_wire::handshake::Protocol;
 use blockhaul_wire::handshake::client::{ExportInfo, Negotiated};
@@ -46,8 +45,8 @@ impl Subject {
     /// Parses the description; starts the server of a command. Connections are dropped after
     /// `timeout` without a byte.
     pub fn new(spec: Spec, timeout: Duration) -> Result<Subject, Failure> {
-        let options =
-            Options { full_info: true, ..ConnectionLimits { timeout, min_rate: 0 }.connection() };
+        let settings = ConnectionSettings::with_timeout(timeout);
+        let options = Options { full_info: true, ..Options::default().connecting(&settings) };
         let registry = devices::registry(timeout);
         match &spec {
             Spec::Command(words) => {

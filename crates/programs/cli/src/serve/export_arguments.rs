@@ -79,7 +79,7 @@ pub fn export_config(
         trace,
         bitmap_files,
         job_files,
-        set_up: copy_options::set_up,
+        on_copy: copy_options::warn_of_formats,
     };
     wanted.check()?;
     for one in &wanted.exports {

@@ -7,7 +7,7 @@ use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::{Named, Registry, Shared, Spec, Stack};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_testkit::rng::Rng;
-use blockhaul_transfer::{CopySetup, NamedOption};
+use blockhaul_transfer::NamedOption;
 
 use super::disk::{Disk, Fault, Handle};
 use super::guests::Guests;
@@ -467,18 +467,7 @@ fn to(target: &Arc<Disk>) -> To {
 
 /// A table of exports with this disk.
 fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
-    let wanted = WantedExports {
-        registry: Registry::default(),
-        exports: Vec::new(),
-        layers: Vec::new(),
-        any_name: false,
-        per_client: false,
-        trace: false,
-        bitmap_files: None,
-        job_files: None,
-        set_up: |request| CopySetup::new(request, registry()),
-    };
-    let table = Table::new(wanted).unwrap();
+    let table = Table::new(WantedExports::new(registry()));
     let stack = Stack::over(Arc::new(Handle(disk.clone())));
     let shared = Shared::new("a", "", stack.device().clone());
     let running = Running {
