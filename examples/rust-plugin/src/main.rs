@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use blockhaul_catalog::{Intent, Registry, Shared, Spec};
-use blockhaul_io::{Listener, Pool, Runtime};
-use blockhaul_server::{Config, Limits, Offers, Server, Tls};
+use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_io::{Listener, Runtime};
+use blockhaul_server::{Config, Server};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -33,18 +33,8 @@ fn serve(socket: &str, device: &str, layers: &[String]) -> Result<(), Box<dyn st
     let layers =
         layers.iter().map(|text| registry.layer(text)).collect::<blockhaul_block::Result<_>>()?;
     let runtime = Runtime::start(&blockhaul_io::Config::default())?;
-    let opened = runtime.block_on(move || async move {
-        let stack = registry.open(&spec, layers, Intent::WRITE).await;
-        stack.map(|stack| stack.device().clone())
-    });
-    let limits = Limits::default();
-    let server = Server::new(Config {
-        exports: Shared::new("", "", opened?),
-        pool: Pool::new(limits.all_bytes),
-        limits,
-        offers: Offers::default(),
-        tls: Tls::Off,
-    });
+    let opened = runtime.block_on(async move || registry.open(&spec, layers, Intent::WRITE).await);
+    let server = Server::new(Config::new(opened?.shared("")));
     let path = Path::new(socket).to_path_buf();
     let bound = runtime.block_on(move || async move {
         let listener = Listener::bind_unix(&path)?;

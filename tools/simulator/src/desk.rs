@@ -62,7 +62,7 @@ impl Desk {
 /// Opens the exports of a server. On a worker.
 async fn open(wanted: WantedExports) -> Result<(Arc<Table>, Arc<dyn Exports>), JobError> {
     wanted.check()?;
-    let table = Arc::new(Table::new(wanted)?);
+    let table = Arc::new(Table::new(wanted));
     let exports = table.open().await?;
     Ok((table, exports))
 }

@@ -46,7 +46,7 @@ impl MonitorHost for TestHost {
 /// A monitor of a server without exports. On a worker.
 async fn monitor(host: TestHost) -> Arc<Monitor> {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let table = Arc::new(Table::new(WantedExports::new(registry)).unwrap());
+    let table = Arc::new(Table::new(WantedExports::new(registry)));
     let server = Server::new(blockhaul_server::Config {
         exports: table.open().await.unwrap(),
         limits: Limits::default(),

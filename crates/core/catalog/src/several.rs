@@ -15,6 +15,7 @@ use blockhaul_block::{Error, Kind, Result};
 ///
 /// Storages can be added and removed at any time. A client sees those that exist when it connects,
 /// until they are removed: it keeps nothing open that it has not opened.
+#[derive(Default)]
 pub struct Several(RwLock<Arc<[Arc<Storage>]>>);
 
 /// A named storage.
@@ -65,7 +66,7 @@ impl Several {
     /// # Errors
     /// Two storages of one name.
     pub fn new(storages: Vec<Named>) -> Result<Several> {
-        let several = Several(RwLock::new(Arc::new([])));
+        let several = Several::default();
         for one in storages {
             several.add(one)?;
         }

@@ -5,6 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use blockhaul_block::{Error, Kind, Result};
 
@@ -27,7 +28,7 @@ pub enum Spec {
 }
 
 impl Spec {
-    /// Parses one word of a command line.
+    /// Parses one word of a command line. A text can be parsed, too.
     ///
     /// # Errors
     /// [`Kind::Usage`] if it is empty.
@@ -51,6 +52,14 @@ impl Spec {
             return Ok(Spec::Path(word.into()));
         }
         Ok(Spec::Scheme { scheme: scheme.to_ascii_lowercase(), rest: rest.to_string() })
+    }
+}
+
+impl FromStr for Spec {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Spec> {
+        Spec::parse(OsStr::new(word))
     }
 }
 

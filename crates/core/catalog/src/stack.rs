@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::layer::{Below, Layer};
 use crate::opening::{Another, Intent, Opened, Opening};
-use crate::{Client, Export, Exports, Figure, Listed, Visit};
+use crate::{Client, Export, Exports, Figure, Listed, Shared, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
 
@@ -45,6 +45,11 @@ impl Stack {
     /// The first handle.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
+    }
+
+    /// The device as an export that all clients share. The empty name selects it, too.
+    pub fn shared(&self, name: &str) -> Arc<Shared> {
+        Shared::new(name, "", self.device.clone())
     }
 
     /// The same storage with one more layer, outermost. The levels below are those of this stack.

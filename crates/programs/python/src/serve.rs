@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Exports, Intent, Layer, Shared, Stack};
-use blockhaul_io::{Listener, Pool, Remote};
+use blockhaul_catalog::{Exports, Intent, Layer, Stack};
+use blockhaul_io::{Listener, Remote};
 use blockhaul_registry::device_registry;
-use blockhaul_server::{Config, Limits, Offers, Server, Tls};
+use blockhaul_server::{Config, Server};
 use pyo3::prelude::*;
 
 use crate::error::of_device;
@@ -63,10 +63,7 @@ struct Wanted {
 impl Wanted {
     async fn start(self) -> Result<Started> {
         let (exports, stack) = self.exports().await?;
-        let limits = Limits::default();
-        let pool = Pool::new(limits.all_bytes);
-        let config = Config { exports, limits, offers: Offers::default(), pool, tls: Tls::Off };
-        let server = Server::new(config);
+        let server = Server::new(Config::new(exports));
         let cannot = |error| Error::system("cannot listen", error);
         let listener = match (&self.unix, self.tcp) {
             (Some(path), _) => Listener::bind_unix(path).map_err(cannot)?,
@@ -90,8 +87,7 @@ impl Wanted {
             for layer in layers {
                 stack = stack.with_layer(layer).await?;
             }
-            let shared = Shared::new(&self.name, "", stack.device().clone());
-            return Ok((shared, Some(stack)));
+            return Ok((stack.shared(&self.name), Some(stack)));
         }
         let spec = spec(&self.words)?;
         let intent = if self.readonly { Intent::READ } else { Intent::WRITE };
@@ -99,8 +95,7 @@ impl Wanted {
             return Ok((exports, None));
         }
         let stack = registry.open(&spec, layers, intent).await?;
-        let shared = Shared::new(&self.name, "", stack.device().clone());
-        Ok((shared, Some(stack)))
+        Ok((stack.shared(&self.name), Some(stack)))
     }
 }
 

@@ -323,6 +323,17 @@ fn device_name(spec: &Spec) -> Option<&str> {
 }
 
 impl One {
+    /// A device that clients may write, under this name, without layers.
+    pub fn new(name: impl Into<String>, spec: Spec) -> One {
+        One {
+            name: name.into(),
+            description: String::new(),
+            spec,
+            intent: Intent::WRITE,
+            layers: Vec::new(),
+        }
+    }
+
     /// An export in the form of the control socket.
     pub fn described(
         name: &str,

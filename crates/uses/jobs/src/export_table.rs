@@ -54,14 +54,14 @@ impl Drop for NameReservation<'_> {
 
 impl Table {
     /// For the requested exports; nothing is opened yet.
-    pub fn new(wanted: WantedExports) -> Result<Table, JobError> {
-        Ok(Table {
+    pub fn new(wanted: WantedExports) -> Table {
+        Table {
             wanted,
-            exports: Arc::new(Several::new(Vec::new())?),
+            exports: Arc::default(),
             entries: Mutex::default(),
             gates: Mutex::default(),
             changes: Arc::default(),
-        })
+        }
     }
 
     /// The initially requested exports.
@@ -72,6 +72,11 @@ impl Table {
     /// The current exports, in order.
     pub fn running(&self) -> Vec<Arc<Running>> {
         self.lock().running.clone()
+    }
+
+    /// The export of this name.
+    pub fn find(&self, name: &str) -> Option<Arc<Running>> {
+        self.lock().running.iter().find(|one| one.name == name).cloned()
     }
 
     /// What the storages of the exports count, each figure once; figures of one name are consecutive.

@@ -208,6 +208,12 @@ pub enum To {
     Open(Spec, Stack, Option<Arc<Running>>),
 }
 
+impl From<Spec> for To {
+    fn from(spec: Spec) -> To {
+        To::Spec(spec)
+    }
+}
+
 impl To {
     /// Its description.
     pub fn spec(&self) -> &Spec {
@@ -255,6 +261,29 @@ pub struct Item {
     pub settings: Settings,
     /// The job of an earlier server that this one continues.
     pub resumes: Option<Arc<Kept>>,
+}
+
+impl WantedJobs {
+    /// A backup of these disks as one group.
+    pub fn new(disks: Vec<Item>) -> WantedJobs {
+        WantedJobs { disks, grouped: true, at_once: Vec::new() }
+    }
+}
+
+impl Item {
+    /// A backup of the disk at a point in time that begins now; if `begin` names a bitmap, of what that
+    /// marks. The target keeps what a backup with a bitmap does not overwrite.
+    pub fn new(export: Arc<Running>, target: impl Into<To>, begin: Begin) -> Item {
+        Item {
+            export,
+            target: target.into(),
+            options: Vec::new(),
+            selects: begin.bitmap.clone(),
+            source: Source::Now(begin),
+            settings: Settings::default(),
+            resumes: None,
+        }
+    }
 }
 
 /// What a backup reads.
@@ -979,14 +1008,15 @@ impl Job {
             cancelled: false,
         };
         let settings = Settings { dismissed_by_hand: true, ..Settings::of(kept) };
+        let control = CopyControl::default();
         Job {
             id: kept.id(),
             export: kept.text("export"),
             target: kept.text("target"),
             work: Work::Interrupted,
             writing: Mutex::default(),
-            progress: Arc::default(),
-            control: CopyControl::default(),
+            progress: control.progress().clone(),
+            control,
             speed: AtomicU64::new(settings.speed),
             settings,
             errors: Arc::default(),
@@ -1045,6 +1075,15 @@ impl Job {
         }
     }
 
+    /// Waits until the job has ended, and returns its report: a line for users.
+    ///
+    /// # Errors
+    /// Why the job has failed, or that it was cancelled.
+    pub async fn result(&self) -> Result<String, JobError> {
+        self.over().await;
+        self.ended.get().map_or_else(|| Err(Error::misfit().into()), |end| end.result.clone())
+    }
+
     /// Waits until it could complete, or has ended.
     pub async fn ready(&self) {
         match self.mirror() {
@@ -1061,7 +1100,6 @@ impl Job {
 
     /// Ends it soon.
     fn stop(&self) {
-        self.progress.cancel();
         self.control.cancel();
         self.errors.resume();
         self.changed.notify();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_catalog::Spec;
-use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_snapshot::{OnFailure, Options};
 use blockhaul_transfer::{NamedOption, OptionValue, TransferErrorKind};
 use serde_json::{Value, json};
 
@@ -22,10 +22,7 @@ use crate::job_errors::OnError;
 use crate::job_files::Kept;
 use crate::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
 use crate::mirror::{CopyMode, First};
-use crate::snapshot::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked};
-
-/// Time for requests in flight to end, if the description has none.
-const WITHIN: Duration = Duration::from_secs(30);
+use crate::snapshot::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked, WITHIN};
 
 impl Jobs {
     /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
@@ -128,7 +125,7 @@ impl Jobs {
         for one in &group {
             disks.push(backup_again(table, one).await?);
         }
-        self.backup(table, WantedJobs { disks, grouped: true, at_once: Vec::new() }).await
+        self.backup(table, WantedJobs::new(disks)).await
     }
 
     /// The interrupted jobs of the group of this one.
@@ -388,22 +385,13 @@ async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, JobE
     };
     let bitmap = revived(table, &export, kept).await?;
     let is_part = kept.has_target() || kept.fact("selects").is_string();
-    let begin = Begin {
-        options,
-        bitmap,
-        clears: true,
-        start: None,
-        trim: Trim::Releases,
-        within: within(kept),
-    };
+    let begin = Begin { options, bitmap, within: within(kept), ..Begin::default() };
     Ok(Item {
-        target: target_of(table, kept)?,
         options: options_of(kept),
-        source: Source::Now(begin),
         selects: is_part.then(|| kept.rest_name()),
         settings: Settings::of(kept),
         resumes: Some(kept.clone()),
-        export,
+        ..Item::new(export, target_of(table, kept)?, begin)
     })
 }
 

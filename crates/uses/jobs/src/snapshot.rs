@@ -18,6 +18,9 @@ pub const GRANULARITY: u64 = 64 << 10;
 /// Maximum time for the last flush of a device whose bitmaps outlive the server.
 const LAST_FLUSH: Duration = Duration::from_secs(30);
 
+/// Maximum time for requests in flight to end when a point in time begins, by default.
+pub(crate) const WITHIN: Duration = Duration::from_secs(30);
+
 /// A bitmap to be added.
 pub struct NewBitmap<'a> {
     /// Its name.
@@ -42,6 +45,34 @@ pub struct Begin {
     pub trim: Trim,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
+}
+
+impl Begin {
+    /// A point in time at which a bitmap of this name begins, for the next increment.
+    pub fn with_new_bitmap(name: impl Into<String>) -> Begin {
+        Begin { start: Some(name.into()), ..Begin::default() }
+    }
+
+    /// A point in time with what this bitmap marks. The bitmap is clean from then on; if the backup fails,
+    /// everything that it marked is marked again.
+    pub fn from_bitmap(name: impl Into<String>) -> Begin {
+        Begin { bitmap: Some(name.into()), ..Begin::default() }
+    }
+}
+
+impl Default for Begin {
+    /// No bitmaps; a bitmap that is named is handed over. Readers can release parts, and requests in flight
+    /// have 30 s to end.
+    fn default() -> Begin {
+        Begin {
+            options: Options::default(),
+            bitmap: None,
+            clears: true,
+            start: None,
+            trim: Trim::Releases,
+            within: WITHIN,
+        }
+    }
 }
 
 /// Where the disk of a point in time differs from the target of its job.

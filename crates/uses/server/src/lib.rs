@@ -140,6 +140,15 @@ pub struct Config {
     pub tls: Tls,
 }
 
+impl Config {
+    /// The default limits and offers, memory for them, and no TLS.
+    pub fn new(exports: Arc<dyn Exports>) -> Config {
+        let limits = Limits::default();
+        let pool = Pool::new(limits.all_bytes);
+        Config { exports, limits, offers: Offers::ALL, pool, tls: Tls::Off }
+    }
+}
+
 /// A server: exports, limits, and the open connections. Shared by all workers.
 pub struct Server {
     config: Config,

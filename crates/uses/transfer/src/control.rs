@@ -84,8 +84,10 @@ impl CopyControl {
         }
     }
 
-    /// Ends the run of the engine soon. [`Progress::cancel`] also ends a copy that is being opened.
+    /// Ends the copy soon, also while it is being opened: nothing more is submitted, and requests in flight
+    /// are awaited.
     pub fn cancel(&self) {
+        self.0.progress.cancel();
         if let Some(control) = self.0.engine.get() {
             control.cancel();
         }

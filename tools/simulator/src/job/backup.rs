@@ -6,7 +6,7 @@ use std::time::Duration;
 use blockhaul_block::{DeviceExt as _, Kind};
 use blockhaul_catalog::Spec;
 use blockhaul_io::simulation::note;
-use blockhaul_jobs::{AtOnce, Begin, Item, Source, To, WantedJobs};
+use blockhaul_jobs::{AtOnce, Begin, Item, WantedJobs};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_transfer::NamedOption;
 
@@ -64,16 +64,10 @@ impl World {
             options.push(NamedOption::flag("verify"));
         }
         note(&format!("a backup of {:?} with {options:?}", begin.bitmap));
-        let item = Item {
-            export: desk.export.clone(),
-            target: To::Spec(target(&self.target.uri())?),
-            options,
-            selects: begin.bitmap.clone(),
-            source: Source::Now(begin),
-            settings: self.settings(),
-            resumes: None,
-        };
-        let wanted = WantedJobs { disks: vec![item], grouped: true, at_once: vec![look] };
+        let settings = self.settings();
+        let target = target(&self.target.uri())?;
+        let item = Item { options, settings, ..Item::new(desk.export.clone(), target, begin) };
+        let wanted = WantedJobs { at_once: vec![look], ..WantedJobs::new(vec![item]) };
         let beginning =
             worker.spawn(move || async move { desk.jobs.backup(&desk.table, wanted).await });
         let Some(job) = self.begun(beginning).await?.and_then(|mut jobs| jobs.pop()) else {
@@ -151,7 +145,7 @@ impl World {
             on_failure: *rng.pick(&on_failure),
         };
         let within = Duration::from_secs(*rng.pick(&[1, 60]));
-        Begin { options, bitmap, clears: true, start, trim: Trim::Releases, within }
+        Begin { options, bitmap, start, within, ..Begin::default() }
     }
 }
 

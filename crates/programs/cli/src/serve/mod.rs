@@ -180,7 +180,7 @@ fn serve(
     let caught = signals::catch()?;
     let runtime = workers(args)?;
     let operations = Shared::default();
-    let table = Arc::new(Table::new(asked.wanted)?);
+    let table = Arc::new(Table::new(asked.wanted));
     let mut job = Job {
         operations: operations.clone(),
         notify: Notify::new(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::{Named, Registry, Shared, Spec, Stack};
-use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_snapshot::{OnFailure, Options};
 use blockhaul_testkit::rng::Rng;
 use blockhaul_transfer::NamedOption;
 
@@ -16,7 +16,7 @@ use crate::export_config::WantedExports;
 use crate::export_table::Table;
 use crate::job_errors::OnError;
 use crate::job_state::Status;
-use crate::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
+use crate::jobs::{Item, Job, Jobs, Settings, To, WantedJobs, WantedMirror};
 use crate::mirror::{CopyMode, Ending, First};
 use crate::snapshot::{AtOnce, Begin};
 
@@ -157,16 +157,9 @@ impl World {
         if trouble.strict {
             options.push(NamedOption::new("retries", 0));
         }
-        let item = Item {
-            export: self.export.clone(),
-            target: to(target),
-            options,
-            selects: begin.bitmap.clone(),
-            source: Source::Now(begin),
-            settings: self.settings(&trouble),
-            resumes: None,
-        };
-        let wanted = WantedJobs { disks: vec![item], grouped: true, at_once: vec![look] };
+        let settings = self.settings(&trouble);
+        let item = Item { options, settings, ..Item::new(self.export.clone(), to(target), begin) };
+        let wanted = WantedJobs { at_once: vec![look], ..WantedJobs::new(vec![item]) };
         let jobs = self.jobs.backup(&self.table, wanted).await;
         let job = jobs.unwrap_or_else(|why| panic!("{}: {why}", self.place())).remove(0);
         let ended = self.drive(&job, None).await;
@@ -399,7 +392,7 @@ impl World {
             on_failure: if breaks { OnFailure::BreakSnapshot } else { OnFailure::FailWrite },
             ..Options::default()
         };
-        Begin { options, bitmap, clears: true, start, trim: Trim::Releases, within: LIMIT }
+        Begin { options, bitmap, start, within: LIMIT, ..Begin::default() }
     }
 
     fn settings(&mut self, trouble: &Trouble) -> Settings {

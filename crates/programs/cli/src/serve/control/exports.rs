@@ -79,8 +79,7 @@ impl Operations {
     }
 
     pub(super) fn export(&self, name: &str) -> Result<Arc<Running>, Refusal> {
-        let found = self.table.running().into_iter().find(|one| one.name == name);
-        found.ok_or_else(|| self.no_export(name))
+        self.table.find(name).ok_or_else(|| self.no_export(name))
     }
 
     /// The layers of an export, and which of them has this name; `NAME:N` selects the nth of that

@@ -6,9 +6,8 @@ use blockhaul_control::{
     BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
 };
 use blockhaul_jobs::{
-    Begin, Ending, First, Item, Job, Settings, Source, Status, To, WantedJobs, WantedMirror,
+    Begin, Ending, First, Item, Job, Settings, Status, To, WantedJobs, WantedMirror,
 };
-use blockhaul_snapshot::Trim;
 use serde_json::{Value, json};
 
 use super::bitmaps::options as snapshot_options;
@@ -35,23 +34,17 @@ impl Operations {
             let begin = Begin {
                 options: snapshot_options(&request.snapshot),
                 bitmap: bitmap.clone(),
-                clears: true,
                 start: start_bitmap.clone(),
-                trim: Trim::Releases,
                 within,
+                ..Begin::default()
             };
-            disks.push(Item {
-                export: self.export(&export)?,
-                target: To::Spec(spec("backup: \"target\"", target)?),
-                options: named_options("backup", &options.0)?,
-                source: Source::Now(begin),
-                selects: bitmap.clone(),
-                settings: settings.clone(),
-                resumes: None,
-            });
+            let export = self.export(&export)?;
+            let target = spec("backup: \"target\"", target)?;
+            let options = named_options("backup", &options.0)?;
+            let settings = settings.clone();
+            disks.push(Item { options, settings, ..Item::new(export, target, begin) });
         }
-        let wanted = WantedJobs { disks, grouped: true, at_once: Vec::new() };
-        let jobs = self.jobs.backup(&self.table, wanted).await?;
+        let jobs = self.jobs.backup(&self.table, WantedJobs::new(disks)).await?;
         for job in &jobs {
             log::info!(export = job.export(); "job {}: backup of {:?} to {}", job.id(), job.export(),
                 job.target());
