@@ -12,6 +12,9 @@ pub struct Groups(Vec<Vec<OsString>>);
 
 impl Groups {
     /// The device for a word of the command line that [`take`] returned.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if the word is empty, or holds a NUL.
     pub fn spec(&self, word: &OsStr) -> Result<Spec> {
         match self.words(word) {
             None => Spec::parse(word),
@@ -83,6 +86,9 @@ const MARK: &str = "\0group ";
 
 /// Replaces each group, from a word that is exactly `[`, or `NAME=[` for an export, to the matching
 /// `]`, by one word. An error names what is unbalanced.
+///
+/// # Errors
+/// The bracket without its counterpart.
 pub fn take(words: Vec<OsString>) -> Result<(Vec<OsString>, Groups), String> {
     let mut kept = Vec::new();
     let mut groups = Groups::default();

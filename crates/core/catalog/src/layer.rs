@@ -39,6 +39,9 @@ pub struct LayerKind {
 /// A layer with its options.
 pub trait Layer: Send + Sync {
     /// Puts the layer over a device.
+    ///
+    /// # Errors
+    /// If the device lacks what the layer needs, or the options do not fit the device.
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>>;
 
     /// Puts the layer over a device for a stack; runs on a worker. For layers that must read the
@@ -61,6 +64,9 @@ pub trait Layer: Send + Sync {
 
     /// Sets new values for the [`LayerKind::changeable`] options, for later requests and those
     /// waiting in the layer; `args` has all options. An error changes nothing.
+    ///
+    /// # Errors
+    /// If a value does not fit. Nothing has changed then.
     fn change(&self, args: &Args) -> Result<()> {
         let _ = args;
         Ok(())

@@ -13,6 +13,8 @@
 //! - [`ImageFormat`]: the table of image formats that devices read.
 //! - [`Shutdown`]: how any of them stops the server.
 
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+
 mod adjust;
 mod backend;
 pub mod brackets;

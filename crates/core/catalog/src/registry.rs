@@ -246,6 +246,10 @@ impl Registry {
     }
 
     /// Opens a device with layers over it, the last one outermost. Call it on a worker.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if the description is invalid; [`Kind::InUse`] if another device of this process
+    /// uses the storage; and errors of the storage and the layers.
     pub async fn open(
         &self,
         spec: &Spec,
@@ -281,6 +285,9 @@ impl Registry {
 
     /// Opens the target of a copy like [`Registry::open`], but does not change its contents until
     /// the [`Preparation`] is run.
+    ///
+    /// # Errors
+    /// Those of [`Registry::open`], or if the target cannot be written.
     pub async fn open_target(
         &self,
         spec: &Spec,
@@ -315,6 +322,9 @@ impl Registry {
 
     /// Opens storage whose clients get separate devices, with layers over each; `None` if all share
     /// one device ([`Registry::open`]). Call it on a worker.
+    ///
+    /// # Errors
+    /// Those of [`Registry::open`].
     pub async fn exports(
         &self,
         spec: &Spec,

@@ -103,6 +103,9 @@ impl Stack {
     }
 
     /// A further handle for another lane; the first one again if all lanes share it.
+    ///
+    /// # Errors
+    /// If the storage cannot be opened again, or a layer cannot be put over the device.
     pub async fn another(&self) -> Result<Arc<dyn Device>> {
         match &self.more {
             None => Ok(self.device.clone()),

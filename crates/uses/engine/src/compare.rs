@@ -23,6 +23,9 @@ pub struct Comparison {
 
 /// Compares all of two devices over several connections, see [`Engine::compare`]. Call it on a
 /// worker.
+///
+/// # Errors
+/// Those of [`Engine::compare`].
 pub async fn compare(
     one: &Stack,
     other: &Stack,

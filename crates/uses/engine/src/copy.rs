@@ -12,6 +12,10 @@ use crate::progress::Progress;
 
 /// Copies all of `source` to the start of `target`, which must be at least as large. Call it on a
 /// worker; lanes are spread over all workers.
+///
+/// # Errors
+/// The first error that retries did not resolve;
+/// [`Kind::ShuttingDown`](blockhaul_block::Kind::ShuttingDown) after a cancel.
 pub async fn copy(
     source: &Stack,
     target: &Stack,

@@ -30,6 +30,9 @@ const ZEROES: u64 = 1 << 30;
 
 /// Reads `source` and returns its digest in hexadecimal. Holes are not read, but all algorithms
 /// except blksum must hash their zeroes. Call it on a worker.
+///
+/// # Errors
+/// Those of [`Engine::digest`].
 pub async fn digest(
     source: &Stack,
     algorithm: Algorithm,

@@ -13,6 +13,7 @@
 //! first error is returned. The target is then undefined only where it was not copied yet.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod algorithm;
 mod blocks;

@@ -30,6 +30,9 @@ pub struct Verified {
 
 /// Compares `source` and the start of `target`, as far as the options select them for a copy, see
 /// [`Engine::verify`]. Call it on a worker after the writes have completed.
+///
+/// # Errors
+/// Those of [`Engine::verify`].
 pub async fn verify(
     source: &Stack,
     target: &Stack,
@@ -45,6 +48,9 @@ pub async fn verify(
 
 /// Reads `source`, or the one range that the options select, and returns the digests of its units,
 /// see [`Engine::manifest`]. Call it on a worker.
+///
+/// # Errors
+/// Those of [`Engine::manifest`].
 pub async fn manifest(
     source: &Stack,
     like: Option<&Manifest>,

@@ -40,6 +40,9 @@ pub struct Kept {
 
 impl BitmapFiles {
     /// In this directory, which must exist.
+    ///
+    /// # Errors
+    /// If there is no such directory.
     pub fn new(directory: &Path) -> Result<BitmapFiles, JobError> {
         match fs::metadata(directory) {
             Ok(found) if found.is_dir() => Ok(BitmapFiles(directory.to_path_buf())),
@@ -56,6 +59,9 @@ impl BitmapFiles {
     }
 
     /// Reads the bitmaps of an export with a disk of `size` bytes.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or belongs to another device.
     pub fn read(&self, export: &str, device: &str, size: u64) -> Result<Kept, JobError> {
         let path = self.path(export);
         let text = match fs::metadata(&path).map(|found| found.len()) {
@@ -97,6 +103,9 @@ impl BitmapFiles {
     }
 
     /// Writes the file of an export, durably; `clean`: with what the bitmaps show.
+    ///
+    /// # Errors
+    /// If the file cannot be written or removed.
     pub fn write(&self, export: &Running, clean: bool) -> Result<(), JobError> {
         let path = self.path(&export.name);
         let mut bitmaps = export.bitmaps().clone();

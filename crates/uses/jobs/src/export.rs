@@ -83,6 +83,9 @@ impl Running {
     }
 
     /// The bitmap of this name.
+    ///
+    /// # Errors
+    /// If the export has no such bitmap, or it is inconsistent.
     pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, JobError> {
         self.check_consistent(name)?;
         let all = self.bitmaps();
@@ -123,6 +126,9 @@ impl Running {
     }
 
     /// Makes dirty in the bitmap `to` what is dirty in the bitmaps `from`.
+    ///
+    /// # Errors
+    /// If the export lacks one of the bitmaps, or one is inconsistent. Nothing is merged then.
     pub fn merge_bitmaps(&self, to: &str, from: &[String]) -> Result<(), JobError> {
         let to = self.bitmap(to)?;
         let from = from.iter().map(|name| self.bitmap(name)).collect::<Result<Vec<_>, _>>()?;
@@ -131,6 +137,9 @@ impl Running {
     }
 
     /// Adds a bitmap, which shows what is written once the device is exchanged for one that tracks it.
+    ///
+    /// # Errors
+    /// If the export has a bitmap of this name, or as many as it can have.
     pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), JobError> {
         self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();
@@ -148,6 +157,9 @@ impl Running {
 
     /// Begins to write to it as the target of a job, until the result is dropped. Refuses a disk that is
     /// the source or the target of a job, or has a point in time: it would not see what the job writes.
+    ///
+    /// # Errors
+    /// If a job or a point in time uses the disk, or other storage claims do not fit.
     pub fn begin_writing(&self) -> Result<TargetGuard, JobError> {
         let is_read = !self.snapshots().is_empty() || self.mirrored().is_some();
         if is_read || self.written.swap(true, Ordering::SeqCst) {
@@ -161,6 +173,9 @@ impl Running {
     }
 
     /// Refuses a job or a point in time of a disk that does not change, or that a job writes.
+    ///
+    /// # Errors
+    /// If the disk is read-only, or the target of a job.
     pub fn check_writable(&self, facts: &Facts) -> Result<(), JobError> {
         if self.written.load(Ordering::SeqCst) {
             let name = &self.name;
@@ -186,6 +201,9 @@ impl Running {
     }
 
     /// Refuses what cannot be done while a mirror job runs.
+    ///
+    /// # Errors
+    /// If a mirror job runs.
     pub fn check_not_mirrored(&self) -> Result<(), JobError> {
         match *self.mirrored() {
             None => Ok(()),

@@ -251,6 +251,9 @@ impl WantedExports {
     }
 
     /// The device of a stack in the form for clients.
+    ///
+    /// # Errors
+    /// If the device cannot be made read-only.
     pub fn served(&self, stack: &Stack, write: bool) -> Result<Arc<dyn Device>, JobError> {
         Ok(if write {
             stack.device().clone()

@@ -99,6 +99,9 @@ impl Table {
     }
 
     /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
+    ///
+    /// # Errors
+    /// If a device cannot be opened, or its bitmaps cannot be read.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, JobError> {
         for one in &self.wanted.exports {
             let (storage, running) = self.wanted.open_one(EXPORT, one, Weak::new()).await?;
@@ -119,6 +122,9 @@ impl Table {
     }
 
     /// Opens one more export, for later clients. On a worker. Returns warnings for its user.
+    ///
+    /// # Errors
+    /// If the name is in use, the device cannot be opened, or the server stops.
     pub async fn add(&self, one: One) -> Result<Vec<String>, JobError> {
         if self.wanted.any_name || self.wanted.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
@@ -134,6 +140,9 @@ impl Table {
     }
 
     /// Opens a disk that no client reaches yet. On a worker.
+    ///
+    /// # Errors
+    /// Those of [`Table::add`], or if each client would get a device of its own.
     pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, JobError> {
         self.wanted.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
@@ -200,6 +209,9 @@ impl Table {
     }
 
     /// Serves these exports under a name to clients that connect from now on.
+    ///
+    /// # Errors
+    /// If the name is in use.
     pub fn add_name(&self, name: &str, exports: Arc<dyn Exports>) -> Result<(), JobError> {
         let exports = guarded(exports, &self.common_gates())?;
         let name = name.to_string();
@@ -213,16 +225,25 @@ impl Table {
     }
 
     /// A device in the form for clients that only read.
+    ///
+    /// # Errors
+    /// If the registry has no layer `readonly`.
     pub fn readonly(&self, device: &Arc<dyn Device>) -> blockhaul_block::Result<Arc<dyn Device>> {
         blockhaul_transfer::readonly(&self.wanted.registry, device)
     }
 
     /// The layer that shows only the first `size` bytes of a device.
+    ///
+    /// # Errors
+    /// If the registry has no layer `offset`.
     pub fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
         Adjustable::new(&self.wanted.registry, &format!("offset?range={size}"))
     }
 
     /// Refuses a name that is in use; others are refused it until the result is dropped.
+    ///
+    /// # Errors
+    /// If the name is in use, too long, or contains a NUL.
     pub fn reserve<'a>(&'a self, name: &'a str) -> Result<NameReservation<'a>, JobError> {
         if name.len() > blockhaul_wire::limits::STRING || name.contains('\0') {
             let text = "the name of an export is longer than 4096 bytes, or contains a NUL";
@@ -244,6 +265,9 @@ impl Table {
     }
 
     /// Serves an export to clients that connect from now on.
+    ///
+    /// # Errors
+    /// If the name is in use, or the server stops.
     pub fn serve(&self, storage: Named, running: Running) -> Result<(), JobError> {
         self.list(Some(storage), &Arc::new(running))
     }
@@ -292,6 +316,10 @@ impl Table {
     }
 
     /// Adds a layer to an export, outermost, while clients use it.
+    ///
+    /// # Errors
+    /// If the layer is unknown, would change what clients see, or a mirror job runs; and if requests in
+    /// flight do not end within `time`.
     pub async fn add_layer(
         &self,
         export: &Running,
@@ -313,6 +341,10 @@ impl Table {
     }
 
     /// Removes a layer of an export, by its index among its layers and gates.
+    ///
+    /// # Errors
+    /// If clients would see another disk, the layer keeps writes, or a mirror job runs; and if requests in
+    /// flight do not end within `time`.
     pub async fn remove_layer(
         &self,
         export: &Running,
@@ -341,6 +373,9 @@ impl Table {
     }
 
     /// The changeable parts of an export.
+    ///
+    /// # Errors
+    /// If requests are logged, or each client has a device of its own.
     pub fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), JobError> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {

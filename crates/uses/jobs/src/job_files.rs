@@ -58,6 +58,9 @@ struct Tracking {
 
 impl JobFiles {
     /// In this directory, which must exist; reads the descriptions of all jobs.
+    ///
+    /// # Errors
+    /// If there is no such directory, another server uses it, or it cannot be read.
     pub fn new(directory: &Path) -> Result<JobFiles, JobError> {
         let wrong =
             |why: &str| JobError::request(format!("--job-state {}: {why}", directory.display()));
@@ -93,6 +96,9 @@ impl JobFiles {
 
     /// A job that is about to begin on an export with a disk of `size` bytes: every block differs.
     /// Blocks. It does not outlive the server before [`Kept::commit`].
+    ///
+    /// # Errors
+    /// If the map cannot be created.
     pub fn begin(&self, id: u64, export: &Running, size: u64) -> Result<Arc<Kept>, JobError> {
         let path = path(&self.directory, id, "map");
         let opened = OpenOptions::new()
@@ -295,6 +301,9 @@ impl Kept {
     }
 
     /// Writes the description durably: from now on the job outlives the server. Blocks.
+    ///
+    /// # Errors
+    /// If the description cannot be written.
     pub fn commit(&self) -> Result<(), JobError> {
         let path = path(&self.directory, self.id, "json");
         // Until it is written: it is not removed in between.
@@ -309,6 +318,9 @@ impl Kept {
     }
 
     /// Writes the map and the description durably.
+    ///
+    /// # Errors
+    /// If the map or the description cannot be written.
     pub async fn outlive(self: &Arc<Kept>) -> Result<(), JobError> {
         if let Some(map) = self.map() {
             let stored = map.store().await;

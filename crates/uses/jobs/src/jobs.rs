@@ -339,6 +339,11 @@ impl Jobs {
     /// and all that can be refused without the target was refused.
     ///
     /// A group is complete as a whole or not at all: if one disk fails, the others are cancelled.
+    ///
+    /// # Errors
+    /// If options or a description are invalid, the export lacks a bitmap, a target is in use, or the point
+    /// in time cannot begin. Bitmaps are as they were then. A target that cannot be opened makes the job
+    /// fail.
     pub async fn backup(
         self: &Arc<Self>,
         table: &Arc<Table>,
@@ -389,6 +394,10 @@ impl Jobs {
 
     /// Begins a mirror. On a worker; returns when changes of the disk are noted, and all that can be
     /// refused without the target was refused.
+    ///
+    /// # Errors
+    /// If options or the description are invalid, the target is in use, or changes of the disk cannot be
+    /// noted. A target that cannot be opened makes the job fail.
     pub async fn mirror(
         self: &Arc<Self>,
         table: &Arc<Table>,

@@ -11,6 +11,7 @@
 //! All waiting is on workers of `blockhaul_io`; files are read and written on threads that may block.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod bitmap_files;
 mod client_devices;

@@ -169,6 +169,9 @@ enum CutOverResult {
 
 impl Mirror {
     /// Begins to note what clients write to the export.
+    ///
+    /// # Errors
+    /// If the export cannot be mirrored, or is being mirrored, or clients' requests do not end in time.
     pub async fn begin(
         table: &Arc<Table>,
         export: &Arc<Running>,

@@ -234,6 +234,10 @@ fn at_one_moment<'a>(
 
 impl Table {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
+    ///
+    /// # Errors
+    /// If the export cannot have a point in time, lacks a bitmap, or requests in flight do not end in time.
+    /// Bitmaps are as they were then.
     pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, JobError> {
         let mut begun = self.begin_snapshots(&[(export, begin, None)], &[]).await?;
         begun.pop().ok_or_else(|| JobError::from(Error::misfit()))
@@ -241,6 +245,9 @@ impl Table {
 
     /// Begins the same point in time of several exports: at a moment when no request of any of them
     /// is in flight. Then `at_once` changes bitmaps, too.
+    ///
+    /// # Errors
+    /// Those of [`Table::begin_snapshot`], of any of the exports.
     pub async fn begin_snapshots(
         &self,
         exports: &[(&Running, &Begin, Option<Tracked>)],
@@ -325,6 +332,9 @@ impl Table {
 
     /// Adds a clean bitmap, which tracks writes from now on; shown to clients that connect later.
     /// `kept`: it outlives the server, if the server keeps bitmaps.
+    ///
+    /// # Errors
+    /// If the name is in use, the granularity is invalid, or requests in flight do not end within `time`.
     pub async fn add_bitmap(
         &self,
         export: &Running,
@@ -358,6 +368,9 @@ impl Table {
     }
 
     /// Continues the bitmaps of an earlier server, before the first client can write.
+    ///
+    /// # Errors
+    /// If the file of the bitmaps cannot be read or written.
     pub async fn restore_bitmaps(&self, export: &Running) -> Result<(), JobError> {
         let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
@@ -380,6 +393,9 @@ impl Table {
     }
 
     /// Marks what clients write for the jobs of an earlier server, before the first client can write.
+    ///
+    /// # Errors
+    /// If the device cannot be exchanged.
     pub async fn restore_jobs(&self, export: &Running) -> Result<(), JobError> {
         let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
@@ -430,6 +446,9 @@ impl Table {
     }
 
     /// Removes a bitmap.
+    ///
+    /// # Errors
+    /// If the export has no such bitmap, or the file of the bitmaps cannot be written.
     pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), JobError> {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
@@ -444,6 +463,9 @@ impl Table {
     }
 
     /// Moves clients to the same stack under the present bitmaps and points in time.
+    ///
+    /// # Errors
+    /// If a layer cannot be put over the device, or requests in flight do not end in time.
     pub async fn retop(
         &self,
         export: &Running,
@@ -469,6 +491,9 @@ impl Table {
     }
 
     /// The device for clients: a stack with the bitmaps and the points in time of its export over it.
+    ///
+    /// # Errors
+    /// If a layer cannot be put over the device.
     pub async fn top(&self, export: &Running, stack: &Stack) -> Result<Arc<dyn Device>, JobError> {
         let mut device = self.wanted().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
@@ -485,6 +510,9 @@ impl Table {
     }
 
     /// Begins a point in time and serves it as another export, read-only.
+    ///
+    /// # Errors
+    /// If the name is in use, and those of [`Table::begin_snapshot`].
     pub async fn add_snapshot(
         &self,
         live: Arc<Running>,

@@ -12,6 +12,7 @@
 //! files beside a copy. `description` compares and redacts descriptions of devices.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod context;
 mod control;

@@ -44,6 +44,9 @@ pub fn is_heard(fd: impl AsFd) -> bool {
 
 /// Whether a character device accepts writes, unlike /dev/full: tried with no bytes. Other files
 /// are not tried.
+///
+/// # Errors
+/// That of the write.
 pub fn takes_writes(fd: impl AsFd) -> std::io::Result<()> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
     if kind == FileType::CharacterDevice {

@@ -429,6 +429,9 @@ fn check_source_is_there(path: &Path) -> Result<()> {
 /// Removes the existing journal, if there is one: its records do not count any more. For a caller
 /// that is about to empty a target. Refuses to remove a foreign file, a journal in use, and one of a
 /// source that was discarded as far as it records. Blocks.
+///
+/// # Errors
+/// If the journal cannot be read or removed, or must stay.
 pub fn discard_journal(path: &Path) -> Result<()> {
     let Some(mut old) = there(path)? else { return Ok(()) };
     check_old(&mut old, path)?;

@@ -23,6 +23,10 @@ use crate::zeroes;
 
 /// Copies everything that arrives from `fd` to the start of `target`. An error if it is more than
 /// the target holds.
+///
+/// # Errors
+/// If the pipe holds more than the target, cannot be read, or a write fails; [`Kind::ShuttingDown`] after a
+/// cancel.
 pub async fn copy_from_pipe(
     fd: OwnedFd,
     target: &Stack,

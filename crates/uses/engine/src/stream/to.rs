@@ -24,6 +24,9 @@ use crate::selection::Selection;
 use crate::side::Side;
 
 /// Copies all of `source` to `fd`, in order, zeroes as zeroes.
+///
+/// # Errors
+/// If a read or the pipe fails; [`Kind::ShuttingDown`] after a cancel.
 pub async fn copy_to_pipe(
     source: &Stack,
     fd: OwnedFd,
