@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use blockhaul_block::Device;
 use blockhaul_catalog::{Backend, Exports, Opened, Opening, Spec, Target};
-use blockhaul_jobs::{BitmapFiles, JobError, Jobs, One, Running, Table, WantedExports};
+use blockhaul_jobs::{
+    BitmapFiles, ExportConfig, ExportTable, ExportTableConfig, JobError, Jobs, OpenExport,
+};
 use blockhaul_registry::device_registry;
 use blockhaul_server::Server;
 
@@ -25,8 +27,8 @@ pub(crate) struct Office {
 /// A server with jobs.
 #[derive(Clone)]
 pub(crate) struct Desk {
-    pub(crate) table: Arc<Table>,
-    pub(crate) export: Arc<Running>,
+    pub(crate) table: Arc<ExportTable>,
+    pub(crate) export: Arc<OpenExport>,
     pub(crate) jobs: Arc<Jobs>,
 }
 
@@ -41,10 +43,10 @@ impl Office {
         let mut registry = device_registry();
         registry.backends.push(Arc::new(Own(own)));
         let files = BitmapFiles::new(&self.bitmaps).map_err(|error| error.to_string())?;
-        let wanted = WantedExports {
-            exports: vec![One::new("", spec)],
+        let wanted = ExportTableConfig {
+            exports: vec![ExportConfig::new("", spec)],
             bitmap_files: Some(files),
-            ..WantedExports::new(registry)
+            ..ExportTableConfig::new(registry)
         };
         let (table, exports) = open(wanted).await.map_err(|error| error.to_string())?;
         let export = table.running().into_iter().next().ok_or("nothing is served")?;
@@ -60,9 +62,9 @@ impl Desk {
 }
 
 /// Opens the exports of a server. On a worker.
-async fn open(wanted: WantedExports) -> Result<(Arc<Table>, Arc<dyn Exports>), JobError> {
+async fn open(wanted: ExportTableConfig) -> Result<(Arc<ExportTable>, Arc<dyn Exports>), JobError> {
     wanted.check()?;
-    let table = Arc::new(Table::new(wanted));
+    let table = Arc::new(ExportTable::new(wanted));
     let exports = table.open().await?;
     Ok((table, exports))
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Compression};
-use blockhaul_jobs::{AtOnce, Begin, Item, Running, Source, Taken, WantedJobs};
+use blockhaul_jobs::{
+    BackupConfig, BackupDisk, BackupSource, BitmapStep, FrozenBitmap, OpenExport, SnapshotConfig,
+};
 use blockhaul_snapshot::{Bitmap, Options, Trim};
 use blockhaul_transfer::NamedOption;
 use serde_json::Value;
@@ -19,21 +21,21 @@ use crate::state::JobNodes;
 
 /// A backup whose arguments are checked; nothing has begun.
 pub struct BackupPlan {
-    pub item: Item,
+    pub item: BackupDisk,
     pub nodes: JobNodes,
     /// Changes of bitmaps at the moment of the backup.
-    pub at_once: Vec<AtOnce>,
+    pub at_once: Vec<BitmapStep>,
 }
 
 impl Monitor {
     /// `blockdev-backup`.
     pub(crate) async fn backup(&self, arguments: &Arguments) -> Result<()> {
         let BackupPlan { item, nodes, at_once } = self.prepare_backup(arguments).await?;
-        self.begin(WantedJobs { disks: vec![item], grouped: true, at_once }, vec![nodes]).await
+        self.begin(BackupConfig { disks: vec![item], grouped: true, at_once }, vec![nodes]).await
     }
 
     /// Begins checked backups.
-    pub(crate) async fn begin(&self, wanted: WantedJobs, nodes: Vec<JobNodes>) -> Result<()> {
+    pub(crate) async fn begin(&self, wanted: BackupConfig, nodes: Vec<JobNodes>) -> Result<()> {
         self.note_job_nodes(&nodes);
         let begun = self.jobs.backup(&self.table, wanted).await;
         if begun.is_err() {
@@ -66,7 +68,7 @@ impl Monitor {
             target: target.name.clone(),
             bitmap: bitmap.as_ref().map(|bitmap| bitmap.name().to_string()),
         };
-        let begin = Begin {
+        let begin = SnapshotConfig {
             options: self.snapshot_options(arguments, &target),
             bitmap: nodes.bitmap.clone(),
             clears: matches!(bitmap_use, BitmapUse::Selects { clears: true }),
@@ -75,7 +77,7 @@ impl Monitor {
             within: BARRIER,
         };
         let (export, source, at_once) = self.backup_source(&source, bitmap, begin).await?;
-        let item = Item {
+        let item = BackupDisk {
             export,
             target: target_of(&target)?,
             options: copy_options(arguments),
@@ -117,28 +119,28 @@ impl Monitor {
         &self,
         disk: &JobDisk,
         bitmap: Option<Arc<Bitmap>>,
-        begin: Begin,
-    ) -> Result<(Arc<Running>, Source, Vec<AtOnce>)> {
+        begin: SnapshotConfig,
+    ) -> Result<(Arc<OpenExport>, BackupSource, Vec<BitmapStep>)> {
         let frozen = match &disk.node_disk {
             NodeDisk::Frozen(frozen) => frozen,
             NodeDisk::Live(running) => {
                 let source = if disk.device.facts().can.contains(Can::WRITE) {
-                    Source::Now(begin)
+                    BackupSource::Now(begin)
                 } else {
-                    Source::Still(disk.device.clone(), None)
+                    BackupSource::Still(disk.device.clone(), None)
                 };
                 return Ok((running.clone(), source, Vec::new()));
             }
         };
-        let taken = bitmap.map(Taken::later);
+        let taken = bitmap.map(FrozenBitmap::later);
         let shown = taken.iter().map(|taken| taken.dirty().clone()).collect();
         let view = self.view(frozen, shown).await?;
-        let mut at_once: Vec<AtOnce> = Vec::new();
+        let mut at_once: Vec<BitmapStep> = Vec::new();
         if let Some(taken) = taken.clone() {
             at_once.push(Box::new(move || taken.fill(begin.clears)));
         }
         let given_back = taken.filter(|_| begin.clears);
-        Ok((self.live_below(frozen).await?, Source::Still(view, given_back), at_once))
+        Ok((self.live_below(frozen).await?, BackupSource::Still(view, given_back), at_once))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_jobs::{GRANULARITY, NewBitmap, Running};
+use blockhaul_jobs::{GRANULARITY, NewBitmap, OpenExport};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
@@ -157,7 +157,7 @@ impl Monitor {
     }
 
     /// The bitmaps of a disk, for the members `dirty-bitmaps`.
-    pub(crate) fn described_bitmaps(&self, node: &str, running: &Running) -> Vec<Value> {
+    pub(crate) fn described_bitmaps(&self, node: &str, running: &OpenExport) -> Vec<Value> {
         let keeps = self.table.wanted().bitmap_files.is_some();
         let sound = running.bitmaps().clone();
         let sound = sound.iter().map(|bitmap| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::{Form, Shared};
 use blockhaul_io::{Listener, plain};
-use blockhaul_jobs::Running;
+use blockhaul_jobs::OpenExport;
 use blockhaul_metrics::peer_listener;
 use serde_json::{Value, json};
 
@@ -171,7 +171,7 @@ impl Monitor {
     /// not.
     async fn check_bitmaps(
         &self,
-        running: &Running,
+        running: &OpenExport,
         node: &str,
         bitmaps: &[Value],
         writable: bool,
@@ -195,7 +195,7 @@ impl Monitor {
     /// An export of a disk in use. A point in time begins, if the node keeps one.
     async fn live_export(
         &self,
-        running: &Running,
+        running: &OpenExport,
         name: &str,
         arguments: &Arguments,
     ) -> Result<Arc<Shared>> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_jobs::{Happened, Job, JobError};
+use blockhaul_jobs::{Job, JobError, JobEvent};
 use serde_json::{Map, Value, json};
 
 use crate::monitor::Monitor;
@@ -21,23 +21,23 @@ impl Monitor {
 
     fn listed_jobs(&self) -> Vec<Arc<Job>> {
         let all = self.jobs.all();
-        let null = blockhaul_jobs::Status::Null;
+        let null = blockhaul_jobs::JobStatus::Null;
         all.into_iter().filter(|job| job.status() != null).collect()
     }
 
     /// Tells clients what has happened to a job.
-    pub(crate) fn job_event(&self, job: &Job, happened: &Happened) {
+    pub(crate) fn job_event(&self, job: &Job, happened: &JobEvent) {
         match happened {
-            Happened::Status(status) => {
+            JobEvent::Status(status) => {
                 let data = json!({ "id": job.name(), "status": status.name() });
                 self.queues.send_event("JOB_STATUS_CHANGE", data);
             }
-            Happened::Ready => self.queues.send_event("BLOCK_JOB_READY", numbers(job).into()),
-            Happened::Pending => {
+            JobEvent::Ready => self.queues.send_event("BLOCK_JOB_READY", numbers(job).into()),
+            JobEvent::Pending => {
                 let data = json!({ "id": job.name(), "type": job.kind() });
                 self.queues.send_event("BLOCK_JOB_PENDING", data);
             }
-            Happened::Error { is_read, action, text } => {
+            JobEvent::Error { is_read, action, text } => {
                 log::debug!("job {}: {text}", job.name());
                 let operation = if *is_read { "read" } else { "write" };
                 let data = json!({
@@ -45,7 +45,7 @@ impl Monitor {
                 });
                 self.queues.send_event("BLOCK_JOB_ERROR", data);
             }
-            Happened::Ended => self.job_has_ended(job),
+            JobEvent::Ended => self.job_has_ended(job),
         }
     }
 
@@ -96,7 +96,7 @@ fn described(job: &Job) -> Value {
 
 /// A job for `query-block-jobs`.
 fn described_as_block_job(job: &Job) -> Value {
-    use blockhaul_jobs::Status::{Paused, Ready, Running, Standby};
+    use blockhaul_jobs::JobStatus::{Paused, Ready, Running, Standby};
     let status = job.status();
     let mut described = numbers(job);
     described.insert("io-status".into(), job.io_status().into());

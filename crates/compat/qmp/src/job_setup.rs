@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::Stack;
-use blockhaul_jobs::{OnError, Settings, To};
+use blockhaul_jobs::{JobSettings, JobTarget, OnError};
 
 use crate::commands::{Arguments, needed, number, switch, text};
 use crate::error::{QmpError, Result};
@@ -59,7 +59,7 @@ impl Monitor {
     }
 
     /// How a job is controlled.
-    pub(crate) fn settings(&self, arguments: &Arguments) -> Result<Settings> {
+    pub(crate) fn settings(&self, arguments: &Arguments) -> Result<JobSettings> {
         let device = needed(arguments, "device");
         // Without a name it has that of its device, if there is one; nodes have none.
         let is_device = self.devices().iter().any(|one| one.id == device);
@@ -76,7 +76,7 @@ impl Monitor {
             Some(text) => OnError::parse(text).unwrap_or_default(),
             None => OnError::Report,
         };
-        Ok(Settings {
+        Ok(JobSettings {
             name: Some(name.to_string()),
             finalized_by_hand: !switch(arguments, "auto-finalize", true),
             dismissed_by_hand: !switch(arguments, "auto-dismiss", true),
@@ -96,14 +96,14 @@ impl Monitor {
 }
 
 /// The target of a job, as it is open.
-pub fn target_of(disk: &JobDisk) -> Result<To> {
+pub fn target_of(disk: &JobDisk) -> Result<JobTarget> {
     let NodeDisk::Live(running) = &disk.node_disk else {
         return Err(QmpError::no_node(&disk.name));
     };
     let stack: Option<Stack> = running.stack.lock().expect("no panic under this lock").clone();
     let stack = stack.ok_or_else(|| QmpError::no_node(&disk.name))?;
     let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
-    Ok(To::Open(spec, stack, Some(running.clone())))
+    Ok(JobTarget::Open(spec, stack, Some(running.clone())))
 }
 
 /// Refuses a target of another size than the source.

@@ -104,7 +104,7 @@ impl Monitor {
 }
 
 fn pause(job: &Arc<Job>) -> Result<()> {
-    use blockhaul_jobs::Status::{Paused, Standby};
+    use blockhaul_jobs::JobStatus::{Paused, Standby};
     if matches!(job.status(), Paused | Standby) {
         return Err(QmpError::generic("Job is already paused"));
     }
@@ -116,7 +116,7 @@ fn pause(job: &Arc<Job>) -> Result<()> {
 }
 
 fn resume(job: &Arc<Job>) -> Result<()> {
-    use blockhaul_jobs::Status::{Paused, Standby};
+    use blockhaul_jobs::JobStatus::{Paused, Standby};
     if !matches!(job.status(), Paused | Standby) {
         return Err(QmpError::generic("Can't resume a job that was not paused"));
     }

@@ -1,6 +1,6 @@
 //! Mirrors, as the monitor protocol begins and changes them.
 
-use blockhaul_jobs::{CopyMode, First, Job, WantedMirror};
+use blockhaul_jobs::{CopyMode, First, Job, MirrorConfig};
 
 use crate::commands::{Arguments, needed, text};
 use crate::error::{QmpError, Result};
@@ -37,7 +37,7 @@ impl Monitor {
             target: target.name.clone(),
             bitmap: None,
         };
-        let wanted = WantedMirror {
+        let wanted = MirrorConfig {
             export: running.clone(),
             target: target_of(&target)?,
             options: Vec::new(),

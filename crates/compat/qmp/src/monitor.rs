@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_io::FifoLock;
-use blockhaul_jobs::{Jobs, Table};
+use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_server::Server;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ pub struct MonitorConfig {
     /// The server, whose clients see the exports that commands add.
     pub server: Arc<Server>,
     /// The table of exports; its disks are nodes.
-    pub table: Arc<Table>,
+    pub table: Arc<ExportTable>,
     /// The jobs of the exports. The monitor becomes their observer.
     pub jobs: Arc<Jobs>,
     /// Whether the server listens for NBD clients without `nbd-server-start`.
@@ -30,7 +30,7 @@ pub struct MonitorConfig {
 /// The monitor of a server.
 pub struct Monitor {
     pub(crate) server: Arc<Server>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<ExportTable>,
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) host: Box<dyn MonitorHost>,
     /// The server listens for NBD clients without `nbd-server-start`.

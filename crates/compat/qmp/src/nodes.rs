@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_io::plain;
-use blockhaul_jobs::{Job, One, Running};
+use blockhaul_jobs::{ExportConfig, Job, OpenExport};
 
 use crate::commands::{Arguments, needed, switch, text};
 use crate::error::{QmpError, Result};
@@ -25,7 +25,7 @@ const NODES_MAX: usize = 1024;
 /// The disk of a node or device that a command names.
 pub enum NodeDisk {
     /// A disk in use.
-    Live(Arc<Running>),
+    Live(Arc<OpenExport>),
     /// A point in time.
     Frozen(Arc<Node>),
 }
@@ -94,12 +94,12 @@ impl Monitor {
         }
     }
 
-    async fn open_disk(&self, node: &Node) -> Result<Arc<Running>> {
+    async fn open_disk(&self, node: &Node) -> Result<Arc<OpenExport>> {
         let NodeContents::Disk { spec, layers } = &node.contents else {
             return Err(QmpError::generic(format!("Node '{}' is not a disk", node.name)));
         };
         let name = self.free_name(&node.name);
-        let one = One::described(&name, "", spec.clone(), node.read_only, layers.clone());
+        let one = ExportConfig::described(&name, "", spec.clone(), node.read_only, layers.clone());
         let running = self.table.add_disk(one).await?;
         if name != node.name {
             self.state().moved.push((node.name.clone(), name));
@@ -158,14 +158,14 @@ impl Monitor {
     }
 
     /// The open disk of the node of this name.
-    pub(crate) fn running(&self, node: &str) -> Option<Arc<Running>> {
+    pub(crate) fn running(&self, node: &str) -> Option<Arc<OpenExport>> {
         let all = self.table.running().into_iter().filter(|one| one.shared.is_some());
         // After a mirror, a disk may have the name of another node, also of one that was deleted.
         all.into_iter().find(|one| self.node_of(one) == node)
     }
 
     /// The name of the node of a disk.
-    pub(crate) fn node_of(&self, running: &Running) -> String {
+    pub(crate) fn node_of(&self, running: &OpenExport) -> String {
         let name = node_name(running);
         let moved = self.state().moved.iter().find(|(_, to)| to == name).cloned();
         moved.map_or_else(|| name.to_string(), |(from, _)| from)
@@ -260,7 +260,7 @@ impl Monitor {
 }
 
 /// The name of the node of an open disk.
-pub fn node_name(running: &Running) -> &str {
+pub fn node_name(running: &OpenExport) -> &str {
     if running.name.is_empty() { "disk" } else { &running.name }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockhaul_block::{Device, fence};
-use blockhaul_jobs::{Begin, Running, Taken};
+use blockhaul_jobs::{FrozenBitmap, OpenExport, SnapshotConfig};
 use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
 use serde_json::Value;
 
@@ -82,7 +82,7 @@ impl Monitor {
             return Err(QmpError::no_node(disk));
         };
         let started = self.table.begin_snapshot(&running, begin).await?;
-        started.taken.iter().for_each(Taken::settle);
+        started.taken.iter().for_each(FrozenBitmap::settle);
         *snapshot.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
         Ok(started.snapshot)
     }
@@ -116,7 +116,7 @@ impl Monitor {
     }
 
     /// The disk in use that a point in time shows.
-    pub(crate) async fn live_below(&self, node: &Node) -> Result<Arc<Running>> {
+    pub(crate) async fn live_below(&self, node: &Node) -> Result<Arc<OpenExport>> {
         let mut name = node.name.clone();
         for _ in 0..DEPTH_MAX {
             let Some(node) = self.node(&name) else { break };
@@ -134,7 +134,7 @@ impl Monitor {
 }
 
 /// How a `copy-before-write` node keeps old contents.
-fn begin_of(options: &Arguments) -> Result<Begin> {
+fn begin_of(options: &Arguments) -> Result<SnapshotConfig> {
     let mut kept = Options {
         // Without a time limit writes wait for the file system, as in QEMU.
         guest_timeout: Duration::from_secs(number(options, "cbw-timeout").unwrap_or(0)),
@@ -144,7 +144,7 @@ fn begin_of(options: &Arguments) -> Result<Begin> {
     if let Some(size) = number(options, "min-cluster-size") {
         kept.block = size.max(kept.block);
     }
-    Ok(Begin {
+    Ok(SnapshotConfig {
         options: kept,
         bitmap: None,
         clears: false,

@@ -1,7 +1,7 @@
 //! Queries of the monitor protocol about the program and its nodes.
 
 use blockhaul_block::Can;
-use blockhaul_jobs::Running;
+use blockhaul_jobs::OpenExport;
 use serde_json::{Value, json};
 
 use crate::exports::GuestDevice;
@@ -44,7 +44,7 @@ impl Monitor {
     }
 
     /// A disk that is open.
-    fn described_disk(&self, running: &Running) -> Value {
+    fn described_disk(&self, running: &OpenExport) -> Value {
         let name = self.node_of(running);
         let node = self.node(&name);
         let facts = running.device().map(|device| device.facts());

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::Spec;
 use blockhaul_io::Completer;
-use blockhaul_jobs::Begin;
+use blockhaul_jobs::SnapshotConfig;
 use blockhaul_snapshot::{Bitmap, Snapshot};
 
 /// State of the monitor besides the disks, jobs and bitmaps of the server.
@@ -47,7 +47,7 @@ pub enum NodeContents {
     /// A disk, with its description.
     Disk { spec: Spec, layers: Vec<String> },
     /// Saves old contents of the disk of the node `disk`; `snapshot` is the point in time, once it has begun.
-    BeforeWrite { disk: String, begin: Box<Begin>, snapshot: Mutex<Option<Snapshot>> },
+    BeforeWrite { disk: String, begin: Box<SnapshotConfig>, snapshot: Mutex<Option<Snapshot>> },
     /// Shows the point in time of the node `before_write`; with bitmaps of its own.
     Access { before_write: String, bitmaps: Mutex<Vec<Arc<Bitmap>>> },
 }

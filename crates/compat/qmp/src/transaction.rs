@@ -4,7 +4,7 @@
 //! checked; they happen at the moment at which the backups begin, while no request is in flight.
 //! Bitmaps are removed last. If anything fails before the moment, the added bitmaps are removed.
 
-use blockhaul_jobs::{AtOnce, WantedJobs};
+use blockhaul_jobs::{BackupConfig, BitmapStep};
 use serde_json::Value;
 
 use crate::backups::BackupPlan;
@@ -52,7 +52,7 @@ impl Monitor {
         }
         let mut disks = Vec::new();
         let mut nodes = Vec::new();
-        let mut at_once: Vec<AtOnce> = Vec::new();
+        let mut at_once: Vec<BitmapStep> = Vec::new();
         for action in actions {
             match action.kind {
                 "abort" => {
@@ -79,7 +79,7 @@ impl Monitor {
         if disks.is_empty() {
             at_once.iter().for_each(|change| change());
         } else {
-            self.begin(WantedJobs { disks, grouped, at_once }, nodes).await?;
+            self.begin(BackupConfig { disks, grouped, at_once }, nodes).await?;
         }
         for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;
@@ -89,13 +89,13 @@ impl Monitor {
 
     /// A bitmap that begins together with a backup of an earlier point in time begins at that point:
     /// what was written between them is not in the backup.
-    async fn since_then(&self, action: &Action<'_>, all: &[Action<'_>]) -> Result<Vec<AtOnce>> {
+    async fn since_then(&self, action: &Action<'_>, all: &[Action<'_>]) -> Result<Vec<BitmapStep>> {
         let Action { kind, data } = action;
         if !matches!(*kind, "block-dirty-bitmap-add" | "block-dirty-bitmap-clear") {
             return Ok(Vec::new());
         }
         let node = needed(data, "node");
-        let mut changes: Vec<AtOnce> = Vec::new();
+        let mut changes: Vec<BitmapStep> = Vec::new();
         for backup in all.iter().filter(|one| one.kind == "blockdev-backup") {
             let Some(snapshot) = self.snapshot_over(needed(backup.data, "device"), node).await?
             else {
@@ -110,7 +110,7 @@ impl Monitor {
     }
 
     /// A change of a bitmap that cannot fail any more.
-    async fn bitmap_change(&self, action: &Action<'_>) -> Result<AtOnce> {
+    async fn bitmap_change(&self, action: &Action<'_>) -> Result<BitmapStep> {
         let Action { kind, data } = action;
         if *kind == "block-dirty-bitmap-merge" {
             let (target, from) = self.merged(data).await?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Registry;
 use blockhaul_io::{Config, Listener, Pool, Runtime};
-use blockhaul_jobs::{Jobs, Table, WantedExports};
+use blockhaul_jobs::{ExportTable, ExportTableConfig, Jobs};
 use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 use blockhaul_server::{Limits, Offers, Server, Tls};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ impl MonitorHost for TestHost {
 /// A monitor of a server without exports. On a worker.
 async fn monitor(host: TestHost) -> Arc<Monitor> {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let table = Arc::new(Table::new(WantedExports::new(registry)));
+    let table = Arc::new(ExportTable::new(ExportTableConfig::new(registry)));
     let server = Server::new(blockhaul_server::Config {
         exports: table.open().await.unwrap(),
         limits: Limits::default(),

@@ -18,7 +18,7 @@ use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
 
 use crate::error::JobError;
-use crate::export::Running;
+use crate::export::OpenExport;
 
 /// Version of the format.
 const VERSION: u64 = 2;
@@ -106,7 +106,7 @@ impl BitmapFiles {
     ///
     /// # Errors
     /// If the file cannot be written or removed.
-    pub fn write(&self, export: &Running, clean: bool) -> Result<(), JobError> {
+    pub fn write(&self, export: &OpenExport, clean: bool) -> Result<(), JobError> {
         let path = self.path(&export.name);
         let mut bitmaps = export.bitmaps().clone();
         bitmaps.retain(|bitmap| bitmap.is_kept());

@@ -10,45 +10,45 @@ use blockhaul_transfer::TransferErrorKind;
 
 use crate::error::JobError;
 
-/// An open export, for a server and for `ctl`.
-pub struct Running {
-    /// Its name.
+/// An open export of a server: a disk that clients use, with its layers, bitmaps and points in time.
+pub struct OpenExport {
+    /// The name for clients.
     pub name: String,
-    /// For users; may be empty.
+    /// The text for users; may be empty.
     pub description: String,
-    /// The description of its device, as typed.
+    /// The description of the device, as typed.
     pub storage: Mutex<String>,
-    /// Clients may write to it.
+    /// Whether clients may write.
     pub write: bool,
-    /// Clients reach it by its name. Otherwise it is a disk of the monitor protocol, which exports
-    /// it under other names.
+    /// Whether clients reach the export by its name. Otherwise it is a disk of the monitor protocol, which
+    /// exports it under other names.
     pub served: bool,
-    /// It has no exports of its own.
-    pub single: bool,
+    /// Whether it is one device, without exports of its own.
+    pub(crate) single: bool,
     /// Its own exports, which may report their state.
-    pub own: Option<Weak<dyn Exports>>,
+    pub(crate) own: Option<Weak<dyn Exports>>,
     /// The device, if all clients share it.
     pub shared: Option<Arc<Shared>>,
     /// The stack of the device: to be closed when no worker needs it any more.
     pub stack: Mutex<Option<Stack>>,
     /// Its layers and gates, innermost first.
-    pub layers: Mutex<Vec<Arc<Adjustable>>>,
+    pub(crate) layers: Mutex<Vec<Arc<Adjustable>>>,
     /// Its points in time, over the layers.
-    pub snapshots: Mutex<Vec<Snapshot>>,
+    pub(crate) snapshots: Mutex<Vec<Snapshot>>,
     /// Its dirty bitmaps, below the points in time.
-    pub bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    pub(crate) bitmaps: Mutex<Vec<Arc<Bitmap>>>,
     /// Names of bitmaps from earlier that may lack writes, and why.
-    pub inconsistent: Mutex<Vec<(String, String)>>,
+    pub(crate) inconsistent: Mutex<Vec<(String, String)>>,
     /// What has changed, for a mirror of it; between the bitmaps and the points in time.
-    pub mirrored: Mutex<Option<Changes>>,
+    pub(crate) mirrored: Mutex<Option<Changes>>,
     /// Where its disk differs from the targets of jobs that outlive the server.
-    pub maps: Mutex<Vec<Remaining>>,
+    pub(crate) maps: Mutex<Vec<Remaining>>,
     /// The storages that are open.
     pub claims: Arc<Claims>,
-    /// The owner of the claims of its disk.
+    /// The owner of the claims of the disk.
     pub owner: ClaimOwner,
     /// A job writes to it, below its bitmaps and points in time.
-    pub written: Arc<AtomicBool>,
+    pub(crate) written: Arc<AtomicBool>,
     /// The export of which this one is a point in time.
     pub snapshot_of: Option<SnapshotOf>,
 }
@@ -56,18 +56,28 @@ pub struct Running {
 /// An export that shows a point in time of another one.
 pub struct SnapshotOf {
     /// The export in use.
-    pub live: Arc<Running>,
+    pub live: Arc<OpenExport>,
     /// Its point in time.
     pub snapshot: Snapshot,
 }
 
-impl Running {
-    /// Its current layers and gates, innermost first.
+impl OpenExport {
+    /// Whether the export is one device, without exports of its own.
+    pub fn is_one_device(&self) -> bool {
+        self.single
+    }
+
+    /// The state of storage that has exports of its own, if there is anything to report.
+    pub fn state(&self) -> Option<String> {
+        self.own.as_ref()?.upgrade()?.state()
+    }
+
+    /// The current layers and gates, innermost first.
     pub fn layers(&self) -> Vec<Arc<Adjustable>> {
         self.layers.lock().expect("no panic under this lock").clone()
     }
 
-    /// The description of its device, as typed.
+    /// The description of the device, as typed.
     pub fn storage(&self) -> String {
         self.storage.lock().expect("no panic under this lock").clone()
     }
@@ -77,7 +87,7 @@ impl Running {
         self.shared.as_ref().map(|shared| shared.switch().device())
     }
 
-    /// Its bitmaps.
+    /// The dirty bitmaps of the export.
     pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
         self.bitmaps.lock().expect("no panic under this lock")
     }
@@ -155,7 +165,7 @@ impl Running {
         Ok(())
     }
 
-    /// Begins to write to it as the target of a job, until the result is dropped. Refuses a disk that is
+    /// Begins to write to the disk as the target of a job, until the result is dropped. Refuses a disk that is
     /// the source or the target of a job, or has a point in time: it would not see what the job writes.
     ///
     /// # Errors
@@ -190,12 +200,12 @@ impl Running {
         Err(JobError::request(text))
     }
 
-    /// What a mirror of it notes.
+    /// What a mirror of the export notes.
     pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
         self.mirrored.lock().expect("no panic under this lock")
     }
 
-    /// Where its disk differs from the targets of jobs.
+    /// Where the disk differs from the targets of jobs.
     pub fn maps(&self) -> MutexGuard<'_, Vec<Remaining>> {
         self.maps.lock().expect("no panic under this lock")
     }
@@ -214,7 +224,7 @@ impl Running {
         }
     }
 
-    /// Its points in time, the first innermost.
+    /// The points in time of the disk, the first innermost.
     pub fn snapshots(&self) -> MutexGuard<'_, Vec<Snapshot>> {
         self.snapshots.lock().expect("no panic under this lock")
     }

@@ -12,27 +12,27 @@ use blockhaul_transfer::{TransferOptions, adjustable_layers, make_layers, writes
 use crate::bitmap_files::BitmapFiles;
 use crate::client_devices::Fresh;
 use crate::error::JobError;
-use crate::export::Running;
+use crate::export::OpenExport;
 use crate::job_files::JobFiles;
 use crate::trace;
 
-/// The requested exports.
-pub struct WantedExports {
+/// The exports of a server, and what all of them share.
+pub struct ExportTableConfig {
     /// The devices and layers that can be opened.
     pub registry: Registry,
     /// The exports, in order.
-    pub exports: Vec<One>,
-    /// Over each of them.
+    pub exports: Vec<ExportConfig>,
+    /// Layers over each export, `NAME[?key=value&…]`, the first innermost.
     pub layers: Vec<String>,
-    /// The only export is available under any name.
+    /// Whether the only export is available under any name.
     pub any_name: bool,
-    /// Each client gets separate devices.
+    /// Whether each client gets a device of its own.
     pub per_client: bool,
-    /// Requests are logged.
+    /// Whether requests are logged.
     pub trace: bool,
-    /// Where dirty bitmaps are kept.
+    /// The directory that keeps dirty bitmaps beyond the end of the server.
     pub bitmap_files: Option<BitmapFiles>,
-    /// Where jobs are kept.
+    /// The directory that keeps jobs beyond the end of the server.
     pub job_files: Option<Arc<JobFiles>>,
     /// Is called for each copy of a job, before its target is opened: for warnings. Must not block.
     pub on_copy: CopyHook,
@@ -46,8 +46,8 @@ pub(crate) const EXPORT: &str = "export";
 /// What messages call a disk of the monitor protocol.
 pub(crate) const NODE: &str = "node";
 
-/// A requested export.
-pub struct One {
+/// One export of a server: a device, its name, and the access of clients.
+pub struct ExportConfig {
     /// The name for clients.
     pub name: String,
     /// The text for users; may be empty.
@@ -56,14 +56,14 @@ pub struct One {
     pub spec: Spec,
     /// The access that clients get.
     pub intent: Intent,
-    /// Below the common layers.
+    /// Layers over the device, below those of all exports.
     pub layers: Vec<String>,
 }
 
-impl WantedExports {
+impl ExportTableConfig {
     /// No exports yet, of devices of `registry`: clients share each device, and nothing outlives the server.
-    pub fn new(registry: Registry) -> WantedExports {
-        WantedExports {
+    pub fn new(registry: Registry) -> ExportTableConfig {
+        ExportTableConfig {
             registry,
             exports: Vec::new(),
             layers: Vec::new(),
@@ -78,7 +78,7 @@ impl WantedExports {
 
     /// The intent for opening the storage of an export: under a layer that changes nothing it need
     /// not be writable, and others may use it at the same time.
-    fn intent_below(&self, one: &One) -> Intent {
+    fn intent_below(&self, one: &ExportConfig) -> Intent {
         let mut layers = one.layers.iter().chain(&self.layers);
         let kept = layers.any(|layer| !writes_below(&self.registry, layer));
         if kept { Intent::READ } else { one.intent }
@@ -100,7 +100,7 @@ impl WantedExports {
         Ok(())
     }
 
-    pub(crate) fn check_one(&self, one: &One) -> Result<(), JobError> {
+    pub(crate) fn check_one(&self, one: &ExportConfig) -> Result<(), JobError> {
         self.registry.target(&one.spec, one.intent)?;
         make_layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {
@@ -140,9 +140,9 @@ impl WantedExports {
     pub(crate) async fn open_one(
         &self,
         kind: &str,
-        one: &One,
+        one: &ExportConfig,
         warnings: Weak<Warnings>,
-    ) -> Result<(Named, Running), JobError> {
+    ) -> Result<(Named, OpenExport), JobError> {
         // Its clients share raw bytes, whatever handles they have.
         let owner = match (kind, one.name.as_str()) {
             (EXPORT, "") => ClaimOwner::export("the default export"),
@@ -157,7 +157,7 @@ impl WantedExports {
             configured.iter().filter_map(|layer| layer.layer().cloned()).collect()
         };
         let gates = gates(&configured);
-        let mut running = Running {
+        let mut running = OpenExport {
             name: one.name.clone(),
             description: one.description.clone(),
             storage: Mutex::new(blockhaul_transfer::shown(&one.spec.to_string()).into_owned()),
@@ -206,7 +206,7 @@ impl WantedExports {
     /// The layers and gates of an export, first innermost: its own below the common ones. They are
     /// made anew for each export, because their state belongs to one. The common gates are omitted
     /// if there are several exports: they admit clients once, before every export.
-    fn layers_of(&self, one: &One) -> Result<Vec<Arc<Adjustable>>, JobError> {
+    fn layers_of(&self, one: &ExportConfig) -> Result<Vec<Arc<Adjustable>>, JobError> {
         let mut configured = adjustable_layers(&self.registry, &one.layers)?;
         let outer = adjustable_layers(&self.registry, &self.layers)?;
         let own = |layer: &Arc<Adjustable>| !self.has_several() || layer.gate().is_none();
@@ -218,7 +218,7 @@ impl WantedExports {
     async fn storage_exports(
         &self,
         registry: &Registry,
-        one: &One,
+        one: &ExportConfig,
         layers: &[Arc<dyn Layer>],
     ) -> Result<Option<Arc<dyn Exports>>, JobError> {
         let mut over = layers.to_vec();
@@ -234,7 +234,7 @@ impl WantedExports {
     async fn open_device(
         &self,
         registry: &Registry,
-        one: &One,
+        one: &ExportConfig,
         layers: &[Arc<dyn Layer>],
     ) -> Result<(Stack, Arc<dyn Device>), JobError> {
         let intent = self.intent_below(one);
@@ -267,7 +267,7 @@ impl WantedExports {
     fn device_exports(
         &self,
         registry: Registry,
-        one: &One,
+        one: &ExportConfig,
         layers: Vec<Arc<dyn Layer>>,
         device: Arc<dyn Device>,
     ) -> (Arc<dyn Exports>, Option<Arc<Shared>>) {
@@ -300,7 +300,7 @@ pub(crate) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
-fn no_image_for_each_client(one: &One) -> JobError {
+fn no_image_for_each_client(one: &ExportConfig) -> JobError {
     let text = format!(
         "--per-client: {} is a disk image, which one device at a time can write: leave out --per-client, and \
          all clients share the disk, or serve it with -r",
@@ -325,10 +325,10 @@ fn device_name(spec: &Spec) -> Option<&str> {
     }
 }
 
-impl One {
+impl ExportConfig {
     /// A device that clients may write, under this name, without layers.
-    pub fn new(name: impl Into<String>, spec: Spec) -> One {
-        One {
+    pub fn new(name: impl Into<String>, spec: Spec) -> ExportConfig {
+        ExportConfig {
             name: name.into(),
             description: String::new(),
             spec,
@@ -344,10 +344,10 @@ impl One {
         spec: Spec,
         readonly: bool,
         layers: Vec<String>,
-    ) -> One {
+    ) -> ExportConfig {
         let name = name.to_string();
         let description = description.to_string();
-        One { name, description, spec, intent: intent(readonly), layers }
+        ExportConfig { name, description, spec, intent: intent(readonly), layers }
     }
 }
 

@@ -11,15 +11,15 @@ use blockhaul_io::FifoLock;
 use blockhaul_transfer::adjustable_layers;
 
 use crate::error::JobError;
-use crate::export::{Running, SnapshotOf, removed};
-use crate::export_config::{EXPORT, NODE, One, WantedExports, gates};
+use crate::export::{OpenExport, SnapshotOf, removed};
+use crate::export_config::{EXPORT, ExportConfig, ExportTableConfig, NODE, gates};
 
 /// Maximum time for a change of exports to end when the server stops.
 const LAST_CHANGE: Duration = Duration::from_secs(1);
 
-/// The exports of a running server, which can be changed.
-pub struct Table {
-    wanted: WantedExports,
+/// The exports of a running server, which can be changed while clients use them.
+pub struct ExportTable {
+    wanted: ExportTableConfig,
     exports: Arc<Several>,
     entries: Mutex<Entries>,
     /// The common gates, if they precede the first export: they also apply to exports that are
@@ -33,7 +33,7 @@ pub struct Table {
 #[derive(Default)]
 struct Entries {
     /// In the order in which they were added.
-    running: Vec<Arc<Running>>,
+    running: Vec<Arc<OpenExport>>,
     /// Names of exports whose devices are being opened.
     reserved: Vec<String>,
     /// The server stops: no export is added any more.
@@ -42,7 +42,7 @@ struct Entries {
 
 /// A name that no other export gets until this is dropped.
 pub struct NameReservation<'a> {
-    table: &'a Table,
+    table: &'a ExportTable,
     name: &'a str,
 }
 
@@ -52,10 +52,10 @@ impl Drop for NameReservation<'_> {
     }
 }
 
-impl Table {
-    /// For the requested exports; nothing is opened yet.
-    pub fn new(wanted: WantedExports) -> Table {
-        Table {
+impl ExportTable {
+    /// A table for these exports. [`ExportTable::open`] opens them.
+    pub fn new(wanted: ExportTableConfig) -> ExportTable {
+        ExportTable {
             wanted,
             exports: Arc::default(),
             entries: Mutex::default(),
@@ -65,17 +65,17 @@ impl Table {
     }
 
     /// The initially requested exports.
-    pub fn wanted(&self) -> &WantedExports {
+    pub fn wanted(&self) -> &ExportTableConfig {
         &self.wanted
     }
 
     /// The current exports, in order.
-    pub fn running(&self) -> Vec<Arc<Running>> {
+    pub fn running(&self) -> Vec<Arc<OpenExport>> {
         self.lock().running.clone()
     }
 
     /// The export of this name.
-    pub fn find(&self, name: &str) -> Option<Arc<Running>> {
+    pub fn find(&self, name: &str) -> Option<Arc<OpenExport>> {
         self.lock().running.iter().find(|one| one.name == name).cloned()
     }
 
@@ -98,7 +98,8 @@ impl Table {
         self.entries.lock().expect("no panic under this lock")
     }
 
-    /// Opens all requested exports. On a worker. Exports opened before a failure remain here.
+    /// Opens all exports, for a server ([`blockhaul_catalog::Exports`]). Call it on a worker. Exports that were
+    /// opened before a failure remain here.
     ///
     /// # Errors
     /// If a device cannot be opened, or its bitmaps cannot be read.
@@ -125,7 +126,7 @@ impl Table {
     ///
     /// # Errors
     /// If the name is in use, the device cannot be opened, or the server stops.
-    pub async fn add(&self, one: One) -> Result<Vec<String>, JobError> {
+    pub async fn add(&self, one: ExportConfig) -> Result<Vec<String>, JobError> {
         if self.wanted.any_name || self.wanted.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
             return Err(JobError::request(text));
@@ -142,8 +143,8 @@ impl Table {
     /// Opens a disk that no client reaches yet. On a worker.
     ///
     /// # Errors
-    /// Those of [`Table::add`], or if each client would get a device of its own.
-    pub async fn add_disk(&self, one: One) -> Result<Arc<Running>, JobError> {
+    /// Those of [`ExportTable::add`], or if each client would get a device of its own.
+    pub async fn add_disk(&self, one: ExportConfig) -> Result<Arc<OpenExport>, JobError> {
         self.wanted.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
         let (storage, mut running) = self.wanted.open_one(NODE, &one, Weak::new()).await?;
@@ -159,8 +160,8 @@ impl Table {
     async fn insert(
         &self,
         storage: Option<Named>,
-        running: Running,
-    ) -> Result<Arc<Running>, JobError> {
+        running: OpenExport,
+    ) -> Result<Arc<OpenExport>, JobError> {
         let change = self.changes.lock().await;
         let running = Arc::new(running);
         // For the case that it is to be closed.
@@ -188,7 +189,7 @@ impl Table {
         }
     }
 
-    fn list(&self, storage: Option<Named>, running: &Arc<Running>) -> Result<(), JobError> {
+    fn list(&self, storage: Option<Named>, running: &Arc<OpenExport>) -> Result<(), JobError> {
         let mut entries = self.lock();
         if entries.is_closed {
             return Err(JobError::other("the server stops"));
@@ -268,7 +269,7 @@ impl Table {
     ///
     /// # Errors
     /// If the name is in use, or the server stops.
-    pub fn serve(&self, storage: Named, running: Running) -> Result<(), JobError> {
+    pub fn serve(&self, storage: Named, running: OpenExport) -> Result<(), JobError> {
         self.list(Some(storage), &Arc::new(running))
     }
 
@@ -308,7 +309,7 @@ impl Table {
     }
 
     /// Keeps what outlives an export that is not in use any more.
-    async fn keep(&self, export: &Running) {
+    async fn keep(&self, export: &OpenExport) {
         self.keep_bitmaps(export).await;
         if let Some(files) = &self.wanted.job_files {
             files.detach(&export.name);
@@ -322,7 +323,7 @@ impl Table {
     /// flight do not end within `time`.
     pub async fn add_layer(
         &self,
-        export: &Running,
+        export: &OpenExport,
         text: &str,
         time: Duration,
     ) -> Result<(), JobError> {
@@ -347,7 +348,7 @@ impl Table {
     /// flight do not end within `time`.
     pub async fn remove_layer(
         &self,
-        export: &Running,
+        export: &OpenExport,
         place: usize,
         time: Duration,
     ) -> Result<(), JobError> {
@@ -376,7 +377,7 @@ impl Table {
     ///
     /// # Errors
     /// If requests are logged, or each client has a device of its own.
-    pub fn changeable<'a>(&self, export: &'a Running) -> Result<(&'a Shared, Stack), JobError> {
+    pub fn changeable<'a>(&self, export: &'a OpenExport) -> Result<(&'a Shared, Stack), JobError> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
             _ if self.wanted.trace => {
@@ -395,7 +396,7 @@ impl Table {
     async fn exchange(
         &self,
         shared: &Shared,
-        export: &Running,
+        export: &OpenExport,
         new: &Stack,
         time: Duration,
     ) -> Result<(), JobError> {

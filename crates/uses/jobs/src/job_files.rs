@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bitmap_files::{check_digest, identity, replace, with_digest};
 use crate::error::JobError;
-use crate::export::Running;
+use crate::export::OpenExport;
 
 /// Version of the format.
 const VERSION: u64 = 1;
@@ -35,11 +35,11 @@ const SIZE_MAX: u64 = 1 << 20;
 pub struct JobFiles {
     directory: PathBuf,
     /// Jobs of earlier servers.
-    found: Vec<Arc<Kept>>,
+    found: Vec<Arc<JobRecord>>,
 }
 
 /// A job that outlives the server.
-pub struct Kept {
+pub struct JobRecord {
     directory: PathBuf,
     id: u64,
     facts: Mutex<Map<String, Value>>,
@@ -85,21 +85,27 @@ impl JobFiles {
             // It never began, or has ended.
             let _ = fs::remove_file(path(&directory, id, "map"));
         }
-        let found = described.into_iter().map(|id| Arc::new(Kept::read(&directory, id))).collect();
+        let found =
+            described.into_iter().map(|id| Arc::new(JobRecord::read(&directory, id))).collect();
         Ok(JobFiles { directory, found })
     }
 
     /// The jobs of earlier servers, by number.
-    pub fn found(&self) -> &[Arc<Kept>] {
+    pub fn found(&self) -> &[Arc<JobRecord>] {
         &self.found
     }
 
     /// A job that is about to begin on an export with a disk of `size` bytes: every block differs.
-    /// Blocks. It does not outlive the server before [`Kept::commit`].
+    /// Blocks. It does not outlive the server before [`JobRecord::commit`].
     ///
     /// # Errors
     /// If the map cannot be created.
-    pub fn begin(&self, id: u64, export: &Running, size: u64) -> Result<Arc<Kept>, JobError> {
+    pub fn begin(
+        &self,
+        id: u64,
+        export: &OpenExport,
+        size: u64,
+    ) -> Result<Arc<JobRecord>, JobError> {
         let path = path(&self.directory, id, "map");
         let opened = OpenOptions::new()
             .read(true)
@@ -130,7 +136,7 @@ impl JobFiles {
         let id_of_map = bytes_of(map).unwrap_or_default();
         let remaining = Remaining::create(file, id_of_map, size);
         let by = Some((export.name.clone(), remaining.clone()));
-        let kept = Arc::new(Kept {
+        let kept = Arc::new(JobRecord {
             directory: self.directory.clone(),
             id,
             facts: Mutex::new(facts),
@@ -165,9 +171,9 @@ impl JobFiles {
     }
 }
 
-impl Kept {
+impl JobRecord {
     /// Reads a description; if that fails, the job can only be cancelled.
-    fn read(directory: &Path, id: u64) -> Kept {
+    fn read(directory: &Path, id: u64) -> JobRecord {
         let path = path(directory, id, "json");
         let (facts, unusable) = match described(&path) {
             Ok(facts) => (facts, None),
@@ -177,7 +183,7 @@ impl Kept {
                 (Map::new(), Some(text))
             }
         };
-        Kept {
+        JobRecord {
             directory: directory.to_path_buf(),
             id,
             facts: Mutex::new(facts),
@@ -321,7 +327,7 @@ impl Kept {
     ///
     /// # Errors
     /// If the map or the description cannot be written.
-    pub async fn outlive(self: &Arc<Kept>) -> Result<(), JobError> {
+    pub async fn outlive(self: &Arc<JobRecord>) -> Result<(), JobError> {
         if let Some(map) = self.map() {
             let stored = map.store().await;
             stored.map_err(|why| {
@@ -402,7 +408,7 @@ impl Kept {
     }
 }
 
-impl Recorder for Kept {
+impl Recorder for JobRecord {
     fn check(&self, target: &str) -> Result<(), TransferError> {
         let before = self.text("target_id");
         if before.is_empty() || before == target {
@@ -440,7 +446,7 @@ impl Recorder for Kept {
 }
 
 /// If the map cannot be written, the job does not outlive the server.
-fn watch(map: &Remaining, kept: &Arc<Kept>) {
+fn watch(map: &Remaining, kept: &Arc<JobRecord>) {
     let weak = Arc::downgrade(kept);
     map.on_failure(Box::new(move |why| {
         if let Some(kept) = weak.upgrade() {

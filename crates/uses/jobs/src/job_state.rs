@@ -11,7 +11,7 @@
 
 /// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
+pub enum JobStatus {
     /// It has not started.
     Created,
     /// It copies.
@@ -55,26 +55,26 @@ pub enum Verb {
     Dismiss,
 }
 
-impl Status {
+impl JobStatus {
     /// Its name on the control socket and in the monitor protocol.
     pub fn name(self) -> &'static str {
         match self {
-            Status::Created => "created",
-            Status::Running => "running",
-            Status::Paused => "paused",
-            Status::Ready => "ready",
-            Status::Standby => "standby",
-            Status::Waiting => "waiting",
-            Status::Pending => "pending",
-            Status::Aborting => "aborting",
-            Status::Concluded => "concluded",
-            Status::Null => "null",
+            JobStatus::Created => "created",
+            JobStatus::Running => "running",
+            JobStatus::Paused => "paused",
+            JobStatus::Ready => "ready",
+            JobStatus::Standby => "standby",
+            JobStatus::Waiting => "waiting",
+            JobStatus::Pending => "pending",
+            JobStatus::Aborting => "aborting",
+            JobStatus::Concluded => "concluded",
+            JobStatus::Null => "null",
         }
     }
 
     /// Whether a job in this state accepts a request.
     pub fn accepts(self, verb: Verb) -> bool {
-        use Status::{Concluded, Created, Paused, Pending, Ready, Running, Standby, Waiting};
+        use JobStatus::{Concluded, Created, Paused, Pending, Ready, Running, Standby, Waiting};
         let active = matches!(self, Created | Running | Paused | Ready | Standby);
         match verb {
             Verb::Cancel => active || matches!(self, Waiting | Pending),
@@ -86,8 +86,8 @@ impl Status {
     }
 
     /// Whether a job can change from this state to another one.
-    pub fn leads_to(self, next: Status) -> bool {
-        use Status::{
+    pub fn leads_to(self, next: JobStatus) -> bool {
+        use JobStatus::{
             Aborting, Concluded, Created, Null, Paused, Pending, Ready, Running, Standby, Waiting,
         };
         match self {
@@ -106,7 +106,7 @@ impl Status {
 
     /// Whether the work of the job has ended.
     pub fn is_over(self) -> bool {
-        matches!(self, Status::Concluded | Status::Null)
+        matches!(self, JobStatus::Concluded | JobStatus::Null)
     }
 }
 
@@ -130,17 +130,17 @@ impl Verb {
 mod tests {
     use super::*;
 
-    const ALL: [Status; 10] = [
-        Status::Created,
-        Status::Running,
-        Status::Paused,
-        Status::Ready,
-        Status::Standby,
-        Status::Waiting,
-        Status::Pending,
-        Status::Aborting,
-        Status::Concluded,
-        Status::Null,
+    const ALL: [JobStatus; 10] = [
+        JobStatus::Created,
+        JobStatus::Running,
+        JobStatus::Paused,
+        JobStatus::Ready,
+        JobStatus::Standby,
+        JobStatus::Waiting,
+        JobStatus::Pending,
+        JobStatus::Aborting,
+        JobStatus::Concluded,
+        JobStatus::Null,
     ];
 
     #[test]
@@ -154,18 +154,18 @@ mod tests {
                 reached.extend(fresh);
                 at += 1;
             }
-            assert!(reached.contains(&Status::Null), "{from:?}");
-            assert!(!from.is_over() || !reached.contains(&Status::Running), "{from:?}");
+            assert!(reached.contains(&JobStatus::Null), "{from:?}");
+            assert!(!from.is_over() || !reached.contains(&JobStatus::Running), "{from:?}");
         }
     }
 
     #[test]
     fn an_ended_job_accepts_only_its_dismissal() {
         let verbs = [Verb::Cancel, Verb::Pause, Verb::Resume, Verb::SetSpeed, Verb::Complete];
-        for status in [Status::Aborting, Status::Concluded, Status::Null] {
+        for status in [JobStatus::Aborting, JobStatus::Concluded, JobStatus::Null] {
             assert!(verbs.iter().all(|verb| !status.accepts(*verb)), "{status:?}");
         }
-        assert!(Status::Concluded.accepts(Verb::Dismiss));
-        assert!(!Status::Running.accepts(Verb::Dismiss));
+        assert!(JobStatus::Concluded.accepts(Verb::Dismiss));
+        assert!(!JobStatus::Running.accepts(Verb::Dismiss));
     }
 }

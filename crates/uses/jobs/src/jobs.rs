@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use crate::compressed::Compressed;
 use crate::error::JobError;
-use crate::export::{Running, TargetGuard};
-use crate::export_table::Table;
+use crate::export::{OpenExport, TargetGuard};
+use crate::export_table::ExportTable;
 use crate::job_errors::{Action, Errors, OnError};
-use crate::job_files::Kept;
-use crate::job_state::Status;
+use crate::job_files::JobRecord;
+use crate::job_state::JobStatus;
 use crate::mirror::{Beginning, CopyMode, Ending, First, Mirror};
-use crate::snapshot::{AtOnce, Begin, Begun, Taken};
+use crate::snapshot::{Begun, BitmapStep, FrozenBitmap, SnapshotConfig};
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
@@ -53,25 +53,25 @@ const JOB_OPTIONS: &[&str] = &[
     "verify",
 ];
 
-/// The jobs of a server.
+/// The jobs of a server: backups and mirrors of its exports.
 #[derive(Default)]
 pub struct Jobs {
     /// Also those of earlier servers.
     list: Mutex<VecDeque<Arc<Job>>>,
     last: AtomicU64,
-    observer: Arc<OnceLock<Observer>>,
+    observer: Arc<OnceLock<JobObserver>>,
     /// One interrupted job is resumed or forgotten at a time.
     pub(crate) resuming: Arc<FifoLock>,
 }
 
 /// Is called for what happens to jobs, from any worker; must not block.
-pub type Observer = Box<dyn Fn(&Job, &Happened) + Send + Sync>;
+pub type JobObserver = Box<dyn Fn(&Job, &JobEvent) + Send + Sync>;
 
 /// What has happened to a job.
 #[derive(Debug)]
-pub enum Happened {
+pub enum JobEvent {
     /// It has another state.
-    Status(Status),
+    Status(JobStatus),
     /// A mirror could complete.
     Ready,
     /// It waits until it is finalized.
@@ -99,9 +99,9 @@ pub struct Job {
     writing: Mutex<Option<TargetGuard>>,
     progress: Arc<Progress>,
     control: CopyControl,
-    settings: Settings,
+    settings: JobSettings,
     errors: Arc<Errors>,
-    status: Mutex<Status>,
+    status: Mutex<JobStatus>,
     /// Bytes per second; 0: no limit.
     speed: AtomicU64,
     /// It was asked to end.
@@ -113,29 +113,29 @@ pub struct Job {
     started: Instant,
     ended: OnceLock<End>,
     changed: Notify,
-    observer: Arc<OnceLock<Observer>>,
+    observer: Arc<OnceLock<JobObserver>>,
     /// It outlives the server.
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<JobRecord>>,
     /// The server ends before it.
     interrupted: AtomicBool,
 }
 
 /// How a job is controlled.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
-    /// Its name; none: `job` and its number.
+pub struct JobSettings {
+    /// The name of the job; `None`: `job` and its number.
     pub name: Option<String>,
-    /// It waits until it is finalized.
+    /// Whether the job waits until it is finalized ([`Job::finalize`]) once everything is copied.
     pub finalized_by_hand: bool,
-    /// It stays in the list of the monitor protocol until it is dismissed.
+    /// Whether the job stays in the list of the monitor protocol until it is dismissed.
     pub dismissed_by_hand: bool,
-    /// What it does after errors of the source.
+    /// What the job does after errors of the source.
     pub on_source_error: OnError,
-    /// What it does after errors of the target.
+    /// What the job does after errors of the target.
     pub on_target_error: OnError,
     /// Bytes per second; 0: no limit.
     pub speed: u64,
-    /// The target stores the data compressed, if it can.
+    /// Whether the target stores the data compressed, if it can.
     pub compress: bool,
 }
 
@@ -198,33 +198,33 @@ struct End {
     cancelled: bool,
 }
 
-/// Where a job writes.
+/// The target of a job.
 #[derive(Clone)]
-pub enum To {
+pub enum JobTarget {
     /// A target in the notation of `copy`.
     Spec(Spec),
     /// The description of an open device, which is neither created nor emptied, and its disk, if it is
     /// one of the server.
-    Open(Spec, Stack, Option<Arc<Running>>),
+    Open(Spec, Stack, Option<Arc<OpenExport>>),
 }
 
-impl From<Spec> for To {
-    fn from(spec: Spec) -> To {
-        To::Spec(spec)
+impl From<Spec> for JobTarget {
+    fn from(spec: Spec) -> JobTarget {
+        JobTarget::Spec(spec)
     }
 }
 
-impl To {
-    /// Its description.
+impl JobTarget {
+    /// The description of the target.
     pub fn spec(&self) -> &Spec {
         match self {
-            To::Spec(spec) | To::Open(spec, ..) => spec,
+            JobTarget::Spec(spec) | JobTarget::Open(spec, ..) => spec,
         }
     }
 
     /// A disk of the server is its target from now on.
     async fn begin(&self) -> Result<Option<TargetGuard>, JobError> {
-        let To::Open(spec, _, Some(running)) = self else { return Ok(None) };
+        let JobTarget::Open(spec, _, Some(running)) = self else { return Ok(None) };
         if let Spec::Scheme { scheme, rest } = spec
             && blockhaul_client::is_own_export(&format!("{scheme}:{rest}")).await.unwrap_or(false)
         {
@@ -235,88 +235,92 @@ impl To {
     }
 }
 
-/// What a backup is to do.
-pub struct WantedJobs {
-    /// The disks, at one point in time.
-    pub disks: Vec<Item>,
-    /// If one fails, the others are cancelled, and a rate is for all together.
+/// A backup of one or more disks.
+pub struct BackupConfig {
+    /// The disks, all at one point in time.
+    pub disks: Vec<BackupDisk>,
+    /// Whether the others are cancelled if one fails, and a rate is for all together.
     pub grouped: bool,
-    /// Bitmaps change at the point in time, once nothing can fail any more.
-    pub at_once: Vec<AtOnce>,
+    /// Changes of bitmaps at the point in time, once nothing can fail any more.
+    pub at_once: Vec<BitmapStep>,
 }
 
 /// One disk of a backup.
-pub struct Item {
+pub struct BackupDisk {
     /// The disk.
-    pub export: Arc<Running>,
-    /// Its target.
-    pub target: To,
-    /// Options of `copy`.
+    pub export: Arc<OpenExport>,
+    /// The target of the copy.
+    pub target: JobTarget,
+    /// Options of the copy by the names of the command line, such as `retries`.
     pub options: Vec<NamedOption>,
     /// What is read.
-    pub source: Source,
-    /// Only what this bitmap shows is copied.
+    pub source: BackupSource,
+    /// The bitmap that selects what is copied; `None`: everything.
     pub selects: Option<String>,
     /// How the job is controlled.
-    pub settings: Settings,
+    pub settings: JobSettings,
     /// The job of an earlier server that this one continues.
-    pub resumes: Option<Arc<Kept>>,
+    pub resumes: Option<Arc<JobRecord>>,
 }
 
-impl WantedJobs {
+impl BackupConfig {
     /// A backup of these disks as one group.
-    pub fn new(disks: Vec<Item>) -> WantedJobs {
-        WantedJobs { disks, grouped: true, at_once: Vec::new() }
+    pub fn new(disks: Vec<BackupDisk>) -> BackupConfig {
+        BackupConfig { disks, grouped: true, at_once: Vec::new() }
     }
 }
 
-impl Item {
+impl BackupDisk {
     /// A backup of the disk at a point in time that begins now; if `begin` names a bitmap, of what that
     /// marks. The target keeps what a backup with a bitmap does not overwrite.
-    pub fn new(export: Arc<Running>, target: impl Into<To>, begin: Begin) -> Item {
-        Item {
+    pub fn new(
+        export: Arc<OpenExport>,
+        target: impl Into<JobTarget>,
+        begin: SnapshotConfig,
+    ) -> BackupDisk {
+        BackupDisk {
             export,
             target: target.into(),
             options: Vec::new(),
             selects: begin.bitmap.clone(),
-            source: Source::Now(begin),
-            settings: Settings::default(),
+            source: BackupSource::Now(begin),
+            settings: JobSettings::default(),
             resumes: None,
         }
     }
 }
 
 /// What a backup reads.
-pub enum Source {
+pub enum BackupSource {
     /// A point in time that begins now.
-    Now(Begin),
+    Now(SnapshotConfig),
     /// This device, which does not change, and what was dirty there.
-    Still(Arc<dyn Device>, Option<Taken>),
+    Still(Arc<dyn Device>, Option<FrozenBitmap>),
 }
 
 /// One disk of a backup that has begun.
 struct Disk {
-    export: Arc<Running>,
+    export: Arc<OpenExport>,
     /// The point in time, which ends with the job.
     snapshot: Option<Snapshot>,
-    taken: Option<Taken>,
+    taken: Option<FrozenBitmap>,
     job: Arc<Job>,
 }
 
 /// What a job begins with, besides its copy.
 struct Start<'a> {
-    export: &'a Running,
-    target: &'a To,
+    export: &'a OpenExport,
+    target: &'a JobTarget,
     writing: Option<TargetGuard>,
     work: Work,
-    settings: Settings,
+    settings: JobSettings,
     errors: Arc<Errors>,
-    kept: Option<Arc<Kept>>,
+    kept: Option<Arc<JobRecord>>,
 }
 
 impl Jobs {
     /// With the jobs of earlier servers.
-    pub fn of(found: &[Arc<Kept>]) -> Jobs {
+    pub fn of(found: &[Arc<JobRecord>]) -> Jobs {
         let jobs = Jobs::default();
         let last = found.iter().map(|kept| kept.id()).max().unwrap_or(0);
         jobs.last.store(last, Ordering::Relaxed);
@@ -331,7 +335,7 @@ impl Jobs {
     }
 
     /// Calls `observer` from now on. Only the first one counts.
-    pub fn observe(&self, observer: Observer) {
+    pub fn observe(&self, observer: JobObserver) {
         let _ = self.observer.set(observer);
     }
 
@@ -346,10 +350,10 @@ impl Jobs {
     /// fail.
     pub async fn backup(
         self: &Arc<Self>,
-        table: &Arc<Table>,
-        wanted: WantedJobs,
+        table: &Arc<ExportTable>,
+        wanted: BackupConfig,
     ) -> Result<Vec<Arc<Job>>, JobError> {
-        let WantedJobs { disks, grouped, at_once } = wanted;
+        let BackupConfig { disks, grouped, at_once } = wanted;
         let copies = copies(table, &disks, grouped)?;
         let mut writing = Vec::new();
         for disk in &disks {
@@ -361,10 +365,10 @@ impl Jobs {
         let mut running = Vec::new();
         let starts = disks.into_iter().zip(copies).zip(kept).zip(writing);
         for (((item, mut copy), kept), writing) in starts {
-            let Item { export, target, source, settings, resumes, .. } = item;
+            let BackupDisk { export, target, source, settings, resumes, .. } = item;
             let (device, snapshot, taken) = match source {
-                Source::Still(device, taken) => (device, None, taken),
-                Source::Now(_) => {
+                BackupSource::Still(device, taken) => (device, None, taken),
+                BackupSource::Now(_) => {
                     let Begun { snapshot, view, taken } = all.next().ok_or_else(Error::misfit)?;
                     (view, Some(snapshot), taken)
                 }
@@ -400,8 +404,8 @@ impl Jobs {
     /// noted. A target that cannot be opened makes the job fail.
     pub async fn mirror(
         self: &Arc<Self>,
-        table: &Arc<Table>,
-        wanted: WantedMirror,
+        table: &Arc<ExportTable>,
+        wanted: MirrorConfig,
     ) -> Result<Arc<Job>, JobError> {
         if wanted.options.iter().any(|option| option.name == "verify") {
             return Err(JobError::request("mirror: --verify cannot be used here"));
@@ -410,7 +414,7 @@ impl Jobs {
             copy(table, "mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
         let writing = wanted.target.begin().await?;
         let kept = self.kept_for_mirror(table, &wanted).await?;
-        let WantedMirror { export, target, within, first, copy_mode, settings, resumes, .. } =
+        let MirrorConfig { export, target, within, first, copy_mode, settings, resumes, .. } =
             wanted;
         let is_resumed = resumes.is_some();
         if first != First::All || resumes.is_some_and(|kept| kept.has_target()) {
@@ -424,7 +428,7 @@ impl Jobs {
             first,
             copy_mode,
             errors_wait: errors.watches_target(),
-            is_to_node: matches!(target, To::Open(..)),
+            is_to_node: matches!(target, JobTarget::Open(..)),
             target_owner: copy.owner(),
             kept: kept.clone(),
             is_resumed,
@@ -484,7 +488,7 @@ impl Jobs {
             speed: AtomicU64::new(settings.speed),
             settings,
             errors: errors.clone(),
-            status: Mutex::new(Status::Created),
+            status: Mutex::new(JobStatus::Created),
             cancelled: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             ending: Mutex::default(),
@@ -497,8 +501,8 @@ impl Jobs {
         });
         errors.belong_to(&job);
         self.remember(job.clone());
-        job.tell(&Happened::Status(Status::Created));
-        job.enter(Status::Running);
+        job.tell(&JobEvent::Status(JobStatus::Created));
+        job.enter(JobStatus::Running);
         job
     }
 
@@ -528,12 +532,12 @@ impl Jobs {
     /// The job of this name that was not dismissed.
     pub fn named(&self, name: &str) -> Option<Arc<Job>> {
         let list = self.lock();
-        list.iter().find(|job| job.status() != Status::Null && job.name() == name).cloned()
+        list.iter().find(|job| job.status() != JobStatus::Null && job.name() == name).cloned()
     }
 
     /// Ends the jobs and the clients of a server that stops, and keeps the bitmaps of its exports.
     /// `clients` ends the clients; returns its result.
-    pub async fn end_service<T>(&self, table: &Table, clients: impl Future<Output = T>) -> T {
+    pub async fn end_service<T>(&self, table: &ExportTable, clients: impl Future<Output = T>) -> T {
         table.close().await;
         self.stop().await;
         let ended = clients.await;
@@ -564,12 +568,12 @@ impl Jobs {
 }
 
 /// What a mirror is to do.
-pub struct WantedMirror {
+pub struct MirrorConfig {
     /// The disk.
-    pub export: Arc<Running>,
-    /// Its target.
-    pub target: To,
-    /// Options of `copy`.
+    pub export: Arc<OpenExport>,
+    /// The target of the copy.
+    pub target: JobTarget,
+    /// Options of the copy by the names of the command line, such as `retries`.
     pub options: Vec<NamedOption>,
     /// Maximum time for requests in flight to end when the job begins.
     pub within: Duration,
@@ -578,15 +582,15 @@ pub struct WantedMirror {
     /// When the target has what clients write.
     pub copy_mode: CopyMode,
     /// How the job is controlled.
-    pub settings: Settings,
+    pub settings: JobSettings,
     /// The job of an earlier server that this one continues.
-    pub resumes: Option<Arc<Kept>>,
+    pub resumes: Option<Arc<JobRecord>>,
 }
 
 /// Begins to note what clients write, and makes the job outlive the server.
 async fn begin_mirror(
-    table: &Arc<Table>,
-    export: &Arc<Running>,
+    table: &Arc<ExportTable>,
+    export: &Arc<OpenExport>,
     beginning: Beginning,
 ) -> Result<(Arc<Mirror>, Stack), JobError> {
     let fresh = beginning.kept.clone().filter(|_| !beginning.is_resumed);
@@ -618,7 +622,7 @@ async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, JobError>
 }
 
 /// Copies the disks of a backup.
-async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopySetup>) {
+async fn run_group(table: Arc<ExportTable>, disks: Vec<Disk>, copies: Vec<CopySetup>) {
     let mut results = copy_group(&disks, copies).await;
     if results.iter().all(Result::is_ok) && !settle(&disks).await {
         let text = "the group was cancelled before it was finalized";
@@ -650,11 +654,11 @@ async fn run_group(table: Arc<Table>, disks: Vec<Disk>, copies: Vec<CopySetup>) 
 
 /// All disks are copied: waits until their jobs are finalized. False: one was cancelled.
 async fn settle(disks: &[Disk]) -> bool {
-    disks.iter().for_each(|disk| disk.job.enter(Status::Waiting));
+    disks.iter().for_each(|disk| disk.job.enter(JobStatus::Waiting));
     for disk in disks {
-        disk.job.enter(Status::Pending);
+        disk.job.enter(JobStatus::Pending);
         if disk.job.settings.finalized_by_hand {
-            disk.job.tell(&Happened::Pending);
+            disk.job.tell(&JobEvent::Pending);
         }
     }
     for disk in disks {
@@ -734,7 +738,11 @@ fn for_others(disks: &[Disk], failed: usize, failure: &JobError) -> JobError {
 }
 
 /// The copies of the disks of a backup.
-fn copies(table: &Table, disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>, JobError> {
+fn copies(
+    table: &ExportTable,
+    disks: &[BackupDisk],
+    grouped: bool,
+) -> Result<Vec<CopySetup>, JobError> {
     let mut copies = Vec::new();
     let mut rate = None;
     for (index, item) in disks.iter().enumerate() {
@@ -763,10 +771,10 @@ fn copies(table: &Table, disks: &[Item], grouped: bool) -> Result<Vec<CopySetup>
 
 /// The copy of a job.
 fn copy(
-    table: &Table,
+    table: &ExportTable,
     command: &str,
-    export: &Running,
-    target: &To,
+    export: &OpenExport,
+    target: &JobTarget,
     options: &[NamedOption],
     bitmap: Option<&str>,
 ) -> Result<CopySetup, JobError> {
@@ -780,8 +788,8 @@ fn copy(
     options.bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
     let named = Spec::Path(export.storage().into());
     let target = match target {
-        To::Spec(spec) => Endpoint::Device(spec.clone()),
-        To::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
+        JobTarget::Spec(spec) => Endpoint::Device(spec.clone()),
+        JobTarget::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),
     };
     let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
     let options = request.options.clone();
@@ -821,19 +829,19 @@ impl Job {
         }
         drop(self.writing.lock().expect("no panic under this lock").take());
         if is_complete {
-            self.enter(Status::Waiting);
-            self.enter(Status::Pending);
+            self.enter(JobStatus::Waiting);
+            self.enter(JobStatus::Pending);
         } else {
-            self.enter(Status::Aborting);
+            self.enter(JobStatus::Aborting);
         }
         // Whoever hears of the end finds the job in its last state.
         let by_hand = self.settings.dismissed_by_hand;
-        let last = if by_hand { Status::Concluded } else { Status::Null };
+        let last = if by_hand { JobStatus::Concluded } else { JobStatus::Null };
         *self.status.lock().expect("no panic under this lock") = last;
-        self.tell(&Happened::Ended);
-        self.tell(&Happened::Status(Status::Concluded));
+        self.tell(&JobEvent::Ended);
+        self.tell(&JobEvent::Status(JobStatus::Concluded));
         if !by_hand {
-            self.tell(&Happened::Status(Status::Null));
+            self.tell(&JobEvent::Status(JobStatus::Null));
         }
         self.changed.notify();
         if let Some(mirror) = self.mirror() {
@@ -842,7 +850,7 @@ impl Job {
     }
 
     /// Changes its state, if that leads there.
-    fn enter(&self, next: Status) {
+    fn enter(&self, next: JobStatus) {
         {
             let mut status = self.status.lock().expect("no panic under this lock");
             if !status.leads_to(next) {
@@ -850,42 +858,42 @@ impl Job {
             }
             *status = next;
         }
-        self.tell(&Happened::Status(next));
+        self.tell(&JobEvent::Status(next));
     }
 
-    fn tell(&self, happened: &Happened) {
+    fn tell(&self, happened: &JobEvent) {
         if let Some(observer) = self.observer.get() {
             observer(self, happened);
         }
     }
 
-    /// Its state.
-    pub fn status(&self) -> Status {
+    /// The state of the job.
+    pub fn status(&self) -> JobStatus {
         *self.status.lock().expect("no panic under this lock")
     }
 
-    /// Its number.
+    /// The number of the job, from 1, never reused by a server.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The name of its export.
+    /// The name of the export.
     pub fn export(&self) -> &str {
         &self.export
     }
 
-    /// The description of its target.
+    /// The description of the target.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// Its name.
+    /// The name of the job.
     pub fn name(&self) -> String {
         self.settings.name.clone().unwrap_or_else(|| format!("job{}", self.id))
     }
 
-    /// How it is controlled.
-    pub fn settings(&self) -> &Settings {
+    /// How the job is controlled.
+    pub fn settings(&self) -> &JobSettings {
         &self.settings
     }
 
@@ -899,7 +907,7 @@ impl Job {
         self.errors.io_status()
     }
 
-    /// Bytes that are done, and all that are to be done as far as known.
+    /// Bytes that are done, and the total as far as it is known.
     pub fn bytes(&self) -> (u64, u64) {
         let now = self.progress.snapshot();
         let done = now.done();
@@ -908,25 +916,25 @@ impl Job {
             None => (false, 0),
         };
         let is_copied = ready || matches!(self.ended.get(), Some(End { result: Ok(_), .. }));
-        let copied = is_copied || matches!(self.status(), Status::Waiting | Status::Pending);
+        let copied = is_copied || matches!(self.status(), JobStatus::Waiting | JobStatus::Pending);
         let total = if copied { done } else { now.total.max(done) };
         (done, total.saturating_add(changed))
     }
 
-    /// Once it has ended: nothing, or why it failed; and whether it was cancelled.
+    /// The error of a job that has ended, if it has failed, and whether it was cancelled.
     pub fn outcome(&self) -> Option<(Option<String>, bool)> {
         let end = self.ended.get()?;
         Some((end.result.as_ref().err().map(ToString::to_string), end.cancelled))
     }
 
-    /// Why it has failed, once it has ended.
+    /// The error of a job that has ended and failed.
     pub fn failure(&self) -> Option<&JobError> {
         self.ended.get()?.result.as_ref().err()
     }
 
     /// A request of it has failed. With `Action::Stop` it pauses.
     pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
-        self.tell(&Happened::Error { is_read, action, text: error.located() });
+        self.tell(&JobEvent::Error { is_read, action, text: error.located() });
         if action != Action::Report
             && let Some(mirror) = self.mirror()
         {
@@ -944,13 +952,13 @@ impl Job {
 
     /// A mirror could complete.
     fn has_become_ready(&self) {
-        if self.status() == Status::Running {
-            self.enter(Status::Ready);
-            self.tell(&Happened::Ready);
+        if self.status() == JobStatus::Running {
+            self.enter(JobStatus::Ready);
+            self.tell(&JobEvent::Ready);
         }
     }
 
-    /// Whether it was asked to end, or stopped with its group.
+    /// Whether the job was asked to end, or stopped with its group.
     pub fn is_ending(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed) || self.progress.is_cancelled()
     }
@@ -968,7 +976,7 @@ impl Job {
         }
     }
 
-    /// Ends its pending state.
+    /// Ends the pending state of the job.
     pub fn finalize(&self) {
         self.finalized.store(true, Ordering::SeqCst);
         self.changed.notify();
@@ -978,7 +986,7 @@ impl Job {
         }
     }
 
-    /// Asks a mirror to end; by and by, if it is to be finalized by hand. False: it is none.
+    /// Asks a mirror to end; one that is finalized by hand ends then. False: the job is no mirror.
     pub fn complete(&self, ending: Ending) -> bool {
         let Some(mirror) = self.mirror() else { return false };
         if !self.settings.finalized_by_hand {
@@ -986,15 +994,15 @@ impl Job {
             return true;
         }
         *self.ending.lock().expect("no panic under this lock") = Some(ending);
-        self.enter(Status::Waiting);
-        self.enter(Status::Pending);
-        self.tell(&Happened::Pending);
+        self.enter(JobStatus::Waiting);
+        self.enter(JobStatus::Pending);
+        self.tell(&JobEvent::Pending);
         true
     }
 
     /// Forgets an ended job in the monitor protocol.
     pub fn dismiss(&self) {
-        self.enter(Status::Null);
+        self.enter(JobStatus::Null);
     }
 
     /// `backup` or `mirror`.
@@ -1009,14 +1017,14 @@ impl Job {
     }
 
     /// A job of an earlier server.
-    fn of_earlier(kept: &Arc<Kept>, observer: &Arc<OnceLock<Observer>>) -> Job {
+    fn of_earlier(kept: &Arc<JobRecord>, observer: &Arc<OnceLock<JobObserver>>) -> Job {
         let text = "the server ended before the job".to_string();
         let end = End {
             after: Duration::ZERO,
             result: Err(JobError::new(TransferErrorKind::Connection, text)),
             cancelled: false,
         };
-        let settings = Settings { dismissed_by_hand: true, ..Settings::of(kept) };
+        let settings = JobSettings { dismissed_by_hand: true, ..JobSettings::of(kept) };
         let control = CopyControl::default();
         Job {
             id: kept.id(),
@@ -1029,7 +1037,7 @@ impl Job {
             speed: AtomicU64::new(settings.speed),
             settings,
             errors: Arc::default(),
-            status: Mutex::new(Status::Concluded),
+            status: Mutex::new(JobStatus::Concluded),
             cancelled: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
             ending: Mutex::default(),
@@ -1043,7 +1051,7 @@ impl Job {
     }
 
     /// What it needs to be resumed, if it is a job of an earlier server that was not cancelled.
-    pub fn resumable(&self) -> Option<&Arc<Kept>> {
+    pub fn resumable(&self) -> Option<&Arc<JobRecord>> {
         let is_earlier = matches!(self.work, Work::Interrupted);
         self.kept.as_ref().filter(|_| is_earlier && !self.is_ending())
     }
@@ -1059,7 +1067,7 @@ impl Job {
         self.dismiss();
     }
 
-    /// The mirror, if it is one.
+    /// The mirror, if the job is one.
     pub fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.work {
             Work::Backup(_) | Work::Interrupted => None,
@@ -1067,12 +1075,12 @@ impl Job {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the job has ended.
     pub fn is_over(&self) -> bool {
         self.ended.get().is_some()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the job has ended.
     pub async fn over(&self) {
         loop {
             let changed = self.changed.listen();
@@ -1093,7 +1101,7 @@ impl Job {
         self.ended.get().map_or_else(|| Err(Error::misfit().into()), |end| end.result.clone())
     }
 
-    /// Waits until it could complete, or has ended.
+    /// Waits until a mirror could complete, or the job has ended.
     pub async fn ready(&self) {
         match self.mirror() {
             Some(mirror) => mirror.ready(|| self.is_over()).await,
@@ -1101,7 +1109,7 @@ impl Job {
         }
     }
 
-    /// Ends it soon, on request.
+    /// Ends the job soon, on request.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
         self.stop();
@@ -1117,8 +1125,8 @@ impl Job {
         }
     }
 
-    /// Starts no more requests until it is resumed. The snapshot stays. False: clients wait for its
-    /// end just now, or it has ended.
+    /// Starts no more requests, or continues. The point in time stays. False: clients wait for the end of the
+    /// job just now, or it has ended.
     pub fn pause(&self, paused: bool) -> bool {
         if self.is_over() {
             return false;
@@ -1134,11 +1142,11 @@ impl Job {
             return false;
         }
         if paused {
-            let was_ready = self.status() == Status::Ready;
-            self.enter(if was_ready { Status::Standby } else { Status::Paused });
+            let was_ready = self.status() == JobStatus::Ready;
+            self.enter(if was_ready { JobStatus::Standby } else { JobStatus::Paused });
         } else {
-            let was_ready = self.status() == Status::Standby;
-            self.enter(if was_ready { Status::Ready } else { Status::Running });
+            let was_ready = self.status() == JobStatus::Standby;
+            self.enter(if was_ready { JobStatus::Ready } else { JobStatus::Running });
             if self.mirror().is_some_and(|mirror| mirror.is_ready()) {
                 self.has_become_ready();
             }
@@ -1147,7 +1155,7 @@ impl Job {
         true
     }
 
-    /// Limits the bytes per second; 0: no limit. False: it has ended.
+    /// Limits the bytes per second; 0: no limit. False: the job has ended.
     pub fn limit(&self, bytes: u64) -> bool {
         if self.is_over() {
             return false;
@@ -1164,8 +1172,8 @@ impl Job {
             (Some(_), _) if self.resumable().is_some() => "interrupted",
             (Some(_), _) if matches!(self.work, Work::Interrupted) => "cancelled",
             (Some(_), _) => "failed",
-            (None, Status::Paused | Status::Standby) => "paused",
-            (None, Status::Pending) => "pending",
+            (None, JobStatus::Paused | JobStatus::Standby) => "paused",
+            (None, JobStatus::Pending) => "pending",
             (None, _) => match self.mirror() {
                 Some(mirror) if mirror.is_completing() => "completing",
                 Some(mirror) if mirror.is_ready() => "ready",

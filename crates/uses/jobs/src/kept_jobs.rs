@@ -16,38 +16,40 @@ use serde_json::{Value, json};
 
 use crate::bitmap_files::identity;
 use crate::error::JobError;
-use crate::export::Running;
-use crate::export_table::Table;
+use crate::export::OpenExport;
+use crate::export_table::ExportTable;
 use crate::job_errors::OnError;
-use crate::job_files::Kept;
-use crate::jobs::{Item, Job, Jobs, Settings, Source, To, WantedJobs, WantedMirror};
+use crate::job_files::JobRecord;
+use crate::jobs::{
+    BackupConfig, BackupDisk, BackupSource, Job, JobSettings, JobTarget, Jobs, MirrorConfig,
+};
 use crate::mirror::{CopyMode, First};
-use crate::snapshot::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Tracked, WITHIN};
+use crate::snapshot::{Begun, BitmapStep, GRANULARITY, NewBitmap, SnapshotConfig, Tracked, WITHIN};
 
 impl Jobs {
     /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
     /// is no disk in use.
     pub(crate) async fn kept_for(
         &self,
-        table: &Arc<Table>,
-        disks: &[Item],
+        table: &Arc<ExportTable>,
+        disks: &[BackupDisk],
         grouped: bool,
-    ) -> Result<Vec<Option<Arc<Kept>>>, JobError> {
+    ) -> Result<Vec<Option<Arc<JobRecord>>>, JobError> {
         let mut all = Vec::new();
         for item in disks {
             let kept = match (&item.resumes, &item.source) {
                 (Some(kept), _) => Some(kept.clone()),
-                (None, Source::Now(begin)) => {
+                (None, BackupSource::Now(begin)) => {
                     let kept = self.new_kept(table, &item.export).await;
                     let kept = kept.inspect_err(|_| {
-                        all.iter().flatten().for_each(|kept: &Arc<Kept>| kept.remove());
+                        all.iter().flatten().for_each(|kept: &Arc<JobRecord>| kept.remove());
                     })?;
                     if let Some(kept) = &kept {
                         kept.note(of_backup(item, begin));
                     }
                     kept
                 }
-                (None, Source::Still(..)) => None,
+                (None, BackupSource::Still(..)) => None,
             };
             all.push(kept);
         }
@@ -61,9 +63,9 @@ impl Jobs {
     /// What outlives the server of a mirror.
     pub(crate) async fn kept_for_mirror(
         &self,
-        table: &Arc<Table>,
-        wanted: &WantedMirror,
-    ) -> Result<Option<Arc<Kept>>, JobError> {
+        table: &Arc<ExportTable>,
+        wanted: &MirrorConfig,
+    ) -> Result<Option<Arc<JobRecord>>, JobError> {
         if let Some(kept) = &wanted.resumes {
             return Ok(Some(kept.clone()));
         }
@@ -76,9 +78,9 @@ impl Jobs {
 
     async fn new_kept(
         &self,
-        table: &Arc<Table>,
-        export: &Arc<Running>,
-    ) -> Result<Option<Arc<Kept>>, JobError> {
+        table: &Arc<ExportTable>,
+        export: &Arc<OpenExport>,
+    ) -> Result<Option<Arc<JobRecord>>, JobError> {
         let Some(files) = table.wanted().job_files.clone() else { return Ok(None) };
         let Some(device) = export.device() else { return Ok(None) };
         let id = self.next();
@@ -95,7 +97,7 @@ impl Jobs {
     /// It cannot be resumed; it stays interrupted then.
     pub async fn resume(
         self: &Arc<Self>,
-        table: &Arc<Table>,
+        table: &Arc<ExportTable>,
         id: u64,
         new_moment: bool,
     ) -> Result<Vec<Arc<Job>>, JobError> {
@@ -125,11 +127,11 @@ impl Jobs {
         for one in &group {
             disks.push(backup_again(table, one).await?);
         }
-        self.backup(table, WantedJobs::new(disks)).await
+        self.backup(table, BackupConfig::new(disks)).await
     }
 
     /// The interrupted jobs of the group of this one.
-    fn group_of(&self, kept: &Arc<Kept>) -> Vec<Arc<Kept>> {
+    fn group_of(&self, kept: &Arc<JobRecord>) -> Vec<Arc<JobRecord>> {
         let group = kept.fact("group");
         let all = self.all();
         let resumable = all.iter().filter_map(|job| job.resumable());
@@ -139,7 +141,7 @@ impl Jobs {
     }
 
     /// Forgets an interrupted job. False: it is none.
-    pub async fn forget(&self, table: &Arc<Table>, id: u64) -> bool {
+    pub async fn forget(&self, table: &Arc<ExportTable>, id: u64) -> bool {
         let _turn = self.resuming.lock().await;
         let Some(job) = self.find(id) else { return false };
         let Some(kept) = job.resumable().cloned() else { return false };
@@ -156,22 +158,22 @@ impl Jobs {
 
     /// Begins the points in time of a backup, and makes its jobs outlive the server.
     pub(crate) async fn begin_at_once(
-        table: &Arc<Table>,
-        disks: &[Item],
-        kept: &[Option<Arc<Kept>>],
-        at_once: &[AtOnce],
+        table: &Arc<ExportTable>,
+        disks: &[BackupDisk],
+        kept: &[Option<Arc<JobRecord>>],
+        at_once: &[BitmapStep],
     ) -> Result<Vec<Begun>, JobError> {
-        let tracked = |item: &Item, kept: &Option<Arc<Kept>>| {
+        let tracked = |item: &BackupDisk, kept: &Option<Arc<JobRecord>>| {
             let kept = kept.as_ref()?;
             let resumed = item.resumes.is_some().then(|| kept.rest_name());
             Some(Tracked { map: kept.map()?, resumed })
         };
-        let live: Vec<(&Running, &Begin, Option<Tracked>)> = disks
+        let live: Vec<(&OpenExport, &SnapshotConfig, Option<Tracked>)> = disks
             .iter()
             .zip(kept)
             .filter_map(|(item, kept)| match &item.source {
-                Source::Now(begin) => Some((&*item.export, begin, tracked(item, kept))),
-                Source::Still(..) => None,
+                BackupSource::Now(begin) => Some((&*item.export, begin, tracked(item, kept))),
+                BackupSource::Still(..) => None,
             })
             .collect();
         let fresh: Vec<_> = disks
@@ -202,7 +204,7 @@ impl Jobs {
     }
 }
 
-async fn commit_all(all: &[Arc<Kept>]) -> Result<(), JobError> {
+async fn commit_all(all: &[Arc<JobRecord>]) -> Result<(), JobError> {
     for kept in all {
         kept.outlive().await?;
     }
@@ -210,7 +212,7 @@ async fn commit_all(all: &[Arc<Kept>]) -> Result<(), JobError> {
 }
 
 /// What a job needs to be resumed, besides its disk.
-fn common(target: &To, options: &[NamedOption], settings: &Settings) -> Value {
+fn common(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -> Value {
     let target = match target.spec() {
         Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
         spec => json!(spec.to_string()),
@@ -228,7 +230,7 @@ fn common(target: &To, options: &[NamedOption], settings: &Settings) -> Value {
     })
 }
 
-fn of_backup(item: &Item, begin: &Begin) -> Value {
+fn of_backup(item: &BackupDisk, begin: &SnapshotConfig) -> Value {
     let mut facts = common(&item.target, &item.options, &item.settings);
     let Options { block, directory, max, guest_timeout, on_failure } = &begin.options;
     let clears = begin.bitmap.as_ref().filter(|_| begin.clears).or(begin.start.as_ref());
@@ -246,7 +248,7 @@ fn of_backup(item: &Item, begin: &Begin) -> Value {
     facts
 }
 
-fn of_mirror(wanted: &WantedMirror) -> Value {
+fn of_mirror(wanted: &MirrorConfig) -> Value {
     let mut facts = common(&wanted.target, &wanted.options, &wanted.settings);
     facts["type"] = json!("mirror");
     facts["seconds"] = json!(wanted.within.as_secs());
@@ -259,11 +261,11 @@ fn of_mirror(wanted: &WantedMirror) -> Value {
     facts
 }
 
-impl Settings {
+impl JobSettings {
     /// Those of a kept job.
-    pub fn of(kept: &Kept) -> Settings {
+    pub fn of(kept: &JobRecord) -> JobSettings {
         let policy = |name| OnError::parse(&kept.text(name)).unwrap_or_default();
-        Settings {
+        JobSettings {
             name: Some(kept.text("name")).filter(|name| !name.is_empty()),
             finalized_by_hand: kept.is("finalized_by_hand"),
             dismissed_by_hand: kept.is("dismissed_by_hand"),
@@ -276,7 +278,7 @@ impl Settings {
 }
 
 /// The export that has the disk of a job.
-fn export_of(table: &Table, kept: &Kept) -> Result<Arc<Running>, JobError> {
+fn export_of(table: &ExportTable, kept: &JobRecord) -> Result<Arc<OpenExport>, JobError> {
     let name = kept.export();
     let found = table.running().into_iter().find(|one| one.name == name);
     found.ok_or_else(|| {
@@ -285,7 +287,7 @@ fn export_of(table: &Table, kept: &Kept) -> Result<Arc<Running>, JobError> {
 }
 
 /// The target of a job: a disk of the monitor protocol that has it open, or its description.
-fn target_of(table: &Table, kept: &Kept) -> Result<To, JobError> {
+fn target_of(table: &ExportTable, kept: &JobRecord) -> Result<JobTarget, JobError> {
     let spec = match kept.fact("target") {
         Value::Array(words) => {
             let words = words.iter().map(|word| word.as_str().unwrap_or_default());
@@ -294,18 +296,18 @@ fn target_of(table: &Table, kept: &Kept) -> Result<To, JobError> {
         target => Spec::parse(OsStr::new(target.as_str().unwrap_or_default()))?,
     };
     let wanted = identity(&spec.to_string());
-    let is_it = |one: &Arc<Running>| !one.served && identity(&one.storage()) == wanted;
+    let is_it = |one: &Arc<OpenExport>| !one.served && identity(&one.storage()) == wanted;
     let node = table.running().into_iter().find(is_it);
     let stack =
         node.as_ref().and_then(|node| node.stack.lock().expect("no panic under this lock").clone());
     Ok(match stack {
-        Some(stack) => To::Open(spec, stack, node),
-        None => To::Spec(spec),
+        Some(stack) => JobTarget::Open(spec, stack, node),
+        None => JobTarget::Spec(spec),
     })
 }
 
 /// The options of copy. A target that has a part of the disk does not read as zeroes any more.
-fn options_of(kept: &Kept) -> Vec<NamedOption> {
+fn options_of(kept: &JobRecord) -> Vec<NamedOption> {
     let words = kept.fact("options");
     let mut options = Vec::new();
     for word in words.as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -341,13 +343,17 @@ fn add_option(options: &mut Vec<NamedOption>, word: &str) {
     }
 }
 
-fn within(kept: &Kept) -> Duration {
+fn within(kept: &JobRecord) -> Duration {
     kept.number("seconds").map_or(WITHIN, Duration::from_secs)
 }
 
 /// The bitmap that is handed over to a job, if it was to be: after a crash, or without --bitmaps, it is
 /// made again from what is left, which is all that the target lacks.
-async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<String>, JobError> {
+async fn revived(
+    table: &ExportTable,
+    export: &OpenExport,
+    kept: &JobRecord,
+) -> Result<Option<String>, JobError> {
     let name = kept.text("bitmap");
     if name.is_empty() {
         return Ok(None);
@@ -367,7 +373,10 @@ async fn revived(table: &Table, export: &Running, kept: &Kept) -> Result<Option<
     Ok(Some(name))
 }
 
-async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, JobError> {
+async fn backup_again(
+    table: &Arc<ExportTable>,
+    kept: &Arc<JobRecord>,
+) -> Result<BackupDisk, JobError> {
     let export = export_of(table, kept)?;
     let snapshot = kept.fact("snapshot");
     let number = |name: &str| snapshot[name].as_u64();
@@ -385,30 +394,34 @@ async fn backup_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<Item, JobE
     };
     let bitmap = revived(table, &export, kept).await?;
     let is_part = kept.has_target() || kept.fact("selects").is_string();
-    let begin = Begin { options, bitmap, within: within(kept), ..Begin::default() };
-    Ok(Item {
+    let begin =
+        SnapshotConfig { options, bitmap, within: within(kept), ..SnapshotConfig::default() };
+    Ok(BackupDisk {
         options: options_of(kept),
         selects: is_part.then(|| kept.rest_name()),
-        settings: Settings::of(kept),
+        settings: JobSettings::of(kept),
         resumes: Some(kept.clone()),
-        ..Item::new(export, target_of(table, kept)?, begin)
+        ..BackupDisk::new(export, target_of(table, kept)?, begin)
     })
 }
 
-async fn mirror_again(table: &Arc<Table>, kept: &Arc<Kept>) -> Result<WantedMirror, JobError> {
+async fn mirror_again(
+    table: &Arc<ExportTable>,
+    kept: &Arc<JobRecord>,
+) -> Result<MirrorConfig, JobError> {
     let export = export_of(table, kept)?;
     let first = match revived(table, &export, kept).await? {
         Some(name) => First::Dirty(name),
         None if kept.is("follows_only") => First::Nothing,
         None => First::All,
     };
-    Ok(WantedMirror {
+    Ok(MirrorConfig {
         target: target_of(table, kept)?,
         options: options_of(kept),
         within: within(kept),
         first,
         copy_mode: CopyMode::parse(&kept.text("copy_mode")).unwrap_or_default(),
-        settings: Settings::of(kept),
+        settings: JobSettings::of(kept),
         resumes: Some(kept.clone()),
         export,
     })

@@ -1,10 +1,10 @@
 //! The exports of a running server, and what is done with their disks while clients use them: dirty bitmaps,
 //! points in time, backup and mirror jobs.
 //!
-//! - [`WantedExports`] describes exports, and [`Table`] opens, changes and closes them.
-//! - A [`Running`] is one open export, with its layers, bitmaps and points in time. [`BitmapFiles`] keeps bitmaps
+//! - [`ExportTableConfig`] describes exports, and [`ExportTable`] opens, changes and closes them.
+//! - An [`OpenExport`] is one open export, with its layers, bitmaps and points in time. [`BitmapFiles`] keeps bitmaps
 //!   beyond the end of a server.
-//! - [`Jobs`] begins backups ([`WantedJobs`]) and mirrors ([`WantedMirror`]). [`JobFiles`] keeps jobs, which the
+//! - [`Jobs`] begins backups ([`BackupConfig`]) and mirrors ([`MirrorConfig`]). [`JobFiles`] keeps jobs, which the
 //!   next server resumes.
 //! - A [`JobError`] is data: its kind and a remedy. Front ends choose exit statuses and error numbers.
 //!
@@ -34,14 +34,17 @@ mod trace;
 
 pub use bitmap_files::BitmapFiles;
 pub use error::JobError;
-pub use export::{Running, SnapshotOf, TargetGuard};
-pub use export_config::{CopyHook, One, WantedExports, intent};
-pub use export_table::{NameReservation, Table};
+pub use export::{OpenExport, SnapshotOf, TargetGuard};
+pub use export_config::{CopyHook, ExportConfig, ExportTableConfig, intent};
+pub use export_table::{ExportTable, NameReservation};
 pub use job_errors::{Action, OnError};
-pub use job_files::{JobFiles, Kept};
-pub use job_state::{Status, Verb};
+pub use job_files::{JobFiles, JobRecord};
+pub use job_state::{JobStatus, Verb};
 pub use jobs::{
-    Happened, Item, Job, Jobs, Observer, Settings, Source, To, WantedJobs, WantedMirror,
+    BackupConfig, BackupDisk, BackupSource, Job, JobEvent, JobObserver, JobSettings, JobTarget,
+    Jobs, MirrorConfig,
 };
 pub use mirror::{CopyMode, Ending, First, Mirror, WITHIN};
-pub use snapshot::{AtOnce, Begin, Begun, GRANULARITY, NewBitmap, Taken, Tracked};
+pub use snapshot::{
+    Begun, BitmapStep, FrozenBitmap, GRANULARITY, NewBitmap, SnapshotConfig, Tracked,
+};

@@ -22,10 +22,10 @@ use blockhaul_transfer::Follower;
 use serde_json::{Value, json};
 
 use crate::error::JobError;
-use crate::export::Running;
-use crate::export_table::Table;
-use crate::job_files::Kept;
-use crate::snapshot::{GRANULARITY, Taken};
+use crate::export::OpenExport;
+use crate::export_table::ExportTable;
+use crate::job_files::JobRecord;
+use crate::snapshot::{FrozenBitmap, GRANULARITY};
 
 pub use blockhaul_control::CopyMode;
 
@@ -50,9 +50,9 @@ pub const WITHIN: Duration = Duration::from_secs(1);
 
 /// A mirror job, as its task and the control socket see it.
 pub struct Mirror {
-    table: Arc<Table>,
+    table: Arc<ExportTable>,
     /// It may be removed meanwhile, and closed: also while the ended job is remembered.
-    export: Weak<Running>,
+    export: Weak<OpenExport>,
     target: String,
     /// Size of the export in bytes.
     size: u64,
@@ -65,9 +65,9 @@ pub struct Mirror {
     /// The owner of the claims of the target.
     target_owner: ClaimOwner,
     /// What was dirty in the bitmap of [`First::Dirty`].
-    taken: Option<Taken>,
+    taken: Option<FrozenBitmap>,
     /// It outlives the server, with this map.
-    kept: Option<(Arc<Kept>, Remaining)>,
+    kept: Option<(Arc<JobRecord>, Remaining)>,
     /// What is left of the job of an earlier server.
     rest: Option<Vec<(u64, u64)>>,
     progress: Arc<Progress>,
@@ -143,7 +143,7 @@ pub struct Beginning {
     /// The owner of the claims of the target.
     pub target_owner: ClaimOwner,
     /// It outlives the server.
-    pub kept: Option<Arc<Kept>>,
+    pub kept: Option<Arc<JobRecord>>,
     /// A job of an earlier server goes on.
     pub is_resumed: bool,
 }
@@ -173,8 +173,8 @@ impl Mirror {
     /// # Errors
     /// If the export cannot be mirrored, or is being mirrored, or clients' requests do not end in time.
     pub async fn begin(
-        table: &Arc<Table>,
-        export: &Arc<Running>,
+        table: &Arc<ExportTable>,
+        export: &Arc<OpenExport>,
         beginning: Beginning,
     ) -> std::result::Result<(Arc<Mirror>, Stack), JobError> {
         let Beginning {
@@ -206,7 +206,7 @@ impl Mirror {
         let mut rest = None;
         let begin = async || {
             // What is written meanwhile is in both.
-            taken = bitmap.map(Taken::take);
+            taken = bitmap.map(FrozenBitmap::take);
             if let Some((kept, map)) = &kept {
                 let first = first_ranges(&first, taken.as_ref());
                 let is_rest = is_resumed && (kept.has_target() || first.is_some());
@@ -596,7 +596,7 @@ impl Mirror {
     }
 
     /// The next device for clients marks nothing for this mirror.
-    fn stop_marking(&self, export: &Running) {
+    fn stop_marking(&self, export: &OpenExport) {
         *export.mirrored() = None;
         if let Some((_, map)) = &self.kept {
             export.maps().retain(|other| !other.is_same(map));
@@ -604,7 +604,7 @@ impl Mirror {
     }
 
     /// It does, after all.
-    fn go_on_marking(&self, export: &Running) {
+    fn go_on_marking(&self, export: &OpenExport) {
         *export.mirrored() = Some(self.changes.clone());
         export.maps().extend(self.kept.iter().map(|(_, map)| map.clone()));
     }
@@ -869,7 +869,7 @@ async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<(), Co
 }
 
 /// What a mirror copies first; none: all.
-fn first_ranges(first: &First, taken: Option<&Taken>) -> Option<Vec<(u64, u64)>> {
+fn first_ranges(first: &First, taken: Option<&FrozenBitmap>) -> Option<Vec<(u64, u64)>> {
     match (first, taken) {
         (First::Nothing, _) => Some(Vec::new()),
         (First::Dirty(_), Some(taken)) => Some(taken.ranges()),

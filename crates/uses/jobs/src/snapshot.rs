@@ -9,8 +9,8 @@ use blockhaul_catalog::{Barrier, Named, Shared, Stack};
 use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
 use crate::error::JobError;
-use crate::export::{Running, SnapshotOf};
-use crate::export_table::Table;
+use crate::export::{OpenExport, SnapshotOf};
+use crate::export_table::ExportTable;
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const GRANULARITY: u64 = 64 << 10;
@@ -31,40 +31,40 @@ pub struct NewBitmap<'a> {
     pub kept: bool,
 }
 
-/// How a point in time begins.
-pub struct Begin {
-    /// How it is kept.
+/// How a point in time of a disk begins, and which bitmaps begin or end with it.
+pub struct SnapshotConfig {
+    /// How old contents are saved.
     pub options: Options,
-    /// The bitmap that the view shows as a context, as it was then.
+    /// The bitmap that the point in time shows, as it was then.
     pub bitmap: Option<String>,
-    /// That bitmap is handed over: it is clean from then on.
+    /// Whether that bitmap is clean from then on.
     pub clears: bool,
-    /// A bitmap that begins with it.
+    /// The name of a bitmap that begins with the point in time.
     pub start: Option<String>,
-    /// Whether its readers can release parts of it.
+    /// Whether readers can release parts of the point in time.
     pub trim: Trim,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
 }
 
-impl Begin {
+impl SnapshotConfig {
     /// A point in time at which a bitmap of this name begins, for the next increment.
-    pub fn with_new_bitmap(name: impl Into<String>) -> Begin {
-        Begin { start: Some(name.into()), ..Begin::default() }
+    pub fn with_new_bitmap(name: impl Into<String>) -> SnapshotConfig {
+        SnapshotConfig { start: Some(name.into()), ..SnapshotConfig::default() }
     }
 
     /// A point in time with what this bitmap marks. The bitmap is clean from then on; if the backup fails,
     /// everything that it marked is marked again.
-    pub fn from_bitmap(name: impl Into<String>) -> Begin {
-        Begin { bitmap: Some(name.into()), ..Begin::default() }
+    pub fn from_bitmap(name: impl Into<String>) -> SnapshotConfig {
+        SnapshotConfig { bitmap: Some(name.into()), ..SnapshotConfig::default() }
     }
 }
 
-impl Default for Begin {
+impl Default for SnapshotConfig {
     /// No bitmaps; a bitmap that is named is handed over. Readers can release parts, and requests in flight
     /// have 30 s to end.
-    fn default() -> Begin {
-        Begin {
+    fn default() -> SnapshotConfig {
+        SnapshotConfig {
             options: Options::default(),
             bitmap: None,
             clears: true,
@@ -85,7 +85,7 @@ pub struct Tracked {
 }
 
 /// A change of bitmaps at a point in time. It cannot fail.
-pub type AtOnce = Box<dyn Fn() + Send>;
+pub type BitmapStep = Box<dyn Fn() + Send>;
 
 /// A point in time that has begun.
 pub struct Begun {
@@ -94,29 +94,29 @@ pub struct Begun {
     /// The disk as it was.
     pub view: Arc<dyn Device>,
     /// What the bitmap held, for the case that nobody has made use of it.
-    pub taken: Option<Taken>,
+    pub taken: Option<FrozenBitmap>,
 }
 
 /// What was dirty at a point in time.
 #[derive(Clone)]
-pub struct Taken {
+pub struct FrozenBitmap {
     live: Arc<Bitmap>,
     dirty: Arc<Bitmap>,
 }
 
-impl Taken {
+impl FrozenBitmap {
     /// What is dirty now; the bitmap is clean from then on.
-    pub fn take(live: Arc<Bitmap>) -> Taken {
-        let taken = Taken::later(live);
+    pub fn take(live: Arc<Bitmap>) -> FrozenBitmap {
+        let taken = FrozenBitmap::later(live);
         taken.fill(true);
         taken
     }
 
-    /// The same for a later moment, when [`Taken::fill`] is called.
-    pub fn later(live: Arc<Bitmap>) -> Taken {
+    /// The same for a later moment, when [`FrozenBitmap::fill`] is called.
+    pub fn later(live: Arc<Bitmap>) -> FrozenBitmap {
         let dirty = live.frozen();
         dirty.clear();
-        Taken { dirty: Arc::new(dirty), live }
+        FrozenBitmap { dirty: Arc::new(dirty), live }
     }
 
     /// Takes what is dirty now; `clears`: the bitmap is clean from then on.
@@ -152,7 +152,7 @@ impl Taken {
 
 /// A point in time that is about to begin.
 struct Prepared<'a> {
-    export: &'a Running,
+    export: &'a OpenExport,
     shared: &'a Shared,
     /// What clients use from then on.
     device: Option<Arc<dyn Device>>,
@@ -160,7 +160,7 @@ struct Prepared<'a> {
     /// The bitmap that it shows.
     bitmap: Option<Arc<Bitmap>>,
     clears: bool,
-    taken: OnceLock<Taken>,
+    taken: OnceLock<FrozenBitmap>,
     tracked: Option<Tracked>,
     /// What a job that is resumed copies.
     rest: OnceLock<Arc<Bitmap>>,
@@ -170,7 +170,7 @@ impl Prepared<'_> {
     /// No request is in flight: what was written is in the point in time, flushed or not.
     fn take(&self) {
         if let Some(live) = self.bitmap.clone() {
-            let taken = Taken::later(live);
+            let taken = FrozenBitmap::later(live);
             taken.fill(self.clears);
             let _ = self.taken.set(taken);
         }
@@ -215,7 +215,7 @@ impl Prepared<'_> {
 fn at_one_moment<'a>(
     exports: &'a [Prepared<'a>],
     barrier: Barrier,
-    last: &'a [AtOnce],
+    last: &'a [BitmapStep],
 ) -> Pin<Box<dyn Future<Output = blockhaul_block::Result<()>> + 'a>> {
     Box::pin(async move {
         let Some((first, others)) = exports.split_first() else {
@@ -232,13 +232,17 @@ fn at_one_moment<'a>(
     })
 }
 
-impl Table {
+impl ExportTable {
     /// Begins a point in time of an export: at a moment when none of its requests is in flight.
     ///
     /// # Errors
     /// If the export cannot have a point in time, lacks a bitmap, or requests in flight do not end in time.
     /// Bitmaps are as they were then.
-    pub async fn begin_snapshot(&self, export: &Running, begin: &Begin) -> Result<Begun, JobError> {
+    pub async fn begin_snapshot(
+        &self,
+        export: &OpenExport,
+        begin: &SnapshotConfig,
+    ) -> Result<Begun, JobError> {
         let mut begun = self.begin_snapshots(&[(export, begin, None)], &[]).await?;
         begun.pop().ok_or_else(|| JobError::from(Error::misfit()))
     }
@@ -247,11 +251,11 @@ impl Table {
     /// is in flight. Then `at_once` changes bitmaps, too.
     ///
     /// # Errors
-    /// Those of [`Table::begin_snapshot`], of any of the exports.
+    /// Those of [`ExportTable::begin_snapshot`], of any of the exports.
     pub async fn begin_snapshots(
         &self,
-        exports: &[(&Running, &Begin, Option<Tracked>)],
-        at_once: &[AtOnce],
+        exports: &[(&OpenExport, &SnapshotConfig, Option<Tracked>)],
+        at_once: &[BitmapStep],
     ) -> Result<Vec<Begun>, JobError> {
         let _change = self.change().await;
         let mut prepared = Vec::new();
@@ -277,8 +281,8 @@ impl Table {
     /// Makes all that a point in time needs, but for the exchange of the device.
     async fn prepare_snapshot<'a>(
         &self,
-        export: &'a Running,
-        begin: &Begin,
+        export: &'a OpenExport,
+        begin: &SnapshotConfig,
         tracked: Option<Tracked>,
     ) -> Result<Prepared<'a>, JobError> {
         let (shared, stack) = self.changeable(export)?;
@@ -337,7 +341,7 @@ impl Table {
     /// If the name is in use, the granularity is invalid, or requests in flight do not end within `time`.
     pub async fn add_bitmap(
         &self,
-        export: &Running,
+        export: &OpenExport,
         wanted: NewBitmap<'_>,
         time: Duration,
     ) -> Result<(), JobError> {
@@ -360,7 +364,7 @@ impl Table {
     }
 
     /// The file of bitmaps says which are in use.
-    fn write_bitmaps(&self, export: &Running) -> Result<(), JobError> {
+    fn write_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
         match &self.wanted().bitmap_files {
             None => Ok(()),
             Some(files) => files.write(export, false),
@@ -371,7 +375,7 @@ impl Table {
     ///
     /// # Errors
     /// If the file of the bitmaps cannot be read or written.
-    pub async fn restore_bitmaps(&self, export: &Running) -> Result<(), JobError> {
+    pub async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
         let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let kept = files.read(&export.name, &export.storage(), size)?;
@@ -396,7 +400,7 @@ impl Table {
     ///
     /// # Errors
     /// If the device cannot be exchanged.
-    pub async fn restore_jobs(&self, export: &Running) -> Result<(), JobError> {
+    pub async fn restore_jobs(&self, export: &OpenExport) -> Result<(), JobError> {
         let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let name = export.name.clone();
@@ -412,7 +416,7 @@ impl Table {
     }
 
     /// A job does not outlive the server any more: its map is no longer needed.
-    pub async fn forget_map(&self, export: &Running, map: &Remaining) {
+    pub async fn forget_map(&self, export: &OpenExport, map: &Remaining) {
         let _change = self.change().await;
         export.maps().retain(|other| !other.is_same(map));
         let Ok((shared, stack)) = self.changeable(export) else { return };
@@ -423,7 +427,7 @@ impl Table {
     }
 
     /// Keeps the bitmaps of an export that clients cannot write to any more.
-    pub async fn keep_bitmaps(&self, export: &Running) {
+    pub async fn keep_bitmaps(&self, export: &OpenExport) {
         let Some(files) = &self.wanted().bitmap_files else { return };
         if export.snapshot_of.is_some() || export.shared.is_none() {
             return;
@@ -449,7 +453,7 @@ impl Table {
     ///
     /// # Errors
     /// If the export has no such bitmap, or the file of the bitmaps cannot be written.
-    pub async fn remove_bitmap(&self, export: &Running, name: &str) -> Result<(), JobError> {
+    pub async fn remove_bitmap(&self, export: &OpenExport, name: &str) -> Result<(), JobError> {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         if export.forget_inconsistent(name) {
@@ -468,7 +472,7 @@ impl Table {
     /// If a layer cannot be put over the device, or requests in flight do not end in time.
     pub async fn retop(
         &self,
-        export: &Running,
+        export: &OpenExport,
         shared: &Shared,
         stack: &Stack,
         barrier: Barrier,
@@ -479,7 +483,7 @@ impl Table {
     }
 
     /// Ends a point in time. Writes in flight are finished as they began.
-    pub async fn end_snapshot(&self, export: &Running, snapshot: &Snapshot) {
+    pub async fn end_snapshot(&self, export: &OpenExport, snapshot: &Snapshot) {
         let _change = self.change().await;
         snapshot.end();
         export.snapshots().retain(|other| !other.is_same(snapshot));
@@ -494,7 +498,11 @@ impl Table {
     ///
     /// # Errors
     /// If a layer cannot be put over the device.
-    pub async fn top(&self, export: &Running, stack: &Stack) -> Result<Arc<dyn Device>, JobError> {
+    pub async fn top(
+        &self,
+        export: &OpenExport,
+        stack: &Stack,
+    ) -> Result<Arc<dyn Device>, JobError> {
         let mut device = self.wanted().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
@@ -512,16 +520,16 @@ impl Table {
     /// Begins a point in time and serves it as another export, read-only.
     ///
     /// # Errors
-    /// If the name is in use, and those of [`Table::begin_snapshot`].
+    /// If the name is in use, and those of [`ExportTable::begin_snapshot`].
     pub async fn add_snapshot(
         &self,
-        live: Arc<Running>,
+        live: Arc<OpenExport>,
         name: &str,
-        begin: &Begin,
+        begin: &SnapshotConfig,
     ) -> Result<(), JobError> {
         let _name = self.reserve(name)?;
         let Begun { snapshot, view, taken } = self.begin_snapshot(&live, begin).await?;
-        taken.iter().for_each(Taken::settle);
+        taken.iter().for_each(FrozenBitmap::settle);
         let added = self.serve_snapshot(live.clone(), name, snapshot.clone(), view).await;
         if added.is_err() {
             self.end_snapshot(&live, &snapshot).await;
@@ -531,7 +539,7 @@ impl Table {
 
     async fn serve_snapshot(
         &self,
-        live: Arc<Running>,
+        live: Arc<OpenExport>,
         name: &str,
         snapshot: Snapshot,
         view: Arc<dyn Device>,
@@ -539,7 +547,7 @@ impl Table {
         let _change = self.change().await;
         let description = format!("snapshot of {}", live.storage());
         let shared = Shared::new(name, &description, view);
-        let running = Running {
+        let running = OpenExport {
             name: name.to_string(),
             description: description.clone(),
             storage: std::sync::Mutex::new(description.clone()),
@@ -566,7 +574,7 @@ impl Table {
 }
 
 /// Makes durable what clients have written to an export with bitmaps that outlive the server.
-async fn flush_last(export: &Running) -> Result<(), JobError> {
+async fn flush_last(export: &OpenExport) -> Result<(), JobError> {
     let has_kept = export.bitmaps().iter().any(|bitmap| bitmap.is_kept());
     let Some(shared) = export.shared.as_ref().filter(|_| has_kept) else { return Ok(()) };
     let flushed = blockhaul_io::timeout(LAST_FLUSH, shared.flush()).await;

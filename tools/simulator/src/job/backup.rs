@@ -6,7 +6,7 @@ use std::time::Duration;
 use blockhaul_block::{DeviceExt as _, Kind};
 use blockhaul_catalog::Spec;
 use blockhaul_io::simulation::note;
-use blockhaul_jobs::{AtOnce, Begin, Item, WantedJobs};
+use blockhaul_jobs::{BackupConfig, BackupDisk, BitmapStep, SnapshotConfig};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use blockhaul_transfer::NamedOption;
 
@@ -54,7 +54,7 @@ impl World {
     }
 
     /// A backup: whether it is complete, and the disk of its moment.
-    async fn backup(&mut self, begin: Begin) -> Result<(bool, Option<Vec<u8>>), String> {
+    async fn backup(&mut self, begin: SnapshotConfig) -> Result<(bool, Option<Vec<u8>>), String> {
         let (worker, desk) = self.desk()?;
         let breaks = begin.options.on_failure == OnFailure::BreakSnapshot;
         let before = self.before(breaks && begin.options.max != u64::MAX);
@@ -66,8 +66,9 @@ impl World {
         note(&format!("a backup of {:?} with {options:?}", begin.bitmap));
         let settings = self.settings();
         let target = target(&self.target.uri())?;
-        let item = Item { options, settings, ..Item::new(desk.export.clone(), target, begin) };
-        let wanted = WantedJobs { at_once: vec![look], ..WantedJobs::new(vec![item]) };
+        let item =
+            BackupDisk { options, settings, ..BackupDisk::new(desk.export.clone(), target, begin) };
+        let wanted = BackupConfig { at_once: vec![look], ..BackupConfig::new(vec![item]) };
         let beginning =
             worker.spawn(move || async move { desk.jobs.backup(&desk.table, wanted).await });
         let Some(job) = self.begun(beginning).await?.and_then(|mut jobs| jobs.pop()) else {
@@ -122,7 +123,7 @@ impl World {
     }
 
     /// Sees the disk at the moment when a point in time begins.
-    fn look(&self) -> Result<(Moment, AtOnce), String> {
+    fn look(&self) -> Result<(Moment, BitmapStep), String> {
         let moment = Moment::default();
         let seen = moment.clone();
         let disk = self.disk()?;
@@ -133,7 +134,7 @@ impl World {
     }
 
     /// How a point in time begins.
-    fn point(&mut self, bitmap: Option<String>, start: Option<String>) -> Begin {
+    fn point(&mut self, bitmap: Option<String>, start: Option<String>) -> SnapshotConfig {
         let rng = &mut self.rng;
         let is_limited = !self.is_calm && rng.chance(10);
         let on_failure = [OnFailure::BreakSnapshot, OnFailure::FailWrite];
@@ -145,7 +146,7 @@ impl World {
             on_failure: *rng.pick(&on_failure),
         };
         let within = Duration::from_secs(*rng.pick(&[1, 60]));
-        Begin { options, bitmap, start, within, ..Begin::default() }
+        SnapshotConfig { options, bitmap, start, within, ..SnapshotConfig::default() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What dirty bitmaps must show.
 
-use blockhaul_jobs::Running;
+use blockhaul_jobs::OpenExport;
 
 use crate::oracle::SECTOR;
 
@@ -68,7 +68,7 @@ impl Bitmaps {
     }
 
     /// Checks that every byte of the disk that differs is in a dirty block.
-    pub(super) fn check(&mut self, export: &Running, now: &[u8]) -> Result<(), String> {
+    pub(super) fn check(&mut self, export: &OpenExport, now: &[u8]) -> Result<(), String> {
         for kept in &mut self.0 {
             kept.check(export, now)?;
         }
@@ -79,7 +79,7 @@ impl Bitmaps {
 }
 
 impl Kept {
-    fn check(&mut self, export: &Running, now: &[u8]) -> Result<(), String> {
+    fn check(&mut self, export: &OpenExport, now: &[u8]) -> Result<(), String> {
         let name = &self.name;
         match export.bitmap(name) {
             Ok(bitmap) => {

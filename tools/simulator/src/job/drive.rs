@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_io::simulation::{choose, note};
 use blockhaul_io::{Lost, Ticket, sleep, timeout};
-use blockhaul_jobs::{CopyMode, Ending, Job, JobError, Settings, Status};
+use blockhaul_jobs::{CopyMode, Ending, Job, JobError, JobSettings, JobStatus};
 use blockhaul_transfer::NamedOption;
 
 use super::world::World;
@@ -77,8 +77,8 @@ impl World {
             match self.rng.below(if actions >= ACTIONS { 4 } else { 12 }) {
                 0 => drop(job.pause(false)),
                 1 => drop(job.limit(0)),
-                2 if job.status() == Status::Pending => job.finalize(),
-                2 | 3 if matches!(job.status(), Status::Ready | Status::Standby) => {
+                2 if job.status() == JobStatus::Pending => job.finalize(),
+                2 | 3 if matches!(job.status(), JobStatus::Ready | JobStatus::Standby) => {
                     if let Some(ending) = ending.filter(|_| !completing) {
                         job.complete(ending);
                         completing = true;
@@ -126,17 +126,17 @@ impl World {
     }
 
     /// How the next job is controlled.
-    pub(super) fn settings(&mut self) -> Settings {
+    pub(super) fn settings(&mut self) -> JobSettings {
         use blockhaul_jobs::OnError;
         let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
         let rng = &mut self.rng;
-        Settings {
+        JobSettings {
             finalized_by_hand: rng.chance(20),
             dismissed_by_hand: rng.chance(20),
             on_source_error: *rng.pick(&policies),
             on_target_error: *rng.pick(&policies),
             speed: if rng.chance(30) { rng.between(1 << 18, 4 << 20) } else { 0 },
-            ..Settings::default()
+            ..JobSettings::default()
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_io::simulation::note;
 use blockhaul_io::sleep;
-use blockhaul_jobs::{CopyMode, Ending, First, To, WantedMirror};
+use blockhaul_jobs::{CopyMode, Ending, First, JobTarget, MirrorConfig};
 
 use super::backup::target;
 use super::world::World;
@@ -90,9 +90,9 @@ impl World {
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];
         let options = self.copy_options();
         note(&format!("a mirror, first {first:?}, with {options:?}"));
-        let wanted = WantedMirror {
+        let wanted = MirrorConfig {
             export: desk.export.clone(),
-            target: To::Spec(target(&self.target.uri())?),
+            target: JobTarget::Spec(target(&self.target.uri())?),
             options,
             within: Duration::from_secs(*self.rng.pick(&[1, 60])),
             first,

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 use blockhaul_catalog::{Registry, Spec, percent_decode};
-use blockhaul_jobs::{BitmapFiles, JobFiles, One, WantedExports, intent};
+use blockhaul_jobs::{BitmapFiles, ExportConfig, ExportTableConfig, JobFiles, intent};
 
 use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups, NamedDevice};
@@ -17,7 +17,7 @@ pub fn export_config(
     args: &args::Serve,
     groups: &Groups,
     registry: Registry,
-) -> Result<WantedExports, Failure> {
+) -> Result<ExportTableConfig, Failure> {
     let mut exports = Vec::new();
     let mut name = None;
     for word in &args.export {
@@ -36,7 +36,7 @@ pub fn export_config(
     match (&args.device, name) {
         (Some(device), name) => exports.insert(
             0,
-            One {
+            ExportConfig {
                 name: name.unwrap_or_default().to_string(),
                 description: args.description.clone(),
                 spec: groups.spec(device)?,
@@ -70,7 +70,7 @@ pub fn export_config(
     let trace = args.trace;
     let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
     let job_files = args.job_state.as_deref().map(JobFiles::new).transpose()?.map(Arc::new);
-    let wanted = WantedExports {
+    let wanted = ExportTableConfig {
         registry,
         exports,
         layers,
@@ -92,9 +92,14 @@ pub fn export_config(
 }
 
 /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
-fn parse_one(name: &str, device: &OsStr, groups: &Groups, readonly: bool) -> Result<One, Failure> {
+fn parse_one(
+    name: &str,
+    device: &OsStr,
+    groups: &Groups,
+    readonly: bool,
+) -> Result<ExportConfig, Failure> {
     let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
-    Ok(One {
+    Ok(ExportConfig {
         spec: inner.spec(&options.device)?,
         description: options.description,
         intent: intent(readonly || options.readonly),

@@ -4,14 +4,14 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
 use blockhaul_catalog::Figure;
-use blockhaul_jobs::Table;
+use blockhaul_jobs::ExportTable;
 use blockhaul_metrics::{Figures, TextSource as Text};
 use blockhaul_server::{Exported, Server, Sums};
 
 use crate::metrics::BuildInfo as _;
 
 /// Makes the metrics of this server; none when it has ended. Does not keep its exports open.
-pub fn text(server: &Arc<Server>, table: &Arc<Table>) -> Text {
+pub fn text(server: &Arc<Server>, table: &Arc<ExportTable>) -> Text {
     let server: Weak<Server> = Arc::downgrade(server);
     let table = Arc::downgrade(table);
     Arc::new(move |figures| match (server.upgrade(), table.upgrade()) {

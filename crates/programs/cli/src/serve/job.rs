@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Remote;
-use blockhaul_jobs::{Jobs, Table};
+use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener as Serving;
 use blockhaul_os::Identity;
@@ -39,7 +39,7 @@ pub struct Job {
     pub metrics: Destinations,
     pub identity: Option<Identity>,
     pub exit_with_parent: bool,
-    pub table: Arc<Table>,
+    pub table: Arc<ExportTable>,
     pub listeners: Where,
     pub single: Option<Single>,
     pub control: Option<Control>,

@@ -39,7 +39,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::Runtime;
-use blockhaul_jobs::{Table, WantedExports};
+use blockhaul_jobs::{ExportTable, ExportTableConfig};
 use blockhaul_metrics::Destinations;
 use blockhaul_os::Identity;
 use blockhaul_server::{Limits, Offers};
@@ -98,7 +98,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
 /// The parsed command line, with all checks possible before anything is opened, while the terminal
 /// is still available.
 struct Asked {
-    wanted: WantedExports,
+    wanted: ExportTableConfig,
     limits: Limits,
     secured: Secured,
     tls: blockhaul_server::Tls,
@@ -180,7 +180,7 @@ fn serve(
     let caught = signals::catch()?;
     let runtime = workers(args)?;
     let operations = Shared::default();
-    let table = Arc::new(Table::new(asked.wanted));
+    let table = Arc::new(ExportTable::new(asked.wanted));
     let mut job = Job {
         operations: operations.clone(),
         notify: Notify::new(),

@@ -11,14 +11,14 @@ use blockhaul_transfer::NamedOption;
 
 use super::disk::{Disk, Fault, Handle};
 use super::guests::Guests;
-use crate::export::Running;
-use crate::export_config::WantedExports;
-use crate::export_table::Table;
+use crate::export::OpenExport;
+use crate::export_config::ExportTableConfig;
+use crate::export_table::ExportTable;
 use crate::job_errors::OnError;
-use crate::job_state::Status;
-use crate::jobs::{Item, Job, Jobs, Settings, To, WantedJobs, WantedMirror};
+use crate::job_state::JobStatus;
+use crate::jobs::{BackupConfig, BackupDisk, Job, JobSettings, JobTarget, Jobs, MirrorConfig};
 use crate::mirror::{CopyMode, Ending, First};
-use crate::snapshot::{AtOnce, Begin};
+use crate::snapshot::{BitmapStep, SnapshotConfig};
 
 const SIZE: usize = (192 << 10) + 512;
 /// Comparison of disks with bitmaps.
@@ -32,9 +32,9 @@ const ACTIONS: u32 = 40;
 struct World {
     seed: u64,
     rng: Rng,
-    table: Arc<Table>,
+    table: Arc<ExportTable>,
     jobs: Arc<Jobs>,
-    export: Arc<Running>,
+    export: Arc<OpenExport>,
     guests: Guests,
     /// What the clients use now.
     disk: Arc<Disk>,
@@ -142,14 +142,14 @@ impl World {
     }
 
     /// A backup of now: how it went, and the disk of its moment.
-    async fn backup(&mut self, target: &Arc<Disk>, begin: Begin) -> (Ended, Vec<u8>) {
+    async fn backup(&mut self, target: &Arc<Disk>, begin: SnapshotConfig) -> (Ended, Vec<u8>) {
         let trouble = self.trouble(target);
         let breaks = begin.options.on_failure == OnFailure::BreakSnapshot;
         let limited = begin.options.max < SIZE as u64;
         let moment = Arc::new(Mutex::new(Vec::new()));
         let seen = moment.clone();
         let disk = self.disk.clone();
-        let look: AtOnce = Box::new(move || *seen.lock().unwrap() = disk.bytes());
+        let look: BitmapStep = Box::new(move || *seen.lock().unwrap() = disk.bytes());
         let mut options = Vec::new();
         if self.rng.chance(25) {
             options.push(NamedOption::flag("verify"));
@@ -158,8 +158,12 @@ impl World {
             options.push(NamedOption::new("retries", 0));
         }
         let settings = self.settings(&trouble);
-        let item = Item { options, settings, ..Item::new(self.export.clone(), to(target), begin) };
-        let wanted = WantedJobs { at_once: vec![look], ..WantedJobs::new(vec![item]) };
+        let item = BackupDisk {
+            options,
+            settings,
+            ..BackupDisk::new(self.export.clone(), to(target), begin)
+        };
+        let wanted = BackupConfig { at_once: vec![look], ..BackupConfig::new(vec![item]) };
         let jobs = self.jobs.backup(&self.table, wanted).await;
         let job = jobs.unwrap_or_else(|why| panic!("{}: {why}", self.place())).remove(0);
         let ended = self.drive(&job, None).await;
@@ -214,7 +218,7 @@ impl World {
         let trouble = self.trouble(target);
         target.follow(Some(self.disk.clone()));
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];
-        let wanted = WantedMirror {
+        let wanted = MirrorConfig {
             export: self.export.clone(),
             target: to(target),
             options: Vec::new(),
@@ -275,8 +279,11 @@ impl World {
             match self.rng.below(if actions > ACTIONS { 4 } else { 9 }) {
                 0 => drop(job.pause(false)),
                 1 => drop(job.limit(0)),
-                2 if job.status() == Status::Pending => job.finalize(),
-                2 | 3 if matches!(job.status(), Status::Ready | Status::Standby) && !completing => {
+                2 if job.status() == JobStatus::Pending => job.finalize(),
+                2 | 3
+                    if matches!(job.status(), JobStatus::Ready | JobStatus::Standby)
+                        && !completing =>
+                {
                     if quiet {
                         self.quieten(job).await;
                     }
@@ -382,7 +389,7 @@ impl World {
         Disk::new(contents, self.multi_conn, Rng::new(self.rng.number()))
     }
 
-    fn begin(&mut self, bitmap: Option<String>, start: Option<String>) -> Begin {
+    fn begin(&mut self, bitmap: Option<String>, start: Option<String>) -> SnapshotConfig {
         let breaks = self.rng.chance(60);
         let limited = breaks && self.rng.chance(10);
         let options = Options {
@@ -392,17 +399,17 @@ impl World {
             on_failure: if breaks { OnFailure::BreakSnapshot } else { OnFailure::FailWrite },
             ..Options::default()
         };
-        Begin { options, bitmap, start, within: LIMIT, ..Begin::default() }
+        SnapshotConfig { options, bitmap, start, within: LIMIT, ..SnapshotConfig::default() }
     }
 
-    fn settings(&mut self, trouble: &Trouble) -> Settings {
-        Settings {
+    fn settings(&mut self, trouble: &Trouble) -> JobSettings {
+        JobSettings {
             finalized_by_hand: self.rng.chance(20),
             dismissed_by_hand: self.rng.chance(20),
             on_source_error: trouble.source,
             on_target_error: trouble.target,
             speed: if self.rng.chance(30) { self.rng.between(1 << 20, 8 << 20) } else { 0 },
-            ..Settings::default()
+            ..JobSettings::default()
         }
     }
 
@@ -453,17 +460,17 @@ fn fault(rng: &mut Rng, on: OpKind) -> Fault {
     Fault { on, kind, percent: rng.between(5, 60), left: rng.between(1, 2) }
 }
 
-fn to(target: &Arc<Disk>) -> To {
+fn to(target: &Arc<Disk>) -> JobTarget {
     let stack = Stack::over(Arc::new(Handle(target.clone())));
-    To::Open(Spec::parse("memory:1".as_ref()).unwrap(), stack, None)
+    JobTarget::Open(Spec::parse("memory:1".as_ref()).unwrap(), stack, None)
 }
 
 /// A table of exports with this disk.
-fn served(disk: &Arc<Disk>) -> (Arc<Table>, Arc<Running>) {
-    let table = Table::new(WantedExports::new(registry()));
+fn served(disk: &Arc<Disk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
+    let table = ExportTable::new(ExportTableConfig::new(registry()));
     let stack = Stack::over(Arc::new(Handle(disk.clone())));
     let shared = Shared::new("a", "", stack.device().clone());
-    let running = Running {
+    let running = OpenExport {
         name: "a".to_string(),
         description: String::new(),
         storage: Mutex::new("memory:2".to_string()),

@@ -4,7 +4,7 @@ use blockhaul_control::{
     BitmapRef, BitmapStatus, Refusal, Seconds, SnapshotFailurePolicy, SnapshotOptions,
     SnapshotRequest,
 };
-use blockhaul_jobs::{Begin, NewBitmap, Running};
+use blockhaul_jobs::{NewBitmap, OpenExport, SnapshotConfig};
 use blockhaul_snapshot::{OnFailure, Options, Trim};
 use serde_json::json;
 
@@ -56,7 +56,7 @@ impl Operations {
         let options = options(&snapshot);
         let trim = if discard { Trim::Releases } else { Trim::Refused };
         let (start, within) = (start_bitmap, seconds.0);
-        let begin = Begin { options, bitmap, clears: false, start, trim, within };
+        let begin = SnapshotConfig { options, bitmap, clears: false, start, trim, within };
         self.table.add_snapshot(export.clone(), &name, &begin).await?;
         log::info!(export = &*name; "added snapshot {name:?} of export {:?}", export.name);
         Ok(json!({ "done": "added" }))
@@ -78,7 +78,7 @@ pub(super) fn options(options: &SnapshotOptions) -> Options {
 }
 
 /// The bitmaps of an export.
-pub(super) fn bitmaps(export: &Running) -> Vec<BitmapStatus> {
+pub(super) fn bitmaps(export: &OpenExport) -> Vec<BitmapStatus> {
     let consistent = export.bitmaps().clone();
     let inconsistent = export.inconsistent().clone();
     let consistent = consistent.iter().map(|bitmap| BitmapStatus::Consistent {

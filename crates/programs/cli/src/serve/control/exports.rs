@@ -1,12 +1,12 @@
 //! Requests about exports and their layers.
 
 use std::ffi::{OsStr, OsString};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use blockhaul_block::Can;
 use blockhaul_catalog::{Adjustable, Spec};
 use blockhaul_control::{DeviceDescription, ExportStatus, LayerChange, LayerStatus, Refusal};
-use blockhaul_jobs::{One, Running};
+use blockhaul_jobs::{ExportConfig, OpenExport};
 use serde_json::json;
 
 use super::bitmaps::bitmaps;
@@ -23,7 +23,7 @@ impl Operations {
     }
 
     /// Opens another export.
-    pub(super) async fn add_export(&self, name: &str, one: One) -> Reply {
+    pub(super) async fn add_export(&self, name: &str, one: ExportConfig) -> Reply {
         let warnings = self.table.add(one).await?;
         log::info!(export = name; "added export {name:?}");
         Ok(json!({ "done": "added", "warnings": warnings }))
@@ -78,7 +78,7 @@ impl Operations {
         Refusal::absent(format!("there is no export {export:?}; {known}"))
     }
 
-    pub(super) fn export(&self, name: &str) -> Result<Arc<Running>, Refusal> {
+    pub(super) fn export(&self, name: &str) -> Result<Arc<OpenExport>, Refusal> {
         self.table.find(name).ok_or_else(|| self.no_export(name))
     }
 
@@ -128,7 +128,9 @@ impl Operations {
                     let rest = name.strip_prefix(one.name.as_str());
                     rest.is_some_and(|rest| one.name.is_empty() || rest.starts_with('/'))
                 };
-                let its = |name: &String| only || *name == one.name || (!one.single && below(name));
+                let its = |name: &String| {
+                    only || *name == one.name || (!one.is_one_device() && below(name))
+                };
                 let clients: u64 =
                     sums.iter().filter(|(name, _)| its(name)).map(|(_, sum)| sum.clients).sum();
                 let facts = one.device().map(|device| device.facts());
@@ -140,7 +142,7 @@ impl Operations {
                     served: one.served,
                     readonly: facts.as_ref().map(|facts| !facts.can.contains(Can::WRITE)),
                     clients,
-                    state: one.own.as_ref().and_then(Weak::upgrade).and_then(|own| own.state()),
+                    state: one.state(),
                     bitmaps: bitmaps(one),
                     layers: layers(one),
                 }
@@ -156,9 +158,9 @@ pub(super) fn described(
     description: &str,
     readonly: bool,
     layers: Vec<String>,
-) -> Result<One, Refusal> {
+) -> Result<ExportConfig, Refusal> {
     let spec = spec("export-add: \"device\"", device)?;
-    Ok(One::described(name, description, spec, readonly, layers))
+    Ok(ExportConfig::described(name, description, spec, readonly, layers))
 }
 
 /// The device that a member describes; `member` begins messages.
@@ -177,7 +179,7 @@ pub(super) fn spec(member: &str, device: DeviceDescription) -> Result<Spec, Refu
     }
 }
 
-fn layers(export: &Running) -> Vec<LayerStatus> {
+fn layers(export: &OpenExport) -> Vec<LayerStatus> {
     export.layers().iter().map(|layer| status(layer)).collect()
 }
 

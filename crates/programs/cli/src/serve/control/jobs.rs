@@ -6,7 +6,8 @@ use blockhaul_control::{
     BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
 };
 use blockhaul_jobs::{
-    Begin, Ending, First, Item, Job, Settings, Status, To, WantedJobs, WantedMirror,
+    BackupConfig, BackupDisk, Ending, First, Job, JobSettings, JobStatus, JobTarget, MirrorConfig,
+    SnapshotConfig,
 };
 use serde_json::{Value, json};
 
@@ -31,20 +32,20 @@ impl Operations {
         for BackupTarget { export, target } in
             [BackupTarget { export, target }].into_iter().chain(with)
         {
-            let begin = Begin {
+            let begin = SnapshotConfig {
                 options: snapshot_options(&request.snapshot),
                 bitmap: bitmap.clone(),
                 start: start_bitmap.clone(),
                 within,
-                ..Begin::default()
+                ..SnapshotConfig::default()
             };
             let export = self.export(&export)?;
             let target = spec("backup: \"target\"", target)?;
             let options = named_options("backup", &options.0)?;
             let settings = settings.clone();
-            disks.push(Item { options, settings, ..Item::new(export, target, begin) });
+            disks.push(BackupDisk { options, settings, ..BackupDisk::new(export, target, begin) });
         }
-        let jobs = self.jobs.backup(&self.table, WantedJobs::new(disks)).await?;
+        let jobs = self.jobs.backup(&self.table, BackupConfig::new(disks)).await?;
         for job in &jobs {
             log::info!(export = job.export(); "job {}: backup of {:?} to {}", job.id(), job.export(),
                 job.target());
@@ -67,9 +68,9 @@ impl Operations {
                 return Err(Refusal::usage(text));
             }
         };
-        let wanted = WantedMirror {
+        let wanted = MirrorConfig {
             export: self.export(&export)?,
-            target: To::Spec(spec("mirror: \"target\"", target)?),
+            target: JobTarget::Spec(spec("mirror: \"target\"", target)?),
             options: named_options("mirror", &options.0)?,
             within: request.seconds.0,
             first,
@@ -110,7 +111,7 @@ impl Operations {
 
     pub(super) fn finalize_job(&self, number: u64) -> Reply {
         let job = self.job(number)?;
-        if job.status() != Status::Pending {
+        if job.status() != JobStatus::Pending {
             return Err(Refusal::failed("the job is not pending"));
         }
         job.finalize();
@@ -186,11 +187,11 @@ fn settings(
     on_source_error: Option<ErrorPolicy>,
     on_target_error: Option<ErrorPolicy>,
     finalized_by_hand: bool,
-) -> Settings {
-    Settings {
+) -> JobSettings {
+    JobSettings {
         finalized_by_hand,
         on_source_error: on_source_error.unwrap_or_default(),
         on_target_error: on_target_error.unwrap_or_default(),
-        ..Settings::default()
+        ..JobSettings::default()
     }
 }

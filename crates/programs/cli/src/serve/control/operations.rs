@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_control::Refusal;
 use blockhaul_io::Remote;
-use blockhaul_jobs::{Jobs, Table};
+use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_server::Server;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ use crate::serve::tls::Secured;
 /// The operations of a running server.
 pub struct Operations {
     pub server: Arc<Server>,
-    pub table: Arc<Table>,
+    pub table: Arc<ExportTable>,
     pub stopper: Stopper,
     /// The worker that waits for clients to disconnect.
     pub worker: Remote,
