@@ -8,7 +8,8 @@ use std::path::Path;
 use crate::Outcome;
 
 /// The rows, the lowest first: folders under `crates`, with crates in them, or one crate each.
-const ROWS: [&str; 7] = ["ground", "core", "devices", "uses", "compat", "registry", "programs"];
+const ROWS: [&str; 8] =
+    ["ground", "core", "devices", "uses", "compat", "registry", "blockhaul", "programs"];
 
 /// Crates of one row that use each other, and a tool that uses all devices: who uses what.
 const EXCEPTIONS: &[(&str, &str)] = &[
