@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: backup DISK SOCKET TARGET".into());
     };
     let (disk, target): (Spec, Spec) = (disk.parse()?, target.parse()?);
-    let listener = Listener::bind_unix(socket)?;
+    let listener = Listener::bind_unix(socket.as_ref())?;
     let runtime = Runtime::start(&runtime::Config::default())?;
     let exports = vec![ExportConfig::new("disk", disk)];
     let config =

@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let disk = Arc::new(MemoryDisk { facts: Arc::new(facts), bytes });
     let server = Server::new(Config::new(Stack::over(disk).shared("")));
     let runtime = Runtime::start(&runtime::Config::default())?;
-    let listening = (server.clone(), Listener::bind_unix(&socket)?);
+    let listening = (server.clone(), Listener::bind_unix(socket.as_ref())?);
     runtime.block_on(async move || drop(runtime::spawn(listening.0.listen(listening.1))));
     std::io::stdin().read_line(&mut String::new())?;
     runtime.block_on(async move || server.stop(Duration::from_secs(5)).await);

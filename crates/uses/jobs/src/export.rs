@@ -128,7 +128,7 @@ impl OpenExport {
     }
 
     /// Forgets an inconsistent bitmap. False: there is none of this name.
-    pub fn forget_inconsistent(&self, name: &str) -> bool {
+    pub(crate) fn forget_inconsistent(&self, name: &str) -> bool {
         let mut all = self.inconsistent();
         let before = all.len();
         all.retain(|(other, _)| other != name);
@@ -150,7 +150,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If the export has a bitmap of this name, or as many as it can have.
-    pub fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), JobError> {
+    pub(crate) fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), JobError> {
         self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();
         if all.iter().any(|other| other.name() == bitmap.name()) {
@@ -170,7 +170,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If a job or a point in time uses the disk, or other storage claims do not fit.
-    pub fn begin_writing(&self) -> Result<TargetGuard, JobError> {
+    pub(crate) fn begin_writing(&self) -> Result<TargetGuard, JobError> {
         let is_read = !self.snapshots().is_empty() || self.mirrored().is_some();
         if is_read || self.written.swap(true, Ordering::SeqCst) {
             let name = &self.name;
@@ -186,7 +186,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If the disk is read-only, or the target of a job.
-    pub fn check_writable(&self, facts: &Facts) -> Result<(), JobError> {
+    pub(crate) fn check_writable(&self, facts: &Facts) -> Result<(), JobError> {
         if self.written.load(Ordering::SeqCst) {
             let name = &self.name;
             let text = format!("{name:?} is the target of a job: wait until the job has ended");
@@ -201,7 +201,7 @@ impl OpenExport {
     }
 
     /// What a mirror of the export notes.
-    pub fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
+    pub(crate) fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
         self.mirrored.lock().expect("no panic under this lock")
     }
 
@@ -214,7 +214,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If a mirror job runs.
-    pub fn check_not_mirrored(&self) -> Result<(), JobError> {
+    pub(crate) fn check_not_mirrored(&self) -> Result<(), JobError> {
         match *self.mirrored() {
             None => Ok(()),
             Some(_) => {

@@ -237,7 +237,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the registry has no layer `offset`.
-    pub fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
+    pub(crate) fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
         Adjustable::new(&self.wanted.registry, &format!("offset?range={size}"))
     }
 
@@ -274,7 +274,7 @@ impl ExportTable {
     }
 
     /// The gates for exports that are added.
-    pub fn common_gates(&self) -> Vec<Arc<dyn Gate>> {
+    pub(crate) fn common_gates(&self) -> Vec<Arc<dyn Gate>> {
         self.gates.lock().expect("no panic under this lock").clone()
     }
 

@@ -256,7 +256,7 @@ impl JobRecord {
     }
 
     /// Why it cannot be resumed, if so.
-    pub fn unusable(&self) -> Option<String> {
+    pub(crate) fn unusable(&self) -> Option<String> {
         if let Some(why) = self.tracking().unusable.clone() {
             return Some(why);
         }
@@ -275,7 +275,7 @@ impl JobRecord {
     }
 
     /// Whether it copies a point in time.
-    pub fn is_backup(&self) -> bool {
+    pub(crate) fn is_backup(&self) -> bool {
         self.text("type") == "backup"
     }
 
@@ -290,12 +290,12 @@ impl JobRecord {
     }
 
     /// A fact that is true or false.
-    pub fn is(&self, name: &str) -> bool {
+    pub(crate) fn is(&self, name: &str) -> bool {
         self.facts().get(name).and_then(Value::as_bool).unwrap_or_default()
     }
 
     /// Any fact.
-    pub fn fact(&self, name: &str) -> Value {
+    pub(crate) fn fact(&self, name: &str) -> Value {
         self.facts().get(name).cloned().unwrap_or_default()
     }
 
@@ -327,7 +327,7 @@ impl JobRecord {
     ///
     /// # Errors
     /// If the map or the description cannot be written.
-    pub async fn outlive(self: &Arc<JobRecord>) -> Result<(), JobError> {
+    pub(crate) async fn outlive(self: &Arc<JobRecord>) -> Result<(), JobError> {
         if let Some(map) = self.map() {
             let stored = map.store().await;
             stored.map_err(|why| {
@@ -340,12 +340,12 @@ impl JobRecord {
     }
 
     /// Whether its target was opened, and may have a part of the disk.
-    pub fn has_target(&self) -> bool {
+    pub(crate) fn has_target(&self) -> bool {
         !self.text("target_id").is_empty()
     }
 
     /// The name of the bitmap that shows what is left.
-    pub fn rest_name(&self) -> String {
+    pub(crate) fn rest_name(&self) -> String {
         format!("blockhaul-job-{}", self.id)
     }
 

@@ -933,7 +933,7 @@ impl Job {
     }
 
     /// A request of it has failed. With `Action::Stop` it pauses.
-    pub fn has_met(&self, is_read: bool, action: Action, error: &Error) {
+    pub(crate) fn has_met(&self, is_read: bool, action: Action, error: &Error) {
         self.tell(&JobEvent::Error { is_read, action, text: error.located() });
         if action != Action::Report
             && let Some(mirror) = self.mirror()
@@ -946,7 +946,7 @@ impl Job {
     }
 
     /// Whether what it reads is lost for good: to repeat a request makes no sense.
-    pub fn has_lost_its_source(&self) -> bool {
+    pub(crate) fn has_lost_its_source(&self) -> bool {
         matches!(&self.work, Work::Backup(moment) if moment.is_lost())
     }
 
@@ -959,7 +959,7 @@ impl Job {
     }
 
     /// Whether the job was asked to end, or stopped with its group.
-    pub fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed) || self.progress.is_cancelled()
     }
 

@@ -669,7 +669,7 @@ impl Mirror {
     }
 
     /// A request of the job has failed and will be repeated: clients do not wait for that.
-    pub fn release_clients(&self) {
+    pub(crate) fn release_clients(&self) {
         let mut state = self.lock();
         state.cutting = false;
         state.failures += 1;
@@ -698,7 +698,7 @@ impl Mirror {
 
     /// Ends the notes of a mirror that has not completed; if it was interrupted, another server may
     /// go on.
-    pub async fn give_up(&self, is_complete: bool, is_interrupted: bool) {
+    pub(crate) async fn give_up(&self, is_complete: bool, is_interrupted: bool) {
         self.changes.write_also(None);
         self.changes.settle().await;
         if let Some((kept, map)) = &self.kept
@@ -767,7 +767,7 @@ impl Mirror {
     }
 
     /// Number of bytes that have changed and are not copied yet.
-    pub fn changed_bytes(&self) -> u64 {
+    pub(crate) fn changed_bytes(&self) -> u64 {
         let state = self.lock();
         self.changes.bytes().saturating_add(state.left)
     }
@@ -783,7 +783,7 @@ impl Mirror {
     }
 
     /// Whether clients wait for it just now.
-    pub fn is_cutting(&self) -> bool {
+    pub(crate) fn is_cutting(&self) -> bool {
         self.lock().cutting
     }
 
@@ -793,7 +793,7 @@ impl Mirror {
     }
 
     /// Whether it was asked to complete.
-    pub fn is_completing(&self) -> bool {
+    pub(crate) fn is_completing(&self) -> bool {
         self.lock().wanted.is_some()
     }
 

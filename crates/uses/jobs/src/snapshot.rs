@@ -375,7 +375,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the file of the bitmaps cannot be read or written.
-    pub async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
+    pub(crate) async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
         let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let kept = files.read(&export.name, &export.storage(), size)?;
@@ -400,7 +400,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the device cannot be exchanged.
-    pub async fn restore_jobs(&self, export: &OpenExport) -> Result<(), JobError> {
+    pub(crate) async fn restore_jobs(&self, export: &OpenExport) -> Result<(), JobError> {
         let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let name = export.name.clone();
@@ -416,7 +416,7 @@ impl ExportTable {
     }
 
     /// A job does not outlive the server any more: its map is no longer needed.
-    pub async fn forget_map(&self, export: &OpenExport, map: &Remaining) {
+    pub(crate) async fn forget_map(&self, export: &OpenExport, map: &Remaining) {
         let _change = self.change().await;
         export.maps().retain(|other| !other.is_same(map));
         let Ok((shared, stack)) = self.changeable(export) else { return };
@@ -427,7 +427,7 @@ impl ExportTable {
     }
 
     /// Keeps the bitmaps of an export that clients cannot write to any more.
-    pub async fn keep_bitmaps(&self, export: &OpenExport) {
+    pub(crate) async fn keep_bitmaps(&self, export: &OpenExport) {
         let Some(files) = &self.wanted().bitmap_files else { return };
         if export.snapshot_of.is_some() || export.shared.is_none() {
             return;
@@ -443,7 +443,7 @@ impl ExportTable {
     }
 
     /// Keeps the bitmaps of all exports, at the end of the server.
-    pub async fn keep_all_bitmaps(&self) {
+    pub(crate) async fn keep_all_bitmaps(&self) {
         for export in self.running() {
             self.keep_bitmaps(&export).await;
         }
@@ -470,7 +470,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If a layer cannot be put over the device, or requests in flight do not end in time.
-    pub async fn retop(
+    pub(crate) async fn retop(
         &self,
         export: &OpenExport,
         shared: &Shared,
@@ -498,7 +498,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If a layer cannot be put over the device.
-    pub async fn top(
+    pub(crate) async fn top(
         &self,
         export: &OpenExport,
         stack: &Stack,
