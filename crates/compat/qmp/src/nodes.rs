@@ -123,8 +123,15 @@ impl Monitor {
         if running.served || self.is_used(name) || !running.bitmaps().is_empty() {
             return Err(QmpError::generic(format!("Block device {name} is in use")));
         }
-        self.table.remove(name).await;
+        self.close_disk(name, &running.name).await;
         Ok(())
+    }
+
+    /// Closes the disk of a node; `disk`: the name of the disk, which after a mirror may be that of another node.
+    async fn close_disk(&self, node: &str, disk: &str) {
+        self.table.remove(disk).await;
+        // A later disk of that name is one of its own node.
+        self.state().moved.retain(|(from, to)| (from.as_str(), to.as_str()) != (node, disk));
     }
 
     /// The node or device of this name; a disk that was closed for a node over it is opened again.
@@ -211,7 +218,7 @@ impl Monitor {
         match &node.contents {
             NodeContents::Disk { .. } => {
                 if let Some(running) = self.running(name) {
-                    self.table.remove(&running.name).await;
+                    self.close_disk(name, &running.name).await;
                 }
             }
             NodeContents::BeforeWrite { disk, snapshot, .. } => {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Registry;
 use blockhaul_io::{Config, Listener, Pool, Runtime};
-use blockhaul_jobs::{ExportTable, ExportTableConfig, Jobs};
+use blockhaul_jobs::{ExportTable, ExportTableConfig, JobStatus, Jobs};
 use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 use blockhaul_server::{Limits, Offers, Server, Tls};
 use serde_json::{Value, json};
@@ -43,9 +43,13 @@ impl MonitorHost for TestHost {
     }
 }
 
-/// A monitor of a server without exports. On a worker.
-async fn monitor(host: TestHost) -> Arc<Monitor> {
-    let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
+/// A monitor of a server without exports, the table of its exports, and its jobs. On a worker.
+async fn parts(host: TestHost) -> (Arc<Monitor>, Arc<ExportTable>, Arc<Jobs>) {
+    let registry = Registry {
+        backends: blockhaul_backends::all(),
+        path: blockhaul_backends::PATH_SCHEME,
+        ..Registry::default()
+    };
     let table = Arc::new(ExportTable::new(ExportTableConfig::new(registry)));
     let server = Server::new(blockhaul_server::Config {
         exports: table.open().await.unwrap(),
@@ -55,7 +59,73 @@ async fn monitor(host: TestHost) -> Arc<Monitor> {
         tls: Tls::default(),
     });
     let jobs = Arc::new(Jobs::default());
-    Monitor::new(MonitorConfig { server, table, jobs, listens_anyway: false, host: Box::new(host) })
+    let monitor = Monitor::new(MonitorConfig {
+        server,
+        table: table.clone(),
+        jobs: jobs.clone(),
+        listens_anyway: false,
+        host: Box::new(host),
+    });
+    (monitor, table, jobs)
+}
+
+async fn monitor(host: TestHost) -> Arc<Monitor> {
+    parts(host).await.0
+}
+
+async fn run(monitor: &Monitor, command: Value) {
+    monitor.run(&command.to_string()).await.unwrap();
+}
+
+#[test]
+fn a_layer_over_a_node_closes_the_disk_of_that_node_after_a_mirror() {
+    let runtime = Runtime::start(&Config::default()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, vec![0; 64 << 10]).unwrap();
+        path.display().to_string()
+    };
+    let files = ["s", "t"].map(|name| (name, file(name)));
+    runtime.block_on(async move || {
+        let (monitor, table, jobs) = parts(TestHost::default()).await;
+        let add = |name: &str, file: &str| {
+            let node = json!({ "driver": "file", "node-name": name, "filename": file });
+            json!({ "execute": "blockdev-add", "arguments": node })
+        };
+        for (name, file) in &files {
+            run(&monitor, add(name, file)).await;
+        }
+        let mirror = json!({ "job-id": "m", "device": "s", "target": "t", "sync": "full" });
+        run(&monitor, json!({ "execute": "blockdev-mirror", "arguments": mirror })).await;
+        let job = jobs.named("m").unwrap();
+        while job.status() != JobStatus::Ready {
+            assert!(!job.is_over(), "{:?}", job.outcome());
+            blockhaul_io::sleep(Duration::from_millis(1)).await;
+        }
+        let id = json!({ "id": "m" });
+        run(&monitor, json!({ "execute": "job-complete", "arguments": id })).await;
+        job.over().await;
+        assert_eq!(job.outcome(), Some((None, false)));
+        let open = || table.running().iter().map(|disk| disk.storage()).collect::<Vec<_>>();
+        let [(_, source), (_, target)] = &files;
+        assert_eq!(open(), [target.as_str(), source.as_str()]);
+
+        let layer = json!({ "driver": "raw", "node-name": "r", "file": "s" });
+        run(&monitor, json!({ "execute": "blockdev-add", "arguments": layer })).await;
+        // The new node has the file of the source; the target stays open.
+        assert_eq!(open(), [target.as_str(), source.as_str()]);
+        // The nodes keep their disks when others are removed and added.
+        let delete =
+            |name: &str| json!({ "execute": "blockdev-del", "arguments": { "node-name": name } });
+        run(&monitor, delete("r")).await;
+        assert_eq!(open(), [target.as_str()]);
+        run(&monitor, delete("t")).await;
+        assert!(open().is_empty());
+        run(&monitor, add("t", target)).await;
+        run(&monitor, delete("s")).await;
+        assert_eq!(open(), [target.as_str()]);
+    });
 }
 
 /// Sends a command, and reads its answer.
