@@ -164,9 +164,9 @@ pub mod compare {
 pub mod jobs {
     #[doc(inline)]
     pub use blockhaul_jobs::{
-        BackupConfig, BackupDisk, BackupSource, BitmapFiles, ExportConfig, ExportTable,
-        ExportTableConfig, Job, JobError, JobSettings, JobStatus, JobTarget, Jobs, NewBitmap,
-        OnError, OpenExport, SnapshotConfig,
+        BackupConfig, BackupDisk, BackupSource, BitmapFiles, ErrorPolicy, ExportConfig,
+        ExportTable, ExportTableConfig, Job, JobError, JobSettings, JobStatus, JobTarget, Jobs,
+        NewBitmap, OpenExport, SnapshotConfig,
     };
     #[doc(inline)]
     pub use blockhaul_snapshot::{OnFailure, Options, Trim};

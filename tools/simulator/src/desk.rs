@@ -49,7 +49,7 @@ impl Office {
             ..ExportTableConfig::new(registry)
         };
         let (table, exports) = open(wanted).await.map_err(|error| error.to_string())?;
-        let export = table.running().into_iter().next().ok_or("nothing is served")?;
+        let export = table.exports().into_iter().next().ok_or("nothing is served")?;
         Ok((Desk { table, export, jobs: Arc::default() }, exports))
     }
 }

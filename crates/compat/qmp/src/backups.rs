@@ -24,14 +24,15 @@ pub struct BackupPlan {
     pub item: BackupDisk,
     pub nodes: JobNodes,
     /// Changes of bitmaps at the moment of the backup.
-    pub at_once: Vec<BitmapStep>,
+    pub bitmap_steps: Vec<BitmapStep>,
 }
 
 impl Monitor {
     /// `blockdev-backup`.
     pub(crate) async fn backup(&self, arguments: &Arguments) -> Result<()> {
-        let BackupPlan { item, nodes, at_once } = self.prepare_backup(arguments).await?;
-        self.begin(BackupConfig { disks: vec![item], grouped: true, at_once }, vec![nodes]).await
+        let BackupPlan { item, nodes, bitmap_steps } = self.prepare_backup(arguments).await?;
+        self.begin(BackupConfig { disks: vec![item], grouped: true, bitmap_steps }, vec![nodes])
+            .await
     }
 
     /// Begins checked backups.
@@ -76,7 +77,7 @@ impl Monitor {
             trim: Trim::Releases,
             within: BARRIER,
         };
-        let (export, source, at_once) = self.backup_source(&source, bitmap, begin).await?;
+        let (export, source, bitmap_steps) = self.backup_source(&source, bitmap, begin).await?;
         let item = BackupDisk {
             export,
             target: target_of(&target)?,
@@ -86,7 +87,7 @@ impl Monitor {
             settings,
             resumes: None,
         };
-        Ok(BackupPlan { item, nodes, at_once })
+        Ok(BackupPlan { item, nodes, bitmap_steps })
     }
 
     /// The bitmap that selects the blocks of a backup.
@@ -132,15 +133,15 @@ impl Monitor {
                 return Ok((running.clone(), source, Vec::new()));
             }
         };
-        let taken = bitmap.map(FrozenBitmap::later);
-        let shown = taken.iter().map(|taken| taken.dirty().clone()).collect();
+        let bitmap = bitmap.map(FrozenBitmap::later);
+        let shown = bitmap.iter().map(|bitmap| bitmap.dirty().clone()).collect();
         let view = self.view(frozen, shown).await?;
-        let mut at_once: Vec<BitmapStep> = Vec::new();
-        if let Some(taken) = taken.clone() {
-            at_once.push(Box::new(move || taken.fill(begin.clears)));
+        let mut bitmap_steps: Vec<BitmapStep> = Vec::new();
+        if let Some(bitmap) = bitmap.clone() {
+            bitmap_steps.push(Box::new(move || bitmap.fill(begin.clears)));
         }
-        let given_back = taken.filter(|_| begin.clears);
-        Ok((self.live_below(frozen).await?, BackupSource::Still(view, given_back), at_once))
+        let given_back = bitmap.filter(|_| begin.clears);
+        Ok((self.live_below(frozen).await?, BackupSource::Still(view, given_back), bitmap_steps))
     }
 }
 

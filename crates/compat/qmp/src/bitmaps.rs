@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_jobs::{GRANULARITY, NewBitmap, OpenExport};
+use blockhaul_jobs::{DEFAULT_GRANULARITY, NewBitmap, OpenExport};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
 use serde_json::{Value, json};
 
@@ -20,12 +20,12 @@ impl Monitor {
         if name.is_empty() {
             return Err(QmpError::generic("Bitmap name cannot be empty"));
         }
-        let granularity = number(arguments, "granularity").unwrap_or(GRANULARITY);
+        let granularity = number(arguments, "granularity").unwrap_or(DEFAULT_GRANULARITY);
         if !granularity.is_power_of_two() || granularity < 512 {
             return Err(QmpError::generic("Granularity must be power of 2 and at least 512"));
         }
         let persistent = switch(arguments, "persistent", false);
-        if persistent && self.table.wanted().bitmap_files.is_none() {
+        if persistent && self.table.config().bitmap_files.is_none() {
             return Err(QmpError::generic(format!("Can't store persistent bitmaps to {node}")));
         }
         if self.names(&found).iter().any(|other| other == name) {
@@ -158,7 +158,7 @@ impl Monitor {
 
     /// The bitmaps of a disk, for the members `dirty-bitmaps`.
     pub(crate) fn described_bitmaps(&self, node: &str, running: &OpenExport) -> Vec<Value> {
-        let keeps = self.table.wanted().bitmap_files.is_some();
+        let keeps = self.table.config().bitmap_files.is_some();
         let sound = running.bitmaps().clone();
         let sound = sound.iter().map(|bitmap| {
             json!({
@@ -173,7 +173,7 @@ impl Monitor {
         let broken = running.inconsistent().clone();
         let broken = broken.iter().map(|(name, _)| {
             json!({
-                "name": name, "count": 0, "granularity": GRANULARITY, "recording": false, "busy": false,
+                "name": name, "count": 0, "granularity": DEFAULT_GRANULARITY, "recording": false, "busy": false,
                 "persistent": true, "inconsistent": true,
             })
         });

@@ -158,9 +158,9 @@ impl Monitor {
     }
 
     fn check_export_name(&self, name: &str) -> Result<()> {
-        let taken = self.state().exports.iter().any(|export| export.name == name)
-            || self.table.running().iter().any(|one| one.served && one.name == name);
-        if taken {
+        let frozen = self.state().exports.iter().any(|export| export.name == name)
+            || self.table.exports().iter().any(|one| one.served && one.name == name);
+        if frozen {
             Err(QmpError::generic(format!("NBD server already has export named '{name}'")))
         } else {
             Ok(())
@@ -304,7 +304,7 @@ impl Monitor {
 
     /// Everything that guests write to.
     pub(crate) fn devices(&self) -> Vec<GuestDevice> {
-        let served = self.table.running();
+        let served = self.table.exports();
         let served = served.iter().filter(|one| one.served && one.shared.is_some());
         let served = served.map(|one| GuestDevice {
             id: node_name(one).to_string(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
 use blockhaul_catalog::Stack;
-use blockhaul_jobs::{JobSettings, JobTarget, OnError};
+use blockhaul_jobs::{ErrorPolicy, JobSettings, JobTarget};
 
 use crate::commands::{Arguments, needed, number, switch, text};
 use crate::error::{QmpError, Result};
@@ -72,9 +72,9 @@ impl Monitor {
             return Err(QmpError::generic(format!("Job ID '{name}' already in use")));
         }
         let policy = |name: &str| match text(arguments, name) {
-            Some("auto") => OnError::Enospc,
-            Some(text) => OnError::parse(text).unwrap_or_default(),
-            None => OnError::Report,
+            Some("auto") => ErrorPolicy::Enospc,
+            Some(text) => ErrorPolicy::parse(text).unwrap_or_default(),
+            None => ErrorPolicy::Report,
         };
         Ok(JobSettings {
             name: Some(name.to_string()),

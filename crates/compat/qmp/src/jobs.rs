@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_jobs::{Ending, Job, Verb, WITHIN};
+use blockhaul_jobs::{CLIENT_WAIT, Job, JobCommand, MirrorCompletion};
 
 use crate::commands::{Arguments, number, switch, text};
 use crate::error::{QmpError, Result};
@@ -28,7 +28,7 @@ impl Monitor {
     /// Continues a job of an earlier server; its target may be a node that has it open.
     async fn resume_job(&self, job: &Job) -> Result<()> {
         let resumed = self.jobs.resume(&self.table, job.id(), false).await?;
-        let all = self.table.running();
+        let all = self.table.exports();
         for job in resumed {
             let source = all.iter().find(|one| one.name == job.export());
             let target = all.iter().find(|one| !one.served && one.storage() == job.target());
@@ -52,27 +52,28 @@ impl Monitor {
         let of = |verb| self.job(name, verb, block_job.is_some());
         match verb {
             "job-cancel" => {
-                let job = of(Verb::Cancel)?;
+                let job = of(JobCommand::Cancel)?;
                 let soft = block_job.is_some() && !switch(arguments, "force", false);
                 let is_ready = job.mirror().is_some_and(|mirror| mirror.is_ready());
                 if soft && is_ready {
-                    job.complete(Ending { within: WITHIN, switch: false });
+                    job.complete(MirrorCompletion { within: CLIENT_WAIT, switch: false });
                 } else {
                     job.cancel();
                 }
             }
             "job-complete" => {
-                of(Verb::Complete)?.complete(Ending { within: WITHIN, switch: true });
+                of(JobCommand::Complete)?
+                    .complete(MirrorCompletion { within: CLIENT_WAIT, switch: true });
             }
-            "job-pause" => pause(&of(Verb::Pause)?)?,
-            "job-resume" => resume(&of(Verb::Resume)?)?,
+            "job-pause" => pause(&of(JobCommand::Pause)?)?,
+            "job-resume" => resume(&of(JobCommand::Resume)?)?,
             "job-set-speed" => {
                 let speed = number(arguments, "speed").unwrap_or(0);
-                of(Verb::SetSpeed)?.limit(speed);
+                of(JobCommand::SetSpeed)?.limit(speed);
             }
-            "job-change" => self.change_job(&*of(Verb::Change)?, arguments)?,
-            "job-finalize" => of(Verb::Finalize)?.finalize(),
-            "job-dismiss" => of(Verb::Dismiss)?.dismiss(),
+            "job-change" => self.change_job(&*of(JobCommand::Change)?, arguments)?,
+            "job-finalize" => of(JobCommand::Finalize)?.finalize(),
+            "job-dismiss" => of(JobCommand::Dismiss)?.dismiss(),
             _ => {
                 return Err(QmpError::no_command(format!(
                     "The command {command} has not been found"
@@ -83,7 +84,7 @@ impl Monitor {
     }
 
     /// The job of this name, if it accepts the request.
-    fn job(&self, name: &str, verb: Verb, is_block_job: bool) -> Result<Arc<Job>> {
+    fn job(&self, name: &str, verb: JobCommand, is_block_job: bool) -> Result<Arc<Job>> {
         let found = self.jobs.named(name);
         let job = found.ok_or_else(|| {
             if is_block_job {

@@ -1,6 +1,6 @@
 //! Mirrors, as the monitor protocol begins and changes them.
 
-use blockhaul_jobs::{CopyMode, First, Job, MirrorConfig};
+use blockhaul_jobs::{CopyMode, InitialCopy, Job, MirrorConfig};
 
 use crate::commands::{Arguments, needed, text};
 use crate::error::{QmpError, Result};
@@ -13,10 +13,10 @@ impl Monitor {
     /// `blockdev-mirror`.
     pub(crate) async fn mirror(&self, arguments: &Arguments) -> Result<()> {
         let sync = needed(arguments, "sync");
-        let first = match (sync, text(arguments, "bitmap")) {
-            ("full" | "top", None) => First::All,
-            ("none", None) => First::Nothing,
-            ("incremental" | "bitmap", Some(name)) => First::Dirty(name.to_string()),
+        let initial = match (sync, text(arguments, "bitmap")) {
+            ("full" | "top", None) => InitialCopy::All,
+            ("none", None) => InitialCopy::Nothing,
+            ("incremental" | "bitmap", Some(name)) => InitialCopy::Dirty(name.to_string()),
             _ => return Err(QmpError::generic(format!("Sync mode '{sync}' not supported"))),
         };
         if text(arguments, "replaces").is_some() {
@@ -27,7 +27,7 @@ impl Monitor {
             return Err(QmpError::generic(format!("Node '{}' does not change", source.name)));
         };
         let settings = self.settings(arguments)?;
-        if let First::Dirty(name) = &first {
+        if let InitialCopy::Dirty(name) = &initial {
             self.free_bitmap(&source.name, name).await?;
         }
         check_same_size(&source, &target)?;
@@ -42,7 +42,7 @@ impl Monitor {
             target: target_of(&target)?,
             options: Vec::new(),
             within: BARRIER,
-            first,
+            initial,
             copy_mode: copy_mode(arguments),
             settings,
             resumes: None,
@@ -62,9 +62,9 @@ impl Monitor {
         let nodes = self.state().job_nodes.iter().rfind(|one| one.job == job.name()).cloned();
         let Some(JobNodes { source, target, .. }) = nodes else { return };
         let (Some(from), Some(to)) = (self.running(&source), self.running(&target)) else { return };
-        let old = job.mirror().and_then(|mirror| mirror.left());
+        let old = job.mirror().and_then(|mirror| mirror.former_disk());
         if let (Some((old, storage)), Some(shared)) = (old, to.shared.clone()) {
-            let device = self.table.wanted().served(&old, to.write);
+            let device = self.table.config().served(&old, to.write);
             *to.storage.lock().expect("no panic under this lock") = storage;
             *to.stack.lock().expect("no panic under this lock") = Some(old);
             if let Ok(device) = device {

@@ -109,7 +109,7 @@ impl Monitor {
 
     /// A name for the disk of a node: its own, unless the disk of another node has it after a mirror.
     fn free_name(&self, node: &str) -> String {
-        let all = self.table.running();
+        let all = self.table.exports();
         let is_free = |name: &String| !all.iter().any(|one| one.name == *name);
         // No node has such a name.
         let others = (2..).map(|number| format!("{node}#{number}"));
@@ -166,7 +166,7 @@ impl Monitor {
 
     /// The open disk of the node of this name.
     pub(crate) fn running(&self, node: &str) -> Option<Arc<OpenExport>> {
-        let all = self.table.running().into_iter().filter(|one| one.shared.is_some());
+        let all = self.table.exports().into_iter().filter(|one| one.shared.is_some());
         // After a mirror, a disk may have the name of another node, also of one that was deleted.
         all.into_iter().find(|one| self.node_of(one) == node)
     }

@@ -82,7 +82,7 @@ impl Monitor {
             return Err(QmpError::no_node(disk));
         };
         let started = self.table.begin_snapshot(&running, begin).await?;
-        started.taken.iter().for_each(FrozenBitmap::settle);
+        started.frozen.iter().for_each(FrozenBitmap::settle);
         *snapshot.lock().expect("no panic under this lock") = Some(started.snapshot.clone());
         Ok(started.snapshot)
     }

@@ -29,7 +29,7 @@ impl Monitor {
     /// `query-named-block-nodes`: the disks, then what was added besides.
     pub(crate) fn described_nodes(&self) -> Value {
         let mut all = Vec::new();
-        for running in self.table.running() {
+        for running in self.table.exports() {
             if running.shared.is_some() && running.snapshot_of.is_none() {
                 all.push(self.described_disk(&running));
             }

@@ -52,34 +52,34 @@ impl Monitor {
         }
         let mut disks = Vec::new();
         let mut nodes = Vec::new();
-        let mut at_once: Vec<BitmapStep> = Vec::new();
+        let mut bitmap_steps: Vec<BitmapStep> = Vec::new();
         for action in actions {
             match action.kind {
                 "abort" => {
                     return Err(QmpError::generic("Transaction aborted using Abort action"));
                 }
                 "blockdev-backup" => {
-                    let BackupPlan { item, nodes: one, at_once: own } =
+                    let BackupPlan { item, nodes: one, bitmap_steps: own } =
                         self.prepare_backup(action.data).await?;
                     disks.push(item);
                     nodes.push(one);
-                    at_once.extend(own);
+                    bitmap_steps.extend(own);
                 }
                 "block-dirty-bitmap-remove" => {
                     self.free_bitmap(needed(action.data, "node"), needed(action.data, "name"))
                         .await?;
                 }
                 _ => {
-                    at_once.push(self.bitmap_change(action).await?);
-                    at_once.extend(self.since_then(action, actions).await?);
+                    bitmap_steps.push(self.bitmap_change(action).await?);
+                    bitmap_steps.extend(self.since_then(action, actions).await?);
                 }
             }
         }
         check_jobs(&nodes)?;
         if disks.is_empty() {
-            at_once.iter().for_each(|change| change());
+            bitmap_steps.iter().for_each(|change| change());
         } else {
-            self.begin(BackupConfig { disks, grouped, at_once }, nodes).await?;
+            self.begin(BackupConfig { disks, grouped, bitmap_steps }, nodes).await?;
         }
         for action in actions.iter().filter(|one| one.kind == "block-dirty-bitmap-remove") {
             self.remove_bitmap(needed(action.data, "node"), needed(action.data, "name")).await?;

@@ -107,7 +107,7 @@ fn a_layer_over_a_node_closes_the_disk_of_that_node_after_a_mirror() {
         run(&monitor, json!({ "execute": "job-complete", "arguments": id })).await;
         job.over().await;
         assert_eq!(job.outcome(), Some((None, false)));
-        let open = || table.running().iter().map(|disk| disk.storage()).collect::<Vec<_>>();
+        let open = || table.exports().iter().map(|disk| disk.storage()).collect::<Vec<_>>();
         let [(_, source), (_, target)] = &files;
         assert_eq!(open(), [target.as_str(), source.as_str()]);
 

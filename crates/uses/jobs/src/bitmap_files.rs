@@ -32,7 +32,7 @@ pub struct BitmapFiles(PathBuf);
 
 /// What a file holds.
 #[derive(Default)]
-pub struct Kept {
+pub struct StoredBitmaps {
     pub bitmaps: Vec<Arc<Bitmap>>,
     /// Names of bitmaps that may lack writes, and why.
     pub inconsistent: Vec<(String, String)>,
@@ -62,10 +62,12 @@ impl BitmapFiles {
     ///
     /// # Errors
     /// If the file cannot be read, or belongs to another device.
-    pub fn read(&self, export: &str, device: &str, size: u64) -> Result<Kept, JobError> {
+    pub fn read(&self, export: &str, device: &str, size: u64) -> Result<StoredBitmaps, JobError> {
         let path = self.path(export);
         let text = match fs::metadata(&path).map(|found| found.len()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(StoredBitmaps::default());
+            }
             Ok(len) if len > SIZE_MAX => Err(io::Error::other("the file is too large")),
             Ok(_) => fs::read(&path),
             Err(error) => Err(error),
@@ -90,7 +92,7 @@ impl BitmapFiles {
         let all = value["bitmaps"].as_array().ok_or_else(|| wrong("it has no list of bitmaps"))?;
         let doubt = doubt(&value, device, size)
             .or_else(|| is_old.then(|| "the file is of a version without a digest".to_string()));
-        let mut kept = Kept::default();
+        let mut kept = StoredBitmaps::default();
         for one in all {
             let name = one["name"].as_str().ok_or_else(|| wrong("a bitmap has no name"))?;
             let own = one["inconsistent"].as_str().map(String::from);

@@ -9,7 +9,7 @@ use blockhaul_catalog::{
 
 /// A device of which each client gets a new handle.
 #[derive(Clone)]
-pub struct Fresh {
+pub struct ClientDevices {
     /// The registry for opening it.
     pub registry: Registry,
     /// The device.
@@ -26,14 +26,14 @@ pub struct Fresh {
     pub any_name: bool,
 }
 
-impl Exports for Fresh {
+impl Exports for ClientDevices {
     fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
         let visit: Arc<dyn Visit> = Arc::new(FreshVisit(self.clone()));
         Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
-impl Fresh {
+impl ClientDevices {
     async fn device(self) -> Result<Arc<dyn Device>> {
         let stack = self.registry.open(&self.spec, self.layers, self.intent).await?;
         let device = stack.device().clone();
@@ -45,7 +45,7 @@ impl Fresh {
     }
 }
 
-struct FreshVisit(Fresh);
+struct FreshVisit(ClientDevices);
 
 impl Visit for FreshVisit {
     fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {

@@ -50,11 +50,11 @@ pub struct OpenExport {
     /// A job writes to it, below its bitmaps and points in time.
     pub(crate) written: Arc<AtomicBool>,
     /// The export of which this one is a point in time.
-    pub snapshot_of: Option<SnapshotOf>,
+    pub snapshot_of: Option<SnapshotOrigin>,
 }
 
 /// An export that shows a point in time of another one.
-pub struct SnapshotOf {
+pub struct SnapshotOrigin {
     /// The export in use.
     pub live: Arc<OpenExport>,
     /// Its point in time.

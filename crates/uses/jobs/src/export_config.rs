@@ -10,7 +10,7 @@ use blockhaul_catalog::{
 use blockhaul_transfer::{TransferOptions, adjustable_layers, make_layers, writes_below};
 
 use crate::bitmap_files::BitmapFiles;
-use crate::client_devices::Fresh;
+use crate::client_devices::ClientDevices;
 use crate::error::JobError;
 use crate::export::OpenExport;
 use crate::job_files::JobFiles;
@@ -152,12 +152,12 @@ impl ExportTableConfig {
         let registry = Registry { owner, warnings, ..self.registry.clone() };
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = if self.trace {
-            trace::woven(&configured, device_name(&one.spec))
+            trace::with_trace(&configured, device_name(&one.spec))
         } else {
             configured.iter().filter_map(|layer| layer.layer().cloned()).collect()
         };
         let gates = gates(&configured);
-        let mut running = OpenExport {
+        let mut export = OpenExport {
             name: one.name.clone(),
             description: one.description.clone(),
             storage: Mutex::new(blockhaul_transfer::shown(&one.spec.to_string()).into_owned()),
@@ -180,8 +180,8 @@ impl ExportTableConfig {
         };
         let exports = match self.storage_exports(&registry, one, &layers).await? {
             Some(own) => {
-                running.single = false;
-                running.own = Some(Arc::downgrade(&own));
+                export.single = false;
+                export.own = Some(Arc::downgrade(&own));
                 own
             }
             None => {
@@ -190,17 +190,17 @@ impl ExportTableConfig {
                     return Err(no_image_for_each_client(one));
                 }
                 let (exports, shared) = self.device_exports(registry, one, layers, device);
-                (running.shared, running.stack) = (shared, Mutex::new(Some(stack)));
+                (export.shared, export.stack) = (shared, Mutex::new(Some(stack)));
                 exports
             }
         };
         let storage = Named {
-            name: running.name.clone(),
-            description: running.description.clone(),
+            name: export.name.clone(),
+            description: export.description.clone(),
             exports: guarded(exports, &gates)?,
-            single: running.single,
+            single: export.single,
         };
-        Ok((storage, running))
+        Ok((storage, export))
     }
 
     /// The layers and gates of an export, first innermost: its own below the common ones. They are
@@ -283,7 +283,7 @@ impl ExportTableConfig {
         }
         let description =
             if description.is_empty() { device.facts().description.clone() } else { description };
-        let fresh = Fresh {
+        let fresh = ClientDevices {
             registry,
             spec: one.spec.clone(),
             layers,

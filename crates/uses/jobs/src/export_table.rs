@@ -11,7 +11,7 @@ use blockhaul_io::FifoLock;
 use blockhaul_transfer::adjustable_layers;
 
 use crate::error::JobError;
-use crate::export::{OpenExport, SnapshotOf, removed};
+use crate::export::{OpenExport, SnapshotOrigin, removed};
 use crate::export_config::{EXPORT, ExportConfig, ExportTableConfig, NODE, gates};
 
 /// Maximum time for a change of exports to end when the server stops.
@@ -19,9 +19,10 @@ const LAST_CHANGE: Duration = Duration::from_secs(1);
 
 /// The exports of a running server, which can be changed while clients use them.
 pub struct ExportTable {
-    wanted: ExportTableConfig,
-    exports: Arc<Several>,
-    entries: Mutex<Entries>,
+    config: ExportTableConfig,
+    /// The exports that clients reach by name.
+    served: Arc<Several>,
+    entries: Mutex<TableState>,
     /// The common gates, if they precede the first export: they also apply to exports that are
     /// added.
     gates: Mutex<Vec<Arc<dyn Gate>>>,
@@ -31,9 +32,9 @@ pub struct ExportTable {
 }
 
 #[derive(Default)]
-struct Entries {
+struct TableState {
     /// In the order in which they were added.
-    running: Vec<Arc<OpenExport>>,
+    exports: Vec<Arc<OpenExport>>,
     /// Names of exports whose devices are being opened.
     reserved: Vec<String>,
     /// The server stops: no export is added any more.
@@ -54,10 +55,10 @@ impl Drop for NameReservation<'_> {
 
 impl ExportTable {
     /// A table for these exports. [`ExportTable::open`] opens them.
-    pub fn new(wanted: ExportTableConfig) -> ExportTable {
+    pub fn new(config: ExportTableConfig) -> ExportTable {
         ExportTable {
-            wanted,
-            exports: Arc::default(),
+            config,
+            served: Arc::default(),
             entries: Mutex::default(),
             gates: Mutex::default(),
             changes: Arc::default(),
@@ -65,24 +66,24 @@ impl ExportTable {
     }
 
     /// The initially requested exports.
-    pub fn wanted(&self) -> &ExportTableConfig {
-        &self.wanted
+    pub fn config(&self) -> &ExportTableConfig {
+        &self.config
     }
 
     /// The current exports, in order.
-    pub fn running(&self) -> Vec<Arc<OpenExport>> {
-        self.lock().running.clone()
+    pub fn exports(&self) -> Vec<Arc<OpenExport>> {
+        self.lock().exports.clone()
     }
 
     /// The export of this name.
     pub fn find(&self, name: &str) -> Option<Arc<OpenExport>> {
-        self.lock().running.iter().find(|one| one.name == name).cloned()
+        self.lock().exports.iter().find(|one| one.name == name).cloned()
     }
 
     /// What the storages of the exports count, each figure once; figures of one name are consecutive.
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures: Vec<Figure> = Vec::new();
-        for own in self.running().iter().filter_map(|one| one.own.as_ref()?.upgrade()) {
+        for own in self.exports().iter().filter_map(|one| one.own.as_ref()?.upgrade()) {
             for figure in own.figures() {
                 let same = |one: &Figure| (one.name, &one.labels) == (figure.name, &figure.labels);
                 if !figures.iter().any(same) {
@@ -94,7 +95,7 @@ impl ExportTable {
         figures
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, TableState> {
         self.entries.lock().expect("no panic under this lock")
     }
 
@@ -104,22 +105,22 @@ impl ExportTable {
     /// # Errors
     /// If a device cannot be opened, or its bitmaps cannot be read.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, JobError> {
-        for one in &self.wanted.exports {
-            let (storage, running) = self.wanted.open_one(EXPORT, one, Weak::new()).await?;
-            let running = Arc::new(running);
-            self.lock().running.push(running.clone());
-            self.restore_bitmaps(&running).await?;
-            self.restore_jobs(&running).await?;
-            self.exports.add(storage)?;
+        for one in &self.config.exports {
+            let (storage, export) = self.config.open_one(EXPORT, one, Weak::new()).await?;
+            let export = Arc::new(export);
+            self.lock().exports.push(export.clone());
+            self.restore_bitmaps(&export).await?;
+            self.restore_jobs(&export).await?;
+            self.served.add(storage)?;
         }
-        let all = adjustable_layers(&self.wanted.registry, &self.wanted.layers)?;
-        if self.wanted.has_several() {
-            return Ok(guarded(self.exports.clone(), &gates(&all))?);
+        let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
+        if self.config.has_several() {
+            return Ok(guarded(self.served.clone(), &gates(&all))?);
         }
-        let first = self.running();
+        let first = self.exports();
         let own = first.iter().flat_map(|one| one.layers()).collect::<Vec<_>>();
         *self.gates.lock().expect("no panic under this lock") = gates(&own);
-        Ok(self.exports.clone())
+        Ok(self.served.clone())
     }
 
     /// Opens one more export, for later clients. On a worker. Returns warnings for its user.
@@ -127,16 +128,16 @@ impl ExportTable {
     /// # Errors
     /// If the name is in use, the device cannot be opened, or the server stops.
     pub async fn add(&self, one: ExportConfig) -> Result<Vec<String>, JobError> {
-        if self.wanted.any_name || self.wanted.per_client {
+        if self.config.any_name || self.config.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
             return Err(JobError::request(text));
         }
-        self.wanted.check_one(&one)?;
+        self.config.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
         let warnings = Arc::new(Warnings::default());
-        let opened = self.wanted.open_one(EXPORT, &one, Arc::downgrade(&warnings)).await;
-        let (storage, running) = opened?;
-        self.insert(Some(storage), running).await?;
+        let opened = self.config.open_one(EXPORT, &one, Arc::downgrade(&warnings)).await;
+        let (storage, export) = opened?;
+        self.insert(Some(storage), export).await?;
         Ok(warnings.take())
     }
 
@@ -145,60 +146,60 @@ impl ExportTable {
     /// # Errors
     /// Those of [`ExportTable::add`], or if each client would get a device of its own.
     pub async fn add_disk(&self, one: ExportConfig) -> Result<Arc<OpenExport>, JobError> {
-        self.wanted.check_one(&one)?;
+        self.config.check_one(&one)?;
         let _name = self.reserve(&one.name)?;
-        let (storage, mut running) = self.wanted.open_one(NODE, &one, Weak::new()).await?;
-        if running.shared.is_none() {
-            release((storage, running)).await;
+        let (storage, mut export) = self.config.open_one(NODE, &one, Weak::new()).await?;
+        if export.shared.is_none() {
+            release((storage, export)).await;
             return Err(JobError::request("the device is not one disk that all clients share"));
         }
-        running.served = false;
-        self.insert(None, running).await
+        export.served = false;
+        self.insert(None, export).await
     }
 
     /// Lists an open export; `storage` is for clients. It is closed if that fails.
     async fn insert(
         &self,
         storage: Option<Named>,
-        running: OpenExport,
+        export: OpenExport,
     ) -> Result<Arc<OpenExport>, JobError> {
         let change = self.changes.lock().await;
-        let running = Arc::new(running);
+        let export = Arc::new(export);
         // For the case that it is to be closed.
         let exports = storage.as_ref().map(|storage| storage.exports.clone());
         let inserted = async {
-            self.restore_bitmaps(&running).await?;
+            self.restore_bitmaps(&export).await?;
             let listed = async {
-                self.restore_jobs(&running).await?;
-                self.list(storage, &running)
+                self.restore_jobs(&export).await?;
+                self.list(storage, &export)
             };
             let listed = listed.await;
             if listed.is_err() {
-                self.keep(&running).await;
+                self.keep(&export).await;
             }
             listed
         };
         let inserted = inserted.await;
         drop(change);
         match inserted {
-            Ok(()) => Ok(running),
+            Ok(()) => Ok(export),
             Err(failure) => {
-                release((running, exports)).await;
+                release((export, exports)).await;
                 Err(failure)
             }
         }
     }
 
-    fn list(&self, storage: Option<Named>, running: &Arc<OpenExport>) -> Result<(), JobError> {
+    fn list(&self, storage: Option<Named>, export: &Arc<OpenExport>) -> Result<(), JobError> {
         let mut entries = self.lock();
         if entries.is_closed {
             return Err(JobError::other("the server stops"));
         }
         if let Some(mut storage) = storage {
             storage.exports = guarded(storage.exports, &self.common_gates())?;
-            self.exports.add(storage)?;
+            self.served.add(storage)?;
         }
-        entries.running.push(running.clone());
+        entries.exports.push(export.clone());
         Ok(())
     }
 
@@ -217,12 +218,12 @@ impl ExportTable {
         let exports = guarded(exports, &self.common_gates())?;
         let name = name.to_string();
         let description = String::new();
-        Ok(self.exports.add(Named { name, description, exports, single: true })?)
+        Ok(self.served.add(Named { name, description, exports, single: true })?)
     }
 
     /// Ends that for new clients. False: there is none of this name.
     pub fn remove_name(&self, name: &str) -> bool {
-        self.exports.remove(name)
+        self.served.remove(name)
     }
 
     /// A device in the form for clients that only read.
@@ -230,7 +231,7 @@ impl ExportTable {
     /// # Errors
     /// If the registry has no layer `readonly`.
     pub fn readonly(&self, device: &Arc<dyn Device>) -> blockhaul_block::Result<Arc<dyn Device>> {
-        blockhaul_transfer::readonly(&self.wanted.registry, device)
+        blockhaul_transfer::readonly(&self.config.registry, device)
     }
 
     /// The layer that shows only the first `size` bytes of a device.
@@ -238,7 +239,7 @@ impl ExportTable {
     /// # Errors
     /// If the registry has no layer `offset`.
     pub(crate) fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
-        Adjustable::new(&self.wanted.registry, &format!("offset?range={size}"))
+        Adjustable::new(&self.config.registry, &format!("offset?range={size}"))
     }
 
     /// Refuses a name that is in use; others are refused it until the result is dropped.
@@ -251,7 +252,7 @@ impl ExportTable {
             return Err(JobError::request(text));
         }
         let mut entries = self.lock();
-        if entries.running.iter().any(|before| before.name == name) {
+        if entries.exports.iter().any(|before| before.name == name) {
             let text = format!("two exports have the name {name:?}: choose another");
             return Err(JobError::request(text));
         }
@@ -269,8 +270,8 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the name is in use, or the server stops.
-    pub fn serve(&self, storage: Named, running: OpenExport) -> Result<(), JobError> {
-        self.list(Some(storage), &Arc::new(running))
+    pub fn serve(&self, storage: Named, export: OpenExport) -> Result<(), JobError> {
+        self.list(Some(storage), &Arc::new(export))
     }
 
     /// The gates for exports that are added.
@@ -289,19 +290,19 @@ impl ExportTable {
         let change = self.changes.lock().await;
         let found = {
             let mut entries = self.lock();
-            let place = entries.running.iter().position(|one| one.name == name);
-            place.map(|place| entries.running.remove(place))
+            let place = entries.exports.iter().position(|one| one.name == name);
+            place.map(|place| entries.exports.remove(place))
         };
         let Some(found) = found else { return false };
         if found.served {
-            self.exports.remove(name);
+            self.served.remove(name);
         }
         if let Some(shared) = &found.shared {
             shared.switch().close(removed());
         }
         self.keep(&found).await;
         drop(change);
-        if let Some(SnapshotOf { live, snapshot }) = &found.snapshot_of {
+        if let Some(SnapshotOrigin { live, snapshot }) = &found.snapshot_of {
             self.end_snapshot(live, snapshot).await;
         }
         release(found).await;
@@ -311,7 +312,7 @@ impl ExportTable {
     /// Keeps what outlives an export that is not in use any more.
     async fn keep(&self, export: &OpenExport) {
         self.keep_bitmaps(export).await;
-        if let Some(files) = &self.wanted.job_files {
+        if let Some(files) = &self.config.job_files {
             files.detach(&export.name);
         }
     }
@@ -330,7 +331,7 @@ impl ExportTable {
         let _change = self.changes.lock().await;
         export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
-        let adjustable = Arc::new(Adjustable::new(&self.wanted.registry, text)?);
+        let adjustable = Arc::new(Adjustable::new(&self.config.registry, text)?);
         let Some(layer) = adjustable.layer().filter(|_| adjustable.kind().transparent()) else {
             return Err(not_transparent(adjustable.name()));
         };
@@ -380,7 +381,7 @@ impl ExportTable {
     pub fn changeable<'a>(&self, export: &'a OpenExport) -> Result<(&'a Shared, Stack), JobError> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
-            _ if self.wanted.trace => {
+            _ if self.config.trace => {
                 Err(JobError::request("with --trace, layers cannot be changed"))
             }
             (Some(shared), Some(stack)) => Ok((shared, stack)),
@@ -400,7 +401,7 @@ impl ExportTable {
         new: &Stack,
         time: Duration,
     ) -> Result<(), JobError> {
-        let new = self.top(export, new).await?;
+        let new = self.client_device(export, new).await?;
         let old = shared.switch().device();
         let carry = async || {
             let can = old.facts().can;

@@ -11,27 +11,27 @@ use blockhaul_layers::support::Repeat;
 
 use crate::jobs::Job;
 
-pub use blockhaul_control::ErrorPolicy as OnError;
+pub use blockhaul_control::ErrorPolicy;
 
 /// First and longest time before an ignored request is repeated.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
 /// What follows from an error under a policy.
-fn action(policy: OnError, kind: Kind) -> Action {
+fn action(policy: ErrorPolicy, kind: Kind) -> ErrorAction {
     match (policy, kind) {
         // To repeat these makes no sense.
-        (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => Action::Report,
+        (_, Kind::ShuttingDown | Kind::Usage | Kind::Invalid) => ErrorAction::Report,
         // The handle does not work any more: the engine replaces it, and this layer cannot.
-        (_, Kind::Disconnected | Kind::TimedOut) => Action::Report,
-        (OnError::Ignore, _) => Action::Ignore,
-        (OnError::Stop, _) | (OnError::Enospc, Kind::NoSpace) => Action::Stop,
-        (OnError::Report | OnError::Enospc, _) => Action::Report,
+        (_, Kind::Disconnected | Kind::TimedOut) => ErrorAction::Report,
+        (ErrorPolicy::Ignore, _) => ErrorAction::Ignore,
+        (ErrorPolicy::Stop, _) | (ErrorPolicy::Enospc, Kind::NoSpace) => ErrorAction::Stop,
+        (ErrorPolicy::Report | ErrorPolicy::Enospc, _) => ErrorAction::Report,
     }
 }
 
 /// What is done about one error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum ErrorAction {
     /// The job fails.
     Report,
     /// The request is repeated.
@@ -40,22 +40,22 @@ pub enum Action {
     Stop,
 }
 
-impl Action {
+impl ErrorAction {
     /// Its name in events.
     pub fn name(self) -> &'static str {
         match self {
-            Action::Report => "report",
-            Action::Ignore => "ignore",
-            Action::Stop => "stop",
+            ErrorAction::Report => "report",
+            ErrorAction::Ignore => "ignore",
+            ErrorAction::Stop => "stop",
         }
     }
 }
 
 /// The policies of a job, and the requests that wait for its resumption.
 #[derive(Default)]
-pub struct Errors {
-    source: OnError,
-    target: OnError,
+pub struct ErrorPolicies {
+    source: ErrorPolicy,
+    target: ErrorPolicy,
     job: OnceLock<Weak<Job>>,
     /// Requests wait until the job is resumed.
     stopped: AtomicBool,
@@ -64,34 +64,34 @@ pub struct Errors {
     resumed: Notify,
 }
 
-impl Errors {
+impl ErrorPolicies {
     /// With these policies.
-    pub fn new(source: OnError, target: OnError) -> Arc<Errors> {
-        Arc::new(Errors { source, target, ..Errors::default() })
+    pub fn new(source: ErrorPolicy, target: ErrorPolicy) -> Arc<ErrorPolicies> {
+        Arc::new(ErrorPolicies { source, target, ..ErrorPolicies::default() })
     }
 
     /// The layer over the source.
-    pub fn over_source(self: &Arc<Errors>) -> Arc<dyn Layer> {
-        Arc::new(Policy { errors: self.clone(), on_error: self.source, is_source: true })
+    pub fn over_source(self: &Arc<ErrorPolicies>) -> Arc<dyn Layer> {
+        Arc::new(PolicyLayer { errors: self.clone(), on_error: self.source, is_source: true })
     }
 
     /// The layer over the target.
-    pub fn over_target(self: &Arc<Errors>) -> Arc<dyn Layer> {
-        Arc::new(Policy { errors: self.clone(), on_error: self.target, is_source: false })
+    pub fn over_target(self: &Arc<ErrorPolicies>) -> Arc<dyn Layer> {
+        Arc::new(PolicyLayer { errors: self.clone(), on_error: self.target, is_source: false })
     }
 
     /// Whether a layer is needed over the source.
     pub fn watches_source(&self) -> bool {
-        self.source != OnError::Report
+        self.source != ErrorPolicy::Report
     }
 
     /// Whether a layer is needed over the target.
     pub fn watches_target(&self) -> bool {
-        self.target != OnError::Report
+        self.target != ErrorPolicy::Report
     }
 
     /// The job that these are for.
-    pub fn belong_to(&self, job: &Arc<Job>) {
+    pub fn set_job(&self, job: &Arc<Job>) {
         let _ = self.job.set(Arc::downgrade(job));
     }
 
@@ -120,27 +120,27 @@ impl Errors {
     }
 
     /// Notes an error, and pauses the job if the policy says so.
-    fn note(&self, error: &Error, action: Action, is_read: bool) {
+    fn note(&self, error: &Error, action: ErrorAction, is_read: bool) {
         let Some(job) = self.job() else { return };
         log::warn!("job {}: {error}: {}", job.id(), action.name());
-        if action == Action::Stop {
+        if action == ErrorAction::Stop {
             *self.status() = Some(error.kind());
             self.stopped.store(true, Ordering::SeqCst);
         }
-        job.has_met(is_read, action, error);
+        job.report_error(is_read, action, error);
     }
 
     /// Waits until the request is to be repeated. False: the job ends.
-    async fn wait(&self, action: Action, attempt: u32) -> bool {
+    async fn wait(&self, action: ErrorAction, attempt: u32) -> bool {
         let ends = || self.job().is_none_or(|job| job.is_ending() || job.is_over());
         match action {
-            Action::Report => false,
-            Action::Ignore => {
+            ErrorAction::Report => false,
+            ErrorAction::Ignore => {
                 let longer = BACK_OFF[0].saturating_mul(1 << attempt.min(10));
                 blockhaul_io::sleep(longer.min(BACK_OFF[1])).await;
                 !ends()
             }
-            Action::Stop => loop {
+            ErrorAction::Stop => loop {
                 let resumed = self.resumed.listen();
                 if ends() {
                     return false;
@@ -156,13 +156,13 @@ impl Errors {
 }
 
 /// The layer that applies a policy.
-struct Policy {
-    errors: Arc<Errors>,
-    on_error: OnError,
+struct PolicyLayer {
+    errors: Arc<ErrorPolicies>,
+    on_error: ErrorPolicy,
     is_source: bool,
 }
 
-impl Layer for Policy {
+impl Layer for PolicyLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
         // No parked payloads: a write that may be repeated needs its data after the first attempt.
@@ -178,23 +178,23 @@ impl Layer for Policy {
         let errors = self.errors.clone();
         let on_error = self.on_error;
         let is_source = self.is_source;
-        Ok(Arc::new(Watched { facts, inner, errors, on_error, is_source }))
+        Ok(Arc::new(PolicyDevice { facts, inner, errors, on_error, is_source }))
     }
 }
 
 #[derive(Clone)]
-struct Watched {
+struct PolicyDevice {
     facts: Arc<Facts>,
     inner: Arc<dyn Device>,
-    errors: Arc<Errors>,
-    on_error: OnError,
+    errors: Arc<ErrorPolicies>,
+    on_error: ErrorPolicy,
     is_source: bool,
 }
 
-impl Watched {
+impl PolicyDevice {
     /// What to do about an error. A failed flush is not repeated: the repetition may succeed
     /// although data is lost. Extents are only hints.
-    fn action(&self, kind: OpKind, flags: Flags, error: &Error) -> Action {
+    fn action(&self, kind: OpKind, flags: Flags, error: &Error) -> ErrorAction {
         let is_repeatable = match kind {
             OpKind::Read => self.is_source,
             OpKind::Write | OpKind::Zero => !self.is_source && !flags.contains(Flags::FUA),
@@ -205,12 +205,12 @@ impl Watched {
         if is_repeatable && !refused && !lost {
             action(self.on_error, error.kind())
         } else {
-            Action::Report
+            ErrorAction::Report
         }
     }
 }
 
-impl Device for Watched {
+impl Device for PolicyDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
@@ -230,7 +230,7 @@ impl Device for Watched {
             let mut attempt = 0;
             while let Err(error) = &outcome {
                 let action = this.action(kind, flags, error);
-                if action == Action::Report {
+                if action == ErrorAction::Report {
                     break;
                 }
                 this.errors.note(error, action, this.is_source);

@@ -43,13 +43,13 @@ pub struct JobRecord {
     directory: PathBuf,
     id: u64,
     facts: Mutex<Map<String, Value>>,
-    tracking: Mutex<Tracking>,
+    tracking: Mutex<MapState>,
     /// Its files are removed.
     removed: AtomicBool,
 }
 
 #[derive(Default)]
-struct Tracking {
+struct MapState {
     /// The name of the export, and where its disk differs from the target.
     by: Option<(String, Remaining)>,
     /// Why the job cannot be resumed.
@@ -136,24 +136,24 @@ impl JobFiles {
         let id_of_map = bytes_of(map).unwrap_or_default();
         let remaining = Remaining::create(file, id_of_map, size);
         let by = Some((export.name.clone(), remaining.clone()));
-        let kept = Arc::new(JobRecord {
+        let record = Arc::new(JobRecord {
             directory: self.directory.clone(),
             id,
             facts: Mutex::new(facts),
-            tracking: Mutex::new(Tracking { by, unusable: None }),
+            tracking: Mutex::new(MapState { by, unusable: None }),
             removed: AtomicBool::new(false),
         });
-        watch(&remaining, &kept);
-        Ok(kept)
+        watch(&remaining, &record);
+        Ok(record)
     }
 
     /// Opens the maps of jobs on the disk of this export. Blocks.
     pub fn attach(&self, export: &str, device: &str, size: u64) -> Vec<Remaining> {
         let here = identity(device);
         let mut opened = Vec::new();
-        for kept in &self.found {
-            if let Some(map) = kept.attach(export, &here, size) {
-                watch(&map, kept);
+        for record in &self.found {
+            if let Some(map) = record.attach(export, &here, size) {
+                watch(&map, record);
                 opened.push(map);
             }
         }
@@ -162,8 +162,8 @@ impl JobFiles {
 
     /// The export is gone: what is written elsewhere is not marked any more.
     pub fn detach(&self, export: &str) {
-        for kept in &self.found {
-            let mut tracking = kept.tracking();
+        for record in &self.found {
+            let mut tracking = record.tracking();
             if tracking.by.as_ref().is_some_and(|(name, _)| name == export) {
                 tracking.by = None;
             }
@@ -187,7 +187,7 @@ impl JobRecord {
             directory: directory.to_path_buf(),
             id,
             facts: Mutex::new(facts),
-            tracking: Mutex::new(Tracking { by: None, unusable }),
+            tracking: Mutex::new(MapState { by: None, unusable }),
             removed: AtomicBool::new(false),
         }
     }
@@ -327,15 +327,15 @@ impl JobRecord {
     ///
     /// # Errors
     /// If the map or the description cannot be written.
-    pub(crate) async fn outlive(self: &Arc<JobRecord>) -> Result<(), JobError> {
+    pub(crate) async fn persist(self: &Arc<JobRecord>) -> Result<(), JobError> {
         if let Some(map) = self.map() {
             let stored = map.store().await;
             stored.map_err(|why| {
                 JobError::other(format!("cannot write the map of job {}: {why}", self.id))
             })?;
         }
-        let kept = self.clone();
-        let committed = blockhaul_io::offload(move || kept.commit()).await;
+        let record = self.clone();
+        let committed = blockhaul_io::offload(move || record.commit()).await;
         committed.unwrap_or_else(|lost| Err(JobError::other(lost.to_string())))
     }
 
@@ -345,7 +345,7 @@ impl JobRecord {
     }
 
     /// The name of the bitmap that shows what is left.
-    pub(crate) fn rest_name(&self) -> String {
+    pub(crate) fn rest_bitmap_name(&self) -> String {
         format!("blockhaul-job-{}", self.id)
     }
 
@@ -403,7 +403,7 @@ impl JobRecord {
         self.facts.lock().expect("no panic under this lock")
     }
 
-    fn tracking(&self) -> MutexGuard<'_, Tracking> {
+    fn tracking(&self) -> MutexGuard<'_, MapState> {
         self.tracking.lock().expect("no panic under this lock")
     }
 }
@@ -446,15 +446,15 @@ impl Recorder for JobRecord {
 }
 
 /// If the map cannot be written, the job does not outlive the server.
-fn watch(map: &Remaining, kept: &Arc<JobRecord>) {
-    let weak = Arc::downgrade(kept);
+fn watch(map: &Remaining, record: &Arc<JobRecord>) {
+    let weak = Arc::downgrade(record);
     map.on_failure(Box::new(move |why| {
-        if let Some(kept) = weak.upgrade() {
+        if let Some(record) = weak.upgrade() {
             log::error!(
                 "job {} cannot be resumed after a restart of the server: cannot write its map: {why}",
-                kept.id
+                record.id
             );
-            kept.remove();
+            record.remove();
         }
     }));
 }

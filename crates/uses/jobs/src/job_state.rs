@@ -36,7 +36,7 @@ pub enum JobStatus {
 
 /// A request for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verb {
+pub enum JobCommand {
     /// End it soon.
     Cancel,
     /// Start no more requests.
@@ -73,15 +73,17 @@ impl JobStatus {
     }
 
     /// Whether a job in this state accepts a request.
-    pub fn accepts(self, verb: Verb) -> bool {
+    pub fn accepts(self, verb: JobCommand) -> bool {
         use JobStatus::{Concluded, Created, Paused, Pending, Ready, Running, Standby, Waiting};
         let active = matches!(self, Created | Running | Paused | Ready | Standby);
         match verb {
-            Verb::Cancel => active || matches!(self, Waiting | Pending),
-            Verb::Pause | Verb::Resume | Verb::SetSpeed | Verb::Change => active,
-            Verb::Complete => matches!(self, Ready | Standby),
-            Verb::Finalize => self == Pending,
-            Verb::Dismiss => self == Concluded,
+            JobCommand::Cancel => active || matches!(self, Waiting | Pending),
+            JobCommand::Pause | JobCommand::Resume | JobCommand::SetSpeed | JobCommand::Change => {
+                active
+            }
+            JobCommand::Complete => matches!(self, Ready | Standby),
+            JobCommand::Finalize => self == Pending,
+            JobCommand::Dismiss => self == Concluded,
         }
     }
 
@@ -110,18 +112,18 @@ impl JobStatus {
     }
 }
 
-impl Verb {
+impl JobCommand {
     /// Its name in errors.
     pub fn name(self) -> &'static str {
         match self {
-            Verb::Cancel => "cancel",
-            Verb::Pause => "pause",
-            Verb::Resume => "resume",
-            Verb::SetSpeed => "set-speed",
-            Verb::Change => "change",
-            Verb::Complete => "complete",
-            Verb::Finalize => "finalize",
-            Verb::Dismiss => "dismiss",
+            JobCommand::Cancel => "cancel",
+            JobCommand::Pause => "pause",
+            JobCommand::Resume => "resume",
+            JobCommand::SetSpeed => "set-speed",
+            JobCommand::Change => "change",
+            JobCommand::Complete => "complete",
+            JobCommand::Finalize => "finalize",
+            JobCommand::Dismiss => "dismiss",
         }
     }
 }
@@ -161,11 +163,17 @@ mod tests {
 
     #[test]
     fn an_ended_job_accepts_only_its_dismissal() {
-        let verbs = [Verb::Cancel, Verb::Pause, Verb::Resume, Verb::SetSpeed, Verb::Complete];
+        let verbs = [
+            JobCommand::Cancel,
+            JobCommand::Pause,
+            JobCommand::Resume,
+            JobCommand::SetSpeed,
+            JobCommand::Complete,
+        ];
         for status in [JobStatus::Aborting, JobStatus::Concluded, JobStatus::Null] {
             assert!(verbs.iter().all(|verb| !status.accepts(*verb)), "{status:?}");
         }
-        assert!(JobStatus::Concluded.accepts(Verb::Dismiss));
-        assert!(!JobStatus::Running.accepts(Verb::Dismiss));
+        assert!(JobStatus::Concluded.accepts(JobCommand::Dismiss));
+        assert!(!JobStatus::Running.accepts(JobCommand::Dismiss));
     }
 }

@@ -16,15 +16,15 @@ use blockhaul_transfer::{
 };
 use serde_json::{Value, json};
 
-use crate::compressed::Compressed;
+use crate::compression::CompressingLayer;
 use crate::error::JobError;
 use crate::export::{OpenExport, TargetGuard};
 use crate::export_table::ExportTable;
-use crate::job_errors::{Action, Errors, OnError};
+use crate::job_errors::{ErrorAction, ErrorPolicies, ErrorPolicy};
 use crate::job_files::JobRecord;
 use crate::job_state::JobStatus;
-use crate::mirror::{Beginning, CopyMode, Ending, First, Mirror};
-use crate::snapshot::{Begun, BitmapStep, FrozenBitmap, SnapshotConfig};
+use crate::mirror::{CopyMode, InitialCopy, Mirror, MirrorCompletion, MirrorSetup};
+use crate::snapshot::{BitmapStep, FrozenBitmap, OpenSnapshot, SnapshotConfig};
 
 /// Number of ended jobs that are remembered.
 const ENDED_MAX: usize = 100;
@@ -83,7 +83,7 @@ pub enum JobEvent {
         /// It was one of the source.
         is_read: bool,
         /// What is done about it.
-        action: Action,
+        action: ErrorAction,
         /// Why it has failed.
         text: String,
     },
@@ -94,13 +94,13 @@ pub struct Job {
     id: u64,
     export: String,
     target: String,
-    work: Work,
+    work: JobWork,
     /// It writes to a disk of the server.
     writing: Mutex<Option<TargetGuard>>,
     progress: Arc<Progress>,
     control: CopyControl,
     settings: JobSettings,
-    errors: Arc<Errors>,
+    errors: Arc<ErrorPolicies>,
     status: Mutex<JobStatus>,
     /// Bytes per second; 0: no limit.
     speed: AtomicU64,
@@ -109,13 +109,13 @@ pub struct Job {
     /// It was asked to end its pending state.
     finalized: AtomicBool,
     /// How a mirror is to end once it is finalized.
-    ending: Mutex<Option<Ending>>,
+    completion: Mutex<Option<MirrorCompletion>>,
     started: Instant,
-    ended: OnceLock<End>,
+    ended: OnceLock<JobEnd>,
     changed: Notify,
     observer: Arc<OnceLock<JobObserver>>,
     /// It outlives the server.
-    kept: Option<Arc<JobRecord>>,
+    record: Option<Arc<JobRecord>>,
     /// The server ends before it.
     interrupted: AtomicBool,
 }
@@ -130,9 +130,9 @@ pub struct JobSettings {
     /// Whether the job stays in the list of the monitor protocol until it is dismissed.
     pub dismissed_by_hand: bool,
     /// What the job does after errors of the source.
-    pub on_source_error: OnError,
+    pub on_source_error: ErrorPolicy,
     /// What the job does after errors of the target.
-    pub on_target_error: OnError,
+    pub on_target_error: ErrorPolicy,
     /// Bytes per second; 0: no limit.
     pub speed: u64,
     /// Whether the target stores the data compressed, if it can.
@@ -140,9 +140,9 @@ pub struct JobSettings {
 }
 
 /// What a job does.
-enum Work {
+enum JobWork {
     /// Copies a point in time, or a disk that does not change.
-    Backup(Moment),
+    Backup(BackupSnapshot),
     /// Copies the disk, and what is written to it meanwhile.
     Mirror(Arc<Mirror>),
     /// Nothing: a job of an earlier server.
@@ -152,14 +152,14 @@ enum Work {
 /// The point in time of a backup; none: the disk does not change. It ends with the job, which is
 /// remembered: the disk is not kept open.
 #[derive(Default)]
-struct Moment {
+struct BackupSnapshot {
     snapshot: Mutex<Option<Snapshot>>,
     last: OnceLock<Stats>,
 }
 
-impl Moment {
-    fn of(snapshot: Option<Snapshot>) -> Moment {
-        Moment { snapshot: Mutex::new(snapshot), last: OnceLock::new() }
+impl BackupSnapshot {
+    fn new(snapshot: Option<Snapshot>) -> BackupSnapshot {
+        BackupSnapshot { snapshot: Mutex::new(snapshot), last: OnceLock::new() }
     }
 
     fn is_lost(&self) -> bool {
@@ -190,7 +190,7 @@ impl Moment {
 }
 
 /// How a job has ended.
-struct End {
+struct JobEnd {
     after: Duration,
     /// The report, or why it failed.
     result: Result<String, JobError>,
@@ -242,7 +242,7 @@ pub struct BackupConfig {
     /// Whether the others are cancelled if one fails, and a rate is for all together.
     pub grouped: bool,
     /// Changes of bitmaps at the point in time, once nothing can fail any more.
-    pub at_once: Vec<BitmapStep>,
+    pub bitmap_steps: Vec<BitmapStep>,
 }
 
 /// One disk of a backup.
@@ -266,7 +266,7 @@ pub struct BackupDisk {
 impl BackupConfig {
     /// A backup of these disks as one group.
     pub fn new(disks: Vec<BackupDisk>) -> BackupConfig {
-        BackupConfig { disks, grouped: true, at_once: Vec::new() }
+        BackupConfig { disks, grouped: true, bitmap_steps: Vec::new() }
     }
 }
 
@@ -299,32 +299,33 @@ pub enum BackupSource {
 }
 
 /// One disk of a backup that has begun.
-struct Disk {
+struct DiskJob {
     export: Arc<OpenExport>,
     /// The point in time, which ends with the job.
     snapshot: Option<Snapshot>,
-    taken: Option<FrozenBitmap>,
+    frozen: Option<FrozenBitmap>,
     job: Arc<Job>,
 }
 
 /// What a job begins with, besides its copy.
-struct Start<'a> {
+struct JobStart<'a> {
     export: &'a OpenExport,
     target: &'a JobTarget,
     writing: Option<TargetGuard>,
-    work: Work,
+    work: JobWork,
     settings: JobSettings,
-    errors: Arc<Errors>,
-    kept: Option<Arc<JobRecord>>,
+    errors: Arc<ErrorPolicies>,
+    record: Option<Arc<JobRecord>>,
 }
 
 impl Jobs {
     /// With the jobs of earlier servers.
-    pub fn of(found: &[Arc<JobRecord>]) -> Jobs {
+    pub fn from_records(found: &[Arc<JobRecord>]) -> Jobs {
         let jobs = Jobs::default();
-        let last = found.iter().map(|kept| kept.id()).max().unwrap_or(0);
+        let last = found.iter().map(|record| record.id()).max().unwrap_or(0);
         jobs.last.store(last, Ordering::Relaxed);
-        let list = found.iter().map(|kept| Job::of_earlier(kept, &jobs.observer)).map(Arc::new);
+        let list =
+            found.iter().map(|record| Job::from_record(record, &jobs.observer)).map(Arc::new);
         jobs.lock().extend(list);
         jobs
     }
@@ -351,38 +352,47 @@ impl Jobs {
     pub async fn backup(
         self: &Arc<Self>,
         table: &Arc<ExportTable>,
-        wanted: BackupConfig,
+        config: BackupConfig,
     ) -> Result<Vec<Arc<Job>>, JobError> {
-        let BackupConfig { disks, grouped, at_once } = wanted;
+        let BackupConfig { disks, grouped, bitmap_steps } = config;
         let copies = copies(table, &disks, grouped)?;
         let mut writing = Vec::new();
         for disk in &disks {
             writing.push(disk.target.begin().await?);
         }
-        let kept = self.kept_for(table, &disks, grouped).await?;
-        let mut all = Jobs::begin_at_once(table, &disks, &kept, &at_once).await?.into_iter();
+        let record = self.backup_records(table, &disks, grouped).await?;
+        let mut all =
+            Jobs::begin_snapshots(table, &disks, &record, &bitmap_steps).await?.into_iter();
         let mut begun = Vec::new();
         let mut running = Vec::new();
-        let starts = disks.into_iter().zip(copies).zip(kept).zip(writing);
-        for (((item, mut copy), kept), writing) in starts {
+        let starts = disks.into_iter().zip(copies).zip(record).zip(writing);
+        for (((item, mut copy), record), writing) in starts {
             let BackupDisk { export, target, source, settings, resumes, .. } = item;
-            let (device, snapshot, taken) = match source {
-                BackupSource::Still(device, taken) => (device, None, taken),
+            let (device, snapshot, frozen) = match source {
+                BackupSource::Still(device, frozen) => (device, None, frozen),
                 BackupSource::Now(_) => {
-                    let Begun { snapshot, view, taken } = all.next().ok_or_else(Error::misfit)?;
-                    (view, Some(snapshot), taken)
+                    let OpenSnapshot { snapshot, view, frozen } =
+                        all.next().ok_or_else(Error::misfit)?;
+                    (view, Some(snapshot), frozen)
                 }
             };
-            let errors = Errors::new(settings.on_source_error, settings.on_target_error);
-            copy.read_snapshot(watched(&errors, Stack::over(device)).await?);
-            if resumes.is_some_and(|kept| kept.has_target()) {
+            let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
+            copy.read_snapshot(with_source_policy(&errors, Stack::over(device)).await?);
+            if resumes.is_some_and(|record| record.has_target()) {
                 copy.keep_target();
             }
-            let work = Work::Backup(Moment::of(snapshot.clone()));
-            let start =
-                Start { export: &export, target: &target, writing, work, settings, errors, kept };
+            let work = JobWork::Backup(BackupSnapshot::new(snapshot.clone()));
+            let start = JobStart {
+                export: &export,
+                target: &target,
+                writing,
+                work,
+                settings,
+                errors,
+                record,
+            };
             let job = self.begin(start, &mut copy);
-            begun.push(Disk { export, snapshot, taken, job });
+            begun.push(DiskJob { export, snapshot, frozen, job });
             running.push(copy);
         }
         let jobs: Vec<_> = begun.iter().map(|disk| disk.job.clone()).collect();
@@ -405,39 +415,39 @@ impl Jobs {
     pub async fn mirror(
         self: &Arc<Self>,
         table: &Arc<ExportTable>,
-        wanted: MirrorConfig,
+        config: MirrorConfig,
     ) -> Result<Arc<Job>, JobError> {
-        if wanted.options.iter().any(|option| option.name == "verify") {
+        if config.options.iter().any(|option| option.name == "verify") {
             return Err(JobError::request("mirror: --verify cannot be used here"));
         }
         let mut copy =
-            copy(table, "mirror", &wanted.export, &wanted.target, &wanted.options, None)?;
-        let writing = wanted.target.begin().await?;
-        let kept = self.kept_for_mirror(table, &wanted).await?;
-        let MirrorConfig { export, target, within, first, copy_mode, settings, resumes, .. } =
-            wanted;
+            copy(table, "mirror", &config.export, &config.target, &config.options, None)?;
+        let writing = config.target.begin().await?;
+        let record = self.mirror_record(table, &config).await?;
+        let MirrorConfig { export, target, within, initial, copy_mode, settings, resumes, .. } =
+            config;
         let is_resumed = resumes.is_some();
-        if first != First::All || resumes.is_some_and(|kept| kept.has_target()) {
+        if initial != InitialCopy::All || resumes.is_some_and(|record| record.has_target()) {
             copy.keep_target();
         }
-        let errors = Errors::new(settings.on_source_error, settings.on_target_error);
-        let beginning = Beginning {
+        let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
+        let setup = MirrorSetup {
             target: target.spec().to_string(),
             progress: copy.control().progress().clone(),
             within,
-            first,
+            initial,
             copy_mode,
             errors_wait: errors.watches_target(),
             is_to_node: matches!(target, JobTarget::Open(..)),
             target_owner: copy.owner(),
-            kept: kept.clone(),
+            record: record.clone(),
             is_resumed,
         };
-        let (mirror, source) = begin_mirror(table, &export, beginning).await?;
-        copy.follow(watched(&errors, source).await?, mirror.clone());
-        let work = Work::Mirror(mirror.clone());
+        let (mirror, source) = begin_mirror(table, &export, setup).await?;
+        copy.follow(with_source_policy(&errors, source).await?, mirror.clone());
+        let work = JobWork::Mirror(mirror.clone());
         let start =
-            Start { export: &export, target: &target, writing, work, settings, errors, kept };
+            JobStart { export: &export, target: &target, writing, work, settings, errors, record };
         let job = self.begin(start, &mut copy);
         let running = job.clone();
         let watched = job.clone();
@@ -462,13 +472,13 @@ impl Jobs {
     }
 
     /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
-    fn begin(&self, start: Start<'_>, copy: &mut CopySetup) -> Arc<Job> {
-        let Start { export, target, writing, work, settings, errors, kept } = start;
-        if let Some(kept) = &kept {
-            copy.record(kept.clone());
+    fn begin(&self, start: JobStart<'_>, copy: &mut CopySetup) -> Arc<Job> {
+        let JobStart { export, target, writing, work, settings, errors, record } = start;
+        if let Some(record) = &record {
+            copy.record(record.clone());
         }
         if settings.compress {
-            copy.put_over_target(Arc::new(Compressed));
+            copy.put_over_target(Arc::new(CompressingLayer));
         }
         if errors.watches_target() {
             copy.put_over_target(errors.over_target());
@@ -478,7 +488,7 @@ impl Jobs {
             control.limit(settings.speed);
         }
         let job = Arc::new(Job {
-            id: kept.as_ref().map_or_else(|| self.next(), |kept| kept.id()),
+            id: record.as_ref().map_or_else(|| self.next(), |record| record.id()),
             export: export.name.clone(),
             target: target.spec().to_string(),
             work,
@@ -491,15 +501,15 @@ impl Jobs {
             status: Mutex::new(JobStatus::Created),
             cancelled: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
-            ending: Mutex::default(),
+            completion: Mutex::default(),
             started: blockhaul_io::now(),
             ended: OnceLock::new(),
             changed: Notify::default(),
             observer: self.observer.clone(),
-            kept,
+            record,
             interrupted: AtomicBool::new(false),
         });
-        errors.belong_to(&job);
+        errors.set_job(&job);
         self.remember(job.clone());
         job.tell(&JobEvent::Status(JobStatus::Created));
         job.enter(JobStatus::Running);
@@ -550,7 +560,7 @@ impl Jobs {
     async fn stop(&self) {
         for job in self.all() {
             if !job.is_over() {
-                if job.kept.is_some() {
+                if job.record.is_some() {
                     log::warn!("the server stops: job {} is interrupted", job.id);
                     job.interrupted.store(true, Ordering::SeqCst);
                 } else {
@@ -578,7 +588,7 @@ pub struct MirrorConfig {
     /// Maximum time for requests in flight to end when the job begins.
     pub within: Duration,
     /// What is copied before changes are.
-    pub first: First,
+    pub initial: InitialCopy,
     /// When the target has what clients write.
     pub copy_mode: CopyMode,
     /// How the job is controlled.
@@ -591,13 +601,13 @@ pub struct MirrorConfig {
 async fn begin_mirror(
     table: &Arc<ExportTable>,
     export: &Arc<OpenExport>,
-    beginning: Beginning,
+    setup: MirrorSetup,
 ) -> Result<(Arc<Mirror>, Stack), JobError> {
-    let fresh = beginning.kept.clone().filter(|_| !beginning.is_resumed);
-    let begun = Mirror::begin(table, export, beginning).await;
+    let fresh = setup.record.clone().filter(|_| !setup.is_resumed);
+    let begun = Mirror::begin(table, export, setup).await;
     match (begun, fresh) {
         (Ok(begun), None) => Ok(begun),
-        (Ok(begun), Some(kept)) => match kept.outlive().await {
+        (Ok(begun), Some(record)) => match record.persist().await {
             Ok(()) => Ok(begun),
             Err(failure) => {
                 begun.0.give_up(false, false).await;
@@ -605,7 +615,7 @@ async fn begin_mirror(
             }
         },
         (Err(failure), fresh) => {
-            let remove = move || fresh.iter().for_each(|kept| kept.remove());
+            let remove = move || fresh.iter().for_each(|record| record.remove());
             let _ = blockhaul_io::offload(remove).await;
             Err(failure)
         }
@@ -613,7 +623,7 @@ async fn begin_mirror(
 }
 
 /// A source under the error policy.
-async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, JobError> {
+async fn with_source_policy(errors: &Arc<ErrorPolicies>, source: Stack) -> Result<Stack, JobError> {
     if errors.watches_source() {
         Ok(source.with_layer(errors.over_source()).await?)
     } else {
@@ -622,38 +632,38 @@ async fn watched(errors: &Arc<Errors>, source: Stack) -> Result<Stack, JobError>
 }
 
 /// Copies the disks of a backup.
-async fn run_group(table: Arc<ExportTable>, disks: Vec<Disk>, copies: Vec<CopySetup>) {
+async fn run_group(table: Arc<ExportTable>, disks: Vec<DiskJob>, copies: Vec<CopySetup>) {
     let mut results = copy_group(&disks, copies).await;
-    if results.iter().all(Result::is_ok) && !settle(&disks).await {
+    if results.iter().all(Result::is_ok) && !finalize_group(&disks).await {
         let text = "the group was cancelled before it was finalized";
         results.iter_mut().for_each(|result| *result = Err(JobError::other(text)));
     }
     let failed = results.iter().any(Result::is_err);
     for (disk, result) in disks.iter().zip(results) {
         let mut lost = None;
-        if let Some(kept) = &disk.job.kept
+        if let Some(record) = &disk.job.record
             && (result.is_ok() || !disk.job.is_interrupted())
         {
             // The end of the snapshot takes the layer away.
-            if let Some(map) = kept.map() {
+            if let Some(map) = record.map() {
                 disk.export.maps().retain(|other| !other.is_same(&map));
             }
-            let kept = kept.clone();
-            let _ = blockhaul_io::offload(move || kept.remove()).await;
+            let record = record.clone();
+            let _ = blockhaul_io::offload(move || record.remove()).await;
         }
         if let Some(snapshot) = &disk.snapshot {
             lost = snapshot.stats().broken;
             table.end_snapshot(&disk.export, snapshot).await;
         }
-        if let Some(taken) = &disk.taken {
-            if failed { taken.give_back() } else { taken.settle() }
+        if let Some(frozen) = &disk.frozen {
+            if failed { frozen.give_back() } else { frozen.settle() }
         }
         disk.job.end(result, lost);
     }
 }
 
 /// All disks are copied: waits until their jobs are finalized. False: one was cancelled.
-async fn settle(disks: &[Disk]) -> bool {
+async fn finalize_group(disks: &[DiskJob]) -> bool {
     disks.iter().for_each(|disk| disk.job.enter(JobStatus::Waiting));
     for disk in disks {
         disk.job.enter(JobStatus::Pending);
@@ -668,12 +678,15 @@ async fn settle(disks: &[Disk]) -> bool {
 }
 
 /// Copies all disks; once one has failed, the others end soon.
-async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyReport, JobError>> {
+async fn copy_group(
+    disks: &[DiskJob],
+    copies: Vec<CopySetup>,
+) -> Vec<Result<CopyReport, JobError>> {
     let pool = Pool::new(copies.first().map_or(0, CopySetup::memory));
     let copies = match open_group(copies).await {
         Ok(copies) => copies,
         Err((index, failure)) => {
-            let others = |_| Err(for_others(disks, index, &failure));
+            let others = |_| Err(group_failure(disks, index, &failure));
             let mut results: Vec<_> = disks.iter().map(others).collect();
             results[index] = Err(failure);
             return results;
@@ -706,7 +719,9 @@ async fn copy_group(disks: &[Disk], copies: Vec<CopySetup>) -> Vec<Result<CopyRe
     if let Some(&first) = first.get() {
         let result = results.remove(first);
         if let Err(failure) = &result {
-            results.iter_mut().for_each(|result| *result = Err(for_others(disks, first, failure)));
+            results
+                .iter_mut()
+                .for_each(|result| *result = Err(group_failure(disks, first, failure)));
         }
         results.insert(first, result);
     }
@@ -731,7 +746,7 @@ async fn open_group(copies: Vec<CopySetup>) -> Result<Vec<OpenCopy>, (usize, Job
 }
 
 /// Why the other disks of a group are not complete.
-fn for_others(disks: &[Disk], failed: usize, failure: &JobError) -> JobError {
+fn group_failure(disks: &[DiskJob], failed: usize, failure: &JobError) -> JobError {
     let name = &disks[failed].export.name;
     let why = failure.facts();
     failure.reworded(format!("the backup of export {name:?}, of the same group, has failed: {why}"))
@@ -793,8 +808,8 @@ fn copy(
     };
     let request = CopyRequest { options, ..CopyRequest::new(Endpoint::Device(named), target) };
     let options = request.options.clone();
-    let copy = CopySetup::new(request, table.wanted().registry.clone())?;
-    (table.wanted().on_copy)(&options, copy.specs());
+    let copy = CopySetup::new(request, table.config().registry.clone())?;
+    (table.config().on_copy)(&options, copy.specs());
     Ok(copy.called(format!("the {command} of export {:?}", export.name)))
 }
 
@@ -823,8 +838,8 @@ impl Job {
         let is_complete = result.is_ok();
         // A request to cancel may come too late.
         let cancelled = cancelled && !is_complete;
-        let _ = self.ended.set(End { after, result, cancelled });
-        if let Work::Backup(moment) = &self.work {
+        let _ = self.ended.set(JobEnd { after, result, cancelled });
+        if let JobWork::Backup(moment) = &self.work {
             moment.end();
         }
         drop(self.writing.lock().expect("no panic under this lock").take());
@@ -915,7 +930,7 @@ impl Job {
             Some(mirror) => (mirror.is_ready(), mirror.changed_bytes()),
             None => (false, 0),
         };
-        let is_copied = ready || matches!(self.ended.get(), Some(End { result: Ok(_), .. }));
+        let is_copied = ready || matches!(self.ended.get(), Some(JobEnd { result: Ok(_), .. }));
         let copied = is_copied || matches!(self.status(), JobStatus::Waiting | JobStatus::Pending);
         let total = if copied { done } else { now.total.max(done) };
         (done, total.saturating_add(changed))
@@ -932,22 +947,22 @@ impl Job {
         self.ended.get()?.result.as_ref().err()
     }
 
-    /// A request of it has failed. With `Action::Stop` it pauses.
-    pub(crate) fn has_met(&self, is_read: bool, action: Action, error: &Error) {
+    /// A request of it has failed. With `ErrorAction::Stop` it pauses.
+    pub(crate) fn report_error(&self, is_read: bool, action: ErrorAction, error: &Error) {
         self.tell(&JobEvent::Error { is_read, action, text: error.located() });
-        if action != Action::Report
+        if action != ErrorAction::Report
             && let Some(mirror) = self.mirror()
         {
             mirror.release_clients();
         }
-        if action == Action::Stop {
+        if action == ErrorAction::Stop {
             self.pause(true);
         }
     }
 
     /// Whether what it reads is lost for good: to repeat a request makes no sense.
     pub(crate) fn has_lost_its_source(&self) -> bool {
-        matches!(&self.work, Work::Backup(moment) if moment.is_lost())
+        matches!(&self.work, JobWork::Backup(moment) if moment.is_lost())
     }
 
     /// A mirror could complete.
@@ -980,20 +995,20 @@ impl Job {
     pub fn finalize(&self) {
         self.finalized.store(true, Ordering::SeqCst);
         self.changed.notify();
-        let ending = self.ending.lock().expect("no panic under this lock").take();
-        if let (Some(mirror), Some(ending)) = (self.mirror(), ending) {
-            mirror.complete(ending);
+        let completion = self.completion.lock().expect("no panic under this lock").take();
+        if let (Some(mirror), Some(completion)) = (self.mirror(), completion) {
+            mirror.complete(completion);
         }
     }
 
     /// Asks a mirror to end; one that is finalized by hand ends then. False: the job is no mirror.
-    pub fn complete(&self, ending: Ending) -> bool {
+    pub fn complete(&self, completion: MirrorCompletion) -> bool {
         let Some(mirror) = self.mirror() else { return false };
         if !self.settings.finalized_by_hand {
-            mirror.complete(ending);
+            mirror.complete(completion);
             return true;
         }
-        *self.ending.lock().expect("no panic under this lock") = Some(ending);
+        *self.completion.lock().expect("no panic under this lock") = Some(completion);
         self.enter(JobStatus::Waiting);
         self.enter(JobStatus::Pending);
         self.tell(&JobEvent::Pending);
@@ -1008,29 +1023,31 @@ impl Job {
     /// `backup` or `mirror`.
     pub fn kind(&self) -> &'static str {
         match self.work {
-            Work::Backup(_) => "backup",
-            Work::Interrupted if self.kept.as_ref().is_some_and(|kept| kept.is_backup()) => {
+            JobWork::Backup(_) => "backup",
+            JobWork::Interrupted
+                if self.record.as_ref().is_some_and(|record| record.is_backup()) =>
+            {
                 "backup"
             }
-            Work::Mirror(_) | Work::Interrupted => "mirror",
+            JobWork::Mirror(_) | JobWork::Interrupted => "mirror",
         }
     }
 
     /// A job of an earlier server.
-    fn of_earlier(kept: &Arc<JobRecord>, observer: &Arc<OnceLock<JobObserver>>) -> Job {
+    fn from_record(record: &Arc<JobRecord>, observer: &Arc<OnceLock<JobObserver>>) -> Job {
         let text = "the server ended before the job".to_string();
-        let end = End {
+        let end = JobEnd {
             after: Duration::ZERO,
             result: Err(JobError::new(TransferErrorKind::Connection, text)),
             cancelled: false,
         };
-        let settings = JobSettings { dismissed_by_hand: true, ..JobSettings::of(kept) };
+        let settings = JobSettings { dismissed_by_hand: true, ..JobSettings::from_record(record) };
         let control = CopyControl::default();
         Job {
-            id: kept.id(),
-            export: kept.text("export"),
-            target: kept.text("target"),
-            work: Work::Interrupted,
+            id: record.id(),
+            export: record.text("export"),
+            target: record.text("target"),
+            work: JobWork::Interrupted,
             writing: Mutex::default(),
             progress: control.progress().clone(),
             control,
@@ -1040,20 +1057,20 @@ impl Job {
             status: Mutex::new(JobStatus::Concluded),
             cancelled: AtomicBool::new(false),
             finalized: AtomicBool::new(false),
-            ending: Mutex::default(),
+            completion: Mutex::default(),
             started: blockhaul_io::now(),
             ended: OnceLock::from(end),
             changed: Notify::default(),
             observer: observer.clone(),
-            kept: Some(kept.clone()),
+            record: Some(record.clone()),
             interrupted: AtomicBool::new(false),
         }
     }
 
     /// What it needs to be resumed, if it is a job of an earlier server that was not cancelled.
     pub fn resumable(&self) -> Option<&Arc<JobRecord>> {
-        let is_earlier = matches!(self.work, Work::Interrupted);
-        self.kept.as_ref().filter(|_| is_earlier && !self.is_ending())
+        let is_earlier = matches!(self.work, JobWork::Interrupted);
+        self.record.as_ref().filter(|_| is_earlier && !self.is_ending())
     }
 
     /// Whether the server ends before it.
@@ -1070,8 +1087,8 @@ impl Job {
     /// The mirror, if the job is one.
     pub fn mirror(&self) -> Option<&Arc<Mirror>> {
         match &self.work {
-            Work::Backup(_) | Work::Interrupted => None,
-            Work::Mirror(mirror) => Some(mirror),
+            JobWork::Backup(_) | JobWork::Interrupted => None,
+            JobWork::Mirror(mirror) => Some(mirror),
         }
     }
 
@@ -1132,11 +1149,11 @@ impl Job {
             return false;
         }
         self.control.pause(paused);
-        let is_cutting = self.mirror().is_some_and(|mirror| {
+        let is_cutting_over = self.mirror().is_some_and(|mirror| {
             mirror.wake();
-            mirror.is_cutting()
+            mirror.is_cutting_over()
         });
-        if paused && is_cutting {
+        if paused && is_cutting_over {
             // Clients wait for it.
             self.control.pause(false);
             return false;
@@ -1167,10 +1184,10 @@ impl Job {
 
     fn state(&self) -> &'static str {
         match (self.ended.get(), self.status()) {
-            (Some(End { result: Ok(_), .. }), _) => "completed",
-            (Some(End { cancelled: true, .. }), _) => "cancelled",
+            (Some(JobEnd { result: Ok(_), .. }), _) => "completed",
+            (Some(JobEnd { cancelled: true, .. }), _) => "cancelled",
             (Some(_), _) if self.resumable().is_some() => "interrupted",
-            (Some(_), _) if matches!(self.work, Work::Interrupted) => "cancelled",
+            (Some(_), _) if matches!(self.work, JobWork::Interrupted) => "cancelled",
             (Some(_), _) => "failed",
             (None, JobStatus::Paused | JobStatus::Standby) => "paused",
             (None, JobStatus::Pending) => "pending",
@@ -1202,11 +1219,11 @@ impl Job {
             "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
         });
         let more = match &self.work {
-            Work::Interrupted => {
-                self.kept.as_ref().map(|kept| kept.described()).unwrap_or_default()
+            JobWork::Interrupted => {
+                self.record.as_ref().map(|record| record.described()).unwrap_or_default()
             }
-            Work::Mirror(mirror) => mirror.described(),
-            Work::Backup(moment) => {
+            JobWork::Mirror(mirror) => mirror.described(),
+            JobWork::Backup(moment) => {
                 let stats = moment.stats();
                 json!({
                     "released": self.progress.discarded().0,

@@ -15,7 +15,7 @@
 
 mod bitmap_files;
 mod client_devices;
-mod compressed;
+mod compression;
 mod error;
 mod export;
 mod export_config;
@@ -27,24 +27,24 @@ mod job_files;
 mod job_model;
 mod job_state;
 mod jobs;
-mod kept_jobs;
 mod mirror;
+mod resume;
 mod snapshot;
 mod trace;
 
 pub use bitmap_files::BitmapFiles;
 pub use error::JobError;
-pub use export::{OpenExport, SnapshotOf, TargetGuard};
+pub use export::{OpenExport, SnapshotOrigin, TargetGuard};
 pub use export_config::{CopyHook, ExportConfig, ExportTableConfig, intent};
 pub use export_table::{ExportTable, NameReservation};
-pub use job_errors::{Action, OnError};
+pub use job_errors::{ErrorAction, ErrorPolicy};
 pub use job_files::{JobFiles, JobRecord};
-pub use job_state::{JobStatus, Verb};
+pub use job_state::{JobCommand, JobStatus};
 pub use jobs::{
     BackupConfig, BackupDisk, BackupSource, Job, JobEvent, JobObserver, JobSettings, JobTarget,
     Jobs, MirrorConfig,
 };
-pub use mirror::{CopyMode, Ending, First, Mirror, WITHIN};
+pub use mirror::{CLIENT_WAIT, CopyMode, InitialCopy, Mirror, MirrorCompletion};
 pub use snapshot::{
-    Begun, BitmapStep, FrozenBitmap, GRANULARITY, NewBitmap, SnapshotConfig, Tracked,
+    BitmapStep, DEFAULT_GRANULARITY, FrozenBitmap, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
 };

@@ -25,7 +25,7 @@ use crate::error::JobError;
 use crate::export::OpenExport;
 use crate::export_table::ExportTable;
 use crate::job_files::JobRecord;
-use crate::snapshot::{FrozenBitmap, GRANULARITY};
+use crate::snapshot::{DEFAULT_GRANULARITY, FrozenBitmap};
 
 pub use blockhaul_control::CopyMode;
 
@@ -46,7 +46,7 @@ const LIMITED_PIECE: u64 = 64 << 10;
 /// repeated, or the target is that slow.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Time that clients may wait at the end, unless another one is given.
-pub const WITHIN: Duration = Duration::from_secs(1);
+pub const CLIENT_WAIT: Duration = Duration::from_secs(1);
 
 /// A mirror job, as its task and the control socket see it.
 pub struct Mirror {
@@ -57,27 +57,27 @@ pub struct Mirror {
     /// Size of the export in bytes.
     size: u64,
     changes: Changes,
-    first: First,
+    initial: InitialCopy,
     /// The outermost layer of the target makes its errors wait: not those of clients' writes.
     errors_wait: bool,
     /// The target is a node.
     is_to_node: bool,
     /// The owner of the claims of the target.
     target_owner: ClaimOwner,
-    /// What was dirty in the bitmap of [`First::Dirty`].
-    taken: Option<FrozenBitmap>,
+    /// What was dirty in the bitmap of [`InitialCopy::Dirty`].
+    frozen: Option<FrozenBitmap>,
     /// It outlives the server, with this map.
-    kept: Option<(Arc<JobRecord>, Remaining)>,
+    record: Option<(Arc<JobRecord>, Remaining)>,
     /// What is left of the job of an earlier server.
     rest: Option<Vec<(u64, u64)>>,
     progress: Arc<Progress>,
-    state: Mutex<State>,
+    state: Mutex<MirrorState>,
     /// It became ready, or has ended.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct MirrorState {
     /// Bytes per second of the latest round that says something.
     rate: Option<f64>,
     /// Time of the latest flush.
@@ -93,10 +93,10 @@ struct State {
     /// Number of requests of the job that have failed and are repeated.
     failures: u64,
     ready: bool,
-    wanted: Option<Ending>,
+    completion: Option<MirrorCompletion>,
     copy_mode: CopyMode,
     /// Clients wait.
-    cutting: bool,
+    cutting_over: bool,
     /// Why the latest attempt to complete was given up.
     postponed: Option<String>,
     /// Time that clients have waited at the end.
@@ -107,7 +107,7 @@ struct State {
 
 /// What a mirror copies before it copies changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum First {
+pub enum InitialCopy {
     /// All of the disk.
     All,
     /// Nothing: the target has the contents of now.
@@ -125,7 +125,7 @@ struct Destination {
 }
 
 /// How a mirror is to begin.
-pub struct Beginning {
+pub struct MirrorSetup {
     /// The target, for people.
     pub target: String,
     /// Counts what is copied.
@@ -133,7 +133,7 @@ pub struct Beginning {
     /// Maximum time for requests in flight to end.
     pub within: Duration,
     /// What is copied before changes are.
-    pub first: First,
+    pub initial: InitialCopy,
     /// When the target has what clients write.
     pub copy_mode: CopyMode,
     /// The target's outermost layer makes its errors wait.
@@ -143,14 +143,14 @@ pub struct Beginning {
     /// The owner of the claims of the target.
     pub target_owner: ClaimOwner,
     /// It outlives the server.
-    pub kept: Option<Arc<JobRecord>>,
+    pub record: Option<Arc<JobRecord>>,
     /// A job of an earlier server goes on.
     pub is_resumed: bool,
 }
 
 /// How a mirror is to end.
 #[derive(Debug, Clone, Copy)]
-pub struct Ending {
+pub struct MirrorCompletion {
     /// Time that clients may wait.
     pub within: Duration,
     /// Clients move to the target. Otherwise they stay, and the target is the disk of that moment.
@@ -175,55 +175,55 @@ impl Mirror {
     pub async fn begin(
         table: &Arc<ExportTable>,
         export: &Arc<OpenExport>,
-        beginning: Beginning,
+        setup: MirrorSetup,
     ) -> std::result::Result<(Arc<Mirror>, Stack), JobError> {
-        let Beginning {
+        let MirrorSetup {
             target,
             progress,
             within,
-            first,
+            initial,
             copy_mode,
             errors_wait,
             is_to_node,
             target_owner,
             ..
-        } = beginning;
-        let is_resumed = beginning.is_resumed;
-        let kept = beginning.kept.and_then(|kept| kept.map().map(|map| (kept, map)));
+        } = setup;
+        let is_resumed = setup.is_resumed;
+        let record = setup.record.and_then(|record| record.map().map(|map| (record, map)));
         let _change = table.change().await;
         let (shared, stack) = table.changeable(export)?;
         export.check_not_mirrored()?;
         let facts = shared.switch().device().facts();
         export.check_writable(&facts)?;
-        let bitmap = match &first {
-            First::Dirty(name) => Some(export.bitmap(name)?),
-            First::All | First::Nothing => None,
+        let bitmap = match &initial {
+            InitialCopy::Dirty(name) => Some(export.bitmap(name)?),
+            InitialCopy::All | InitialCopy::Nothing => None,
         };
-        let changes = Changes::new(facts.size, GRANULARITY)?;
+        let changes = Changes::new(facts.size, DEFAULT_GRANULARITY)?;
         *export.mirrored() = Some(changes.clone());
-        export.maps().extend(kept.iter().filter(|_| !is_resumed).map(|(_, map)| map.clone()));
-        let mut taken = None;
+        export.maps().extend(record.iter().filter(|_| !is_resumed).map(|(_, map)| map.clone()));
+        let mut frozen = None;
         let mut rest = None;
         let begin = async || {
             // What is written meanwhile is in both.
-            taken = bitmap.map(FrozenBitmap::take);
-            if let Some((kept, map)) = &kept {
-                let first = first_ranges(&first, taken.as_ref());
-                let is_rest = is_resumed && (kept.has_target() || first.is_some());
+            frozen = bitmap.map(FrozenBitmap::take);
+            if let Some((record, map)) = &record {
+                let initial = initial_ranges(&initial, frozen.as_ref());
+                let is_rest = is_resumed && (record.has_target() || initial.is_some());
                 rest = is_rest.then(|| map.ranges());
-                map.begin(rest.as_ref().or(first.as_ref()).unwrap_or(&vec![(0, u64::MAX)]));
+                map.begin(rest.as_ref().or(initial.as_ref()).unwrap_or(&vec![(0, u64::MAX)]));
             }
             Ok(())
         };
         let swapped = async {
-            let new = table.top(export, &stack).await;
+            let new = table.client_device(export, &stack).await;
             let new = new.map_err(|failure| Error::new(Kind::Refused, failure.to_string()))?;
             shared.switch().swap(new, Barrier::Within(within), begin).await
         };
         let swapped = swapped.await;
         if let Err(error) = swapped {
             *export.mirrored() = None;
-            if let Some((_, map)) = kept.filter(|_| !is_resumed) {
+            if let Some((_, map)) = record.filter(|_| !is_resumed) {
                 export.maps().retain(|other| !other.is_same(&map));
             }
             return Err(error.into());
@@ -234,15 +234,15 @@ impl Mirror {
             target,
             size: facts.size,
             changes,
-            first,
+            initial,
             errors_wait,
             is_to_node,
             target_owner,
-            taken,
-            kept,
+            frozen,
+            record,
             rest,
             progress,
-            state: Mutex::new(State { copy_mode, ..State::default() }),
+            state: Mutex::new(MirrorState { copy_mode, ..MirrorState::default() }),
             changed: Notify::default(),
         };
         Ok((Arc::new(mirror), Stack::over(stack.device().clone())))
@@ -251,14 +251,14 @@ impl Mirror {
     /// Copies, and follows the disk until the end.
     async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary, CopyError> {
         let control = engine.control();
-        let first = first_ranges(&self.first, self.taken.as_ref());
-        match self.rest.as_ref().or(first.as_ref()) {
+        let initial = initial_ranges(&self.initial, self.frozen.as_ref());
+        match self.rest.as_ref().or(initial.as_ref()) {
             Some(ranges) if ranges.is_empty() => {}
             Some(ranges) => self.round(&mut engine, ranges).await?,
             None => {
                 let plan = engine.plan();
                 let first = engine.run(&plan).await?;
-                self.learn(&first);
+                self.note_rate(&first);
             }
         }
         let clients = self.destination(&target).await?;
@@ -268,8 +268,8 @@ impl Mirror {
             self.flush(&mut engine, &also).await?;
             self.lock().ready = true;
             self.changed.notify();
-            if let Some(ending) = self.wait(&control).await? {
-                if self.cut_over(&mut engine, &control, &clients, ending).await? {
+            if let Some(completion) = self.wait(&control).await? {
+                if self.cut_over(&mut engine, &control, &clients, completion).await? {
                     // All is copied and flushed, and clients may have moved: a request to cancel
                     // comes too late.
                     let summary = engine.summary();
@@ -320,7 +320,7 @@ impl Mirror {
                 return Ok(());
             }
             self.round(engine, &dirty).await?;
-            let within = self.lock().wanted.map_or(WITHIN, |ending| ending.within);
+            let within = self.lock().completion.map_or(CLIENT_WAIT, |completion| completion.within);
             if self.predicted() <= within {
                 return Ok(());
             }
@@ -406,7 +406,7 @@ impl Mirror {
         }
         plan.close();
         let copied = engine.run(&plan).await?;
-        self.learn(&copied);
+        self.note_rate(&copied);
         self.note_rewrites(engine);
         Ok(())
     }
@@ -448,23 +448,23 @@ impl Mirror {
     fn must_settle(&self, target: &Arc<dyn Device>) -> Option<&Remaining> {
         let due = self.lock().settled.is_none_or(|at| blockhaul_io::elapsed(at) > SETTLE_EVERY);
         let is_sure = target.facts().can.contains(Can::FLUSH | Can::MULTI_CONN);
-        self.kept.as_ref().map(|(_, map)| map).filter(|_| due && is_sure)
+        self.record.as_ref().map(|(_, map)| map).filter(|_| due && is_sure)
     }
 
     /// Waits until there is something to do: changes (`None`), or the end.
-    async fn wait(&self, control: &Control) -> Result<Option<Ending>> {
+    async fn wait(&self, control: &Control) -> Result<Option<MirrorCompletion>> {
         loop {
             let changed = self.changes.listen();
             if self.progress.is_cancelled() {
                 return Err(Error::new(Kind::ShuttingDown, "cancelled").complete());
             }
             if !control.is_paused() {
-                let (wanted, copy_mode) = {
+                let (completion, copy_mode) = {
                     let state = self.lock();
-                    (state.wanted, state.copy_mode)
+                    (state.completion, state.copy_mode)
                 };
-                if wanted.is_some() {
-                    return Ok(wanted);
+                if completion.is_some() {
+                    return Ok(completion);
                 }
                 if self.changes.writes_also() != (copy_mode == CopyMode::WriteBlocking) {
                     return Ok(None);
@@ -489,13 +489,13 @@ impl Mirror {
         engine: &mut Engine,
         control: &Control,
         clients: &Destination,
-        ending: Ending,
+        completion: MirrorCompletion,
     ) -> Result<bool, CopyError> {
-        if self.predicted() > ending.within {
+        if self.predicted() > completion.within {
             return Ok(false);
         }
         let mut round = pin!(self.last_round(engine, clients.stack.device()));
-        let moved = self.move_clients(round.as_mut(), control, clients, ending).await?;
+        let moved = self.move_clients(round.as_mut(), control, clients, completion).await?;
         if moved == CutOverResult::Unfinished {
             round.await?;
         }
@@ -508,18 +508,18 @@ impl Mirror {
         mut round: Pin<&mut impl Future<Output = Result<(), CopyError>>>,
         control: &Control,
         clients: &Destination,
-        ending: Ending,
+        completion: MirrorCompletion,
     ) -> Result<CutOverResult, CopyError> {
         let _change = self.table.change().await;
         let refused = |failure: JobError| Error::new(Kind::Refused, failure.to_string());
         let Some(export) = self.export.upgrade() else { return Err(no_export().into()) };
         let (shared, stack) = self.table.changeable(&export).map_err(refused)?;
-        let next = if ending.switch { clients.stack.clone() } else { stack };
+        let next = if completion.switch { clients.stack.clone() } else { stack };
         self.stop_marking(&export);
-        let new = match self.table.top(&export, &next).await {
+        let new = match self.table.client_device(&export, &next).await {
             Ok(new) => new,
             Err(failure) => {
-                self.go_on_marking(&export);
+                self.resume_marking(&export);
                 return Err(refused(failure).into());
             }
         };
@@ -527,11 +527,11 @@ impl Mirror {
         let mut is_unfinished = false;
         let mut side = None;
         let last = async || {
-            if ending.switch && !export.served {
-                // Its first clients may have come since the beginning.
+            if completion.switch && !export.served {
+                // Its first clients may have come since the setup.
                 self.check_fits(clients.stack.device())?;
             }
-            let left = ending.within.saturating_sub(blockhaul_io::elapsed(started));
+            let left = completion.within.saturating_sub(blockhaul_io::elapsed(started));
             self.begin_last_round(control, left)?;
             let until = blockhaul_io::now() + left;
             let Some(copied) = before(round.as_mut(), self.released(until)).await else {
@@ -543,15 +543,15 @@ impl Mirror {
                 side = failed.side;
                 failed.error
             })?;
-            if ending.switch { self.note_move().await } else { Ok(()) }
+            if completion.switch { self.note_move().await } else { Ok(()) }
         };
-        let swapped = shared.switch().swap(new, Barrier::Within(ending.within), last).await;
+        let swapped = shared.switch().swap(new, Barrier::Within(completion.within), last).await;
         control.ignore_rate(false);
         let mut state = self.lock();
-        state.cutting = false;
+        state.cutting_over = false;
         let Err(error) = swapped else {
             state.downtime = Some(blockhaul_io::elapsed(started));
-            if ending.switch {
+            if completion.switch {
                 let shown = format!(", with --layer 'offset?range={}'", self.size);
                 let keeps_size = if clients.layers.is_empty() { "" } else { &shown };
                 log::info!(export = export.name; "clients of {:?} are on {} now: update the command line of the server: it must name {}{keeps_size}", export.name, self.target, self.target);
@@ -571,7 +571,7 @@ impl Mirror {
             return Ok(CutOverResult::Done);
         };
         // The layers that mark are still there.
-        self.go_on_marking(&export);
+        self.resume_marking(&export);
         if error.kind() != Kind::TimedOut {
             return Err(CopyError { side, error });
         }
@@ -598,22 +598,22 @@ impl Mirror {
     /// The next device for clients marks nothing for this mirror.
     fn stop_marking(&self, export: &OpenExport) {
         *export.mirrored() = None;
-        if let Some((_, map)) = &self.kept {
+        if let Some((_, map)) = &self.record {
             export.maps().retain(|other| !other.is_same(map));
         }
     }
 
-    /// It does, after all.
-    fn go_on_marking(&self, export: &OpenExport) {
+    /// The device that clients keep marks again what they write for this mirror.
+    fn resume_marking(&self, export: &OpenExport) {
         *export.mirrored() = Some(self.changes.clone());
-        export.maps().extend(self.kept.iter().map(|(_, map)| map.clone()));
+        export.maps().extend(self.record.iter().map(|(_, map)| map.clone()));
     }
 
     /// Clients are about to move: a later server must not copy the old device onto the new one again.
     async fn note_move(&self) -> Result<()> {
-        let Some((kept, _)) = self.kept.clone() else { return Ok(()) };
-        kept.note(json!({ "moved": true }));
-        let noted = blockhaul_io::offload(move || kept.commit()).await;
+        let Some((record, _)) = self.record.clone() else { return Ok(()) };
+        record.note(json!({ "moved": true }));
+        let noted = blockhaul_io::offload(move || record.commit()).await;
         let noted = noted.map_err(|lost| Error::new(Kind::Io, lost.to_string()))?;
         noted.map_err(|failure| Error::new(Kind::Io, failure.to_string()))
     }
@@ -621,7 +621,7 @@ impl Mirror {
     /// Refuses a last round that would not end in this time. Once it begins, nobody waits for the rate: it
     /// copies no more than the rate would admit in this time.
     fn begin_last_round(&self, control: &Control, left: Duration) -> Result<()> {
-        self.lock().cutting = true;
+        self.lock().cutting_over = true;
         let too_late = |why: &'static str| Err(Error::new(Kind::TimedOut, why));
         if control.is_paused() {
             return too_late("it is paused");
@@ -661,7 +661,7 @@ impl Mirror {
         loop {
             let changed = self.changes.listen();
             let left = until.saturating_duration_since(blockhaul_io::now());
-            if !self.is_cutting() || self.progress.is_cancelled() || left.is_zero() {
+            if !self.is_cutting_over() || self.progress.is_cancelled() || left.is_zero() {
                 return;
             }
             let _ = blockhaul_io::timeout(left, changed).await;
@@ -671,7 +671,7 @@ impl Mirror {
     /// A request of the job has failed and will be repeated: clients do not wait for that.
     pub(crate) fn release_clients(&self) {
         let mut state = self.lock();
-        state.cutting = false;
+        state.cutting_over = false;
         state.failures += 1;
         drop(state);
         self.changes.wake();
@@ -688,7 +688,7 @@ impl Mirror {
         state.flush + Duration::try_from_secs_f64(copying).unwrap_or(Duration::MAX / 2)
     }
 
-    fn learn(&self, round: &Summary) {
+    fn note_rate(&self, round: &Summary) {
         let bytes = round.data.saturating_add(round.zeroed);
         let seconds = round.elapsed.as_secs_f64();
         if bytes >= TELLING && seconds > 0.0 {
@@ -701,18 +701,18 @@ impl Mirror {
     pub(crate) async fn give_up(&self, is_complete: bool, is_interrupted: bool) {
         self.changes.write_also(None);
         self.changes.settle().await;
-        if let Some((kept, map)) = &self.kept
+        if let Some((record, map)) = &self.record
             && (is_complete || !is_interrupted)
         {
-            let kept = kept.clone();
-            let _ = blockhaul_io::offload(move || kept.remove()).await;
+            let record = record.clone();
+            let _ = blockhaul_io::offload(move || record.remove()).await;
             if let Some(export) = self.export.upgrade() {
                 self.table.forget_map(&export, map).await;
             }
         }
         let _change = self.table.change().await;
-        if let Some(taken) = &self.taken {
-            if is_complete { taken.settle() } else { taken.give_back() }
+        if let Some(frozen) = &self.frozen {
+            if is_complete { frozen.settle() } else { frozen.give_back() }
         }
         let mine = |changes: &Changes| changes.is_same(&self.changes);
         let Some(export) = self.export.upgrade() else { return };
@@ -722,14 +722,16 @@ impl Mirror {
         *export.mirrored() = None;
         let Ok((shared, stack)) = self.table.changeable(&export) else { return };
         // It stays in the path of the requests, and costs little.
-        if let Err(failure) = self.table.retop(&export, shared, &stack, Barrier::None).await {
+        if let Err(failure) =
+            self.table.refresh_device(&export, shared, &stack, Barrier::None).await
+        {
             log::debug!("the layer of an ended mirror stays: {failure}");
         }
     }
 
     /// Asks it to end.
-    pub fn complete(&self, ending: Ending) {
-        self.lock().wanted = Some(ending);
+    pub fn complete(&self, completion: MirrorCompletion) {
+        self.lock().completion = Some(completion);
         self.changes.wake();
     }
 
@@ -773,18 +775,18 @@ impl Mirror {
     }
 
     /// The device that clients have left for the target, and its description; once.
-    pub fn left(&self) -> Option<(Stack, String)> {
+    pub fn former_disk(&self) -> Option<(Stack, String)> {
         self.lock().former.take()
     }
 
     /// Whether clients have moved to the target, or will.
     pub fn switches(&self) -> bool {
-        self.lock().wanted.is_some_and(|ending| ending.switch)
+        self.lock().completion.is_some_and(|completion| completion.switch)
     }
 
     /// Whether clients wait for it just now.
-    pub(crate) fn is_cutting(&self) -> bool {
-        self.lock().cutting
+    pub(crate) fn is_cutting_over(&self) -> bool {
+        self.lock().cutting_over
     }
 
     /// Whether it could complete in time.
@@ -794,7 +796,7 @@ impl Mirror {
 
     /// Whether it was asked to complete.
     pub(crate) fn is_completing(&self) -> bool {
-        self.lock().wanted.is_some()
+        self.lock().completion.is_some()
     }
 
     /// For the control socket.
@@ -816,7 +818,7 @@ impl Mirror {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MirrorState> {
         self.state.lock().expect("no panic under this lock")
     }
 }
@@ -869,10 +871,10 @@ async fn flush_all(engine: &mut Engine, also: &Arc<dyn Device>) -> Result<(), Co
 }
 
 /// What a mirror copies first; none: all.
-fn first_ranges(first: &First, taken: Option<&FrozenBitmap>) -> Option<Vec<(u64, u64)>> {
-    match (first, taken) {
-        (First::Nothing, _) => Some(Vec::new()),
-        (First::Dirty(_), Some(taken)) => Some(taken.ranges()),
+fn initial_ranges(initial: &InitialCopy, frozen: Option<&FrozenBitmap>) -> Option<Vec<(u64, u64)>> {
+    match (initial, frozen) {
+        (InitialCopy::Nothing, _) => Some(Vec::new()),
+        (InitialCopy::Dirty(_), Some(frozen)) => Some(frozen.ranges()),
         _ => None,
     }
 }

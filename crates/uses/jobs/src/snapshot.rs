@@ -9,17 +9,17 @@ use blockhaul_catalog::{Barrier, Named, Shared, Stack};
 use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
 
 use crate::error::JobError;
-use crate::export::{OpenExport, SnapshotOf};
+use crate::export::{OpenExport, SnapshotOrigin};
 use crate::export_table::ExportTable;
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
-pub const GRANULARITY: u64 = 64 << 10;
+pub const DEFAULT_GRANULARITY: u64 = 64 << 10;
 
 /// Maximum time for the last flush of a device whose bitmaps outlive the server.
 const LAST_FLUSH: Duration = Duration::from_secs(30);
 
 /// Maximum time for requests in flight to end when a point in time begins, by default.
-pub(crate) const WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// A bitmap to be added.
 pub struct NewBitmap<'a> {
@@ -70,14 +70,14 @@ impl Default for SnapshotConfig {
             clears: true,
             start: None,
             trim: Trim::Releases,
-            within: WITHIN,
+            within: DRAIN_LIMIT,
         }
     }
 }
 
 /// Where the disk of a point in time differs from the target of its job.
 #[derive(Clone)]
-pub struct Tracked {
+pub struct JobMap {
     /// The blocks.
     pub map: Remaining,
     /// The job is resumed: what differs now is to be copied, and the view shows it as this bitmap.
@@ -88,13 +88,13 @@ pub struct Tracked {
 pub type BitmapStep = Box<dyn Fn() + Send>;
 
 /// A point in time that has begun.
-pub struct Begun {
+pub struct OpenSnapshot {
     /// It is kept until it ends.
     pub snapshot: Snapshot,
     /// The disk as it was.
     pub view: Arc<dyn Device>,
     /// What the bitmap held, for the case that nobody has made use of it.
-    pub taken: Option<FrozenBitmap>,
+    pub frozen: Option<FrozenBitmap>,
 }
 
 /// What was dirty at a point in time.
@@ -107,9 +107,9 @@ pub struct FrozenBitmap {
 impl FrozenBitmap {
     /// What is dirty now; the bitmap is clean from then on.
     pub fn take(live: Arc<Bitmap>) -> FrozenBitmap {
-        let taken = FrozenBitmap::later(live);
-        taken.fill(true);
-        taken
+        let frozen = FrozenBitmap::later(live);
+        frozen.fill(true);
+        frozen
     }
 
     /// The same for a later moment, when [`FrozenBitmap::fill`] is called.
@@ -151,7 +151,7 @@ impl FrozenBitmap {
 }
 
 /// A point in time that is about to begin.
-struct Prepared<'a> {
+struct PreparedSnapshot<'a> {
     export: &'a OpenExport,
     shared: &'a Shared,
     /// What clients use from then on.
@@ -160,24 +160,24 @@ struct Prepared<'a> {
     /// The bitmap that it shows.
     bitmap: Option<Arc<Bitmap>>,
     clears: bool,
-    taken: OnceLock<FrozenBitmap>,
-    tracked: Option<Tracked>,
+    frozen: OnceLock<FrozenBitmap>,
+    tracked: Option<JobMap>,
     /// What a job that is resumed copies.
     rest: OnceLock<Arc<Bitmap>>,
 }
 
-impl Prepared<'_> {
+impl PreparedSnapshot<'_> {
     /// No request is in flight: what was written is in the point in time, flushed or not.
     fn take(&self) {
         if let Some(live) = self.bitmap.clone() {
-            let taken = FrozenBitmap::later(live);
-            taken.fill(self.clears);
-            let _ = self.taken.set(taken);
+            let frozen = FrozenBitmap::later(live);
+            frozen.fill(self.clears);
+            let _ = self.frozen.set(frozen);
         }
-        let Some(Tracked { map, resumed }) = &self.tracked else { return };
-        let ranges = match (resumed, self.taken.get()) {
+        let Some(JobMap { map, resumed }) = &self.tracked else { return };
+        let ranges = match (resumed, self.frozen.get()) {
             (Some(_), _) => map.ranges(),
-            (None, Some(taken)) => taken.ranges(),
+            (None, Some(frozen)) => frozen.ranges(),
             (None, None) => vec![(0, u64::MAX)],
         };
         map.begin(&ranges);
@@ -186,34 +186,34 @@ impl Prepared<'_> {
         }
     }
 
-    fn begun(&self, trim: Trim) -> Result<Begun, JobError> {
-        let taken = self.taken.get().cloned();
+    fn begun(&self, trim: Trim) -> Result<OpenSnapshot, JobError> {
+        let frozen = self.frozen.get().cloned();
         let shown =
-            taken.iter().map(|taken| &taken.dirty).chain(self.rest.get()).cloned().collect();
+            frozen.iter().map(|frozen| &frozen.dirty).chain(self.rest.get()).cloned().collect();
         let view = self.snapshot.view(shown, trim).ok_or_else(Error::misfit)?;
-        Ok(Begun { snapshot: self.snapshot.clone(), view: fence(view), taken })
+        Ok(OpenSnapshot { snapshot: self.snapshot.clone(), view: fence(view), frozen })
     }
 
     /// It does not begin.
     fn undo(&self, start: Option<&str>) {
         self.snapshot.end();
         self.export.snapshots().retain(|other| !other.is_same(&self.snapshot));
-        if let Some(Tracked { map, resumed: None }) = &self.tracked {
+        if let Some(JobMap { map, resumed: None }) = &self.tracked {
             self.export.maps().retain(|other| !other.is_same(map));
         }
         if let Some(name) = start {
             self.export.bitmaps().retain(|bitmap| bitmap.name() != name);
         }
-        if let Some(taken) = self.taken.get() {
-            taken.give_back();
+        if let Some(frozen) = self.frozen.get() {
+            frozen.give_back();
         }
     }
 }
 
 /// Exchanges the devices of all exports at a moment when the requests of all of them are held. The
 /// last one is exchanged first; after it, nothing can fail.
-fn at_one_moment<'a>(
-    exports: &'a [Prepared<'a>],
+fn exchange_together<'a>(
+    exports: &'a [PreparedSnapshot<'a>],
     barrier: Barrier,
     last: &'a [BitmapStep],
 ) -> Pin<Box<dyn Future<Output = blockhaul_block::Result<()>> + 'a>> {
@@ -224,7 +224,7 @@ fn at_one_moment<'a>(
         };
         let device = first.device.clone().ok_or_else(Error::misfit)?;
         let rest = async || {
-            at_one_moment(others, barrier, last).await?;
+            exchange_together(others, barrier, last).await?;
             first.take();
             Ok(())
         };
@@ -242,21 +242,21 @@ impl ExportTable {
         &self,
         export: &OpenExport,
         begin: &SnapshotConfig,
-    ) -> Result<Begun, JobError> {
+    ) -> Result<OpenSnapshot, JobError> {
         let mut begun = self.begin_snapshots(&[(export, begin, None)], &[]).await?;
         begun.pop().ok_or_else(|| JobError::from(Error::misfit()))
     }
 
     /// Begins the same point in time of several exports: at a moment when no request of any of them
-    /// is in flight. Then `at_once` changes bitmaps, too.
+    /// is in flight. Then `bitmap_steps` changes bitmaps, too.
     ///
     /// # Errors
     /// Those of [`ExportTable::begin_snapshot`], of any of the exports.
     pub async fn begin_snapshots(
         &self,
-        exports: &[(&OpenExport, &SnapshotConfig, Option<Tracked>)],
-        at_once: &[BitmapStep],
-    ) -> Result<Vec<Begun>, JobError> {
+        exports: &[(&OpenExport, &SnapshotConfig, Option<JobMap>)],
+        bitmap_steps: &[BitmapStep],
+    ) -> Result<Vec<OpenSnapshot>, JobError> {
         let _change = self.change().await;
         let mut prepared = Vec::new();
         let begun = async {
@@ -265,11 +265,11 @@ impl ExportTable {
             }
             let within = exports.iter().map(|(_, begin, _)| begin.within).max();
             let barrier = Barrier::Within(within.unwrap_or_default());
-            at_one_moment(&prepared, barrier, at_once).await?;
+            exchange_together(&prepared, barrier, bitmap_steps).await?;
             let begun = prepared.iter().zip(exports);
             begun.map(|(one, (_, begin, _))| one.begun(begin.trim)).collect()
         };
-        let begun: Result<Vec<Begun>, JobError> = begun.await;
+        let begun: Result<Vec<OpenSnapshot>, JobError> = begun.await;
         if begun.is_err() {
             for (one, (_, begin, _)) in prepared.iter().zip(exports) {
                 one.undo(begin.start.as_deref());
@@ -283,42 +283,42 @@ impl ExportTable {
         &self,
         export: &'a OpenExport,
         begin: &SnapshotConfig,
-        tracked: Option<Tracked>,
-    ) -> Result<Prepared<'a>, JobError> {
+        tracked: Option<JobMap>,
+    ) -> Result<PreparedSnapshot<'a>, JobError> {
         let (shared, stack) = self.changeable(export)?;
         let facts = shared.switch().device().facts();
         export.check_writable(&facts)?;
         let bitmap = begin.bitmap.as_deref().map(|name| export.bitmap(name)).transpose()?;
         let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
-            export.start_bitmap(Bitmap::new(name, facts.size, GRANULARITY)?)?;
+            export.start_bitmap(Bitmap::new(name, facts.size, DEFAULT_GRANULARITY)?)?;
         }
         let rest = OnceLock::new();
         match &tracked {
             None => {}
-            Some(Tracked { resumed: Some(name), .. }) => {
-                let _ = rest.set(Arc::new(Bitmap::new(name, facts.size, GRANULARITY)?));
+            Some(JobMap { resumed: Some(name), .. }) => {
+                let _ = rest.set(Arc::new(Bitmap::new(name, facts.size, DEFAULT_GRANULARITY)?));
             }
-            Some(Tracked { map, .. }) => export.maps().push(map.clone()),
+            Some(JobMap { map, .. }) => export.maps().push(map.clone()),
         }
         export.snapshots().push(snapshot.clone());
         let made = async {
             if begin.start.is_some() {
                 self.write_bitmaps(export)?;
             }
-            self.top(export, &stack).await
+            self.client_device(export, &stack).await
         };
-        let taken = OnceLock::new();
+        let frozen = OnceLock::new();
         let device = made.await;
         let clears = begin.clears;
-        let mut prepared = Prepared {
+        let mut prepared = PreparedSnapshot {
             export,
             shared,
             device: None,
             snapshot,
             bitmap,
             clears,
-            taken,
+            frozen,
             tracked,
             rest,
         };
@@ -342,10 +342,10 @@ impl ExportTable {
     pub async fn add_bitmap(
         &self,
         export: &OpenExport,
-        wanted: NewBitmap<'_>,
+        new: NewBitmap<'_>,
         time: Duration,
     ) -> Result<(), JobError> {
-        let NewBitmap { name, granularity, kept } = wanted;
+        let NewBitmap { name, granularity, kept } = new;
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         let size = shared.switch().device().facts().size;
@@ -354,7 +354,7 @@ impl ExportTable {
         export.start_bitmap(bitmap)?;
         let exchanged = async {
             self.write_bitmaps(export)?;
-            self.retop(export, shared, &stack, Barrier::Within(time)).await
+            self.refresh_device(export, shared, &stack, Barrier::Within(time)).await
         };
         let exchanged = exchanged.await;
         if exchanged.is_err() {
@@ -365,7 +365,7 @@ impl ExportTable {
 
     /// The file of bitmaps says which are in use.
     fn write_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
-        match &self.wanted().bitmap_files {
+        match &self.config().bitmap_files {
             None => Ok(()),
             Some(files) => files.write(export, false),
         }
@@ -376,7 +376,7 @@ impl ExportTable {
     /// # Errors
     /// If the file of the bitmaps cannot be read or written.
     pub(crate) async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
-        let Some(files) = &self.wanted().bitmap_files else { return Ok(()) };
+        let Some(files) = &self.config().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let kept = files.read(&export.name, &export.storage(), size)?;
         for (name, why) in &kept.inconsistent {
@@ -393,7 +393,7 @@ impl ExportTable {
         *export.inconsistent() = kept.inconsistent;
         files.write(export, false)?;
         let (shared, stack) = self.changeable(export)?;
-        self.retop(export, shared, &stack, Barrier::None).await
+        self.refresh_device(export, shared, &stack, Barrier::None).await
     }
 
     /// Marks what clients write for the jobs of an earlier server, before the first client can write.
@@ -401,7 +401,7 @@ impl ExportTable {
     /// # Errors
     /// If the device cannot be exchanged.
     pub(crate) async fn restore_jobs(&self, export: &OpenExport) -> Result<(), JobError> {
-        let Some(files) = self.wanted().job_files.clone() else { return Ok(()) };
+        let Some(files) = self.config().job_files.clone() else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
         let name = export.name.clone();
         let storage = export.storage();
@@ -412,7 +412,7 @@ impl ExportTable {
         }
         *export.maps() = maps;
         let (shared, stack) = self.changeable(export)?;
-        self.retop(export, shared, &stack, Barrier::None).await
+        self.refresh_device(export, shared, &stack, Barrier::None).await
     }
 
     /// A job does not outlive the server any more: its map is no longer needed.
@@ -421,14 +421,14 @@ impl ExportTable {
         export.maps().retain(|other| !other.is_same(map));
         let Ok((shared, stack)) = self.changeable(export) else { return };
         // It stays in the path of the requests, and costs little.
-        if let Err(failure) = self.retop(export, shared, &stack, Barrier::None).await {
+        if let Err(failure) = self.refresh_device(export, shared, &stack, Barrier::None).await {
             log::debug!("the layer of the map of an ended job stays: {failure}");
         }
     }
 
     /// Keeps the bitmaps of an export that clients cannot write to any more.
     pub(crate) async fn keep_bitmaps(&self, export: &OpenExport) {
-        let Some(files) = &self.wanted().bitmap_files else { return };
+        let Some(files) = &self.config().bitmap_files else { return };
         if export.snapshot_of.is_some() || export.shared.is_none() {
             return;
         }
@@ -444,7 +444,7 @@ impl ExportTable {
 
     /// Keeps the bitmaps of all exports, at the end of the server.
     pub(crate) async fn keep_all_bitmaps(&self) {
-        for export in self.running() {
+        for export in self.exports() {
             self.keep_bitmaps(&export).await;
         }
     }
@@ -463,21 +463,21 @@ impl ExportTable {
         export.bitmaps().retain(|bitmap| bitmap.name() != name);
         self.write_bitmaps(export)?;
         // Bitmaps may miss no write: not one begins on the old device after another on the new one.
-        self.retop(export, shared, &stack, Barrier::None).await
+        self.refresh_device(export, shared, &stack, Barrier::None).await
     }
 
     /// Moves clients to the same stack under the present bitmaps and points in time.
     ///
     /// # Errors
     /// If a layer cannot be put over the device, or requests in flight do not end in time.
-    pub(crate) async fn retop(
+    pub(crate) async fn refresh_device(
         &self,
         export: &OpenExport,
         shared: &Shared,
         stack: &Stack,
         barrier: Barrier,
     ) -> Result<(), JobError> {
-        let new = self.top(export, stack).await?;
+        let new = self.client_device(export, stack).await?;
         shared.switch().swap(new, barrier, async || Ok(())).await?;
         Ok(())
     }
@@ -489,7 +489,7 @@ impl ExportTable {
         export.snapshots().retain(|other| !other.is_same(snapshot));
         let Ok((shared, stack)) = self.changeable(export) else { return };
         // It stays in the path of the requests, and does nothing there.
-        if let Err(failure) = self.retop(export, shared, &stack, Barrier::None).await {
+        if let Err(failure) = self.refresh_device(export, shared, &stack, Barrier::None).await {
             log::debug!("the layer of an ended snapshot stays: {failure}");
         }
     }
@@ -498,12 +498,12 @@ impl ExportTable {
     ///
     /// # Errors
     /// If a layer cannot be put over the device.
-    pub(crate) async fn top(
+    pub(crate) async fn client_device(
         &self,
         export: &OpenExport,
         stack: &Stack,
     ) -> Result<Arc<dyn Device>, JobError> {
-        let mut device = self.wanted().served(stack, export.write)?;
+        let mut device = self.config().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
         let marking = export.mirrored().as_ref().map(Changes::layer);
@@ -528,8 +528,8 @@ impl ExportTable {
         begin: &SnapshotConfig,
     ) -> Result<(), JobError> {
         let _name = self.reserve(name)?;
-        let Begun { snapshot, view, taken } = self.begin_snapshot(&live, begin).await?;
-        taken.iter().for_each(FrozenBitmap::settle);
+        let OpenSnapshot { snapshot, view, frozen } = self.begin_snapshot(&live, begin).await?;
+        frozen.iter().for_each(FrozenBitmap::settle);
         let added = self.serve_snapshot(live.clone(), name, snapshot.clone(), view).await;
         if added.is_err() {
             self.end_snapshot(&live, &snapshot).await;
@@ -566,7 +566,7 @@ impl ExportTable {
             claims: blockhaul_catalog::Claims::for_process(),
             owner: blockhaul_catalog::ClaimOwner::default(),
             written: std::sync::Arc::default(),
-            snapshot_of: Some(SnapshotOf { live, snapshot }),
+            snapshot_of: Some(SnapshotOrigin { live, snapshot }),
         };
         let storage = Named { name: name.to_string(), description, exports: shared, single: true };
         self.serve(storage, running)

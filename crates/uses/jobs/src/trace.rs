@@ -7,20 +7,20 @@ use blockhaul_catalog::{Adjustable, Layer};
 
 /// Layers with a logging layer over the device and over each of them, the last one outermost.
 /// `device`: its name in the lines, if it has any. Gates have lines, too, like nbdkit's filters.
-pub fn woven(layers: &[Arc<Adjustable>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
-    let trace = |name: &str| Arc::new(Trace(name.into())) as Arc<dyn Layer>;
-    let mut woven: Vec<_> = device.map(trace).into_iter().collect();
+pub fn with_trace(layers: &[Arc<Adjustable>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
+    let trace = |name: &str| Arc::new(TraceLayer(name.into())) as Arc<dyn Layer>;
+    let mut with_trace: Vec<_> = device.map(trace).into_iter().collect();
     for layer in layers {
-        woven.extend(layer.layer().cloned());
-        woven.push(trace(layer.name()));
+        with_trace.extend(layer.layer().cloned());
+        with_trace.push(trace(layer.name()));
     }
-    woven
+    with_trace
 }
 
 /// A layer that changes nothing.
-struct Trace(Arc<str>);
+struct TraceLayer(Arc<str>);
 
-impl Layer for Trace {
+impl Layer for TraceLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         log::debug!(device = self.0; "{}: open", self.0);
         Ok(Arc::new(TraceDevice { name: self.0.clone(), inner }))
@@ -50,7 +50,7 @@ impl Device for TraceDevice {
         let Request { at, len, flags, .. } = request;
         log::debug!(
             device = self.name, request = what, offset = at, length = len;
-            "{}: {what} count={len} offset={at}{}", self.name, Shown(flags)
+            "{}: {what} count={len} offset={at}{}", self.name, FlagNames(flags)
         );
         self.inner.submit(request)
     }
@@ -67,9 +67,9 @@ impl Drop for TraceDevice {
 }
 
 /// Flags by their names.
-struct Shown(Flags);
+struct FlagNames(Flags);
 
-impl std::fmt::Display for Shown {
+impl std::fmt::Display for FlagNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (name, _) in self.0.iter_names() {
             write!(f, " {}", name.to_ascii_lowercase())?;

@@ -68,7 +68,7 @@ impl World {
         let target = target(&self.target.uri())?;
         let item =
             BackupDisk { options, settings, ..BackupDisk::new(desk.export.clone(), target, begin) };
-        let wanted = BackupConfig { at_once: vec![look], ..BackupConfig::new(vec![item]) };
+        let wanted = BackupConfig { bitmap_steps: vec![look], ..BackupConfig::new(vec![item]) };
         let beginning =
             worker.spawn(move || async move { desk.jobs.backup(&desk.table, wanted).await });
         let Some(job) = self.begun(beginning).await?.and_then(|mut jobs| jobs.pop()) else {

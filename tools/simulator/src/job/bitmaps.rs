@@ -26,25 +26,25 @@ struct Kept {
     /// The server did not end in order since the bitmap was seen: it may be inconsistent.
     doubtful: bool,
     /// A job has taken what was dirty: it shows that again, or differences from a later moment.
-    taken: bool,
+    frozen: bool,
 }
 
 impl Bitmaps {
     /// A bitmap has begun when the disk had these contents. `doubtful`: its server has ended since.
     pub(super) fn add(&mut self, name: &str, base: Base, persistent: bool, doubtful: bool) {
         let name = name.to_string();
-        self.0.push(Kept { name, base, persistent, doubtful, taken: false });
+        self.0.push(Kept { name, base, persistent, doubtful, frozen: false });
     }
 
     /// A job takes what is dirty.
     pub(super) fn take(&mut self, name: &str) {
-        self.0.iter_mut().filter(|kept| kept.name == name).for_each(|kept| kept.taken = true);
+        self.0.iter_mut().filter(|kept| kept.name == name).for_each(|kept| kept.frozen = true);
     }
 
     /// That job has ended; if it is complete, the bitmap shows differences from these contents.
     pub(super) fn give_back(&mut self, name: &str, base: Option<Base>) {
         for kept in self.0.iter_mut().filter(|kept| kept.name == name) {
-            kept.taken = false;
+            kept.frozen = false;
             if let Some(base) = &base {
                 kept.base = base.clone();
             }
@@ -84,7 +84,7 @@ impl Kept {
         match export.bitmap(name) {
             Ok(bitmap) => {
                 self.doubtful = false;
-                if self.taken { Ok(()) } else { self.covers(&bitmap.ranges(), now) }
+                if self.frozen { Ok(()) } else { self.covers(&bitmap.ranges(), now) }
             }
             Err(_) if export.inconsistent().iter().any(|(other, _)| other == name) => {
                 if self.doubtful {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_io::simulation::{choose, note};
 use blockhaul_io::{Lost, Ticket, sleep, timeout};
-use blockhaul_jobs::{CopyMode, Ending, Job, JobError, JobSettings, JobStatus};
+use blockhaul_jobs::{CopyMode, Job, JobError, JobSettings, JobStatus, MirrorCompletion};
 use blockhaul_transfer::NamedOption;
 
 use super::world::World;
@@ -56,7 +56,7 @@ impl World {
     pub(super) async fn drive(
         &mut self,
         job: &Arc<Job>,
-        ending: Option<Ending>,
+        ending: Option<MirrorCompletion>,
         before: &Before,
     ) -> Result<Ended, String> {
         let begun = blockhaul_io::now();
@@ -127,8 +127,9 @@ impl World {
 
     /// How the next job is controlled.
     pub(super) fn settings(&mut self) -> JobSettings {
-        use blockhaul_jobs::OnError;
-        let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
+        use blockhaul_jobs::ErrorPolicy;
+        let policies =
+            [ErrorPolicy::Report, ErrorPolicy::Ignore, ErrorPolicy::Stop, ErrorPolicy::Enospc];
         let rng = &mut self.rng;
         JobSettings {
             finalized_by_hand: rng.chance(20),

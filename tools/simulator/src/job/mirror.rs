@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_io::simulation::note;
 use blockhaul_io::sleep;
-use blockhaul_jobs::{CopyMode, Ending, First, JobTarget, MirrorConfig};
+use blockhaul_jobs::{CopyMode, InitialCopy, JobTarget, MirrorCompletion, MirrorConfig};
 
 use super::backup::target;
 use super::world::World;
@@ -42,7 +42,7 @@ impl World {
     /// A mirror of the whole disk, whose target has other contents before.
     pub(super) async fn mirror_of_all(&mut self) -> Result<bool, String> {
         self.new_shared_target(None).await?;
-        Ok(self.mirror(First::All).await?.is_some())
+        Ok(self.mirror(InitialCopy::All).await?.is_some())
     }
 
     /// A mirror whose target is the disk already.
@@ -52,7 +52,7 @@ impl World {
         sleep(SETTLED).await;
         let contents = self.disk()?.live();
         self.new_shared_target(Some(contents)).await?;
-        Ok(self.mirror(First::Nothing).await?.is_some())
+        Ok(self.mirror(InitialCopy::Nothing).await?.is_some())
     }
 
     /// A mirror of what has changed since the backup on the target.
@@ -61,7 +61,7 @@ impl World {
             return self.mirror_of_all().await;
         };
         self.bitmaps.take(&bitmap);
-        let base = self.mirror(First::Dirty(bitmap.clone())).await?;
+        let base = self.mirror(InitialCopy::Dirty(bitmap.clone())).await?;
         let completed = base.is_some();
         let base = base.map(|base| self.base(base));
         self.bitmaps.give_back(&bitmap, base);
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// A mirror: the disk of its last moment, if it has completed.
-    async fn mirror(&mut self, first: First) -> Result<Option<Vec<u8>>, String> {
+    async fn mirror(&mut self, initial: InitialCopy) -> Result<Option<Vec<u8>>, String> {
         let (worker, desk) = self.desk()?;
         let before = self.before(self.target_has_failed());
         let disk = self.disk()?;
@@ -89,13 +89,13 @@ impl World {
         self.target.look().set(Some(Box::new(move || seen.add(watched.live()))));
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];
         let options = self.copy_options();
-        note(&format!("a mirror, first {first:?}, with {options:?}"));
+        note(&format!("a mirror, first {initial:?}, with {options:?}"));
         let wanted = MirrorConfig {
             export: desk.export.clone(),
             target: JobTarget::Spec(target(&self.target.uri())?),
             options,
             within: Duration::from_secs(*self.rng.pick(&[1, 60])),
-            first,
+            initial,
             copy_mode: *self.rng.pick(&modes),
             settings: self.settings(),
             resumes: None,
@@ -106,7 +106,7 @@ impl World {
         self.tempo.quieten(false);
         let Some(job) = begun else { return Ok(None) };
         let within = Duration::from_secs(*self.rng.pick(&[1, 10]));
-        let ending = Ending { within, switch: self.rng.chance(50) };
+        let ending = MirrorCompletion { within, switch: self.rng.chance(50) };
         let ended = self.drive(&job, Some(ending), &before).await?;
         self.target.look().set(None);
         if !ended.completed {

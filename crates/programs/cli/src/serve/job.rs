@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use blockhaul_io::Remote;
 use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_metrics::Destinations;
-use blockhaul_metrics::peer_listener::PeerListener as Serving;
+use blockhaul_metrics::peer_listener::PeerListener;
 use blockhaul_os::Identity;
 use blockhaul_qmp::Monitor;
 use blockhaul_server::{Config, Limits, Offers, Server};
@@ -95,7 +95,7 @@ impl Job {
             pool: blockhaul_io::Pool::new(self.limits.all_bytes),
             tls: self.tls.clone(),
         });
-        let export = self.uri_export.as_deref().unwrap_or(self.table.wanted().name()).to_string();
+        let export = self.uri_export.as_deref().unwrap_or(self.table.config().name()).to_string();
         let uri = if !listening.addresses.has_nbd && listening.addresses.vhost.is_some() {
             let socket = listening.addresses.vhost.as_deref().unwrap_or(Path::new(""));
             format!("vhost-user socket {}", socket.display())
@@ -106,7 +106,7 @@ impl Job {
         };
         log::debug!(
             "serving {} with {} at {uri}",
-            self.table.wanted().shown(),
+            self.table.config().shown(),
             blockhaul_io::engine_name()
         );
         Ok(Opened { server, listening, export, uri })
@@ -143,7 +143,7 @@ impl Job {
         let child = self.start_command(&addresses, &export, &uri)?;
         stdio::let_go();
         let rest = self.single.take().map(|single| self.serve_single(single, &server));
-        self.notify.ready(&format!("serving {} at {uri}", self.table.wanted().shown()));
+        self.notify.ready(&format!("serving {} at {uri}", self.table.config().shown()));
         self.operations.set(&operations);
         let alive = self.notify.interval().map(|interval| self.tell_alive(interval));
         Ok(RunningServer {
@@ -198,7 +198,7 @@ impl Job {
 
     /// What `ctl` and the monitor can do with this server.
     fn operations(&self, server: &Arc<Server>) -> Operations {
-        let files = self.table.wanted().job_files.as_ref();
+        let files = self.table.config().job_files.as_ref();
         let found = files.map(|files| files.found()).unwrap_or_default();
         Operations {
             server: server.clone(),
@@ -207,7 +207,7 @@ impl Job {
             worker: Remote::to(blockhaul_io::worker()),
             secured: self.secured.clone(),
             notify: self.notify.clone(),
-            jobs: Arc::new(Jobs::of(found)),
+            jobs: Arc::new(Jobs::from_records(found)),
         }
     }
 
@@ -228,7 +228,7 @@ impl Job {
     }
 
     fn announce(&self, addresses: &Addresses, uri: &str) {
-        let wanted = self.table.wanted();
+        let wanted = self.table.config();
         let write = if wanted.may_write() { "read-write" } else { "read-only" };
         let audience = addresses.audience(&self.secured);
         logger::announce(&format!("serving {} ({write}) at {uri} {audience}", wanted.shown()));
@@ -260,7 +260,7 @@ impl Job {
         &mut self,
         operations: &Operations,
         monitor: &Arc<Monitor>,
-    ) -> (Vec<Serving>, Vec<single::Rest>) {
+    ) -> (Vec<PeerListener>, Vec<single::Rest>) {
         let worker = &operations.worker;
         let sockets = std::mem::take(&mut self.qmp).into_iter();
         let serving = sockets.map(|socket| monitor.serve(socket.into_listener(), worker));
@@ -326,9 +326,9 @@ struct RunningServer {
     server: Arc<Server>,
     operations: Arc<Operations>,
     accepting: Vec<blockhaul_io::Task<()>>,
-    control: Option<Serving>,
+    control: Option<PeerListener>,
     /// The monitor, and its sockets.
-    monitor: Option<(Arc<Monitor>, Vec<Serving>)>,
+    monitor: Option<(Arc<Monitor>, Vec<PeerListener>)>,
     /// Output of the monitor's clients at standard output.
     printing: Vec<single::Rest>,
     page: Arc<status::Page>,

@@ -13,7 +13,7 @@ use super::disk::{TURNS, wait};
 
 /// What the clients have in common.
 #[derive(Default)]
-struct Control {
+struct GuestControl {
     /// They start nothing more until it is unset.
     quiet: Cell<bool>,
     /// They end.
@@ -24,7 +24,7 @@ struct Control {
 
 /// The clients.
 pub struct Guests {
-    control: Rc<Control>,
+    control: Rc<GuestControl>,
     tasks: Vec<Task<(usize, Vec<u8>)>>,
 }
 
@@ -45,7 +45,7 @@ impl Guests {
         contents: &[u8],
         handle: impl Fn() -> Arc<dyn Device>,
     ) -> Guests {
-        let control = Rc::new(Control::default());
+        let control = Rc::new(GuestControl::default());
         let mut rng = Rng::new(!seed);
         let share = contents.len().div_ceil(count);
         let parts = contents.chunks(share).enumerate();
@@ -99,7 +99,7 @@ impl Drop for Guests {
 }
 
 impl Guest {
-    async fn run(mut self, control: Rc<Control>) -> (usize, Vec<u8>) {
+    async fn run(mut self, control: Rc<GuestControl>) -> (usize, Vec<u8>) {
         while !control.over.get() {
             if control.quiet.get() {
                 blockhaul_io::sleep(Duration::from_millis(1)).await;

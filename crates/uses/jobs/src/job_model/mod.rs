@@ -34,7 +34,7 @@ fn jobs_are_exact_whatever_happens_meanwhile() {
                         return;
                     }
                     let seed = first.wrapping_add(number);
-                    let stops = StopsOthers(&next);
+                    let stops = ScheduleGuard(&next);
                     // A panic of the schedule names the seed.
                     runtime.block_on(move || run::schedule(seed));
                     std::mem::forget(stops);
@@ -45,9 +45,9 @@ fn jobs_are_exact_whatever_happens_meanwhile() {
 }
 
 /// After a panic, no other schedule begins.
-struct StopsOthers<'a>(&'a AtomicU64);
+struct ScheduleGuard<'a>(&'a AtomicU64);
 
-impl Drop for StopsOthers<'_> {
+impl Drop for ScheduleGuard<'_> {
     fn drop(&mut self) {
         self.0.store(u64::MAX / 2, Ordering::SeqCst);
     }

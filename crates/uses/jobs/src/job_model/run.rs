@@ -14,10 +14,10 @@ use super::guests::Guests;
 use crate::export::OpenExport;
 use crate::export_config::ExportTableConfig;
 use crate::export_table::ExportTable;
-use crate::job_errors::OnError;
+use crate::job_errors::ErrorPolicy;
 use crate::job_state::JobStatus;
 use crate::jobs::{BackupConfig, BackupDisk, Job, JobSettings, JobTarget, Jobs, MirrorConfig};
-use crate::mirror::{CopyMode, Ending, First};
+use crate::mirror::{CopyMode, InitialCopy, MirrorCompletion};
 use crate::snapshot::{BitmapStep, SnapshotConfig};
 
 const SIZE: usize = (192 << 10) + 512;
@@ -39,7 +39,7 @@ struct World {
     /// What the clients use now.
     disk: Arc<Disk>,
     multi_conn: bool,
-    bitmaps: Vec<Kept>,
+    bitmaps: Vec<BitmapBase>,
     /// Number of bitmaps so far.
     begun: u32,
     /// A backup that increments continue.
@@ -47,7 +47,7 @@ struct World {
 }
 
 /// A bitmap, and the disk of the moment when it began.
-struct Kept {
+struct BitmapBase {
     name: String,
     base: Vec<u8>,
 }
@@ -59,7 +59,7 @@ struct Chain {
 }
 
 /// How a job went.
-struct Ended {
+struct JobOutcome {
     completed: bool,
     cancelled: bool,
     /// Clients were quiet when it completed.
@@ -68,9 +68,9 @@ struct Ended {
 }
 
 /// Which requests fail, and what the job does then.
-struct Trouble {
-    source: OnError,
-    target: OnError,
+struct FaultPlan {
+    source: ErrorPolicy,
+    target: ErrorPolicy,
     /// The engine repeats nothing by itself.
     strict: bool,
 }
@@ -123,7 +123,7 @@ impl World {
         let begin = self.begin(None, start.clone());
         let (ended, moment) = self.backup(&target, begin).await;
         if let Some(name) = start {
-            self.bitmaps.push(Kept { name: name.clone(), base: moment });
+            self.bitmaps.push(BitmapBase { name: name.clone(), base: moment });
             if ended.completed {
                 self.chain = Some(Chain { bitmap: name, target });
             }
@@ -142,7 +142,7 @@ impl World {
     }
 
     /// A backup of now: how it went, and the disk of its moment.
-    async fn backup(&mut self, target: &Arc<Disk>, begin: SnapshotConfig) -> (Ended, Vec<u8>) {
+    async fn backup(&mut self, target: &Arc<Disk>, begin: SnapshotConfig) -> (JobOutcome, Vec<u8>) {
         let trouble = self.trouble(target);
         let breaks = begin.options.on_failure == OnFailure::BreakSnapshot;
         let limited = begin.options.max < SIZE as u64;
@@ -163,7 +163,7 @@ impl World {
             settings,
             ..BackupDisk::new(self.export.clone(), to(target), begin)
         };
-        let wanted = BackupConfig { at_once: vec![look], ..BackupConfig::new(vec![item]) };
+        let wanted = BackupConfig { bitmap_steps: vec![look], ..BackupConfig::new(vec![item]) };
         let jobs = self.jobs.backup(&self.table, wanted).await;
         let job = jobs.unwrap_or_else(|why| panic!("{}: {why}", self.place())).remove(0);
         let ended = self.drive(&job, None).await;
@@ -185,7 +185,7 @@ impl World {
 
     async fn mirror_of_all(&mut self) {
         let target = self.target();
-        self.mirror(&target, First::All).await;
+        self.mirror(&target, InitialCopy::All).await;
     }
 
     async fn mirror_of_nothing(&mut self) {
@@ -195,14 +195,14 @@ impl World {
             blockhaul_io::sleep(Duration::from_micros(100)).await;
         }
         target.take(self.disk.bytes());
-        self.mirror(&target, First::Nothing).await;
+        self.mirror(&target, InitialCopy::Nothing).await;
     }
 
     async fn mirror_of_changes(&mut self) {
         let Some(Chain { bitmap, target }) = &self.chain else { return };
         let bitmap = bitmap.clone();
         let target = target.clone();
-        if !self.mirror(&target, First::Dirty(bitmap.clone())).await {
+        if !self.mirror(&target, InitialCopy::Dirty(bitmap.clone())).await {
             return;
         }
         if Arc::ptr_eq(&self.disk, &target) {
@@ -214,7 +214,7 @@ impl World {
     }
 
     /// A mirror. True: it has completed.
-    async fn mirror(&mut self, target: &Arc<Disk>, first: First) -> bool {
+    async fn mirror(&mut self, target: &Arc<Disk>, initial: InitialCopy) -> bool {
         let trouble = self.trouble(target);
         target.follow(Some(self.disk.clone()));
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];
@@ -223,7 +223,7 @@ impl World {
             target: to(target),
             options: Vec::new(),
             within: LIMIT,
-            first,
+            initial,
             copy_mode: *self.rng.pick(&modes),
             settings: self.settings(&trouble),
             resumes: None,
@@ -263,7 +263,7 @@ impl World {
     }
 
     /// Controls a job at random until it has ended; `switch`: how a mirror is to end.
-    async fn drive(&mut self, job: &Arc<Job>, switch: Option<bool>) -> Ended {
+    async fn drive(&mut self, job: &Arc<Job>, switch: Option<bool>) -> JobOutcome {
         let started = blockhaul_io::now();
         let cancels = self.rng.chance(25);
         let quiet = self.rng.chance(50);
@@ -288,7 +288,7 @@ impl World {
                         self.quieten(job).await;
                     }
                     let within = Duration::from_secs(10);
-                    job.complete(Ending { within, switch: switch == Some(true) });
+                    job.complete(MirrorCompletion { within, switch: switch == Some(true) });
                     completing = true;
                 }
                 4 => drop(job.pause(true)),
@@ -302,7 +302,7 @@ impl World {
             }
         }
         let (error, _) = job.outcome().unwrap();
-        Ended { completed: error.is_none(), cancelled, quiet: quiet && completing, error }
+        JobOutcome { completed: error.is_none(), cancelled, quiet: quiet && completing, error }
     }
 
     /// Clients become quiet. Their writes may wait for a job that is paused.
@@ -326,13 +326,13 @@ impl World {
     fn check_outcome(
         &mut self,
         job: &Job,
-        ended: &Ended,
+        ended: &JobOutcome,
         target: &Arc<Disk>,
-        trouble: &Trouble,
+        trouble: &FaultPlan,
         lost: bool,
     ) {
         let said = || format!("{}: {:?}: {}", self.place(), ended.error, job.described());
-        let insists = |policy| matches!(policy, OnError::Ignore | OnError::Stop);
+        let insists = |policy| matches!(policy, ErrorPolicy::Ignore | ErrorPolicy::Stop);
         let read = self.disk.failed(OpKind::Read);
         let flush = target.failed(OpKind::Flush);
         let written = target.failed(OpKind::Write) + target.failed(OpKind::Zero);
@@ -346,7 +346,7 @@ impl World {
                 && (written == 0 || insists(trouble.target));
             assert!(!unexplained, "failed in spite of its policies: {}", said());
         } else if job.mirror().is_none() && trouble.strict {
-            let failed = written > 0 && trouble.target == OnError::Report;
+            let failed = written > 0 && trouble.target == ErrorPolicy::Report;
             assert!(!failed, "completed in spite of an error: {}", said());
         }
         self.disk.fail(Vec::new());
@@ -355,7 +355,7 @@ impl World {
 
     /// Every byte that differs is in a dirty block.
     fn check_bitmaps(&self) {
-        for Kept { name, base } in &self.bitmaps {
+        for BitmapBase { name, base } in &self.bitmaps {
             self.check_bitmap(name, base, "its beginning");
         }
         if let Some(Chain { bitmap, target }) = &self.chain {
@@ -402,7 +402,7 @@ impl World {
         SnapshotConfig { options, bitmap, start, within: LIMIT, ..SnapshotConfig::default() }
     }
 
-    fn settings(&mut self, trouble: &Trouble) -> JobSettings {
+    fn settings(&mut self, trouble: &FaultPlan) -> JobSettings {
         JobSettings {
             finalized_by_hand: self.rng.chance(20),
             dismissed_by_hand: self.rng.chance(20),
@@ -414,9 +414,10 @@ impl World {
     }
 
     /// Lets requests of both sides fail, or not.
-    fn trouble(&mut self, target: &Arc<Disk>) -> Trouble {
+    fn trouble(&mut self, target: &Arc<Disk>) -> FaultPlan {
         let rng = &mut self.rng;
-        let policies = [OnError::Report, OnError::Ignore, OnError::Stop, OnError::Enospc];
+        let policies =
+            [ErrorPolicy::Report, ErrorPolicy::Ignore, ErrorPolicy::Stop, ErrorPolicy::Enospc];
         let mut source = Vec::new();
         let mut both = Vec::new();
         if rng.chance(25) {
@@ -434,7 +435,7 @@ impl World {
         self.disk.fail(source);
         target.fail(both);
         let strict = rng.chance(50);
-        Trouble { source: *rng.pick(&policies), target: *rng.pick(&policies), strict }
+        FaultPlan { source: *rng.pick(&policies), target: *rng.pick(&policies), strict }
     }
 
     fn rebase(&mut self, bitmap: &str, base: Vec<u8>) {
@@ -495,7 +496,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
     let description = String::new();
     let named = Named { name, description, exports: shared, single: true };
     table.serve(named, running).unwrap();
-    let export = table.running().remove(0);
+    let export = table.exports().remove(0);
     (Arc::new(table), export)
 }
 

@@ -68,7 +68,7 @@ impl Operations {
     }
 
     fn no_export(&self, export: &str) -> Refusal {
-        let running = self.table.running();
+        let running = self.table.exports();
         let known: Vec<_> = running.iter().map(|one| format!("{:?}", one.name)).collect();
         let known = if known.is_empty() {
             "none is served".to_string()
@@ -119,7 +119,7 @@ impl Operations {
     /// The exports.
     pub fn exports(&self) -> Vec<ExportStatus> {
         let sums = self.server.sums().exports;
-        let running = self.table.running();
+        let running = self.table.exports();
         let only = running.len() == 1;
         running
             .iter()

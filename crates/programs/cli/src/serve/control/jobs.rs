@@ -6,8 +6,8 @@ use blockhaul_control::{
     BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
 };
 use blockhaul_jobs::{
-    BackupConfig, BackupDisk, Ending, First, Job, JobSettings, JobStatus, JobTarget, MirrorConfig,
-    SnapshotConfig,
+    BackupConfig, BackupDisk, InitialCopy, Job, JobSettings, JobStatus, JobTarget,
+    MirrorCompletion, MirrorConfig, SnapshotConfig,
 };
 use serde_json::{Value, json};
 
@@ -59,10 +59,10 @@ impl Operations {
     /// Begins a mirror.
     pub(super) async fn begin_mirror(&self, request: MirrorRequest) -> Reply {
         let MirrorRequest { export, target, options, bitmap, sync, copy_mode, .. } = request;
-        let first = match (bitmap, sync) {
-            (Some(bitmap), None) => First::Dirty(bitmap),
-            (None, None | Some(SyncMode::Full)) => First::All,
-            (None, Some(SyncMode::None)) => First::Nothing,
+        let initial = match (bitmap, sync) {
+            (Some(bitmap), None) => InitialCopy::Dirty(bitmap),
+            (None, None | Some(SyncMode::Full)) => InitialCopy::All,
+            (None, Some(SyncMode::None)) => InitialCopy::Nothing,
             (Some(_), Some(_)) => {
                 let text = "mirror: \"sync\" is full or none, without \"bitmap\"";
                 return Err(Refusal::usage(text));
@@ -73,7 +73,7 @@ impl Operations {
             target: JobTarget::Spec(spec("mirror: \"target\"", target)?),
             options: named_options("mirror", &options.0)?,
             within: request.seconds.0,
-            first,
+            initial,
             copy_mode: copy_mode.unwrap_or_default(),
             settings: settings(
                 request.on_source_error,
@@ -125,7 +125,7 @@ impl Operations {
         if job.is_over() {
             return Err(Refusal::failed("the job has ended"));
         }
-        if !job.complete(Ending { within: within.0, switch }) {
+        if !job.complete(MirrorCompletion { within: within.0, switch }) {
             return Err(Refusal::usage("job-complete: the job is not a mirror"));
         }
         Ok(described(&job))

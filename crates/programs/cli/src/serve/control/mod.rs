@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use blockhaul_control::{ControlRequest, JobRef, Refusal};
 use blockhaul_io::{Listener, Stream};
 use blockhaul_metrics::Figures;
-use blockhaul_metrics::peer_listener::{self as aside, PeerListener as Serving};
+use blockhaul_metrics::peer_listener::{self, PeerListener};
 use blockhaul_os::Identity;
 use rustix::fs::Mode;
 use serde_json::{Value, json};
@@ -83,14 +83,14 @@ impl Control {
     }
 
     /// Serves it until the returned value is dropped.
-    pub fn start(self, operations: &Arc<Operations>) -> Serving {
+    pub fn start(self, operations: &Arc<Operations>) -> PeerListener {
         let worker = &operations.worker;
         let operations = Arc::downgrade(operations);
         let attend = move |peer: Rc<Stream>| {
             let operations = operations.clone();
             async move { attend(&peer, &operations).await }
         };
-        aside::serve(self.listener, worker, PEERS_MAX, attend)
+        peer_listener::serve(self.listener, worker, PEERS_MAX, attend)
     }
 }
 
@@ -121,7 +121,7 @@ async fn attend(peer: &Stream, operations: &Weak<Operations>) {
         if received.len() > REQUEST_MAX {
             return;
         }
-        let receiving = aside::receive(peer, &mut received);
+        let receiving = peer_listener::receive(peer, &mut received);
         let more = if waits {
             receiving.await
         } else {

@@ -18,18 +18,20 @@ use crate::bitmap_files::identity;
 use crate::error::JobError;
 use crate::export::OpenExport;
 use crate::export_table::ExportTable;
-use crate::job_errors::OnError;
+use crate::job_errors::ErrorPolicy;
 use crate::job_files::JobRecord;
 use crate::jobs::{
     BackupConfig, BackupDisk, BackupSource, Job, JobSettings, JobTarget, Jobs, MirrorConfig,
 };
-use crate::mirror::{CopyMode, First};
-use crate::snapshot::{Begun, BitmapStep, GRANULARITY, NewBitmap, SnapshotConfig, Tracked, WITHIN};
+use crate::mirror::{CopyMode, InitialCopy};
+use crate::snapshot::{
+    BitmapStep, DEFAULT_GRANULARITY, DRAIN_LIMIT, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
+};
 
 impl Jobs {
     /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
     /// is no disk in use.
-    pub(crate) async fn kept_for(
+    pub(crate) async fn backup_records(
         &self,
         table: &Arc<ExportTable>,
         disks: &[BackupDisk],
@@ -37,51 +39,51 @@ impl Jobs {
     ) -> Result<Vec<Option<Arc<JobRecord>>>, JobError> {
         let mut all = Vec::new();
         for item in disks {
-            let kept = match (&item.resumes, &item.source) {
-                (Some(kept), _) => Some(kept.clone()),
+            let record = match (&item.resumes, &item.source) {
+                (Some(record), _) => Some(record.clone()),
                 (None, BackupSource::Now(begin)) => {
-                    let kept = self.new_kept(table, &item.export).await;
-                    let kept = kept.inspect_err(|_| {
-                        all.iter().flatten().for_each(|kept: &Arc<JobRecord>| kept.remove());
+                    let record = self.new_record(table, &item.export).await;
+                    let record = record.inspect_err(|_| {
+                        all.iter().flatten().for_each(|record: &Arc<JobRecord>| record.remove());
                     })?;
-                    if let Some(kept) = &kept {
-                        kept.note(of_backup(item, begin));
+                    if let Some(record) = &record {
+                        record.note(backup_facts(item, begin));
                     }
-                    kept
+                    record
                 }
                 (None, BackupSource::Still(..)) => None,
             };
-            all.push(kept);
+            all.push(record);
         }
-        let group: Vec<_> = all.iter().flatten().map(|kept| kept.id()).collect();
+        let group: Vec<_> = all.iter().flatten().map(|record| record.id()).collect();
         if grouped && group.len() > 1 {
-            all.iter().flatten().for_each(|kept| kept.note(json!({ "group": group })));
+            all.iter().flatten().for_each(|record| record.note(json!({ "group": group })));
         }
         Ok(all)
     }
 
     /// What outlives the server of a mirror.
-    pub(crate) async fn kept_for_mirror(
+    pub(crate) async fn mirror_record(
         &self,
         table: &Arc<ExportTable>,
-        wanted: &MirrorConfig,
+        config: &MirrorConfig,
     ) -> Result<Option<Arc<JobRecord>>, JobError> {
-        if let Some(kept) = &wanted.resumes {
-            return Ok(Some(kept.clone()));
+        if let Some(record) = &config.resumes {
+            return Ok(Some(record.clone()));
         }
-        let kept = self.new_kept(table, &wanted.export).await?;
-        if let Some(kept) = &kept {
-            kept.note(of_mirror(wanted));
+        let record = self.new_record(table, &config.export).await?;
+        if let Some(record) = &record {
+            record.note(mirror_facts(config));
         }
-        Ok(kept)
+        Ok(record)
     }
 
-    async fn new_kept(
+    async fn new_record(
         &self,
         table: &Arc<ExportTable>,
         export: &Arc<OpenExport>,
     ) -> Result<Option<Arc<JobRecord>>, JobError> {
-        let Some(files) = table.wanted().job_files.clone() else { return Ok(None) };
+        let Some(files) = table.config().job_files.clone() else { return Ok(None) };
         let Some(device) = export.device() else { return Ok(None) };
         let id = self.next();
         let export = export.clone();
@@ -104,17 +106,17 @@ impl Jobs {
         let _turn = self.resuming.lock().await;
         let wrong = |why: &str| JobError::request(format!("job {id} cannot be resumed: {why}"));
         let job = self.find(id);
-        let kept = job.as_ref().and_then(|job| job.resumable());
-        let Some(kept) = kept else { return Err(wrong("it is not interrupted")) };
-        let group = self.group_of(kept);
+        let record = job.as_ref().and_then(|job| job.resumable());
+        let Some(record) = record else { return Err(wrong("it is not interrupted")) };
+        let group = self.group_of(record);
         for one in &group {
             if let Some(why) = one.unusable() {
                 return Err(wrong(&format!("{why}; cancel it, and begin another one")));
             }
         }
-        if !kept.is_backup() {
-            let wanted = mirror_again(table, kept).await?;
-            return Ok(vec![self.mirror(table, wanted).await?]);
+        if !record.is_backup() {
+            let config = resumed_mirror(table, record).await?;
+            return Ok(vec![self.mirror(table, config).await?]);
         }
         if !new_moment {
             return Err(wrong(
@@ -125,18 +127,19 @@ impl Jobs {
         }
         let mut disks = Vec::new();
         for one in &group {
-            disks.push(backup_again(table, one).await?);
+            disks.push(resumed_backup(table, one).await?);
         }
         self.backup(table, BackupConfig::new(disks)).await
     }
 
     /// The interrupted jobs of the group of this one.
-    fn group_of(&self, kept: &Arc<JobRecord>) -> Vec<Arc<JobRecord>> {
-        let group = kept.fact("group");
+    fn group_of(&self, record: &Arc<JobRecord>) -> Vec<Arc<JobRecord>> {
+        let group = record.fact("group");
         let all = self.all();
         let resumable = all.iter().filter_map(|job| job.resumable());
-        let of_group = resumable
-            .filter(|one| one.id() == kept.id() || group.is_array() && one.fact("group") == group);
+        let of_group = resumable.filter(|one| {
+            one.id() == record.id() || group.is_array() && one.fact("group") == group
+        });
         of_group.cloned().collect()
     }
 
@@ -144,11 +147,11 @@ impl Jobs {
     pub async fn forget(&self, table: &Arc<ExportTable>, id: u64) -> bool {
         let _turn = self.resuming.lock().await;
         let Some(job) = self.find(id) else { return false };
-        let Some(kept) = job.resumable().cloned() else { return false };
-        let export = table.running().into_iter().find(|one| one.name == kept.export());
-        let map = kept.map();
+        let Some(record) = job.resumable().cloned() else { return false };
+        let export = table.exports().into_iter().find(|one| one.name == record.export());
+        let map = record.map();
         job.forget();
-        let _ = blockhaul_io::offload(move || kept.remove()).await;
+        let _ = blockhaul_io::offload(move || record.remove()).await;
         if let (Some(export), Some(map)) = (export, map) {
             table.forget_map(&export, &map).await;
         }
@@ -157,32 +160,32 @@ impl Jobs {
     }
 
     /// Begins the points in time of a backup, and makes its jobs outlive the server.
-    pub(crate) async fn begin_at_once(
+    pub(crate) async fn begin_snapshots(
         table: &Arc<ExportTable>,
         disks: &[BackupDisk],
-        kept: &[Option<Arc<JobRecord>>],
-        at_once: &[BitmapStep],
-    ) -> Result<Vec<Begun>, JobError> {
-        let tracked = |item: &BackupDisk, kept: &Option<Arc<JobRecord>>| {
-            let kept = kept.as_ref()?;
-            let resumed = item.resumes.is_some().then(|| kept.rest_name());
-            Some(Tracked { map: kept.map()?, resumed })
+        record: &[Option<Arc<JobRecord>>],
+        bitmap_steps: &[BitmapStep],
+    ) -> Result<Vec<OpenSnapshot>, JobError> {
+        let tracked = |item: &BackupDisk, record: &Option<Arc<JobRecord>>| {
+            let record = record.as_ref()?;
+            let resumed = item.resumes.is_some().then(|| record.rest_bitmap_name());
+            Some(JobMap { map: record.map()?, resumed })
         };
-        let live: Vec<(&OpenExport, &SnapshotConfig, Option<Tracked>)> = disks
+        let live: Vec<(&OpenExport, &SnapshotConfig, Option<JobMap>)> = disks
             .iter()
-            .zip(kept)
-            .filter_map(|(item, kept)| match &item.source {
-                BackupSource::Now(begin) => Some((&*item.export, begin, tracked(item, kept))),
+            .zip(record)
+            .filter_map(|(item, record)| match &item.source {
+                BackupSource::Now(begin) => Some((&*item.export, begin, tracked(item, record))),
                 BackupSource::Still(..) => None,
             })
             .collect();
         let fresh: Vec<_> = disks
             .iter()
-            .zip(kept)
+            .zip(record)
             .filter(|(item, _)| item.resumes.is_none())
-            .filter_map(|(_, kept)| kept.clone())
+            .filter_map(|(_, record)| record.clone())
             .collect();
-        let begun = table.begin_snapshots(&live, at_once).await;
+        let begun = table.begin_snapshots(&live, bitmap_steps).await;
         let (failure, begun) = match begun {
             Err(failure) => (failure, Vec::new()),
             Ok(begun) => match commit_all(&fresh).await {
@@ -191,35 +194,36 @@ impl Jobs {
             },
         };
         for ((export, _, tracked), one) in live.iter().zip(begun) {
-            if let Some(Tracked { map, resumed: None }) = tracked {
+            if let Some(JobMap { map, resumed: None }) = tracked {
                 export.maps().retain(|other| !other.is_same(map));
             }
-            if let Some(taken) = &one.taken {
-                taken.give_back();
+            if let Some(frozen) = &one.frozen {
+                frozen.give_back();
             }
             table.end_snapshot(export, &one.snapshot).await;
         }
-        let _ = blockhaul_io::offload(move || fresh.iter().for_each(|kept| kept.remove())).await;
+        let _ =
+            blockhaul_io::offload(move || fresh.iter().for_each(|record| record.remove())).await;
         Err(failure)
     }
 }
 
 async fn commit_all(all: &[Arc<JobRecord>]) -> Result<(), JobError> {
-    for kept in all {
-        kept.outlive().await?;
+    for record in all {
+        record.persist().await?;
     }
     Ok(())
 }
 
 /// What a job needs to be resumed, besides its disk.
-fn common(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -> Value {
+fn common_facts(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -> Value {
     let target = match target.spec() {
         Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
         spec => json!(spec.to_string()),
     };
     json!({
         "target": target,
-        "options": options.iter().flat_map(words_of).collect::<Vec<_>>(),
+        "options": options.iter().flat_map(option_words).collect::<Vec<_>>(),
         "name": settings.name,
         "finalized_by_hand": settings.finalized_by_hand,
         "dismissed_by_hand": settings.dismissed_by_hand,
@@ -230,8 +234,8 @@ fn common(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -
     })
 }
 
-fn of_backup(item: &BackupDisk, begin: &SnapshotConfig) -> Value {
-    let mut facts = common(&item.target, &item.options, &item.settings);
+fn backup_facts(item: &BackupDisk, begin: &SnapshotConfig) -> Value {
+    let mut facts = common_facts(&item.target, &item.options, &item.settings);
     let Options { block, directory, max, guest_timeout, on_failure } = &begin.options;
     let clears = begin.bitmap.as_ref().filter(|_| begin.clears).or(begin.start.as_ref());
     facts["type"] = json!("backup");
@@ -248,56 +252,56 @@ fn of_backup(item: &BackupDisk, begin: &SnapshotConfig) -> Value {
     facts
 }
 
-fn of_mirror(wanted: &MirrorConfig) -> Value {
-    let mut facts = common(&wanted.target, &wanted.options, &wanted.settings);
+fn mirror_facts(config: &MirrorConfig) -> Value {
+    let mut facts = common_facts(&config.target, &config.options, &config.settings);
     facts["type"] = json!("mirror");
-    facts["seconds"] = json!(wanted.within.as_secs());
-    facts["copy_mode"] = json!(wanted.copy_mode.name());
-    match &wanted.first {
-        First::All => {}
-        First::Nothing => facts["follows_only"] = json!(true),
-        First::Dirty(name) => facts["bitmap"] = json!(name),
+    facts["seconds"] = json!(config.within.as_secs());
+    facts["copy_mode"] = json!(config.copy_mode.name());
+    match &config.initial {
+        InitialCopy::All => {}
+        InitialCopy::Nothing => facts["follows_only"] = json!(true),
+        InitialCopy::Dirty(name) => facts["bitmap"] = json!(name),
     }
     facts
 }
 
 impl JobSettings {
     /// Those of a kept job.
-    pub fn of(kept: &JobRecord) -> JobSettings {
-        let policy = |name| OnError::parse(&kept.text(name)).unwrap_or_default();
+    pub fn from_record(record: &JobRecord) -> JobSettings {
+        let policy = |name| ErrorPolicy::parse(&record.text(name)).unwrap_or_default();
         JobSettings {
-            name: Some(kept.text("name")).filter(|name| !name.is_empty()),
-            finalized_by_hand: kept.is("finalized_by_hand"),
-            dismissed_by_hand: kept.is("dismissed_by_hand"),
+            name: Some(record.text("name")).filter(|name| !name.is_empty()),
+            finalized_by_hand: record.is("finalized_by_hand"),
+            dismissed_by_hand: record.is("dismissed_by_hand"),
             on_source_error: policy("on_source_error"),
             on_target_error: policy("on_target_error"),
-            speed: kept.number("speed").unwrap_or(0),
-            compress: kept.is("compress"),
+            speed: record.number("speed").unwrap_or(0),
+            compress: record.is("compress"),
         }
     }
 }
 
 /// The export that has the disk of a job.
-fn export_of(table: &ExportTable, kept: &JobRecord) -> Result<Arc<OpenExport>, JobError> {
-    let name = kept.export();
-    let found = table.running().into_iter().find(|one| one.name == name);
+fn export_of(table: &ExportTable, record: &JobRecord) -> Result<Arc<OpenExport>, JobError> {
+    let name = record.export();
+    let found = table.exports().into_iter().find(|one| one.name == name);
     found.ok_or_else(|| {
         JobError::new(TransferErrorKind::Open, format!("there is no export {name:?}"))
     })
 }
 
 /// The target of a job: a disk of the monitor protocol that has it open, or its description.
-fn target_of(table: &ExportTable, kept: &JobRecord) -> Result<JobTarget, JobError> {
-    let spec = match kept.fact("target") {
+fn target_of(table: &ExportTable, record: &JobRecord) -> Result<JobTarget, JobError> {
+    let spec = match record.fact("target") {
         Value::Array(words) => {
             let words = words.iter().map(|word| word.as_str().unwrap_or_default());
             Spec::Command(words.map(OsString::from).collect())
         }
         target => Spec::parse(OsStr::new(target.as_str().unwrap_or_default()))?,
     };
-    let wanted = identity(&spec.to_string());
-    let is_it = |one: &Arc<OpenExport>| !one.served && identity(&one.storage()) == wanted;
-    let node = table.running().into_iter().find(is_it);
+    let device = identity(&spec.to_string());
+    let is_it = |one: &Arc<OpenExport>| !one.served && identity(&one.storage()) == device;
+    let node = table.exports().into_iter().find(is_it);
     let stack =
         node.as_ref().and_then(|node| node.stack.lock().expect("no panic under this lock").clone());
     Ok(match stack {
@@ -307,18 +311,18 @@ fn target_of(table: &ExportTable, kept: &JobRecord) -> Result<JobTarget, JobErro
 }
 
 /// The options of copy. A target that has a part of the disk does not read as zeroes any more.
-fn options_of(kept: &JobRecord) -> Vec<NamedOption> {
-    let words = kept.fact("options");
+fn options_of(record: &JobRecord) -> Vec<NamedOption> {
+    let words = record.fact("options");
     let mut options = Vec::new();
     for word in words.as_array().into_iter().flatten().filter_map(Value::as_str) {
         add_option(&mut options, word);
     }
-    options.retain(|option| !kept.has_target() || option.name != "destination-is-zero");
+    options.retain(|option| !record.has_target() || option.name != "destination-is-zero");
     options
 }
 
 /// An option as words: `--NAME`, or `--NAME=VALUE` for each value.
-fn words_of(option: &NamedOption) -> Vec<String> {
+fn option_words(option: &NamedOption) -> Vec<String> {
     let name = &option.name;
     match &option.value {
         OptionValue::Switch(_) => vec![format!("--{name}")],
@@ -343,42 +347,42 @@ fn add_option(options: &mut Vec<NamedOption>, word: &str) {
     }
 }
 
-fn within(kept: &JobRecord) -> Duration {
-    kept.number("seconds").map_or(WITHIN, Duration::from_secs)
+fn within(record: &JobRecord) -> Duration {
+    record.number("seconds").map_or(DRAIN_LIMIT, Duration::from_secs)
 }
 
 /// The bitmap that is handed over to a job, if it was to be: after a crash, or without --bitmaps, it is
 /// made again from what is left, which is all that the target lacks.
-async fn revived(
+async fn restore_bitmap(
     table: &ExportTable,
     export: &OpenExport,
-    kept: &JobRecord,
+    record: &JobRecord,
 ) -> Result<Option<String>, JobError> {
-    let name = kept.text("bitmap");
+    let name = record.text("bitmap");
     if name.is_empty() {
         return Ok(None);
     }
     if export.bitmap(&name).is_ok() {
         return Ok(Some(name));
     }
-    let Some(map) = kept.map() else { return Ok(None) };
+    let Some(map) = record.map() else { return Ok(None) };
     if export.forget_inconsistent(&name) {
-        log::info!(export = export.name; "bitmap {name:?} is made again from job {}", kept.id());
+        log::info!(export = export.name; "bitmap {name:?} is made again from job {}", record.id());
     }
-    let bitmap = NewBitmap { name: &name, granularity: GRANULARITY, kept: true };
-    table.add_bitmap(export, bitmap, within(kept)).await?;
+    let bitmap = NewBitmap { name: &name, granularity: DEFAULT_GRANULARITY, kept: true };
+    table.add_bitmap(export, bitmap, within(record)).await?;
     let added = export.bitmap(&name)?;
     // What was written before it was added.
     map.ranges().iter().for_each(|&(at, len)| added.set(at, len));
     Ok(Some(name))
 }
 
-async fn backup_again(
+async fn resumed_backup(
     table: &Arc<ExportTable>,
-    kept: &Arc<JobRecord>,
+    record: &Arc<JobRecord>,
 ) -> Result<BackupDisk, JobError> {
-    let export = export_of(table, kept)?;
-    let snapshot = kept.fact("snapshot");
+    let export = export_of(table, record)?;
+    let snapshot = record.fact("snapshot");
     let number = |name: &str| snapshot[name].as_u64();
     let standard = Options::default();
     let options = Options {
@@ -392,37 +396,37 @@ async fn backup_again(
             OnFailure::BreakSnapshot
         },
     };
-    let bitmap = revived(table, &export, kept).await?;
-    let is_part = kept.has_target() || kept.fact("selects").is_string();
+    let bitmap = restore_bitmap(table, &export, record).await?;
+    let is_part = record.has_target() || record.fact("selects").is_string();
     let begin =
-        SnapshotConfig { options, bitmap, within: within(kept), ..SnapshotConfig::default() };
+        SnapshotConfig { options, bitmap, within: within(record), ..SnapshotConfig::default() };
     Ok(BackupDisk {
-        options: options_of(kept),
-        selects: is_part.then(|| kept.rest_name()),
-        settings: JobSettings::of(kept),
-        resumes: Some(kept.clone()),
-        ..BackupDisk::new(export, target_of(table, kept)?, begin)
+        options: options_of(record),
+        selects: is_part.then(|| record.rest_bitmap_name()),
+        settings: JobSettings::from_record(record),
+        resumes: Some(record.clone()),
+        ..BackupDisk::new(export, target_of(table, record)?, begin)
     })
 }
 
-async fn mirror_again(
+async fn resumed_mirror(
     table: &Arc<ExportTable>,
-    kept: &Arc<JobRecord>,
+    record: &Arc<JobRecord>,
 ) -> Result<MirrorConfig, JobError> {
-    let export = export_of(table, kept)?;
-    let first = match revived(table, &export, kept).await? {
-        Some(name) => First::Dirty(name),
-        None if kept.is("follows_only") => First::Nothing,
-        None => First::All,
+    let export = export_of(table, record)?;
+    let initial = match restore_bitmap(table, &export, record).await? {
+        Some(name) => InitialCopy::Dirty(name),
+        None if record.is("follows_only") => InitialCopy::Nothing,
+        None => InitialCopy::All,
     };
     Ok(MirrorConfig {
-        target: target_of(table, kept)?,
-        options: options_of(kept),
-        within: within(kept),
-        first,
-        copy_mode: CopyMode::parse(&kept.text("copy_mode")).unwrap_or_default(),
-        settings: JobSettings::of(kept),
-        resumes: Some(kept.clone()),
+        target: target_of(table, record)?,
+        options: options_of(record),
+        within: within(record),
+        initial,
+        copy_mode: CopyMode::parse(&record.text("copy_mode")).unwrap_or_default(),
+        settings: JobSettings::from_record(record),
+        resumes: Some(record.clone()),
         export,
     })
 }
@@ -439,7 +443,7 @@ mod tests {
             NamedOption::from_texts("target-layer", &layers),
             NamedOption::flag("verify"),
         ];
-        let words: Vec<_> = options.iter().flat_map(words_of).collect();
+        let words: Vec<_> = options.iter().flat_map(option_words).collect();
         assert_eq!(words[3..], ["--verify"]);
         let mut read = Vec::new();
         words.iter().for_each(|word| add_option(&mut read, word));

@@ -6,9 +6,9 @@ use blockhaul_block::{Compression, Device, Facts, Flags, Hints, OpKind, Pending,
 use blockhaul_catalog::Layer;
 
 /// Asks the device for compression with each write.
-pub struct Compressed;
+pub struct CompressingLayer;
 
-impl Layer for Compressed {
+impl Layer for CompressingLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
         // No parked payloads: the device reads them.
@@ -22,16 +22,16 @@ impl Layer for Compressed {
             facts.compression = Compression::All(unit);
             facts.block.preferred = facts.block.preferred.max(unit).min(facts.block.maximum);
         }
-        Ok(Arc::new(Asking { facts: Arc::new(facts), inner }))
+        Ok(Arc::new(CompressingDevice { facts: Arc::new(facts), inner }))
     }
 }
 
-struct Asking {
+struct CompressingDevice {
     facts: Arc<Facts>,
     inner: Arc<dyn Device>,
 }
 
-impl Device for Asking {
+impl Device for CompressingDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
