@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Facts, Flags, Hints, Kind, OpKind, Pending, Request, Result};
 use blockhaul_catalog::Layer;
+use blockhaul_control::ErrorPolicy;
 use blockhaul_io::Notify;
 use blockhaul_layers::support::Repeat;
 
-use crate::jobs::Job;
-
-pub use blockhaul_control::ErrorPolicy;
+use crate::job::Job;
 
 /// First and longest time before an ignored request is repeated.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];

@@ -13,6 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
+mod backup_jobs;
 mod bitmap_files;
 mod client_devices;
 mod compression;
@@ -20,31 +21,39 @@ mod error;
 mod export;
 mod export_config;
 mod export_table;
+mod job;
+mod job_config;
+mod job_copy;
 mod job_errors;
 mod job_files;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod job_model;
+mod job_report;
 mod job_state;
 mod jobs;
 mod mirror;
+mod mirror_jobs;
 mod resume;
 mod snapshot;
 mod trace;
+
+pub use blockhaul_control::{CopyMode, ErrorPolicy};
 
 pub use bitmap_files::BitmapFiles;
 pub use error::JobError;
 pub use export::{OpenExport, SnapshotOrigin, TargetGuard};
 pub use export_config::{CopyHook, ExportConfig, ExportTableConfig, intent};
 pub use export_table::{ExportTable, NameReservation};
-pub use job_errors::{ErrorAction, ErrorPolicy};
+pub use job::{Job, JobEvent, JobObserver};
+pub use job_config::{
+    BackupConfig, BackupDisk, BackupSource, JobSettings, JobTarget, MirrorConfig,
+};
+pub use job_errors::ErrorAction;
 pub use job_files::{JobFiles, JobRecord};
 pub use job_state::{JobCommand, JobStatus};
-pub use jobs::{
-    BackupConfig, BackupDisk, BackupSource, Job, JobEvent, JobObserver, JobSettings, JobTarget,
-    Jobs, MirrorConfig,
-};
-pub use mirror::{CLIENT_WAIT, CopyMode, InitialCopy, Mirror, MirrorCompletion};
+pub use jobs::Jobs;
+pub use mirror::{CLIENT_WAIT, InitialCopy, Mirror, MirrorCompletion};
 pub use snapshot::{
     BitmapStep, DEFAULT_GRANULARITY, FrozenBitmap, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
 };

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_catalog::Spec;
+use blockhaul_control::{CopyMode, ErrorPolicy};
 use blockhaul_snapshot::{OnFailure, Options};
 use blockhaul_transfer::{NamedOption, OptionValue, TransferErrorKind};
 use serde_json::{Value, json};
@@ -18,12 +19,13 @@ use crate::bitmap_files::identity;
 use crate::error::JobError;
 use crate::export::OpenExport;
 use crate::export_table::ExportTable;
-use crate::job_errors::ErrorPolicy;
-use crate::job_files::JobRecord;
-use crate::jobs::{
-    BackupConfig, BackupDisk, BackupSource, Job, JobSettings, JobTarget, Jobs, MirrorConfig,
+use crate::job::Job;
+use crate::job_config::{
+    BackupConfig, BackupDisk, BackupSource, JobSettings, JobTarget, MirrorConfig,
 };
-use crate::mirror::{CopyMode, InitialCopy};
+use crate::job_files::JobRecord;
+use crate::jobs::Jobs;
+use crate::mirror::InitialCopy;
 use crate::snapshot::{
     BitmapStep, DEFAULT_GRANULARITY, DRAIN_LIMIT, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
 };

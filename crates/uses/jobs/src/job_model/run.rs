@@ -14,11 +14,14 @@ use super::guests::Guests;
 use crate::export::OpenExport;
 use crate::export_config::ExportTableConfig;
 use crate::export_table::ExportTable;
-use crate::job_errors::ErrorPolicy;
+use crate::job::Job;
+use crate::job_config::{BackupConfig, BackupDisk, JobSettings, JobTarget, MirrorConfig};
 use crate::job_state::JobStatus;
-use crate::jobs::{BackupConfig, BackupDisk, Job, JobSettings, JobTarget, Jobs, MirrorConfig};
-use crate::mirror::{CopyMode, InitialCopy, MirrorCompletion};
+use crate::jobs::Jobs;
+use crate::mirror::{InitialCopy, MirrorCompletion};
 use crate::snapshot::{BitmapStep, SnapshotConfig};
+use blockhaul_control::CopyMode;
+use blockhaul_control::ErrorPolicy;
 
 const SIZE: usize = (192 << 10) + 512;
 /// Comparison of disks with bitmaps.
