@@ -16,18 +16,22 @@
 //! assert_eq!(error.member(), Some("job"));
 //! ```
 //!
-//! - [`ControlRequest`]: the requests. `values`: the types of their members. [`Refusal`], [`ClientStatus`]
-//!   and [`ExportStatus`]: replies. Jobs are described by the server alone, as objects.
+//! - [`ControlRequest`]: the requests. `values`: the types of their members. [`Refusal`], [`ClientStatus`],
+//!   [`ExportStatus`] and [`JobReport`]: replies.
 //! - `members`: a JSON value as a deserializer whose errors name the member.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
+mod job_report;
 mod members;
 mod reply;
 mod request;
 mod values;
 
+pub use job_report::{
+    BackupFigures, InterruptedFigures, JobFigures, JobReport, MirrorFigures, ResumeMode,
+};
 pub use reply::{
     BitmapStatus, ClientStatus, ExportStatus, LayerStatus, Refusal, RefusalKind, TlsIdentity,
 };

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use blockhaul_control::{InterruptedFigures, ResumeMode};
 use blockhaul_engine::Durable;
 use blockhaul_io::plain;
 use blockhaul_snapshot::Remaining;
@@ -349,25 +350,35 @@ impl JobRecord {
         format!("blockhaul-job-{}", self.id)
     }
 
-    /// For the control socket, while it is interrupted.
-    pub fn described(&self) -> Value {
-        let unusable = self.unusable();
-        let (resume, why) = match (&unusable, self.is_backup()) {
-            (Some(why), _) => (Value::Null, format!("it cannot be resumed: {why}")),
-            (None, false) => (json!("same"), "it can be resumed".to_string()),
-            (None, true) => (
-                json!("new-moment"),
-                "its moment is lost; it can be resumed with --new-moment".to_string(),
-            ),
+    /// How the job can be resumed, or why it cannot.
+    fn resume_mode(&self) -> Result<ResumeMode, String> {
+        match self.unusable() {
+            Some(why) => Err(why),
+            None if self.is_backup() => Ok(ResumeMode::NewMoment),
+            None => Ok(ResumeMode::Same),
+        }
+    }
+
+    /// The error of the interrupted job, which says whether the job can be resumed.
+    pub(crate) fn interruption(&self) -> String {
+        let next = match self.resume_mode() {
+            Err(why) => format!("it cannot be resumed: {why}"),
+            Ok(ResumeMode::NewMoment) => {
+                "its moment is lost; it can be resumed with --new-moment".to_string()
+            }
+            Ok(ResumeMode::Same) => "it can be resumed".to_string(),
         };
-        let left = self.map().map(|map| map.ranges().iter().map(|(_, len)| len).sum::<u64>());
-        json!({
-            "export": self.export(),
-            "error": format!("the server ended before the job; {why}"),
-            "resume": resume,
-            "dirty": left,
-            "begun": self.number("begun"),
-        })
+        format!("the server ended before the job; {next}")
+    }
+
+    /// The figures of the interrupted job, for the control socket.
+    pub(crate) fn figures(&self) -> InterruptedFigures {
+        let left = self.map().map(|map| map.ranges().iter().map(|(_, len)| len).sum());
+        InterruptedFigures {
+            resume: self.resume_mode().ok(),
+            dirty: left,
+            begun: self.number("begun"),
+        }
     }
 
     /// Removes its files: the job has ended. Blocks.

@@ -1,6 +1,7 @@
 //! Reports about jobs for the control socket.
 
-use serde_json::{Value, json};
+use blockhaul_control::{BackupFigures, JobFigures, JobReport};
+use blockhaul_snapshot::Stats;
 
 use crate::job::{Job, JobEnd, JobWork};
 use crate::job_state::JobStatus;
@@ -23,42 +24,47 @@ impl Job {
         }
     }
 
-    /// For the control socket.
-    pub fn described(&self) -> Value {
+    /// The report about the job, for the control socket.
+    pub fn report(&self) -> JobReport {
         let now = self.progress.snapshot();
         let ended = self.ended.get();
         let seconds = ended.map_or_else(|| blockhaul_io::elapsed(self.started), |end| end.after);
-        let mut described = json!({
-            "job": self.id(),
-            "name": self.name(),
-            "type": self.kind(),
-            "export": self.export(),
-            "target": self.target(),
-            "state": self.state(),
-            "io_status": self.io_status(),
-            "done": now.done(),
-            "total": now.total,
-            "seconds": seconds.as_secs_f64(),
-            "result": ended.and_then(|end| end.result.as_ref().ok()),
-            "error": ended.and_then(|end| end.result.as_ref().err()).map(ToString::to_string),
-        });
-        let more = match &self.work {
-            JobWork::Interrupted(record) => record.described(),
-            JobWork::Mirror(mirror) => mirror.described(),
-            JobWork::Backup(moment) => {
-                let stats = moment.stats();
-                json!({
-                    "released": self.progress.discarded().0,
-                    "saved": stats.saved,
-                    "kept": stats.kept,
-                    "writes_delayed": stats.waits,
-                    "longest_delay": stats.longest_wait.as_secs_f64(),
+        let mut report = JobReport {
+            job: self.id(),
+            name: self.name(),
+            kind: self.kind(),
+            export: self.export().to_string(),
+            target: self.target().to_string(),
+            state: self.state(),
+            io_status: self.io_status(),
+            done: now.done(),
+            total: now.total,
+            seconds: seconds.as_secs_f64(),
+            result: ended.and_then(|end| end.result.as_ref().ok()).cloned(),
+            error: self.failure().map(ToString::to_string),
+            figures: self.figures(),
+        };
+        if let JobWork::Interrupted(record) = &self.work {
+            report.export = record.export();
+            report.error = Some(record.interruption());
+        }
+        report
+    }
+
+    fn figures(&self) -> JobFigures {
+        match &self.work {
+            JobWork::Interrupted(record) => JobFigures::Interrupted(record.figures()),
+            JobWork::Mirror(mirror) => JobFigures::Mirror(mirror.figures()),
+            JobWork::Backup(snapshot) => {
+                let Stats { saved, kept, waits, longest_wait, .. } = snapshot.stats();
+                JobFigures::Backup(BackupFigures {
+                    released: self.progress.discarded().0,
+                    saved,
+                    kept,
+                    writes_delayed: waits,
+                    longest_delay: longest_wait.as_secs_f64(),
                 })
             }
-        };
-        if let (Value::Object(described), Value::Object(more)) = (&mut described, more) {
-            described.extend(more);
         }
-        described
     }
 }

@@ -66,7 +66,7 @@ impl World {
         let mut actions = 0;
         while !job.is_over() && self.starts == before.starts {
             if blockhaul_io::elapsed(begun) > PATIENCE {
-                return Err(format!("a job hangs: {}", job.described()));
+                return Err(format!("a job hangs: {:?}", job.report()));
             }
             sleep(self.moment()).await;
             actions += 1;
@@ -106,7 +106,7 @@ impl World {
         let explained = cancelled || before.may_fail || self.blame() != before.blame;
         match error {
             Some(error) if !explained => {
-                Err(format!("a job fails without a reason: {error}: {}", job.described()))
+                Err(format!("a job fails without a reason: {error}: {:?}", job.report()))
             }
             error => Ok(Ended { completed: error.is_none(), lost: false }),
         }

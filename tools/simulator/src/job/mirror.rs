@@ -120,8 +120,8 @@ impl World {
         // Clients have left the one or the other behind: that one does not change any more.
         let left = if moved { disk.live() } else { self.target.live() };
         if !moments.have(&left) {
-            let described = job.described();
-            return Err(format!("a mirror is not the disk of its last moment: {described}"));
+            let report = job.report();
+            return Err(format!("a mirror is not the disk of its last moment: {report:?}"));
         }
         if !moved && self.target.durable() != left {
             return Err("a mirror is not durable".to_string());

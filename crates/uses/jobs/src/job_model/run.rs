@@ -175,9 +175,9 @@ impl World {
             let exact = target.bytes() == moment;
             assert!(
                 exact,
-                "{}: a backup is not the disk of its moment: {}",
+                "{}: a backup is not the disk of its moment: {:?}",
                 self.place(),
-                job.described()
+                job.report()
             );
             assert_eq!(target.unflushed(), 0, "{}: not flushed", self.place());
         }
@@ -248,12 +248,7 @@ impl World {
                 ended.quiet,
                 differences(&old.bytes(), &target.bytes())
             );
-            assert!(
-                copied,
-                "{}: a mirror is not the disk: {how} {}",
-                self.place(),
-                job.described()
-            );
+            assert!(copied, "{}: a mirror is not the disk: {how} {:?}", self.place(), job.report());
             assert!(switch || target.unflushed() == 0, "{}: not flushed", self.place());
         }
         self.check_outcome(&job, &ended, target, &trouble, false);
@@ -275,7 +270,7 @@ impl World {
         let mut completing = false;
         while !job.is_over() {
             let late = blockhaul_io::elapsed(started) > LIMIT;
-            assert!(!late, "{}: a job hangs: {}", self.place(), job.described());
+            assert!(!late, "{}: a job hangs: {:?}", self.place(), job.report());
             let time = self.rng.between(50, 1000);
             blockhaul_io::sleep(Duration::from_micros(time)).await;
             actions += 1;
@@ -334,7 +329,7 @@ impl World {
         trouble: &FaultPlan,
         lost: bool,
     ) {
-        let said = || format!("{}: {:?}: {}", self.place(), ended.error, job.described());
+        let said = || format!("{}: {:?}: {:?}", self.place(), ended.error, job.report());
         let insists = |policy| matches!(policy, ErrorPolicy::Ignore | ErrorPolicy::Stop);
         let read = self.disk.failed(OpKind::Read);
         let flush = target.failed(OpKind::Flush);

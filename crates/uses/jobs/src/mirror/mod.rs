@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Barrier, ClaimOwner, Stack};
 use blockhaul_control::CopyMode;
+use blockhaul_control::MirrorFigures;
 use blockhaul_engine::{CopyError, Engine, Progress, Summary};
 use blockhaul_io::Notify;
 use blockhaul_snapshot::{Changes, Remaining};
 use blockhaul_transfer::Follower;
-use serde_json::{Value, json};
 
 use crate::error::JobError;
 use crate::export::OpenExport;
@@ -345,23 +345,23 @@ impl Mirror {
         self.lock().completion.is_some()
     }
 
-    /// For the control socket.
-    pub fn described(&self) -> Value {
+    /// The figures of the mirror, for the control socket.
+    pub(crate) fn figures(&self) -> MirrorFigures {
         let dirty = self.changed_bytes();
         let predicted = self.predicted();
         let synced = self.is_synced();
         let state = self.lock();
-        json!({
-            "ready": state.ready,
-            "copy_mode": state.copy_mode.name(),
-            "synced": synced,
-            "dirty": dirty,
-            "rounds": state.rounds,
-            "rate": state.rate,
-            "predicted_downtime": state.rate.map(|_| predicted.as_secs_f64()),
-            "downtime": state.downtime.map(|time| time.as_secs_f64()),
-            "postponed": state.postponed,
-        })
+        MirrorFigures {
+            ready: state.ready,
+            copy_mode: state.copy_mode,
+            synced,
+            dirty,
+            rounds: state.rounds,
+            rate: state.rate,
+            predicted_downtime: state.rate.map(|_| predicted.as_secs_f64()),
+            downtime: state.downtime.map(|time| time.as_secs_f64()),
+            postponed: state.postponed.clone(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, MirrorState> {

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use blockhaul_control::{
-    BackupRequest, BackupTarget, CopyMode, ErrorPolicy, MirrorRequest, Refusal, Seconds, SyncMode,
+    BackupRequest, BackupTarget, CopyMode, ErrorPolicy, JobReport, MirrorRequest, Refusal, Seconds,
+    SyncMode,
 };
 use blockhaul_jobs::{
     BackupConfig, BackupDisk, InitialCopy, Job, JobSettings, JobStatus, JobTarget,
     MirrorCompletion, MirrorConfig, SnapshotConfig,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::bitmaps::options as snapshot_options;
@@ -174,12 +176,20 @@ fn controlled(job: &Job, copies: bool) -> Reply {
 }
 
 /// A job, with the exit status of a command that ends as it does.
+#[derive(Serialize)]
+struct JobReply {
+    #[serde(flatten)]
+    report: JobReport,
+    /// None while the job runs.
+    exit_status: Option<u8>,
+}
+
 fn described(job: &Job) -> Value {
-    let mut described = job.described();
-    let has_ended = !described["result"].is_null() || !described["error"].is_null();
-    let status = has_ended.then(|| job.failure().map_or(0, |error| exit::status_of(error.kind())));
-    described["exit_status"] = status.into();
-    described
+    let report = job.report();
+    let has_ended = report.result.is_some() || report.error.is_some();
+    let exit_status =
+        has_ended.then(|| job.failure().map_or(0, |error| exit::status_of(error.kind())));
+    json!(JobReply { report, exit_status })
 }
 
 /// How a job is controlled.
