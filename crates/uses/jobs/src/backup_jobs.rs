@@ -10,6 +10,7 @@ use blockhaul_transfer::{CopyReport, CopySetup, OpenCopy};
 
 use crate::error::JobError;
 use crate::export::OpenExport;
+use crate::export_bitmaps::FrozenBitmap;
 use crate::export_table::ExportTable;
 use crate::job::{BackupSnapshot, Job, JobEvent, JobStart, JobWork};
 use crate::job_config::{BackupConfig, BackupDisk, BackupSource};
@@ -17,9 +18,9 @@ use crate::job_copy::{copy, with_source_policy};
 use crate::job_errors::ErrorPolicies;
 use crate::job_state::JobStatus;
 use crate::jobs::Jobs;
-use crate::snapshot::{FrozenBitmap, OpenSnapshot};
+use crate::snapshot::OpenSnapshot;
 
-/// One disk of a backup that has begun.
+/// A disk of a backup that has begun, with its job.
 struct DiskJob {
     export: Arc<OpenExport>,
     /// The point in time, which ends with the job.

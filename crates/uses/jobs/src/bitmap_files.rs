@@ -30,7 +30,7 @@ const SIZE_MAX: u64 = 256 << 20;
 /// The directory of the files.
 pub struct BitmapFiles(PathBuf);
 
-/// What a file holds.
+/// The bitmaps of a file.
 #[derive(Default)]
 pub struct StoredBitmaps {
     pub bitmaps: Vec<Arc<Bitmap>>,
@@ -39,7 +39,7 @@ pub struct StoredBitmaps {
 }
 
 impl BitmapFiles {
-    /// In this directory, which must exist.
+    /// The files in this directory, which must exist.
     ///
     /// # Errors
     /// If there is no such directory.
@@ -155,7 +155,7 @@ impl BitmapFiles {
     }
 }
 
-/// What a device is called in a file of bitmaps: a file of the disk by its full path, so that it may be
+/// The name of a device in a file of bitmaps: a file of the disk by its full path, so that the file may be
 /// named otherwise the next time.
 pub(crate) fn identity(device: &str) -> String {
     let path = Spec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));

@@ -22,7 +22,7 @@ pub struct ClientDevices {
     pub write: bool,
     /// Its name and description.
     pub listed: Listed,
-    /// It is available under any name.
+    /// Whether the export is available under any name.
     pub any_name: bool,
 }
 

@@ -11,7 +11,7 @@ use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy, opening_
 pub struct JobError {
     kind: TransferErrorKind,
     text: String,
-    /// With the punctuation before it; or nothing.
+    /// The remedy with the punctuation before it; empty: none is known.
     remedy: String,
 }
 
@@ -50,14 +50,14 @@ impl JobError {
         JobError { remedy, ..self }
     }
 
-    /// The same error with text appended to its remedy.
+    /// This error with text appended to its remedy.
     #[must_use]
     pub fn and(mut self, more: &str) -> JobError {
         self.remedy += more;
         self
     }
 
-    /// The same error with this text, which contains [that of this one](JobError::facts).
+    /// This error with another text, which contains [its own](JobError::facts).
     #[must_use]
     pub fn reworded(&self, text: impl Into<String>) -> JobError {
         JobError { text: text.into(), ..self.clone() }

@@ -39,7 +39,7 @@ pub struct OpenExport {
     pub(crate) bitmaps: Mutex<Vec<Arc<Bitmap>>>,
     /// Names of bitmaps from earlier that may lack writes, and why.
     pub(crate) inconsistent: Mutex<Vec<(String, String)>>,
-    /// What has changed, for a mirror of it; between the bitmaps and the points in time.
+    /// The changes that a mirror of the disk notes; between the bitmaps and the points in time.
     pub(crate) mirrored: Mutex<Option<Changes>>,
     /// Where its disk differs from the targets of jobs that outlive the server.
     pub(crate) maps: Mutex<Vec<Remaining>>,
@@ -200,7 +200,7 @@ impl OpenExport {
         Err(JobError::request(text))
     }
 
-    /// What a mirror of the export notes.
+    /// The changes that a mirror of the export notes.
     pub(crate) fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
         self.mirrored.lock().expect("no panic under this lock")
     }

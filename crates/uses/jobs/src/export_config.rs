@@ -41,12 +41,12 @@ pub struct ExportTableConfig {
 /// Is called with the options, the source and the target of a copy.
 pub type CopyHook = fn(&TransferOptions, [&Spec; 2]);
 
-/// What messages call an export.
+/// The word for an export in messages.
 pub(crate) const EXPORT: &str = "export";
-/// What messages call a disk of the monitor protocol.
+/// The word for a disk of the monitor protocol in messages.
 pub(crate) const NODE: &str = "node";
 
-/// One export of a server: a device, its name, and the access of clients.
+/// An export of a server: a device, its name, and the access of clients.
 pub struct ExportConfig {
     /// The name for clients.
     pub name: String,
@@ -115,7 +115,7 @@ impl ExportTableConfig {
         self.exports.first().map(|one| one.name.as_str()).unwrap_or_default()
     }
 
-    /// What is served, for users: the storage, or the names of several exports.
+    /// The storage that is served, for users, or the names of several exports.
     pub fn shown(&self) -> String {
         match &self.exports[..] {
             [one] => blockhaul_transfer::shown(&one.spec.to_string()).into_owned(),

@@ -26,14 +26,14 @@ pub struct ExportTable {
     /// The common gates, if they precede the first export: they also apply to exports that are
     /// added.
     gates: Mutex<Vec<Arc<dyn Gate>>>,
-    /// One change at a time. No device is opened meanwhile: that may take as long as a server does not
+    /// The lock of changes. No device is opened meanwhile: that may take as long as a server does not
     /// answer.
     changes: Arc<FifoLock>,
 }
 
 #[derive(Default)]
 struct TableState {
-    /// In the order in which they were added.
+    /// The exports, in the order in which they were added.
     exports: Vec<Arc<OpenExport>>,
     /// Names of exports whose devices are being opened.
     reserved: Vec<String>,
@@ -80,7 +80,7 @@ impl ExportTable {
         self.lock().exports.iter().find(|one| one.name == name).cloned()
     }
 
-    /// What the storages of the exports count, each figure once; figures of one name are consecutive.
+    /// The figures of the storages of the exports, each once; figures of one name are consecutive.
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures: Vec<Figure> = Vec::new();
         for own in self.exports().iter().filter_map(|one| one.own.as_ref()?.upgrade()) {
@@ -144,7 +144,7 @@ impl ExportTable {
     /// Opens a disk that no client reaches yet. On a worker.
     ///
     /// # Errors
-    /// Those of [`ExportTable::add`], or if each client would get a device of its own.
+    /// The errors of [`ExportTable::add`], or if each client would get a device of its own.
     pub async fn add_disk(&self, one: ExportConfig) -> Result<Arc<OpenExport>, JobError> {
         self.config.check_one(&one)?;
         let _name = self.reserve(&one.name)?;

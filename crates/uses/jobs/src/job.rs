@@ -21,27 +21,27 @@ use crate::mirror::{Mirror, MirrorCompletion};
 /// Interval at which a pending job looks whether its group has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Is called for what happens to jobs, from any worker; must not block.
+/// A function that is called for each event of a job, from any worker; it must not block.
 pub type JobObserver = Box<dyn Fn(&Job, &JobEvent) + Send + Sync>;
 
-/// What has happened to a job.
+/// An event of a job.
 #[derive(Debug)]
 pub enum JobEvent {
-    /// It has another state.
+    /// The job has another state.
     Status(JobStatus),
     /// A mirror could complete.
     Ready,
-    /// It waits until it is finalized.
+    /// The job waits until it is finalized.
     Pending,
-    /// It has ended; [`Job::outcome`] says how.
+    /// The job has ended; [`Job::outcome`] says how.
     Ended,
     /// A request has failed.
     Error {
-        /// It was one of the source.
+        /// Whether the request was one of the source.
         is_read: bool,
-        /// What is done about it.
+        /// The action that follows.
         action: ErrorAction,
-        /// Why it has failed.
+        /// The error: device, offset and cause.
         text: String,
     },
 }
@@ -52,7 +52,7 @@ pub struct Job {
     export: String,
     target: String,
     pub(crate) work: JobWork,
-    /// It writes to a disk of the server.
+    /// The claim on the target, if that is a disk of the server.
     writing: Mutex<Option<TargetGuard>>,
     pub(crate) progress: Arc<Progress>,
     control: CopyControl,
@@ -61,9 +61,9 @@ pub struct Job {
     status: Mutex<JobStatus>,
     /// Bytes per second; 0: no limit.
     speed: AtomicU64,
-    /// It was asked to end.
+    /// Whether the job was asked to end.
     cancelled: AtomicBool,
-    /// It was asked to end its pending state.
+    /// Whether the job was finalized.
     finalized: AtomicBool,
     /// How a mirror is to end once it is finalized.
     completion: Mutex<Option<MirrorCompletion>>,
@@ -71,19 +71,19 @@ pub struct Job {
     pub(crate) ended: OnceLock<JobEnd>,
     changed: Notify,
     observer: Arc<OnceLock<JobObserver>>,
-    /// It outlives the server.
+    /// The record of a job that outlives the server.
     record: Option<Arc<JobRecord>>,
-    /// The server ends before it.
+    /// Whether the server ends before the job.
     interrupted: AtomicBool,
 }
 
-/// What a job does.
+/// The work of a job.
 pub(crate) enum JobWork {
     /// Copies a point in time, or a disk that does not change.
     Backup(BackupSnapshot),
     /// Copies the disk, and what is written to it meanwhile.
     Mirror(Arc<Mirror>),
-    /// Nothing: a job of an earlier server, with its record.
+    /// None: a job of an earlier server, with its record.
     Interrupted(Arc<JobRecord>),
 }
 
@@ -132,11 +132,11 @@ pub(crate) struct JobEnd {
     pub(crate) after: Duration,
     /// The report, or why it failed.
     pub(crate) result: Result<String, JobError>,
-    /// On request.
+    /// Whether the job was cancelled on request.
     pub(crate) cancelled: bool,
 }
 
-/// What a job begins with, besides its copy.
+/// The parts of a job that begins, besides its copy.
 pub(crate) struct JobStart {
     pub(crate) export: String,
     pub(crate) target: String,
@@ -207,7 +207,7 @@ impl Job {
         }
     }
 
-    /// Notes how it has ended; `lost`: why its point in time is lost.
+    /// Ends the job with this result; `lost`: why its point in time is lost.
     pub(crate) fn end(&self, result: Result<CopyReport, JobError>, lost: Option<String>) {
         let cancelled = self.cancelled.load(Ordering::Relaxed);
         let result = match (result, lost) {
@@ -257,7 +257,7 @@ impl Job {
         }
     }
 
-    /// Changes its state, if that leads there.
+    /// Changes the state of the job, if the state leads there.
     pub(crate) fn enter(&self, next: JobStatus) {
         {
             let mut status = self.status.lock().expect("no panic under this lock");
@@ -340,7 +340,7 @@ impl Job {
         self.ended.get()?.result.as_ref().err()
     }
 
-    /// A request of it has failed. With `ErrorAction::Stop` it pauses.
+    /// Reports that a request of the job has failed. With `ErrorAction::Stop` the job pauses.
     pub(crate) fn report_error(&self, is_read: bool, action: ErrorAction, error: &Error) {
         self.send_event(&JobEvent::Error { is_read, action, text: error.located() });
         if action != ErrorAction::Report
@@ -353,12 +353,12 @@ impl Job {
         }
     }
 
-    /// Whether what it reads is lost for good: to repeat a request makes no sense.
+    /// Whether the point in time that the job reads is lost: to repeat a request makes no sense.
     pub(crate) fn has_lost_its_source(&self) -> bool {
         matches!(&self.work, JobWork::Backup(moment) if moment.is_lost())
     }
 
-    /// A mirror could complete.
+    /// Notes that a mirror could complete.
     pub(crate) fn has_become_ready(&self) {
         if self.status() == JobStatus::Running {
             self.enter(JobStatus::Ready);
@@ -371,7 +371,7 @@ impl Job {
         self.cancelled.load(Ordering::Relaxed) || self.progress.is_cancelled()
     }
 
-    /// Waits until it is finalized, or `over`.
+    /// Waits until the job is finalized, or `over` is true.
     pub(crate) async fn is_finalized(&self, over: impl Fn() -> bool) {
         loop {
             let changed = self.changed.listen();
@@ -501,7 +501,7 @@ impl Job {
         self.stop();
     }
 
-    /// Ends it soon.
+    /// Ends the job soon.
     pub(crate) fn stop(&self) {
         self.control.cancel();
         self.errors.resume();

@@ -10,9 +10,10 @@ use blockhaul_transfer::{NamedOption, TransferErrorKind};
 
 use crate::error::JobError;
 use crate::export::{OpenExport, TargetGuard};
+use crate::export_bitmaps::FrozenBitmap;
 use crate::job_files::JobRecord;
 use crate::mirror::InitialCopy;
-use crate::snapshot::{BitmapStep, FrozenBitmap, SnapshotConfig};
+use crate::snapshot::{BitmapStep, SnapshotConfig};
 
 /// A backup of one or more disks.
 pub struct BackupConfig {
@@ -31,7 +32,7 @@ impl BackupConfig {
     }
 }
 
-/// One disk of a backup.
+/// A disk of a backup, and its target.
 pub struct BackupDisk {
     /// The disk.
     pub export: Arc<OpenExport>,
@@ -39,7 +40,7 @@ pub struct BackupDisk {
     pub target: JobTarget,
     /// Options of the copy by the names of the command line, such as `retries`.
     pub options: Vec<NamedOption>,
-    /// What is read.
+    /// The contents that are read.
     pub source: BackupSource,
     /// The bitmap that selects what is copied; `None`: everything.
     pub selects: Option<String>,
@@ -69,15 +70,15 @@ impl BackupDisk {
     }
 }
 
-/// What a backup reads.
+/// The contents that a backup reads.
 pub enum BackupSource {
     /// A point in time that begins now.
     Now(SnapshotConfig),
-    /// This device, which does not change, and what was dirty there.
+    /// A device that does not change, and the bitmap that was frozen with it.
     Still(Arc<dyn Device>, Option<FrozenBitmap>),
 }
 
-/// What a mirror is to do.
+/// A mirror of a disk.
 pub struct MirrorConfig {
     /// The disk.
     pub export: Arc<OpenExport>,
@@ -87,7 +88,7 @@ pub struct MirrorConfig {
     pub options: Vec<NamedOption>,
     /// Maximum time for requests in flight to end when the job begins.
     pub within: Duration,
-    /// What is copied before changes are.
+    /// The ranges that are copied before changes are.
     pub initial: InitialCopy,
     /// When the target has what clients write.
     pub copy_mode: CopyMode,
@@ -121,7 +122,7 @@ impl JobTarget {
         }
     }
 
-    /// A disk of the server is its target from now on.
+    /// Claims a target that is a disk of the server.
     pub(crate) async fn begin(&self) -> Result<Option<TargetGuard>, JobError> {
         let JobTarget::Open(spec, _, Some(running)) = self else { return Ok(None) };
         if let Spec::Scheme { scheme, rest } = spec
@@ -143,11 +144,11 @@ pub struct JobSettings {
     pub finalized_by_hand: bool,
     /// Whether the job stays in the list of the monitor protocol until it is dismissed.
     pub dismissed_by_hand: bool,
-    /// What the job does after errors of the source.
+    /// The policy for errors of the source.
     pub on_source_error: ErrorPolicy,
-    /// What the job does after errors of the target.
+    /// The policy for errors of the target.
     pub on_target_error: ErrorPolicy,
-    /// Bytes per second; 0: no limit.
+    /// Rate limit in bytes per second; 0: none.
     pub speed: u64,
     /// Whether the target stores the data compressed, if it can.
     pub compress: bool,

@@ -15,7 +15,7 @@ use crate::job::Job;
 /// First and longest time before an ignored request is repeated.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(5)];
 
-/// What follows from an error under a policy.
+/// The action that follows from an error under a policy.
 fn action(policy: ErrorPolicy, kind: Kind) -> ErrorAction {
     match (policy, kind) {
         // To repeat these makes no sense.
@@ -28,7 +28,7 @@ fn action(policy: ErrorPolicy, kind: Kind) -> ErrorAction {
     }
 }
 
-/// What is done about one error.
+/// The action that follows from an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorAction {
     /// The job fails.
@@ -58,13 +58,13 @@ pub struct ErrorPolicies {
     job: OnceLock<Weak<Job>>,
     /// Requests wait until the job is resumed.
     stopped: AtomicBool,
-    /// What the latest error was, until the job is resumed.
+    /// The kind of the latest error, until the job is resumed.
     status: Mutex<Option<Kind>>,
     resumed: Notify,
 }
 
 impl ErrorPolicies {
-    /// With these policies.
+    /// Policies for errors of the source and of the target.
     pub fn new(source: ErrorPolicy, target: ErrorPolicy) -> Arc<ErrorPolicies> {
         Arc::new(ErrorPolicies { source, target, ..ErrorPolicies::default() })
     }
@@ -191,7 +191,7 @@ struct PolicyDevice {
 }
 
 impl PolicyDevice {
-    /// What to do about an error. A failed flush is not repeated: the repetition may succeed
+    /// The action that follows from an error. A failed flush is not repeated: the repetition may succeed
     /// although data is lost. Extents are only hints.
     fn action(&self, kind: OpKind, flags: Flags, error: &Error) -> ErrorAction {
         let is_repeatable = match kind {

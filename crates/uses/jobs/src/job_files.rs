@@ -58,7 +58,7 @@ struct MapState {
 }
 
 impl JobFiles {
-    /// In this directory, which must exist; reads the descriptions of all jobs.
+    /// The files in this directory, which must exist; reads the descriptions of all jobs.
     ///
     /// # Errors
     /// If there is no such directory, another server uses it, or it cannot be read.

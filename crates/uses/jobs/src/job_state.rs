@@ -12,25 +12,25 @@
 /// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobStatus {
-    /// It has not started.
+    /// The job has not started.
     Created,
-    /// It copies.
+    /// The job copies.
     Running,
-    /// It was paused, on request or after an error.
+    /// The job was paused, on request or after an error.
     Paused,
     /// A mirror could complete.
     Ready,
     /// A mirror that could complete was paused.
     Standby,
-    /// It has copied everything, and waits for the other jobs of its group.
+    /// The job has copied everything, and waits for the other jobs of its group.
     Waiting,
-    /// It waits until it is finalized.
+    /// The job waits until it is finalized.
     Pending,
-    /// It fails, or was cancelled.
+    /// The job fails, or was cancelled.
     Aborting,
-    /// It has ended.
+    /// The job has ended.
     Concluded,
-    /// It was dismissed.
+    /// The job was dismissed.
     Null,
 }
 

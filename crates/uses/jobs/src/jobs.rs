@@ -19,16 +19,16 @@ const ENDED_MAX: usize = 100;
 /// The jobs of a server: backups and mirrors of its exports.
 #[derive(Default)]
 pub struct Jobs {
-    /// Also those of earlier servers.
+    /// The jobs, also those of earlier servers.
     list: Mutex<VecDeque<Arc<Job>>>,
     last: AtomicU64,
     observer: Arc<OnceLock<JobObserver>>,
-    /// One interrupted job is resumed or forgotten at a time.
+    /// The lock of interrupted jobs: one is resumed or forgotten at a time.
     pub(crate) resuming: Arc<FifoLock>,
 }
 
 impl Jobs {
-    /// With the jobs of earlier servers.
+    /// The jobs of a server that begins: those of earlier servers.
     pub fn from_records(found: &[Arc<JobRecord>]) -> Jobs {
         let jobs = Jobs::default();
         let last = found.iter().map(|record| record.id()).max().unwrap_or(0);

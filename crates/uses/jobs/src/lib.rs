@@ -19,6 +19,7 @@ mod client_devices;
 mod compression;
 mod error;
 mod export;
+mod export_bitmaps;
 mod export_config;
 mod export_table;
 mod job;
@@ -43,6 +44,7 @@ pub use blockhaul_control::{CopyMode, ErrorPolicy};
 pub use bitmap_files::BitmapFiles;
 pub use error::JobError;
 pub use export::{OpenExport, SnapshotOrigin, TargetGuard};
+pub use export_bitmaps::{DEFAULT_GRANULARITY, FrozenBitmap, NewBitmap};
 pub use export_config::{CopyHook, ExportConfig, ExportTableConfig, intent};
 pub use export_table::{ExportTable, NameReservation};
 pub use job::{Job, JobEvent, JobObserver};
@@ -54,6 +56,4 @@ pub use job_files::{JobFiles, JobRecord};
 pub use job_state::{JobCommand, JobStatus};
 pub use jobs::Jobs;
 pub use mirror::{CLIENT_WAIT, InitialCopy, Mirror, MirrorCompletion};
-pub use snapshot::{
-    BitmapStep, DEFAULT_GRANULARITY, FrozenBitmap, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
-};
+pub use snapshot::{BitmapStep, JobMap, OpenSnapshot, SnapshotConfig};

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::bitmap_files::identity;
 use crate::error::JobError;
 use crate::export::OpenExport;
+use crate::export_bitmaps::{DEFAULT_GRANULARITY, NewBitmap};
 use crate::export_table::ExportTable;
 use crate::job::Job;
 use crate::job_config::{
@@ -26,12 +27,10 @@ use crate::job_config::{
 use crate::job_files::JobRecord;
 use crate::jobs::Jobs;
 use crate::mirror::InitialCopy;
-use crate::snapshot::{
-    BitmapStep, DEFAULT_GRANULARITY, DRAIN_LIMIT, JobMap, NewBitmap, OpenSnapshot, SnapshotConfig,
-};
+use crate::snapshot::{BitmapStep, DRAIN_LIMIT, JobMap, OpenSnapshot, SnapshotConfig};
 
 impl Jobs {
-    /// For each disk of a backup, what outlives the server; nothing if jobs are not kept, or the source
+    /// The record of each disk of a backup; none if jobs are not kept, or the source
     /// is no disk in use.
     pub(crate) async fn backup_records(
         &self,
@@ -64,7 +63,7 @@ impl Jobs {
         Ok(all)
     }
 
-    /// What outlives the server of a mirror.
+    /// The record of a mirror; none if jobs are not kept.
     pub(crate) async fn mirror_record(
         &self,
         table: &Arc<ExportTable>,
@@ -98,7 +97,7 @@ impl Jobs {
     /// of now.
     ///
     /// # Errors
-    /// It cannot be resumed; it stays interrupted then.
+    /// If the job cannot be resumed. The job stays interrupted then.
     pub async fn resume(
         self: &Arc<Self>,
         table: &Arc<ExportTable>,
@@ -217,7 +216,7 @@ async fn commit_all(all: &[Arc<JobRecord>]) -> Result<(), JobError> {
     Ok(())
 }
 
-/// What a job needs to be resumed, besides its disk.
+/// The facts that a job needs to be resumed, besides its disk.
 fn common_facts(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -> Value {
     let target = match target.spec() {
         Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
@@ -268,7 +267,7 @@ fn mirror_facts(config: &MirrorConfig) -> Value {
 }
 
 impl JobSettings {
-    /// Those of a kept job.
+    /// The settings of a job of an earlier server.
     pub fn from_record(record: &JobRecord) -> JobSettings {
         let policy = |name| ErrorPolicy::parse(&record.text(name)).unwrap_or_default();
         JobSettings {

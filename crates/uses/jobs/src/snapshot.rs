@@ -1,4 +1,4 @@
-//! Points in time and dirty bitmaps of exports in use.
+//! Points in time of exports in use.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -10,26 +10,11 @@ use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tr
 
 use crate::error::JobError;
 use crate::export::{OpenExport, SnapshotOrigin};
+use crate::export_bitmaps::{DEFAULT_GRANULARITY, FrozenBitmap};
 use crate::export_table::ExportTable;
-
-/// Granularity of bitmaps, in bytes, unless another one is given.
-pub const DEFAULT_GRANULARITY: u64 = 64 << 10;
-
-/// Maximum time for the last flush of a device whose bitmaps outlive the server.
-const LAST_FLUSH: Duration = Duration::from_secs(30);
 
 /// Maximum time for requests in flight to end when a point in time begins, by default.
 pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-
-/// A bitmap to be added.
-pub struct NewBitmap<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// In bytes.
-    pub granularity: u64,
-    /// It outlives the server, if bitmaps are kept.
-    pub kept: bool,
-}
 
 /// How a point in time of a disk begins, and which bitmaps begin or end with it.
 pub struct SnapshotConfig {
@@ -89,72 +74,19 @@ pub type BitmapStep = Box<dyn Fn() + Send>;
 
 /// A point in time that has begun.
 pub struct OpenSnapshot {
-    /// It is kept until it ends.
+    /// The point in time, which is kept until it is ended.
     pub snapshot: Snapshot,
     /// The disk as it was.
     pub view: Arc<dyn Device>,
-    /// What the bitmap held, for the case that nobody has made use of it.
+    /// The contents of the bitmap at that moment.
     pub frozen: Option<FrozenBitmap>,
-}
-
-/// What was dirty at a point in time.
-#[derive(Clone)]
-pub struct FrozenBitmap {
-    live: Arc<Bitmap>,
-    dirty: Arc<Bitmap>,
-}
-
-impl FrozenBitmap {
-    /// What is dirty now; the bitmap is clean from then on.
-    pub fn take(live: Arc<Bitmap>) -> FrozenBitmap {
-        let frozen = FrozenBitmap::later(live);
-        frozen.fill(true);
-        frozen
-    }
-
-    /// The same for a later moment, when [`FrozenBitmap::fill`] is called.
-    pub fn later(live: Arc<Bitmap>) -> FrozenBitmap {
-        let dirty = live.frozen();
-        dirty.clear();
-        FrozenBitmap { dirty: Arc::new(dirty), live }
-    }
-
-    /// Takes what is dirty now; `clears`: the bitmap is clean from then on.
-    pub fn fill(&self, clears: bool) {
-        if clears {
-            self.live.hand_over(&self.dirty);
-        } else {
-            self.dirty.merge(&self.live);
-        }
-    }
-
-    /// The dirty ranges, as offset and length in bytes.
-    pub fn ranges(&self) -> Vec<(u64, u64)> {
-        self.dirty.ranges()
-    }
-
-    /// As a bitmap that does not change.
-    pub fn dirty(&self) -> &Arc<Bitmap> {
-        &self.dirty
-    }
-
-    /// It is dirty still.
-    pub fn give_back(&self) {
-        self.live.give_back(&self.dirty);
-    }
-
-    /// It was copied, or somebody else is responsible for it. Until then a server that ends keeps it
-    /// as dirty.
-    pub fn settle(&self) {
-        self.live.settle(&self.dirty);
-    }
 }
 
 /// A point in time that is about to begin.
 struct PreparedSnapshot<'a> {
     export: &'a OpenExport,
     shared: &'a Shared,
-    /// What clients use from then on.
+    /// The device that clients use from then on.
     device: Option<Arc<dyn Device>>,
     snapshot: Snapshot,
     /// The bitmap that it shows.
@@ -162,7 +94,7 @@ struct PreparedSnapshot<'a> {
     clears: bool,
     frozen: OnceLock<FrozenBitmap>,
     tracked: Option<JobMap>,
-    /// What a job that is resumed copies.
+    /// The blocks that a resumed job copies.
     rest: OnceLock<Arc<Bitmap>>,
 }
 
@@ -189,12 +121,12 @@ impl PreparedSnapshot<'_> {
     fn begun(&self, trim: Trim) -> Result<OpenSnapshot, JobError> {
         let frozen = self.frozen.get().cloned();
         let shown =
-            frozen.iter().map(|frozen| &frozen.dirty).chain(self.rest.get()).cloned().collect();
+            frozen.iter().map(|frozen| frozen.dirty()).chain(self.rest.get()).cloned().collect();
         let view = self.snapshot.view(shown, trim).ok_or_else(Error::misfit)?;
         Ok(OpenSnapshot { snapshot: self.snapshot.clone(), view: fence(view), frozen })
     }
 
-    /// It does not begin.
+    /// Takes back the preparations of a point in time that does not begin.
     fn undo(&self, start: Option<&str>) {
         self.snapshot.end();
         self.export.snapshots().retain(|other| !other.is_same(&self.snapshot));
@@ -251,7 +183,7 @@ impl ExportTable {
     /// is in flight. Then `bitmap_steps` changes bitmaps, too.
     ///
     /// # Errors
-    /// Those of [`ExportTable::begin_snapshot`], of any of the exports.
+    /// The errors of [`ExportTable::begin_snapshot`], of any of the exports.
     pub async fn begin_snapshots(
         &self,
         exports: &[(&OpenExport, &SnapshotConfig, Option<JobMap>)],
@@ -332,138 +264,6 @@ impl ExportTable {
                 Err(failure)
             }
         }
-    }
-
-    /// Adds a clean bitmap, which tracks writes from now on; shown to clients that connect later.
-    /// `kept`: it outlives the server, if the server keeps bitmaps.
-    ///
-    /// # Errors
-    /// If the name is in use, the granularity is invalid, or requests in flight do not end within `time`.
-    pub async fn add_bitmap(
-        &self,
-        export: &OpenExport,
-        new: NewBitmap<'_>,
-        time: Duration,
-    ) -> Result<(), JobError> {
-        let NewBitmap { name, granularity, kept } = new;
-        let _change = self.change().await;
-        let (shared, stack) = self.changeable(export)?;
-        let size = shared.switch().device().facts().size;
-        let bitmap = Bitmap::new(name, size, granularity)?;
-        bitmap.keep(kept);
-        export.start_bitmap(bitmap)?;
-        let exchanged = async {
-            self.write_bitmaps(export)?;
-            self.refresh_device(export, shared, &stack, Barrier::Within(time)).await
-        };
-        let exchanged = exchanged.await;
-        if exchanged.is_err() {
-            export.bitmaps().retain(|bitmap| bitmap.name() != name);
-        }
-        exchanged
-    }
-
-    /// The file of bitmaps says which are in use.
-    fn write_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
-        match &self.config().bitmap_files {
-            None => Ok(()),
-            Some(files) => files.write(export, false),
-        }
-    }
-
-    /// Continues the bitmaps of an earlier server, before the first client can write.
-    ///
-    /// # Errors
-    /// If the file of the bitmaps cannot be read or written.
-    pub(crate) async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
-        let Some(files) = &self.config().bitmap_files else { return Ok(()) };
-        let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
-        let kept = files.read(&export.name, &export.storage(), size)?;
-        for (name, why) in &kept.inconsistent {
-            log::warn!(
-                export = export.name;
-                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
-                export.name
-            );
-        }
-        if kept.bitmaps.is_empty() && kept.inconsistent.is_empty() {
-            return Ok(());
-        }
-        *export.bitmaps() = kept.bitmaps;
-        *export.inconsistent() = kept.inconsistent;
-        files.write(export, false)?;
-        let (shared, stack) = self.changeable(export)?;
-        self.refresh_device(export, shared, &stack, Barrier::None).await
-    }
-
-    /// Marks what clients write for the jobs of an earlier server, before the first client can write.
-    ///
-    /// # Errors
-    /// If the device cannot be exchanged.
-    pub(crate) async fn restore_jobs(&self, export: &OpenExport) -> Result<(), JobError> {
-        let Some(files) = self.config().job_files.clone() else { return Ok(()) };
-        let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
-        let name = export.name.clone();
-        let storage = export.storage();
-        let attached = blockhaul_io::offload(move || files.attach(&name, &storage, size)).await;
-        let maps = attached.unwrap_or_default();
-        if maps.is_empty() {
-            return Ok(());
-        }
-        *export.maps() = maps;
-        let (shared, stack) = self.changeable(export)?;
-        self.refresh_device(export, shared, &stack, Barrier::None).await
-    }
-
-    /// A job does not outlive the server any more: its map is no longer needed.
-    pub(crate) async fn forget_map(&self, export: &OpenExport, map: &Remaining) {
-        let _change = self.change().await;
-        export.maps().retain(|other| !other.is_same(map));
-        let Ok((shared, stack)) = self.changeable(export) else { return };
-        // It stays in the path of the requests, and costs little.
-        if let Err(failure) = self.refresh_device(export, shared, &stack, Barrier::None).await {
-            log::debug!("the layer of the map of an ended job stays: {failure}");
-        }
-    }
-
-    /// Keeps the bitmaps of an export that clients cannot write to any more.
-    pub(crate) async fn keep_bitmaps(&self, export: &OpenExport) {
-        let Some(files) = &self.config().bitmap_files else { return };
-        if export.snapshot_of.is_some() || export.shared.is_none() {
-            return;
-        }
-        let kept = async {
-            // Bitmaps do not show what the device would still lose.
-            flush_last(export).await?;
-            files.write(export, true)
-        };
-        if let Err(failure) = kept.await {
-            log::error!(export = export.name; "{failure}: they are inconsistent now");
-        }
-    }
-
-    /// Keeps the bitmaps of all exports, at the end of the server.
-    pub(crate) async fn keep_all_bitmaps(&self) {
-        for export in self.exports() {
-            self.keep_bitmaps(&export).await;
-        }
-    }
-
-    /// Removes a bitmap.
-    ///
-    /// # Errors
-    /// If the export has no such bitmap, or the file of the bitmaps cannot be written.
-    pub async fn remove_bitmap(&self, export: &OpenExport, name: &str) -> Result<(), JobError> {
-        let _change = self.change().await;
-        let (shared, stack) = self.changeable(export)?;
-        if export.forget_inconsistent(name) {
-            return self.write_bitmaps(export);
-        }
-        export.bitmap(name)?;
-        export.bitmaps().retain(|bitmap| bitmap.name() != name);
-        self.write_bitmaps(export)?;
-        // Bitmaps may miss no write: not one begins on the old device after another on the new one.
-        self.refresh_device(export, shared, &stack, Barrier::None).await
     }
 
     /// Moves clients to the same stack under the present bitmaps and points in time.
@@ -571,18 +371,4 @@ impl ExportTable {
         let storage = Named { name: name.to_string(), description, exports: shared, single: true };
         self.serve(storage, running)
     }
-}
-
-/// Makes durable what clients have written to an export with bitmaps that outlive the server.
-async fn flush_last(export: &OpenExport) -> Result<(), JobError> {
-    let has_kept = export.bitmaps().iter().any(|bitmap| bitmap.is_kept());
-    let Some(shared) = export.shared.as_ref().filter(|_| has_kept) else { return Ok(()) };
-    let flushed = blockhaul_io::timeout(LAST_FLUSH, shared.flush()).await;
-    let why = match flushed {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("it takes longer than {} s", LAST_FLUSH.as_secs()),
-    };
-    let text = format!("cannot flush the device before its bitmaps are kept: {why}");
-    Err(JobError::other(text))
 }

@@ -25,9 +25,9 @@ pub(super) struct Destination {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CutOverResult {
     Done,
-    /// It is to be tried again.
+    /// The attempt is to be repeated.
     Postponed,
-    /// The same, and the last round has begun and not ended.
+    /// The attempt is to be repeated, and the last round has begun and not ended.
     Unfinished,
 }
 
@@ -247,7 +247,7 @@ fn too_small(from: &Facts, to: &Facts) -> Option<String> {
     })
 }
 
-/// What clients of one device would miss at another one.
+/// The abilities that clients of one device would miss at another one.
 fn missing(from: &Facts, to: &Facts) -> Option<String> {
     let lacks = from.can.difference(to.can | PROVIDED);
     let names: Vec<_> = lacks.iter_names().map(|(name, _)| name.to_lowercase()).collect();

@@ -25,9 +25,9 @@ use blockhaul_transfer::Follower;
 
 use crate::error::JobError;
 use crate::export::OpenExport;
+use crate::export_bitmaps::{DEFAULT_GRANULARITY, FrozenBitmap};
 use crate::export_table::ExportTable;
 use crate::job_files::JobRecord;
-use crate::snapshot::{DEFAULT_GRANULARITY, FrozenBitmap};
 use rounds::PACE;
 
 /// Time that clients may wait at the end, unless another one is given.
@@ -36,7 +36,7 @@ pub const CLIENT_WAIT: Duration = Duration::from_secs(1);
 /// A mirror job, as its task and the control socket see it.
 pub struct Mirror {
     table: Arc<ExportTable>,
-    /// It may be removed meanwhile, and closed: also while the ended job is remembered.
+    /// The export, which may be removed meanwhile, and closed: also while the ended job is remembered.
     export: Weak<OpenExport>,
     target: String,
     /// Size of the export in bytes.
@@ -49,15 +49,15 @@ pub struct Mirror {
     is_to_node: bool,
     /// The owner of the claims of the target.
     target_owner: ClaimOwner,
-    /// What was dirty in the bitmap of [`InitialCopy::Dirty`].
+    /// The dirty blocks of the bitmap of [`InitialCopy::Dirty`].
     frozen: Option<FrozenBitmap>,
-    /// It outlives the server, with this map.
+    /// The record and the map of a mirror that outlives the server.
     record: Option<(Arc<JobRecord>, Remaining)>,
-    /// What is left of the job of an earlier server.
+    /// The ranges that the job of an earlier server has left.
     rest: Option<Vec<(u64, u64)>>,
     progress: Arc<Progress>,
     state: Mutex<MirrorState>,
-    /// It became ready, or has ended.
+    /// The mirror became ready, or has ended.
     changed: Notify,
 }
 
@@ -86,18 +86,18 @@ struct MirrorState {
     postponed: Option<String>,
     /// Time that clients have waited at the end.
     downtime: Option<Duration>,
-    /// What clients have left, and its description.
+    /// The device that clients have left, and its description.
     former: Option<(Stack, String)>,
 }
 
-/// What a mirror copies before it copies changes.
+/// The ranges that a mirror copies before it copies changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InitialCopy {
     /// All of the disk.
     All,
-    /// Nothing: the target has the contents of now.
+    /// None: the target has the contents of now.
     Nothing,
-    /// What this bitmap shows, onto an earlier copy. The bitmap is clean from then on; if the
+    /// The dirty ranges of this bitmap, onto an earlier copy. The bitmap is clean from then on; if the
     /// mirror fails, what was dirty is dirty again.
     Dirty(String),
 }
@@ -110,7 +110,7 @@ pub struct MirrorSetup {
     pub progress: Arc<Progress>,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
-    /// What is copied before changes are.
+    /// The ranges that are copied before changes are.
     pub initial: InitialCopy,
     /// When the target has what clients write.
     pub copy_mode: CopyMode,
@@ -120,7 +120,7 @@ pub struct MirrorSetup {
     pub is_to_node: bool,
     /// The owner of the claims of the target.
     pub target_owner: ClaimOwner,
-    /// It outlives the server.
+    /// The record of a mirror that outlives the server.
     pub record: Option<Arc<JobRecord>>,
     /// A job of an earlier server goes on.
     pub is_resumed: bool,
@@ -389,7 +389,7 @@ impl Follower for Mirror {
     }
 }
 
-/// What a mirror copies first; none: all.
+/// The ranges that a mirror copies first; none: all.
 fn initial_ranges(initial: &InitialCopy, frozen: Option<&FrozenBitmap>) -> Option<Vec<(u64, u64)>> {
     match (initial, frozen) {
         (InitialCopy::Nothing, _) => Some(Vec::new()),

@@ -24,7 +24,7 @@ const TELLING: u64 = 1 << 20;
 /// Bytes that are copied at a time while clients' writes go to the target, too: those that overlap
 /// wait for it.
 const PIECE: u64 = 1 << 20;
-/// The same with a limited rate: one request, which need not wait for the tokens of another one.
+/// Bytes that are copied at a time with a limited rate: one request, which need not wait for the tokens of another one.
 const LIMITED_PIECE: u64 = 64 << 10;
 /// Time that a client's write waits for a piece that is not copied: a request of it fails and is
 /// repeated, or the target is that slow.
@@ -51,7 +51,7 @@ impl Mirror {
         }
     }
 
-    /// What has changed, for a round.
+    /// The changes, for a round.
     fn take(&self) -> Vec<(u64, u64)> {
         let mut state = self.lock();
         let dirty = self.changes.take();
