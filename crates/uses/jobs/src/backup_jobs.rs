@@ -50,12 +50,12 @@ impl Jobs {
         for disk in &disks {
             writing.push(disk.target.begin().await?);
         }
-        let record = self.backup_records(table, &disks, grouped).await?;
+        let records = self.backup_records(table, &disks, grouped).await?;
         let mut all =
-            Jobs::begin_snapshots(table, &disks, &record, &bitmap_steps).await?.into_iter();
+            Jobs::begin_snapshots(table, &disks, &records, &bitmap_steps).await?.into_iter();
         let mut begun = Vec::new();
         let mut running = Vec::new();
-        let starts = disks.into_iter().zip(copies).zip(record).zip(writing);
+        let starts = disks.into_iter().zip(copies).zip(records).zip(writing);
         for (((item, mut copy), record), writing) in starts {
             let BackupDisk { export, target, source, settings, resumes, .. } = item;
             let (device, snapshot, frozen) = match source {

@@ -232,8 +232,8 @@ impl Job {
         // A request to cancel may come too late.
         let cancelled = cancelled && !is_complete;
         let _ = self.ended.set(JobEnd { after, result, cancelled });
-        if let JobWork::Backup(moment) = &self.work {
-            moment.end();
+        if let JobWork::Backup(snapshot) = &self.work {
+            snapshot.end();
         }
         drop(self.writing.lock().expect("no panic under this lock").take());
         if is_complete {
@@ -355,7 +355,7 @@ impl Job {
 
     /// Whether the point in time that the job reads is lost: to repeat a request makes no sense.
     pub(crate) fn has_lost_its_source(&self) -> bool {
-        matches!(&self.work, JobWork::Backup(moment) if moment.is_lost())
+        matches!(&self.work, JobWork::Backup(snapshot) if snapshot.is_lost())
     }
 
     /// Notes that a mirror could complete.

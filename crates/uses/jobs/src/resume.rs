@@ -149,7 +149,7 @@ impl Jobs {
         let _turn = self.resuming.lock().await;
         let Some(job) = self.find(id) else { return false };
         let Some(record) = job.resumable().cloned() else { return false };
-        let export = table.exports().into_iter().find(|one| one.name == record.export());
+        let export = table.find(&record.export());
         let map = record.map();
         job.forget();
         let _ = blockhaul_io::offload(move || record.remove()).await;
@@ -164,7 +164,7 @@ impl Jobs {
     pub(crate) async fn begin_snapshots(
         table: &Arc<ExportTable>,
         disks: &[BackupDisk],
-        record: &[Option<Arc<JobRecord>>],
+        records: &[Option<Arc<JobRecord>>],
         bitmap_steps: &[BitmapStep],
     ) -> Result<Vec<OpenSnapshot>, JobError> {
         let tracked = |item: &BackupDisk, record: &Option<Arc<JobRecord>>| {
@@ -174,7 +174,7 @@ impl Jobs {
         };
         let live: Vec<(&OpenExport, &SnapshotConfig, Option<JobMap>)> = disks
             .iter()
-            .zip(record)
+            .zip(records)
             .filter_map(|(item, record)| match &item.source {
                 BackupSource::Now(begin) => Some((&*item.export, begin, tracked(item, record))),
                 BackupSource::Still(..) => None,
@@ -182,7 +182,7 @@ impl Jobs {
             .collect();
         let fresh: Vec<_> = disks
             .iter()
-            .zip(record)
+            .zip(records)
             .filter(|(item, _)| item.resumes.is_none())
             .filter_map(|(_, record)| record.clone())
             .collect();
@@ -285,8 +285,7 @@ impl JobSettings {
 /// The export that has the disk of a job.
 fn export_of(table: &ExportTable, record: &JobRecord) -> Result<Arc<OpenExport>, JobError> {
     let name = record.export();
-    let found = table.exports().into_iter().find(|one| one.name == name);
-    found.ok_or_else(|| {
+    table.find(&name).ok_or_else(|| {
         JobError::new(TransferErrorKind::Open, format!("there is no export {name:?}"))
     })
 }

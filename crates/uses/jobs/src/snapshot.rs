@@ -118,7 +118,7 @@ impl PreparedSnapshot<'_> {
         }
     }
 
-    fn begun(&self, trim: Trim) -> Result<OpenSnapshot, JobError> {
+    fn open(&self, trim: Trim) -> Result<OpenSnapshot, JobError> {
         let frozen = self.frozen.get().cloned();
         let shown =
             frozen.iter().map(|frozen| frozen.dirty()).chain(self.rest.get()).cloned().collect();
@@ -199,7 +199,7 @@ impl ExportTable {
             let barrier = Barrier::Within(within.unwrap_or_default());
             exchange_together(&prepared, barrier, bitmap_steps).await?;
             let begun = prepared.iter().zip(exports);
-            begun.map(|(one, (_, begin, _))| one.begun(begin.trim)).collect()
+            begun.map(|(one, (_, begin, _))| one.open(begin.trim)).collect()
         };
         let begun: Result<Vec<OpenSnapshot>, JobError> = begun.await;
         if begun.is_err() {
