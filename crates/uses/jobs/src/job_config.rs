@@ -140,7 +140,7 @@ impl JobTarget {
 pub struct JobSettings {
     /// The name of the job; `None`: `job` and its number.
     pub name: Option<String>,
-    /// Whether the job waits until it is finalized ([`Job::finalize`]) once everything is copied.
+    /// Whether the job waits until it is finalized ([`Job::finalize`](crate::Job::finalize)) once everything is copied.
     pub finalized_by_hand: bool,
     /// Whether the job stays in the list of the monitor protocol until it is dismissed.
     pub dismissed_by_hand: bool,
