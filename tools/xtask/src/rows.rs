@@ -23,6 +23,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("devices/vddk", "devices/isolated"),
     ("uses/backups", "uses/engine"),
     ("uses/backups", "uses/transfer"),
+    ("uses/inspect", "uses/transfer"),
     ("uses/metrics", "uses/engine"),
     ("uses/jobs", "uses/control"),
     ("uses/jobs", "uses/engine"),

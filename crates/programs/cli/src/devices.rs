@@ -7,7 +7,6 @@ use std::time::Duration;
 use blockhaul_catalog::{AnyKind, Backend, ConnectionSettings, Param, Registry};
 
 use blockhaul_registry::{device_registry, layer_kinds};
-pub use blockhaul_transfer::sparing_of_queries;
 #[cfg(feature = "fuse")]
 pub use blockhaul_transfer::{make_layers, readonly, writes_below};
 

@@ -1,6 +1,6 @@
 //! Standard output and error. A closed pipe is not a failure; nothing here panics.
 
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Write};
 
 use crate::exit::{FAILED, Failure};
 
@@ -10,7 +10,6 @@ pub use blockhaul_transfer::{lines, one_line, one_word};
 #[derive(Debug, Default)]
 pub struct Output {
     bytes: Vec<u8>,
-    gone: bool,
 }
 
 impl Output {
@@ -19,43 +18,57 @@ impl Output {
 
     /// Appends text.
     pub fn text(&mut self, text: &str) -> Result<(), Failure> {
-        self.bytes.extend_from_slice(text.as_bytes());
-        if self.bytes.len() >= Self::KEPT { self.leave() } else { Ok(()) }
-    }
-
-    /// Prints what there is so far.
-    pub fn now(&mut self) -> Result<(), Failure> {
-        if self.bytes.is_empty() { Ok(()) } else { self.leave() }
-    }
-
-    /// Whether the reader has closed the pipe, so that the rest is not needed.
-    pub fn is_gone(&self) -> bool {
-        self.gone
+        is_open(self.write_all(text.as_bytes())).map(drop)
     }
 
     /// Prints the rest.
     pub fn finish(mut self) -> Result<(), Failure> {
-        self.leave()
+        is_open(self.leave()).map(drop)
     }
 
-    fn leave(&mut self) -> Result<(), Failure> {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.gone = self.gone || !print(&bytes)?;
-        Ok(())
+    fn leave(&mut self) -> io::Result<()> {
+        print_bytes(&std::mem::take(&mut self.bytes))
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        if self.bytes.len() >= Self::KEPT {
+            self.leave()?;
+        }
+        Ok(bytes.len())
+    }
+
+    /// Prints the bytes so far.
+    fn flush(&mut self) -> io::Result<()> {
+        if self.bytes.is_empty() { Ok(()) } else { self.leave() }
     }
 }
 
 /// Prints; false if the reader has closed the pipe.
 pub fn print(bytes: &[u8]) -> Result<bool, Failure> {
-    let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
+    is_open(print_bytes(bytes))
+}
+
+fn print_bytes(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush())
+}
+
+/// Whether the reader still reads what was printed.
+fn is_open(printed: io::Result<()>) -> Result<bool, Failure> {
+    match printed {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => {
-            let text = format!("cannot write to standard output: {}", crate::exit::plain(&error));
-            Err(Failure::new(FAILED, text))
-        }
+        Err(error) => Err(failed(&error)),
     }
+}
+
+/// The failure of standard output.
+pub fn failed(error: &io::Error) -> Failure {
+    let text = format!("cannot write to standard output: {}", crate::exit::plain(error));
+    Failure::new(FAILED, text)
 }
 
 /// Prints lines on standard error, of which only the newlines affect a terminal ([`one_line`]).

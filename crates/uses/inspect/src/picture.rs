@@ -4,13 +4,14 @@
 use std::fmt::Write as _;
 
 use blockhaul_block::BASE_ALLOCATION;
+use blockhaul_transfer::one_word;
 
-use super::report::Palette;
+use crate::palette::Palette;
 
 /// Columns of a strip: fits a terminal of 80.
-pub const STRIP: u64 = 72;
+pub(crate) const STRIP: u64 = 72;
 /// Columns of an image.
-pub const IMAGE: u64 = 512;
+pub(crate) const IMAGE: u64 = 512;
 /// Heights of a column in a terminal.
 const HEIGHTS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Pixels of an image: bars, and the room around them.
@@ -22,7 +23,7 @@ const PANEL: u64 = 80;
 
 /// Sums for the columns of a picture.
 #[derive(Debug)]
-pub struct Picture {
+pub(crate) struct Picture {
     name: String,
     context: String,
     /// The range that is shown.
@@ -35,7 +36,7 @@ pub struct Picture {
 
 impl Picture {
     /// An empty picture of a range of a device in at most `columns` columns.
-    pub fn new(name: &str, context: &str, start: u64, len: u64, columns: u64) -> Picture {
+    pub(crate) fn new(name: &str, context: &str, start: u64, len: u64, columns: u64) -> Picture {
         let column = len.div_ceil(columns.max(1)).max(1);
         let count = usize::try_from(len.div_ceil(column)).unwrap_or(0);
         let name = name.to_string();
@@ -44,7 +45,7 @@ impl Picture {
     }
 
     /// Adds a run.
-    pub fn add(&mut self, at: u64, len: u64, state: u64) {
+    pub(crate) fn add(&mut self, at: u64, len: u64, state: u64) {
         let marked = if self.context == BASE_ALLOCATION { state == 0 } else { state != 0 };
         if !marked {
             return;
@@ -69,17 +70,17 @@ impl Picture {
         })
     }
 
-    /// What the picture shows, in one line.
+    /// The marked bytes and the bytes of a column, in one line.
     fn legend(&self) -> String {
         let marked: u64 = self.marked.iter().sum();
         let percent = 100.0 * marked as f64 / self.len.max(1) as f64;
-        let what = match self.context.as_str() {
+        let marks = match self.context.as_str() {
             BASE_ALLOCATION => "data",
             context if context.starts_with("qemu:dirty-bitmap:") => "dirty",
             context => context,
         };
         format!(
-            "{what}: {} of {} ({percent:.1} %); a column is {}",
+            "{marks}: {} of {} ({percent:.1} %); a column is {}",
             rounded(marked),
             rounded(self.len),
             rounded(self.column)
@@ -87,7 +88,7 @@ impl Picture {
     }
 
     /// Two lines for a terminal.
-    pub fn strip(&self, color: bool) -> String {
+    pub(crate) fn strip(&self, color: bool) -> String {
         let bars: String = self.shares().map(height).collect();
         let palette = Palette::new(color);
         format!("|{}{bars}{}|\n{}\n", palette.data, palette.reset, self.legend())
@@ -134,7 +135,7 @@ impl Picture {
 }
 
 /// An image with a panel for each picture.
-pub fn svg(pictures: &[Picture]) -> String {
+pub(crate) fn svg(pictures: &[Picture]) -> String {
     let label: Vec<_> = pictures
         .iter()
         .map(|picture| escaped(&format!("{}: {}", picture.name, picture.legend())))
@@ -179,7 +180,7 @@ fn rounded(bytes: u64) -> String {
 
 /// Text for XML.
 fn escaped(text: &str) -> String {
-    let printable = crate::out::one_word(text);
+    let printable = one_word(text);
     let escaped = printable.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     escaped.replace('"', "&quot;")
 }

@@ -1,25 +1,28 @@
-//! Facts of exports as text and JSON, in the formats of nbdinfo 1.22.
+//! Facts of exports as text and JSON, in the formats of nbdinfo 1.22 and of qemu-nbd.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
+use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::format_size;
+use blockhaul_transfer::one_line;
 use blockhaul_wire::{ExportFlags, Replies};
 
-use crate::out::one_line;
+use crate::palette::Palette;
 
 /// The facts of a server or device.
 #[derive(Debug)]
-pub struct Report {
-    /// The owner of the exports.
-    pub of: Of,
+pub struct InspectionReport {
+    /// The server or the device.
+    pub owner: ExportOwner,
     /// One export, or all that the server lists.
-    pub exports: Vec<Export>,
+    pub exports: Vec<ExportFacts>,
 }
 
 /// The owner of exports.
 #[derive(Debug)]
-pub enum Of {
-    /// An NBD server's.
+pub enum ExportOwner {
+    /// An NBD server.
     Server {
         /// `oldstyle`, `newstyle` or `newstyle-fixed`.
         protocol: &'static str,
@@ -34,20 +37,20 @@ pub enum Of {
 
 /// The facts of an export.
 #[derive(Debug, Default)]
-pub struct Export {
-    /// Name.
+pub struct ExportFacts {
+    /// The name.
     pub name: String,
-    /// A text for users.
+    /// A text of the server for users.
     pub description: Option<String>,
     /// Size in bytes.
     pub size: u64,
-    /// A guess at its contents.
+    /// The kind of its contents, as `file` prints it.
     pub content: Option<String>,
-    /// Its URI.
+    /// The canonical URI.
     pub uri: Option<String>,
-    /// Its contexts.
+    /// The names of the metadata contexts.
     pub contexts: Vec<String>,
-    /// Its flags.
+    /// The transmission flags.
     pub flags: ExportFlags,
     /// Block sizes in bytes, if reported: minimum, preferred, maximum.
     pub block: Option<[u32; 3]>,
@@ -68,10 +71,20 @@ const FLAGS: [(&str, ExportFlags, bool); 11] = [
     ("can_zero", ExportFlags::SEND_WRITE_ZEROES, true),
 ];
 
+/// Abilities of devices, and the flags that report them.
+const DEVICE_FLAGS: [(Can, ExportFlags); 7] = [
+    (Can::FLUSH, ExportFlags::SEND_FLUSH),
+    (Can::FUA, ExportFlags::SEND_FUA),
+    (Can::TRIM, ExportFlags::SEND_TRIM),
+    (Can::ZERO, ExportFlags::SEND_WRITE_ZEROES),
+    (Can::FAST_ZERO, ExportFlags::SEND_FAST_ZERO),
+    (Can::CACHE, ExportFlags::SEND_CACHE),
+    (Can::MULTI_CONN, ExportFlags::CAN_MULTI_CONN),
+];
+
 const BLOCK_SIZES: [&str; 3] = ["block_size_minimum", "block_size_preferred", "block_size_maximum"];
 
 /// The names of flags that `qemu-nbd --list` prints, in the order of their bits.
-#[cfg(feature = "formats")]
 const QEMU_FLAGS: [(&str, ExportFlags); 11] = [
     ("readonly", ExportFlags::READ_ONLY),
     ("flush", ExportFlags::SEND_FLUSH),
@@ -86,22 +99,39 @@ const QEMU_FLAGS: [(&str, ExportFlags); 11] = [
     ("block-status-payload", ExportFlags::BLOCK_STATUS_PAYLOAD),
 ];
 
-#[cfg(feature = "formats")]
-impl Report {
+impl InspectionReport {
     /// The exports, as `qemu-nbd --list` prints them.
-    pub fn as_qemu(&self) -> String {
+    pub fn qemu_list(&self) -> String {
         let mut text = format!("exports available: {}\n", self.exports.len());
-        let is_long = matches!(self.of, Of::Server { replies: Replies::Extended, .. });
+        let is_long = matches!(self.owner, ExportOwner::Server { replies: Replies::Extended, .. });
         for export in &self.exports {
-            export.add_as_qemu(is_long, &mut text);
+            export.add_qemu_entry(is_long, &mut text);
         }
         text
     }
 }
 
-#[cfg(feature = "formats")]
-impl Export {
-    fn add_as_qemu(&self, is_long: bool, text: &mut String) {
+impl ExportFacts {
+    /// The facts of a device in the form of an export without a name. Emulated abilities are not reported.
+    pub(crate) fn of_device(facts: &Facts) -> ExportFacts {
+        let can = facts.can.difference(facts.emulated);
+        let mut flags = ExportFlags::HAS_FLAGS
+            .with(ExportFlags::READ_ONLY, !facts.can.contains(Can::WRITE))
+            .with(ExportFlags::ROTATIONAL, facts.rotational);
+        for (ability, flag) in DEVICE_FLAGS {
+            flags = flags.with(flag, can.contains(ability));
+        }
+        ExportFacts {
+            description: Some(facts.description.clone()).filter(|text| !text.is_empty()),
+            size: facts.size,
+            contexts: facts.contexts.clone(),
+            flags,
+            block: Some([facts.block.minimum, facts.block.preferred, facts.block.maximum]),
+            ..ExportFacts::default()
+        }
+    }
+
+    fn add_qemu_entry(&self, is_long: bool, text: &mut String) {
         let _ = writeln!(text, " export: '{}'", one_line(&self.name));
         if let Some(what) = self.description.as_deref().filter(|what| !what.is_empty()) {
             let _ = writeln!(text, "  description: {}", one_line(what));
@@ -128,61 +158,42 @@ impl Export {
     }
 }
 
-/// nbdinfo's colours; empty without.
-pub struct Palette {
-    /// The head of an export.
-    pub head: &'static str,
-    /// True, clean.
-    pub good: &'static str,
-    /// False, dirty.
-    pub bad: &'static str,
-    /// Ranges of data.
-    pub data: &'static str,
-    /// Ranges of the top image.
-    pub local: &'static str,
-    /// Ranges of the images below.
-    pub backing: &'static str,
-    /// Back to normal.
-    pub reset: &'static str,
-}
-
-impl Palette {
-    /// Colours, or none.
-    pub fn new(color: bool) -> Palette {
-        if color {
-            Palette {
-                head: "\x1b[1;35m",
-                good: "\x1b[22;32m",
-                bad: "\x1b[22;31m",
-                data: "\x1b[1;30m",
-                local: "\x1b[1;37m\x1b[40m",
-                backing: "\x1b[47m",
-                reset: "\x1b[0m",
-            }
-        } else {
-            Palette { head: "", good: "", bad: "", data: "", local: "", backing: "", reset: "" }
-        }
+impl InspectionReport {
+    /// The facts of devices as exports of these names.
+    pub fn of_devices(devices: &[(&str, Arc<Facts>)]) -> InspectionReport {
+        let all: Vec<_> = devices.iter().map(|(_, facts)| facts.name.to_string()).collect();
+        let export = |(name, facts): &(&str, Arc<Facts>)| ExportFacts {
+            name: (*name).to_string(),
+            ..ExportFacts::of_device(facts)
+        };
+        let exports = devices.iter().map(export).collect();
+        InspectionReport { owner: ExportOwner::Device(all.join(", ")), exports }
     }
-}
 
-impl Report {
-    /// The size of the only export.
+    /// The size of the first export in bytes; 0 without one.
     pub fn size(&self) -> u64 {
         self.exports.first().map_or(0, |export| export.size)
     }
 
-    /// As text or JSON.
-    pub fn show(&self, json: bool, color: bool) -> String {
+    /// The report as nbdinfo prints it, with escape sequences for colours if `color` is true.
+    pub fn text(&self, color: bool) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.
-        let _ = if json { self.json(&mut text) } else { self.text(&mut text, color) };
+        let _ = self.add_text(&mut text, color);
         text
     }
 
-    fn text(&self, out: &mut String, color: bool) -> std::fmt::Result {
+    /// The report as `nbdinfo --json` prints it.
+    pub fn json(&self) -> String {
+        let mut text = String::new();
+        let _ = self.add_json(&mut text);
+        text
+    }
+
+    fn add_text(&self, out: &mut String, color: bool) -> std::fmt::Result {
         let palette = Palette::new(color);
-        match &self.of {
-            Of::Server { protocol, tls, replies } => {
+        match &self.owner {
+            ExportOwner::Server { protocol, tls, replies } => {
                 let with = if *tls { "with" } else { "without" };
                 let packets = match replies {
                     Replies::Simple => "simple",
@@ -191,11 +202,11 @@ impl Report {
                 };
                 writeln!(out, "protocol: {protocol} {with} TLS, using {packets} packets")?;
             }
-            Of::Device(name) => writeln!(out, "device: {}", one_line(name))?,
+            ExportOwner::Device(name) => writeln!(out, "device: {}", one_line(name))?,
         }
         for export in &self.exports {
             write!(out, "{}", palette.head)?;
-            if matches!(self.of, Of::Server { .. }) {
+            if matches!(self.owner, ExportOwner::Server { .. }) {
                 writeln!(out, "export={}:", one_line(&quoted(&export.name)))?;
             }
             if let Some(text) = &export.description {
@@ -231,16 +242,16 @@ impl Report {
         Ok(())
     }
 
-    fn json(&self, out: &mut String) -> std::fmt::Result {
+    fn add_json(&self, out: &mut String) -> std::fmt::Result {
         out.push_str("{\n");
-        match &self.of {
-            Of::Server { protocol, tls, replies } => {
+        match &self.owner {
+            ExportOwner::Server { protocol, tls, replies } => {
                 writeln!(out, "\"protocol\": {},", quoted(protocol))?;
                 writeln!(out, "\"TLS\": {tls},")?;
                 writeln!(out, "\"structured\": {},", *replies != Replies::Simple)?;
                 writeln!(out, "\"extended\": {},", *replies == Replies::Extended)?;
             }
-            Of::Device(name) => writeln!(out, "\"device\": {},", quoted(name))?,
+            ExportOwner::Device(name) => writeln!(out, "\"device\": {},", quoted(name))?,
         }
         out.push_str("\"exports\": [\n");
         for (index, export) in self.exports.iter().enumerate() {
@@ -285,7 +296,7 @@ fn with_unit(size: u64) -> String {
 }
 
 /// A JSON string.
-pub fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {
@@ -309,33 +320,39 @@ mod tests {
     #[test]
     fn odd_names_stay_valid_json() {
         let name = "a\"b\\c\u{1}\n\tü";
-        let of = Of::Device(name.into());
-        let export = Export { name: name.into(), contexts: vec![name.into()], ..Export::default() };
-        let report = Report { of, exports: vec![export] };
-        let parsed: serde_json::Value = serde_json::from_str(&report.show(true, true)).unwrap();
+        let owner = ExportOwner::Device(name.into());
+        let export = ExportFacts {
+            name: name.into(),
+            contexts: vec![name.into()],
+            ..ExportFacts::default()
+        };
+        let report = InspectionReport { owner, exports: vec![export] };
+        let parsed: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(parsed["exports"][0]["export-name"], name);
         assert_eq!(parsed["device"], name);
-        let empty = Report { of: Of::Device(String::new()), exports: Vec::new() };
-        let parsed: serde_json::Value = serde_json::from_str(&empty.show(true, false)).unwrap();
+        let empty =
+            InspectionReport { owner: ExportOwner::Device(String::new()), exports: Vec::new() };
+        let parsed: serde_json::Value = serde_json::from_str(&empty.json()).unwrap();
         assert_eq!(parsed["exports"].as_array().unwrap().len(), 0);
     }
 
     #[test]
     fn text_of_servers_does_not_act_on_a_terminal() {
         let name = "a\u{1b}[31m\u{9b}\u{202e}\nb";
-        let export = Export {
+        let export = ExportFacts {
             name: name.into(),
             description: Some(name.into()),
             content: Some(name.into()),
             uri: Some(name.into()),
             contexts: vec![name.into()],
-            ..Export::default()
+            ..ExportFacts::default()
         };
-        let server = Of::Server { protocol: "newstyle", tls: false, replies: Replies::Simple };
-        let mut report = Report { of: server, exports: vec![export] };
-        let text = report.show(false, false);
-        report.of = Of::Device(name.into());
-        let text = text + &report.show(false, false);
+        let server =
+            ExportOwner::Server { protocol: "newstyle", tls: false, replies: Replies::Simple };
+        let mut report = InspectionReport { owner: server, exports: vec![export] };
+        let text = report.text(false);
+        report.owner = ExportOwner::Device(name.into());
+        let text = text + &report.text(false);
         assert!(
             !text.chars().any(|c| blockhaul_wire::unprintable(c) && !"\t\n".contains(c)),
             "{text:?}"

@@ -13,7 +13,7 @@ const LOOKED_AT: u64 = 8192;
 
 /// The apparent contents of a device; none if it cannot be read or there is no `file` program: a
 /// failure must not affect the rest of the output.
-pub async fn guess(device: Arc<dyn Device>) -> Option<String> {
+pub(crate) async fn guess(device: Arc<dyn Device>) -> Option<String> {
     // Fenced, so that parts of blocks can be read. The server may refuse the last one.
     let device = Stack::over(device).device().clone();
     let facts = device.facts();

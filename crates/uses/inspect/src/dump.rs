@@ -1,12 +1,12 @@
 //! The content of a device in hexadecimal, in the format of nbddump 1.22.
 
 use std::fmt::Write as _;
+use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Kind, ZERO};
 
-use crate::exit::{FAILED, Failure};
-use crate::out::Output;
+use crate::error::{InspectionError, Result};
 
 /// Bytes of a line.
 const LINE: usize = 16;
@@ -17,24 +17,40 @@ const READ: u64 = 1 << 20;
 /// Fewest bytes of zeroes that are not read.
 const ZEROES: u64 = 4096;
 
-/// Shows `length` bytes from `offset` on, as far as the device has them.
-pub async fn show(
+/// Writes lines for `length` bytes from `offset` on, as far as the device has them, and flushes the output after each
+/// read. An output that fails with [`ErrorKind::BrokenPipe`] ends the dump, which is not an error.
+///
+/// # Errors
+/// The offset is behind the end, a read fails, or the output cannot be written.
+pub async fn write_dump(
     device: &Arc<dyn Device>,
     (offset, length): (u64, u64),
     color: bool,
-    output: &mut Output,
-) -> Result<(), Failure> {
+    output: &mut impl Write,
+) -> Result<()> {
     let facts = device.facts();
     if offset > facts.size {
-        let text =
-            format!("{}: offset {offset} is behind the end: {} bytes", facts.name, facts.size);
-        return Err(Failure::new(FAILED, text));
+        let text = format!("offset {offset} is behind the end: {} bytes", facts.size);
+        return Err(Error::new(Kind::Invalid, text).on(&facts.name).into());
     }
     let end = offset.saturating_add(length).min(facts.size);
+    match write_lines(device, (offset, end), color, output).await {
+        Err(InspectionError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}
+
+/// Writes the lines of a range: offset and end.
+async fn write_lines(
+    device: &Arc<dyn Device>,
+    (mut at, end): (u64, u64),
+    color: bool,
+    output: &mut impl Write,
+) -> Result<()> {
+    let facts = device.facts();
     let mut lines = Lines { size: facts.size, color, last: None, starred: false };
     let context = facts.context(BASE_ALLOCATION);
-    let mut at = offset;
-    while at < end && !output.is_gone() {
+    while at < end {
         let zeroes = zeroes_at(device, context, at, end).await;
         if zeroes >= ZEROES {
             at = lines.zeroes(at, zeroes, output)?;
@@ -46,7 +62,7 @@ pub async fn show(
             lines.line(at, line, output)?;
             at += line.len() as u64;
         }
-        output.now()?;
+        output.flush()?;
     }
     Ok(())
 }
@@ -74,7 +90,7 @@ struct Lines {
 
 impl Lines {
     /// A line of at most 16 bytes.
-    fn line(&mut self, at: u64, bytes: &[u8], output: &mut Output) -> Result<(), Failure> {
+    fn line(&mut self, at: u64, bytes: &[u8], output: &mut impl Write) -> io::Result<()> {
         let is_last = self.size.saturating_sub(at) <= LINE as u64;
         // Short lines compare as if zeroes followed.
         let mut padded = [0; LINE];
@@ -85,11 +101,12 @@ impl Lines {
         }
         self.starred = false;
         self.last = Some(padded);
-        output.text(&if self.color { colored(at, bytes) } else { plain(at, bytes) })
+        let line = if self.color { colored(at, bytes) } else { plain(at, bytes) };
+        output.write_all(line.as_bytes())
     }
 
     /// Whole lines of zeroes. Returns where they end.
-    fn zeroes(&mut self, at: u64, len: u64, output: &mut Output) -> Result<u64, Failure> {
+    fn zeroes(&mut self, at: u64, len: u64, output: &mut impl Write) -> io::Result<u64> {
         let end = at + len;
         self.line(at, &[0; LINE], output)?;
         let last = end - LINE as u64;
@@ -102,11 +119,11 @@ impl Lines {
         Ok(end)
     }
 
-    fn star(&mut self, output: &mut Output) -> Result<(), Failure> {
+    fn star(&mut self, output: &mut impl Write) -> io::Result<()> {
         if std::mem::replace(&mut self.starred, true) {
             return Ok(());
         }
-        output.text(if self.color { "\u{2606}\n" } else { "*\n" })
+        output.write_all(if self.color { "\u{2606}\n".as_bytes() } else { b"*\n" })
     }
 }
 

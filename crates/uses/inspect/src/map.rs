@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
 use blockhaul_block::{
@@ -9,128 +10,136 @@ use blockhaul_block::{
 };
 use blockhaul_io::Ticket;
 
-use super::picture::{self, IMAGE, Picture, STRIP};
-use super::report::{Palette, quoted};
-use crate::exit::Failure;
-use crate::out::Output;
+use crate::error::{InspectionError, Result};
+use crate::palette::Palette;
+use crate::picture::{self, IMAGE, Picture, STRIP};
+use crate::report::quoted;
 
-/// How to show a map.
-#[derive(Debug, Clone, Copy)]
-pub struct Format {
-    /// How runs are written.
-    pub style: Style,
-    /// Sums by state.
+/// Options of a map; the default is a list of all runs as text.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MapOptions {
+    /// The format of runs.
+    pub format: MapFormat,
+    /// Offset and length of the range to show, in bytes; `None`: all of the device.
+    pub range: Option<(u64, u64)>,
+    /// Sums by state, in place of runs.
     pub totals: bool,
     /// Colours, with text.
     pub color: bool,
-    /// Print what is known while the rest is being asked for.
+    /// Flush the output while the rest is being asked for.
     pub streams: bool,
+    /// Make strips for a terminal.
+    pub strip: bool,
+    /// Make an image.
+    pub image: bool,
 }
 
-/// How runs are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
-    /// As nbdinfo does.
+/// The format of runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MapFormat {
+    /// The text of nbdinfo.
+    #[default]
     Text,
-    /// As nbdinfo does with `--json`.
+    /// The JSON of `nbdinfo --json`.
     Json,
     /// One JSON object a line.
     JsonLines,
-    /// As qemu-img map does with `--output=json`.
+    /// The JSON of `qemu-img map`, of the context `base:allocation` alone.
     Qemu,
-    /// Not at all: there are pictures.
+    /// No runs: the map consists of pictures.
     Nothing,
 }
 
-/// A range to show, and pictures of it.
-#[derive(Debug, Default)]
-pub struct View {
-    /// Offset and length; none: all of the device.
-    pub range: Option<(u64, u64)>,
-    /// Print a strip.
-    pub strip: bool,
-    /// Write an image to this file.
-    pub svg: Option<std::path::PathBuf>,
+impl MapOptions {
+    /// First and last offset of the range to show of a device of `size` bytes.
+    fn range_of(&self, size: u64) -> Result<(u64, u64)> {
+        let Some((offset, length)) = self.range else { return Ok((0, size)) };
+        match offset.checked_add(length).filter(|end| *end <= size) {
+            Some(end) => Ok((offset, end)),
+            None => Err(InspectionError::Range { offset, length, size }),
+        }
+    }
+
+    /// Empty pictures of a range: a strip and a panel for each context, as far as wanted.
+    fn pictures(&self, device: &str, contexts: &[MapContext], range: (u64, u64)) -> MapPictures {
+        let make = |wanted: bool, columns| {
+            let contexts = contexts.iter().filter(|_| wanted);
+            let len = range.1 - range.0;
+            contexts
+                .map(|context| Picture::new(device, &context.name, range.0, len, columns))
+                .collect()
+        };
+        MapPictures { strips: make(self.strip, STRIP), panels: make(self.image, IMAGE) }
+    }
 }
 
-impl View {
-    /// The range to show of a device of `size` bytes.
-    fn range_of(&self, size: u64) -> Result<(u64, u64), Failure> {
-        let Some((start, len)) = self.range else { return Ok((0, size)) };
-        match start.checked_add(len).filter(|end| *end <= size) {
-            Some(end) => Ok((start, end)),
-            None => {
-                let text = format!("--range {start}:{len} ends behind the device's {size} bytes");
-                Err(Failure::usage(text))
+/// Pictures of a map: the share of each part of the range that holds data, or is dirty.
+#[derive(Debug)]
+pub struct MapPictures {
+    strips: Vec<Picture>,
+    panels: Vec<Picture>,
+}
+
+impl MapPictures {
+    /// Two lines of text for each context; empty without [`MapOptions::strip`].
+    pub fn strips(&self, color: bool) -> String {
+        self.strips.iter().map(|picture| picture.strip(color)).collect()
+    }
+
+    /// An image as SVG, with a panel for each context; without panels unless [`MapOptions::image`] is set.
+    pub fn svg(&self) -> String {
+        picture::svg(&self.panels)
+    }
+
+    /// Adds a run. `order`: the place of each context's state among the states.
+    fn add(&mut self, at: u64, len: u64, states: &[u64], order: &[usize]) {
+        for pictures in [&mut self.strips, &mut self.panels] {
+            for (picture, place) in pictures.iter_mut().zip(order) {
+                picture.add(at, len, states[*place]);
             }
         }
     }
-
-    /// The strips and the panels of the image, one of each for a context, as far as wanted.
-    fn pictures(&self, device: &str, shown: &[Shown], range: (u64, u64)) -> [Vec<Picture>; 2] {
-        let wanted = [(self.strip, STRIP), (self.svg.is_some(), IMAGE)];
-        wanted.map(|(wanted, columns)| {
-            let shown = shown.iter().filter(|_| wanted);
-            let len = range.1 - range.0;
-            shown.map(|shown| Picture::new(device, &shown.name, range.0, len, columns)).collect()
-        })
-    }
-
-    /// Prints and writes the pictures.
-    fn show(
-        &self,
-        [strips, panels]: &[Vec<Picture>; 2],
-        color: bool,
-        output: &mut Output,
-    ) -> Result<(), Failure> {
-        for picture in strips {
-            output.text(&picture.strip(color))?;
-        }
-        if let Some(path) = &self.svg {
-            std::fs::write(path, picture::svg(panels)).map_err(|error| {
-                let text =
-                    format!("cannot write {}: {}", path.display(), crate::exit::plain(&error));
-                Failure::new(crate::exit::FAILED, text)
-            })?;
-        }
-        Ok(())
-    }
 }
 
-/// A context to show: which one of the device's, and its name.
+/// A metadata context of a device.
 #[derive(Debug)]
-pub struct Shown {
-    /// Set of the one context.
+pub struct MapContext {
+    /// The set of this context alone.
     pub context: Contexts,
-    /// Its name, which says what states mean.
+    /// The name, which gives states their meaning.
     pub name: String,
 }
 
 /// Maximum number of states in sums: common contexts have a handful; a backing chain may be longer.
 const STATES_MAX: usize = 1 << 20;
 
-/// Shows the extents of a range of the device, by default all of it, in these contexts: at least one.
-pub async fn show(
+/// Writes the extents of a range of a device in these contexts, of which there is at least one. Returns the output and
+/// pictures. Long lists are written on another thread, while the device is asked for more. An output that fails with
+/// [`ErrorKind::BrokenPipe`] ends the map, which is not an error.
+///
+/// # Errors
+/// The options do not fit the device or the contexts, the device fails, the map has too many states for sums, or the
+/// output cannot be written.
+pub async fn write_map<W: Write + Send + 'static>(
     device: &Arc<dyn Device>,
-    shown: Vec<Shown>,
-    format: Format,
-    view: &View,
-    output: &mut Output,
-) -> Result<(), Failure> {
+    contexts: Vec<MapContext>,
+    options: &MapOptions,
+    output: W,
+) -> Result<(W, MapPictures)> {
     let facts = device.facts();
-    let is_allocation = matches!(&shown[..], [only] if only.name == BASE_ALLOCATION);
-    if format.style == Style::Qemu && !is_allocation {
-        return Err(Failure::usage(format!("--format qemu shows {BASE_ALLOCATION} only")));
+    let is_allocation = matches!(&contexts[..], [only] if only.name == BASE_ALLOCATION);
+    if options.format == MapFormat::Qemu && !is_allocation {
+        return Err(InspectionError::QemuContexts);
     }
-    let (start, end) = view.range_of(facts.size)?;
-    let pictures = view.pictures(&facts.name, &shown, (start, end));
-    let contexts = all_of(&shown);
-    let order = shown.iter().map(|shown| place_of(shown.context, contexts)).collect();
-    let sink = Sink::new(shown, order, format);
-    let mut page = Box::new(Page { sink, pictures, output: std::mem::take(output) });
-    let mut extents = ExtentReader::new(device.clone(), contexts, (start, end));
+    let (start, end) = options.range_of(facts.size)?;
+    let pictures = options.pictures(&facts.name, &contexts, (start, end));
+    let all = all_of(&contexts);
+    let order = contexts.iter().map(|context| place_of(context.context, all)).collect();
+    let runs = RunWriter::new(contexts, order, *options);
+    let mut page = Box::new(Page { runs, pictures, output, is_closed: false });
+    let mut extents = ExtentReader::new(device.clone(), all, (start, end));
     let mut next = extents.next().await;
-    while !page.output.is_gone()
+    while !page.is_closed
         && let Some(part) = next.map_err(|error| error.on(&facts.name))?
     {
         let written = page.write(part);
@@ -138,73 +147,91 @@ pub async fn show(
         next = extents.next().await;
         page = written.page().await?;
     }
-    let Page { sink, pictures, output: mut shown } = *page;
-    sink.finish(end - start, &mut shown)?;
-    view.show(&pictures, format.color, &mut shown)?;
-    *output = shown;
-    Ok(())
+    page.finish(end - start)
 }
 
 /// A list from this length on is written on a thread of its own, while the device is asked for more.
 const LONG: usize = 4096;
 
-/// What a map is written to.
-struct Page {
-    sink: Sink,
-    pictures: [Vec<Picture>; 2],
-    output: Output,
+/// The state of a map that is being written.
+struct Page<W> {
+    runs: RunWriter,
+    pictures: MapPictures,
+    output: W,
+    /// The reader of the output has closed it.
+    is_closed: bool,
 }
 
 /// A page to which a part is written.
-enum Written {
-    Done(Result<Box<Page>, Failure>),
+enum PagePart<W> {
+    Done(Result<Box<Page<W>>>),
     /// Once a thread has done it.
-    Soon(Ticket<Result<Box<Page>, Failure>>),
+    Soon(Ticket<Result<Box<Page<W>>>>),
 }
 
-impl Written {
+impl<W> PagePart<W> {
     /// The page, when the part is there.
-    async fn page(self) -> Result<Box<Page>, Failure> {
+    async fn page(self) -> Result<Box<Page<W>>> {
         match self {
-            Written::Done(page) => page,
-            Written::Soon(ticket) => ticket.await.unwrap_or_else(|lost| {
+            PagePart::Done(page) => page,
+            PagePart::Soon(ticket) => ticket.await.unwrap_or_else(|lost| {
                 Err(Error::new(Kind::Io, "cannot write the map").because(lost).into())
             }),
         }
     }
 }
 
-impl Page {
+impl<W: Write + Send + 'static> Page<W> {
     /// Writes a part, on another thread if it is long.
-    fn write(self: Box<Self>, part: ExtentPart) -> Written {
+    fn write(self: Box<Self>, part: ExtentPart) -> PagePart<W> {
         if part.lists.iter().any(|list| list.len() >= LONG) {
-            Written::Soon(blockhaul_io::offload(move || self.with(&part)))
+            PagePart::Soon(blockhaul_io::offload(move || self.with(&part)))
         } else {
-            Written::Done(self.with(&part))
+            PagePart::Done(self.with(&part))
         }
     }
 
     /// The page with a part.
-    fn with(mut self: Box<Self>, part: &ExtentPart) -> Result<Box<Page>, Failure> {
-        let Page { sink, pictures, output } = &mut *self;
-        part.for_each_run(|at, len, states| {
-            for picture in &mut *pictures {
-                for (picture, place) in picture.iter_mut().zip(&sink.order) {
-                    picture.add(at, len, states[*place]);
-                }
-            }
-            sink.run(at, len, states, output)
-        })?;
-        if sink.format.streams {
-            output.now()?;
-        }
+    fn with(mut self: Box<Self>, part: &ExtentPart) -> Result<Box<Page<W>>> {
+        let written = self.add(part);
+        self.is_closed = is_closed(written)?;
         Ok(self)
+    }
+
+    fn add(&mut self, part: &ExtentPart) -> Result<()> {
+        let Page { runs, pictures, output, .. } = self;
+        part.for_each_run(|at, len, states| {
+            pictures.add(at, len, states, &runs.order);
+            runs.add(at, len, states, output)
+        })?;
+        if runs.options.streams {
+            output.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the end of the map of `size` bytes, unless the output is closed.
+    fn finish(self, size: u64) -> Result<(W, MapPictures)> {
+        let Page { runs, pictures, mut output, is_closed: closed } = self;
+        if !closed {
+            is_closed(runs.finish(size, &mut output).map_err(InspectionError::from))?;
+        }
+        Ok((output, pictures))
+    }
+}
+
+/// Whether the reader of the output has closed it.
+fn is_closed(written: Result<()>) -> Result<bool> {
+    match written {
+        Ok(()) => Ok(false),
+        Err(InspectionError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
 /// The contexts together.
-fn all_of(shown: &[Shown]) -> Contexts {
-    let indices = shown.iter().flat_map(|shown| shown.context.iter());
+fn all_of(contexts: &[MapContext]) -> Contexts {
+    let indices = contexts.iter().flat_map(|context| context.context.iter());
     indices.fold(Contexts::empty(), Contexts::with)
 }
 
@@ -214,48 +241,45 @@ fn place_of(one: Contexts, all: Contexts) -> usize {
 }
 
 /// Takes runs in order, joins adjacent equal ones, and shows them.
-struct Sink {
+struct RunWriter {
     /// The contexts, in the order in which they are shown.
-    contexts: Vec<Shown>,
+    contexts: Vec<MapContext>,
     /// The place of each one's state among the states of a run.
     order: Vec<usize>,
-    format: Format,
+    options: MapOptions,
     palette: Palette,
     /// The run that may still grow: offset, length. Its states.
     last: Option<(u64, u64)>,
     states: Vec<u64>,
-    shown: bool,
+    /// A run was written.
+    has_runs: bool,
     totals: BTreeMap<Vec<u64>, u64>,
     /// The line being made: maps have millions.
     line: String,
 }
 
-impl Sink {
-    fn new(contexts: Vec<Shown>, order: Vec<usize>, format: Format) -> Sink {
-        let palette = Palette::new(format.color);
+impl RunWriter {
+    fn new(contexts: Vec<MapContext>, order: Vec<usize>, options: MapOptions) -> RunWriter {
+        let palette = Palette::new(options.color);
         let states = Vec::new();
         let totals = BTreeMap::new();
         let line = String::new();
-        Sink { contexts, order, format, palette, last: None, states, shown: false, totals, line }
+        let (last, has_runs) = (None, false);
+        RunWriter { contexts, order, options, palette, last, states, has_runs, totals, line }
     }
 
-    fn run(
-        &mut self,
-        at: u64,
-        len: u64,
-        states: &[u64],
-        output: &mut Output,
-    ) -> Result<(), Failure> {
-        if len == 0 || self.format.style == Style::Nothing {
+    /// Adds a run.
+    fn add(&mut self, at: u64, len: u64, states: &[u64], output: &mut impl Write) -> Result<()> {
+        if len == 0 || self.options.format == MapFormat::Nothing {
             return Ok(());
         }
-        if self.format.totals {
+        if self.options.totals {
             return self.sum(len, states);
         }
         match &mut self.last {
             Some((_, grown)) if self.states == states => *grown += len,
             _ => {
-                self.show(output)?;
+                self.write_last(output)?;
                 self.last = Some((at, len));
                 self.states.clear();
                 self.states.extend_from_slice(states);
@@ -264,7 +288,7 @@ impl Sink {
         Ok(())
     }
 
-    fn sum(&mut self, len: u64, states: &[u64]) -> Result<(), Failure> {
+    fn sum(&mut self, len: u64, states: &[u64]) -> Result<()> {
         if let Some(sum) = self.totals.get_mut(states) {
             *sum += len;
             return Ok(());
@@ -277,13 +301,13 @@ impl Sink {
         Ok(())
     }
 
-    /// Shows the last run, if there is one.
-    fn show(&mut self, output: &mut Output) -> Result<(), Failure> {
+    /// Writes the last run, if there is one.
+    fn write_last(&mut self, output: &mut impl Write) -> io::Result<()> {
         let Some((at, len)) = self.last.take() else { return Ok(()) };
         let mut line = std::mem::take(&mut self.line);
         line.clear();
-        match self.format.style {
-            Style::Text | Style::Nothing => {
+        match self.options.format {
+            MapFormat::Text | MapFormat::Nothing => {
                 let (before, after) = self.color(&self.states);
                 line.push_str(before);
                 number(&mut line, at, 10);
@@ -300,25 +324,25 @@ impl Sink {
                 line.push_str(after);
                 line.push('\n');
             }
-            Style::Qemu => self.qemu(&mut line, at, len, self.states[0]),
-            Style::Json | Style::JsonLines => self.json(&mut line, at, len),
+            MapFormat::Qemu => self.qemu(&mut line, at, len, self.states[0]),
+            MapFormat::Json | MapFormat::JsonLines => self.json(&mut line, at, len),
         }
-        self.shown = true;
+        self.has_runs = true;
         self.line = line;
-        output.text(&self.line)
+        output.write_all(self.line.as_bytes())
     }
 
     /// The names of the contexts and their states, in the order in which they are shown.
     fn in_order<'a>(&'a self, states: &'a [u64]) -> impl Iterator<Item = (&'a str, u64)> {
         let states = self.order.iter().map(|place| states[*place]);
-        self.contexts.iter().map(|shown| shown.name.as_str()).zip(states)
+        self.contexts.iter().map(|context| context.name.as_str()).zip(states)
     }
 
     /// The last run as an object of JSON: of one context as nbdinfo has it.
     fn json(&self, line: &mut String, at: u64, len: u64) {
-        let style = self.format.style;
-        line.push_str(match (style, self.shown) {
-            (Style::JsonLines, _) => "{ ",
+        let format = self.options.format;
+        line.push_str(match (format, self.has_runs) {
+            (MapFormat::JsonLines, _) => "{ ",
             (_, true) => ",\n{ ",
             (_, false) => "[\n{ ",
         });
@@ -328,7 +352,7 @@ impl Sink {
         number(line, len, 0);
         line.push_str(", ");
         self.json_states(line, &self.states);
-        line.push_str(if style == Style::JsonLines { "}\n" } else { "}" });
+        line.push_str(if format == MapFormat::JsonLines { "}\n" } else { "}" });
     }
 
     /// The states as members of an object.
@@ -371,7 +395,7 @@ impl Sink {
 
     /// A run as qemu-img map shows it.
     fn qemu(&self, line: &mut String, at: u64, len: u64, state: u64) {
-        line.push_str(if self.shown { ",\n{ \"start\": " } else { "[{ \"start\": " });
+        line.push_str(if self.has_runs { ",\n{ \"start\": " } else { "[{ \"start\": " });
         number(line, at, 0);
         line.push_str(", \"length\": ");
         number(line, len, 0);
@@ -384,25 +408,25 @@ impl Sink {
         line.push_str(", \"compressed\": false}");
     }
 
-    fn finish(mut self, size: u64, output: &mut Output) -> Result<(), Failure> {
-        if self.format.totals {
+    fn finish(mut self, size: u64, output: &mut impl Write) -> io::Result<()> {
+        if self.options.totals {
             return self.finish_totals(size, output);
         }
-        self.show(output)?;
-        match (self.format.style, self.shown) {
-            (Style::Json, true) => output.text("\n]\n"),
-            (Style::Json, false) => output.text("[\n\n]\n"),
-            (Style::Qemu, true) => output.text("]\n"),
-            (Style::Qemu, false) => output.text("[]\n"),
-            _ => Ok(()),
-        }
+        self.write_last(output)?;
+        output.write_all(match (self.options.format, self.has_runs) {
+            (MapFormat::Json, true) => b"\n]\n",
+            (MapFormat::Json, false) => b"[\n\n]\n",
+            (MapFormat::Qemu, true) => b"]\n",
+            (MapFormat::Qemu, false) => b"[]\n",
+            _ => b"",
+        })
     }
 
-    fn finish_totals(&self, size: u64, output: &mut Output) -> Result<(), Failure> {
+    fn finish_totals(&self, size: u64, output: &mut impl Write) -> io::Result<()> {
         let mut lines = Vec::new();
         for (states, &len) in &self.totals {
             let percent = 100.0 * len as f64 / size as f64;
-            if self.format.style == Style::Json {
+            if self.options.format == MapFormat::Json {
                 let percent = general(percent);
                 let mut line = format!("{{ \"size\": {len}, \"percent\": {percent}, ");
                 self.json_states(&mut line, states);
@@ -418,12 +442,12 @@ impl Sink {
                         line.push_str(&text);
                     }
                 }
-                output.text(&format!("{line}{after}\n"))?;
+                writeln!(output, "{line}{after}")?;
             }
         }
-        match (self.format.style == Style::Json, lines.is_empty()) {
-            (true, true) => output.text("[]\n"),
-            (true, false) => output.text(&format!("[\n{}\n]\n", lines.join(",\n"))),
+        match (self.options.format == MapFormat::Json, lines.is_empty()) {
+            (true, true) => output.write_all(b"[]\n"),
+            (true, false) => write!(output, "[\n{}\n]\n", lines.join(",\n")),
             (false, _) => Ok(()),
         }
     }

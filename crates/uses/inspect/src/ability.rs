@@ -1,16 +1,15 @@
-//! The words of `--can`, `--is` and `--has`.
+//! Properties of exports by the words that nbdinfo has for them.
 
 use blockhaul_wire::{ExportFlags, Replies};
 
-use super::report::{Of, Report};
-use crate::exit::{FAILED, Failure};
+use crate::report::{ExportOwner, InspectionReport};
 
-/// A property of a device.
+/// A property of an export or its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ability {
-    /// True for everything that answers.
+    /// A client can connect and read: true for every export that answers.
     Always,
-    /// Not read-only.
+    /// The export is not read-only.
     Write,
     /// The connection is encrypted.
     Tls,
@@ -43,33 +42,34 @@ const WORDS: &[(&[&str], bool, Ability)] = &[
 ];
 
 impl Ability {
-    /// Parses a word, case-insensitively.
-    pub fn parse(word: &str) -> Result<Ability, Failure> {
+    /// The property of this name, in either case; `None` for unknown names. [`Ability::names`] has them.
+    pub fn parse(word: &str) -> Option<Ability> {
         let lower = word.to_ascii_lowercase();
         let dashes = lower.replace('_', "-");
         let blanks = lower.replace(['_', ' '], "-");
         let found = WORDS.iter().find(|(words, blank, _)| {
             words.contains(&if *blank { blanks.as_str() } else { dashes.as_str() })
         });
-        found.map(|row| row.2).ok_or_else(|| {
-            let known: Vec<_> = WORDS.iter().flat_map(|row| row.0.last()).copied().collect();
-            let text =
-                format!("unknown --can/--is/--has option: {word}; known are {}", known.join(", "));
-            Failure::new(FAILED, text)
-        })
+        found.map(|row| row.2)
     }
 
-    /// Whether it applies to the server, whatever the export.
-    pub fn is_of_the_server(self) -> bool {
+    /// A name of each property.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        WORDS.iter().flat_map(|row| row.0.last()).copied()
+    }
+
+    /// Whether all exports of a server have the property, or none: [`Inspection::server`](crate::Inspection::server)
+    /// reports it.
+    pub fn is_of_server(self) -> bool {
         matches!(self, Ability::Always | Ability::Tls | Ability::Structured | Ability::Extended)
     }
 
-    /// Whether it is true.
-    pub fn of(self, report: &Report) -> bool {
+    /// Whether the first export of a report has the property.
+    pub fn is_in(self, report: &InspectionReport) -> bool {
         let flags = report.exports.first().map_or(ExportFlags::NONE, |export| export.flags);
-        let (tls, replies) = match &report.of {
-            Of::Server { tls, replies, .. } => (*tls, *replies),
-            Of::Device(_) => (false, Replies::Simple),
+        let (tls, replies) = match &report.owner {
+            ExportOwner::Server { tls, replies, .. } => (*tls, *replies),
+            ExportOwner::Device(_) => (false, Replies::Simple),
         };
         match self {
             Ability::Always => true,
@@ -90,12 +90,12 @@ mod tests {
     fn words_have_nbdinfos_spellings() {
         let payload = Ability::Flag(ExportFlags::BLOCK_STATUS_PAYLOAD);
         for word in ["block status payload", "BLOCK_status-payload", "block-status-payload"] {
-            assert_eq!(Ability::parse(word), Ok(payload), "{word}");
+            assert_eq!(Ability::parse(word), Some(payload), "{word}");
         }
-        assert_eq!(Ability::parse("Structured Replies"), Ok(Ability::Structured));
-        assert_eq!(Ability::parse("READ_ONLY"), Ok(Ability::Flag(ExportFlags::READ_ONLY)));
+        assert_eq!(Ability::parse("Structured Replies"), Some(Ability::Structured));
+        assert_eq!(Ability::parse("READ_ONLY"), Some(Ability::Flag(ExportFlags::READ_ONLY)));
         for word in ["", "foo", "fast zero", "writes"] {
-            assert_eq!(Ability::parse(word).unwrap_err().status(), FAILED, "{word}");
+            assert_eq!(Ability::parse(word), None, "{word}");
         }
     }
 }

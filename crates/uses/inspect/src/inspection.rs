@@ -1,0 +1,338 @@
+//! The facts of the exports of an NBD server, or of a device of a registry.
+
+use std::sync::Arc;
+
+use blockhaul_block::{BASE_ALLOCATION, Device, Error, Kind};
+use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_client::options::{OptionSession, Place};
+use blockhaul_client::{Address, Connected, Options, ServerProcess};
+use blockhaul_transfer::sparing_of_queries;
+use blockhaul_wire::Replies;
+use blockhaul_wire::handshake::Protocol;
+use blockhaul_wire::handshake::client::{ExportInfo, Negotiated};
+use blockhaul_wire::uri::Uri;
+
+use crate::content;
+use crate::error::{InspectionError, Result};
+use crate::map::MapContext;
+use crate::report::{ExportFacts, ExportOwner, InspectionReport};
+
+/// An inspection of a device, or of an NBD server and its exports.
+///
+/// A server that was started for it ends when the inspection is dropped, which waits for the server and therefore
+/// happens outside of a worker.
+pub struct Inspection(Origin);
+
+/// Origin of the facts.
+enum Origin {
+    Server(Box<Server>),
+    Device { registry: Registry, spec: Spec },
+}
+
+/// An NBD server.
+struct Server {
+    place: Place,
+    /// The canonical URI; none for servers that were started for this inspection.
+    uri: Option<Uri>,
+    /// The server, if it was started for this inspection: ends on drop.
+    process: Option<Arc<ServerProcess>>,
+    options: Options,
+}
+
+impl Inspection {
+    /// An inspection of this device or server. A server of `[ CMD ]` is started; connections to servers have these
+    /// options, and the registry opens all other devices.
+    ///
+    /// # Errors
+    /// The description is invalid, or the server cannot be started.
+    pub fn new(spec: Spec, registry: Registry, options: Options) -> Result<Inspection> {
+        let options = Options { full_info: true, ..options };
+        match &spec {
+            Spec::Command(words) => {
+                let name = spec.to_string();
+                let process =
+                    ServerProcess::start(words).map_err(|error| opening(&name, &error))?;
+                let address = Address::Unix(process.socket().to_path_buf());
+                let place = Place { name, address, export: String::new(), tls: None };
+                let server = Server { place, uri: None, process: Some(process), options };
+                Ok(Inspection(Origin::Server(Box::new(server))))
+            }
+            Spec::Scheme { scheme, .. } if registry.backend(scheme)?.schemes().contains(&"nbd") => {
+                let text = spec.to_string();
+                let place = Place::parse(&text).map_err(|error| opening(&text, &error))?;
+                let server = Server { place, uri: Uri::parse(&text).ok(), process: None, options };
+                Ok(Inspection(Origin::Server(Box::new(server))))
+            }
+            _ => {
+                registry.target(&spec, Intent::READ)?;
+                Ok(Inspection(Origin::Device { registry, spec }))
+            }
+        }
+    }
+
+    /// The facts of the export that the description names, or of the device; with the kind of its contents if `content`
+    /// is true, which the program `file` finds out.
+    ///
+    /// # Errors
+    /// The server or the device cannot be opened.
+    pub async fn report(&self, content: bool) -> Result<InspectionReport> {
+        match &self.0 {
+            Origin::Server(server) => server.report(content).await,
+            Origin::Device { registry, spec } => {
+                let stack = open(registry, spec).await?;
+                let facts = stack.device().facts();
+                let content =
+                    if content { content::guess(stack.device().clone()).await } else { None };
+                let export = ExportFacts { content, ..ExportFacts::of_device(&facts) };
+                let owner = ExportOwner::Device(facts.name.to_string());
+                Ok(InspectionReport { owner, exports: vec![export] })
+            }
+        }
+    }
+
+    /// The facts of a server that need no query of an export, without exports; the report of a device.
+    ///
+    /// # Errors
+    /// The server or the device cannot be opened.
+    pub async fn server(&self) -> Result<InspectionReport> {
+        let Origin::Server(server) = &self.0 else { return self.report(false).await };
+        let session = server.session().await?;
+        let owner = owner(session.protocol(), session.tls(), session.replies());
+        session.abort().await;
+        Ok(InspectionReport { owner, exports: Vec::new() })
+    }
+
+    /// The facts of all exports that the server lists, or of the device; and the error of the last export whose facts
+    /// the server does not report.
+    ///
+    /// # Errors
+    /// The server or the device cannot be opened, or the server has no list.
+    pub async fn list(&self, content: bool) -> Result<(InspectionReport, Option<InspectionError>)> {
+        match &self.0 {
+            Origin::Server(server) => server.list(content).await,
+            Origin::Device { .. } => Ok((self.report(content).await?, None)),
+        }
+    }
+
+    /// The canonical URI of a server that answers; `None` for devices and servers without one.
+    ///
+    /// # Errors
+    /// The server does not answer.
+    pub async fn uri(&self) -> Result<Option<String>> {
+        let Origin::Server(server) = &self.0 else { return Ok(None) };
+        let Server { uri, place, options, .. } = &**server;
+        let uri = match uri {
+            Some(uri) => canonical(uri),
+            None if blockhaul_wire::uri::is_http(&place.name) => place.name.clone(),
+            None => return Ok(None),
+        };
+        // Like nbdinfo: a URI is printed only if the server answers.
+        let session = OptionSession::connect(place.clone(), options).await;
+        session.map_err(|error| opening(&place.name, &error))?.abort().await;
+        Ok(Some(uri))
+    }
+
+    /// The device for its contents, with the extents of a server that reports them.
+    ///
+    /// # Errors
+    /// The server or the device cannot be opened.
+    pub async fn device(&self) -> Result<Arc<dyn Device>> {
+        let stack = match &self.0 {
+            Origin::Server(server) => {
+                let contexts = vec![BASE_ALLOCATION.to_string()];
+                Stack::over(server.connect(&server.place.export, contexts).await?.device)
+            }
+            Origin::Device { registry, spec } => open(registry, spec).await?,
+        };
+        Ok(stack.device().clone())
+    }
+
+    /// The device for extents in the metadata contexts of these names.
+    ///
+    /// # Errors
+    /// The server or the device cannot be opened, or has no such context.
+    pub async fn device_with_contexts(
+        &self,
+        names: &[String],
+    ) -> Result<(Arc<dyn Device>, Vec<MapContext>)> {
+        let (stack, facts, is_remote) = match &self.0 {
+            Origin::Server(server) => {
+                let connected = server.connect(&server.place.export, names.to_vec()).await?;
+                // Not what is emulated: nbdinfo fails without the context.
+                let facts = connected.device.facts();
+                (Stack::over(connected.device), facts, true)
+            }
+            Origin::Device { registry, spec } => {
+                let stack = open(registry, spec).await?;
+                let facts = stack.device().facts();
+                (stack, facts, false)
+            }
+        };
+        let contexts = names.iter().map(|name| match facts.context(name) {
+            Some(context) => Ok(MapContext { context, name: name.clone() }),
+            None => Err(InspectionError::Context { name: name.clone(), is_remote }),
+        });
+        let contexts = contexts.collect::<Result<_>>()?;
+        let stack = sparing_of_queries(stack).await;
+        let device = stack.map_err(|error| opening(&facts.name, &error))?.device().clone();
+        Ok((device, contexts))
+    }
+}
+
+async fn open(registry: &Registry, spec: &Spec) -> Result<Stack> {
+    let opened = registry.open(spec, Vec::new(), Intent::READ).await;
+    opened.map_err(|error| opening(&spec.to_string(), &error))
+}
+
+fn opening(name: &str, error: &Error) -> InspectionError {
+    InspectionError::opening(name, error)
+}
+
+/// Texts about an export, which servers report in several ways.
+struct ExportTexts {
+    name: String,
+    description: Option<String>,
+    contexts: Vec<String>,
+    content: Option<String>,
+}
+
+impl Server {
+    async fn report(&self, content: bool) -> Result<InspectionReport> {
+        let export = &self.place.export;
+        let mut session = self.session().await?;
+        let protocol = session.protocol();
+        let tls = session.tls();
+        let replies = session.replies();
+        let reported = match protocol {
+            Some(Protocol::Newstyle) => None,
+            _ => match session.info(export).await {
+                Ok(info) => Some((info, contexts(&mut session, export).await)),
+                Err(error) if error.kind() == Kind::Unsupported => None,
+                Err(error) => return Err(self.failed(&error)),
+            },
+        };
+        session.abort().await;
+        let (info, contexts, owner) = match reported {
+            Some((info, contexts)) => (info, contexts, owner(protocol, tls, replies)),
+            None => {
+                let Negotiated { info, contexts, protocol, tls, replies, .. } =
+                    self.connect(export, vec![BASE_ALLOCATION.to_string()]).await?.negotiated;
+                let contexts = contexts.into_iter().map(|context| context.name).collect();
+                (info, contexts, owner(Some(protocol), tls, replies))
+            }
+        };
+        let name = info.name.clone().unwrap_or_else(|| export.clone());
+        let description = info.description.clone();
+        let content = if content { self.content(export).await? } else { None };
+        let texts = ExportTexts { name, description, contexts, content };
+        let export = self.export(export, &info, texts);
+        Ok(InspectionReport { owner, exports: vec![export] })
+    }
+
+    async fn list(&self, content: bool) -> Result<(InspectionReport, Option<InspectionError>)> {
+        let mut session = self.session().await?;
+        let owner = owner(session.protocol(), session.tls(), session.replies());
+        let entries = session.list().await.map_err(|error| self.failed(&error))?;
+        let mut found = Vec::new();
+        let mut failed = None;
+        for entry in entries {
+            match session.info(&entry.name).await {
+                Ok(info) => {
+                    let contexts = contexts(&mut session, &entry.name).await;
+                    found.push((entry, info, contexts));
+                }
+                Err(error) => {
+                    let kind = error.kind();
+                    failed = Some(InspectionError::Export { name: entry.name, error });
+                    // A refusal concerns one export; other errors end the session.
+                    if matches!(kind, Kind::Disconnected | Kind::TimedOut | Kind::Io) {
+                        break;
+                    }
+                }
+            }
+        }
+        session.abort().await;
+        let mut exports = Vec::new();
+        for (entry, info, contexts) in found {
+            let content = if content { self.content(&entry.name).await? } else { None };
+            let reported = Some(entry.description).filter(|text| !text.is_empty());
+            let description = reported.or_else(|| info.description.clone());
+            let name = entry.name.clone();
+            let texts = ExportTexts { name, description, contexts, content };
+            exports.push(self.export(&entry.name, &info, texts));
+        }
+        Ok((InspectionReport { owner, exports }, failed))
+    }
+
+    /// The facts of an export that was requested by this name.
+    fn export(&self, requested: &str, info: &ExportInfo, texts: ExportTexts) -> ExportFacts {
+        let ExportTexts { name, description, contexts, content } = texts;
+        let of_export = |uri| canonical(&Uri { export: requested.to_string(), ..uri });
+        let uri = self.uri.clone().map(of_export);
+        let block = info.block_sizes.map(|sizes| [sizes.minimum, sizes.preferred, sizes.maximum]);
+        let size = info.size;
+        let flags = info.flags;
+        ExportFacts { name, description, size, content, uri, contexts, flags, block }
+    }
+
+    async fn content(&self, export: &str) -> Result<Option<String>> {
+        Ok(content::guess(self.connect(export, Vec::new()).await?.device).await)
+    }
+
+    async fn session(&self) -> Result<OptionSession> {
+        let session = OptionSession::connect(self.place.clone(), &self.options).await;
+        session.map_err(|error| self.failed(&error))
+    }
+
+    async fn connect(&self, export: &str, contexts: Vec<String>) -> Result<Connected> {
+        let tls = self.place.tls.clone();
+        let options = Options { contexts, tls, ..self.options.clone() };
+        let connected =
+            blockhaul_client::connect(&self.place.name, &self.place.address, export, &options);
+        connected.await.map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &Error) -> InspectionError {
+        match self.process.as_ref().and_then(|process| process.ended()) {
+            Some(how) => opening(&self.place.name, &Error::new(error.kind(), how)),
+            None => opening(&self.place.name, error),
+        }
+    }
+}
+
+/// The canonical form, with escapes in upper case as libnbd has them.
+fn canonical(uri: &Uri) -> String {
+    let mut escaped = 0;
+    let upper = |c: char| {
+        // In a canonical form each % is followed by two digits.
+        escaped = if c == '%' { 2 } else { i32::max(escaped - 1, -1) };
+        if escaped >= 0 { c.to_ascii_uppercase() } else { c }
+    };
+    uri.to_string().chars().map(upper).collect()
+}
+
+/// Contexts of an export; none if the server does not list them.
+async fn contexts(session: &mut OptionSession, export: &str) -> Vec<String> {
+    let contexts = session.contexts(export).await.unwrap_or_default();
+    contexts.into_iter().map(|context| context.name).collect()
+}
+
+fn owner(protocol: Option<Protocol>, tls: bool, replies: Replies) -> ExportOwner {
+    let protocol = match protocol {
+        Some(Protocol::Oldstyle) => "oldstyle",
+        Some(Protocol::Newstyle) => "newstyle",
+        Some(Protocol::FixedNewstyle) | None => "newstyle-fixed",
+    };
+    ExportOwner::Server { protocol, tls, replies }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_in_upper_case_and_nothing_else() {
+        let uri = Uri::parse("nbd://host/a%5cab%c3%bcfe").unwrap();
+        assert_eq!(canonical(&uri), "nbd://host:10809/a%5Cab%C3%BCfe");
+    }
+}

@@ -1,0 +1,50 @@
+//! Facts, maps and contents of disks and NBD servers, as data and as text.
+//!
+//! ```
+//! use blockhaul_catalog::{Registry, Spec};
+//! use blockhaul_client::Options;
+//! use blockhaul_inspect::Inspection;
+//! use blockhaul_io::{Config, Runtime};
+//!
+//! let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
+//! let spec = Spec::parse("memory:64K".as_ref()).unwrap();
+//! let inspection = Inspection::new(spec, registry, Options::default()).unwrap();
+//! let runtime = Runtime::start(&Config::default()).unwrap();
+//! let dump = runtime.block_on(|| async move {
+//!     assert_eq!(inspection.report(false).await.unwrap().size(), 65536);
+//!     let device = inspection.device().await.unwrap();
+//!     let mut dump = Vec::new();
+//!     blockhaul_inspect::write_dump(&device, (0, 16), false, &mut dump).await.unwrap();
+//!     dump
+//! });
+//! assert!(dump.starts_with(b"0000000000: 00 00"));
+//! ```
+//!
+//! - An [`Inspection`] connects to a server, or opens a device. It makes an [`InspectionReport`], which is data, text
+//!   and JSON. An [`Ability`] is one property in it.
+//! - [`write_map`] writes the extents of a device in the formats of nbdinfo and qemu-img, and makes [`MapPictures`].
+//! - [`write_dump`] writes contents in hexadecimal, as nbddump does.
+//! - An [`InspectionError`] is data. Front ends choose exit statuses.
+//!
+//! Sizes, offsets and lengths are bytes. Futures run on workers of [`blockhaul_io::Runtime`]. Nothing here prints or
+//! writes files.
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+
+mod ability;
+mod content;
+mod dump;
+mod error;
+mod inspection;
+mod map;
+mod palette;
+mod picture;
+mod report;
+
+pub use ability::Ability;
+pub use dump::write_dump;
+pub use error::InspectionError;
+pub use inspection::Inspection;
+pub use map::{MapContext, MapFormat, MapOptions, MapPictures, write_map};
+pub use report::{ExportFacts, ExportOwner, InspectionReport};
