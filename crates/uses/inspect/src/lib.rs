@@ -21,7 +21,7 @@
 //! ```
 //!
 //! - An [`Inspection`] connects to a server, or opens a device. It makes an [`InspectionReport`], which is data, text
-//!   and JSON. An [`Ability`] is one property in it.
+//!   and JSON, and which serde serializes. An [`Ability`] is one property in it.
 //! - [`write_map`] writes the extents of a device in the formats of nbdinfo and qemu-img, and makes [`MapPictures`].
 //! - [`write_dump`] writes contents in hexadecimal, as nbddump does.
 //! - An [`InspectionError`] is data. Front ends choose exit statuses.
@@ -37,6 +37,7 @@ mod content;
 mod dump;
 mod error;
 mod inspection;
+mod json;
 mod map;
 mod palette;
 mod picture;

@@ -11,9 +11,9 @@ use blockhaul_block::{
 use blockhaul_io::Ticket;
 
 use crate::error::{InspectionError, Result};
+use crate::json::json;
 use crate::palette::Palette;
 use crate::picture::{self, IMAGE, Picture, STRIP};
-use crate::report::quoted;
 
 /// Options of a map; the default is a list of all runs as text.
 #[derive(Debug, Clone, Copy, Default)]
@@ -368,7 +368,7 @@ impl RunWriter {
                 }
                 Some(Cow::Owned(text)) => {
                     line.push_str(", \"description\": ");
-                    line.push_str(&quoted(&text));
+                    line.push_str(&json(&text));
                 }
                 None => {}
             }
@@ -380,7 +380,7 @@ impl RunWriter {
         for (index, (name, state)) in self.in_order(states).enumerate() {
             if several {
                 line.push_str(if index > 0 { ", { \"context\": " } else { "{ \"context\": " });
-                line.push_str(&quoted(name));
+                line.push_str(&json(name));
                 line.push_str(", ");
             }
             state_of(line, name, state);

@@ -7,7 +7,10 @@ use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::format_size;
 use blockhaul_transfer::one_line;
 use blockhaul_wire::{ExportFlags, Replies};
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 
+use crate::json::json;
 use crate::palette::Palette;
 
 /// The facts of a server or device.
@@ -185,9 +188,7 @@ impl InspectionReport {
 
     /// The report as `nbdinfo --json` prints it.
     pub fn json(&self) -> String {
-        let mut text = String::new();
-        let _ = self.add_json(&mut text);
-        text
+        json(self)
     }
 
     fn add_text(&self, out: &mut String, color: bool) -> std::fmt::Result {
@@ -207,7 +208,7 @@ impl InspectionReport {
         for export in &self.exports {
             write!(out, "{}", palette.head)?;
             if matches!(self.owner, ExportOwner::Server { .. }) {
-                writeln!(out, "export={}:", one_line(&quoted(&export.name)))?;
+                writeln!(out, "export={}:", one_line(&json(&export.name)))?;
             }
             if let Some(text) = &export.description {
                 writeln!(out, "\tdescription: {}", one_line(text))?;
@@ -241,51 +242,50 @@ impl InspectionReport {
         }
         Ok(())
     }
+}
 
-    fn add_json(&self, out: &mut String) -> std::fmt::Result {
-        out.push_str("{\n");
+/// The members of nbdinfo's JSON.
+impl Serialize for InspectionReport {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut members = serializer.serialize_map(None)?;
         match &self.owner {
             ExportOwner::Server { protocol, tls, replies } => {
-                writeln!(out, "\"protocol\": {},", quoted(protocol))?;
-                writeln!(out, "\"TLS\": {tls},")?;
-                writeln!(out, "\"structured\": {},", *replies != Replies::Simple)?;
-                writeln!(out, "\"extended\": {},", *replies == Replies::Extended)?;
+                members.serialize_entry("protocol", protocol)?;
+                members.serialize_entry("TLS", tls)?;
+                members.serialize_entry("structured", &(*replies != Replies::Simple))?;
+                members.serialize_entry("extended", &(*replies == Replies::Extended))?;
             }
-            ExportOwner::Device(name) => writeln!(out, "\"device\": {},", quoted(name))?,
+            ExportOwner::Device(name) => members.serialize_entry("device", name)?,
         }
-        out.push_str("\"exports\": [\n");
-        for (index, export) in self.exports.iter().enumerate() {
-            if index > 0 {
-                out.push_str(",\n");
+        members.serialize_entry("exports", &self.exports)?;
+        members.end()
+    }
+}
+
+/// The members of nbdinfo's JSON.
+impl Serialize for ExportFacts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut members = serializer.serialize_map(None)?;
+        members.serialize_entry("export-name", &self.name)?;
+        let texts =
+            [("description", &self.description), ("content", &self.content), ("uri", &self.uri)];
+        for (name, text) in texts {
+            if let Some(text) = text {
+                members.serialize_entry(name, text)?;
             }
-            out.push_str("\t{\n");
-            let texts = [
-                ("export-name", Some(&export.name)),
-                ("description", export.description.as_ref()),
-                ("content", export.content.as_ref()),
-                ("uri", export.uri.as_ref()),
-            ];
-            for (name, text) in texts {
-                if let Some(text) = text {
-                    writeln!(out, "\t\"{name}\": {},", quoted(text))?;
-                }
-            }
-            if !export.contexts.is_empty() {
-                let contexts: Vec<_> =
-                    export.contexts.iter().map(|name| format!("\t\t{}", quoted(name))).collect();
-                writeln!(out, "\t\"contexts\": [\n{}\n\t],", contexts.join(",\n"))?;
-            }
-            for (name, flag, _) in FLAGS {
-                writeln!(out, "\t\"{name}\": {},", export.flags.contains(flag))?;
-            }
-            for (name, size) in BLOCK_SIZES.iter().zip(export.block.into_iter().flatten()) {
-                writeln!(out, "\t\"{name}\": {size},")?;
-            }
-            writeln!(out, "\t\"export-size\": {},", export.size)?;
-            write!(out, "\t\"export-size-str\": {}\n\t}}", quoted(&format_size(export.size)))?;
         }
-        let last = if self.exports.is_empty() { "" } else { " " };
-        writeln!(out, "{last}]\n}}")
+        if !self.contexts.is_empty() {
+            members.serialize_entry("contexts", &self.contexts)?;
+        }
+        for (name, flag, _) in FLAGS {
+            members.serialize_entry(name, &self.flags.contains(flag))?;
+        }
+        for (name, size) in BLOCK_SIZES.iter().zip(self.block.into_iter().flatten()) {
+            members.serialize_entry(name, &size)?;
+        }
+        members.serialize_entry("export-size", &self.size)?;
+        members.serialize_entry("export-size-str", &format_size(self.size))?;
+        members.end()
     }
 }
 
@@ -293,24 +293,6 @@ impl InspectionReport {
 fn with_unit(size: u64) -> String {
     let short = format_size(size);
     if short == size.to_string() { short } else { format!("{size} ({short})") }
-}
-
-/// A JSON string.
-pub(crate) fn quoted(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 2);
-    quoted.push('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => quoted.extend(['\\', c]),
-            c if c < ' ' => {
-                // Writing to a string does not fail.
-                let _ = write!(quoted, "\\u{:04x}", u32::from(c));
-            }
-            c => quoted.push(c),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
 
 #[cfg(test)]
@@ -334,6 +316,28 @@ mod tests {
             InspectionReport { owner: ExportOwner::Device(String::new()), exports: Vec::new() };
         let parsed: serde_json::Value = serde_json::from_str(&empty.json()).unwrap();
         assert_eq!(parsed["exports"].as_array().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn json_has_the_layout_of_nbdinfo() {
+        let owner = ExportOwner::Server {
+            protocol: "newstyle-fixed",
+            tls: false,
+            replies: Replies::Structured,
+        };
+        let name = "a\n\"\u{8}/".to_string();
+        let contexts = vec!["x".to_string(), "y".to_string()];
+        let first = ExportFacts { name, contexts, ..ExportFacts::default() };
+        let exports = vec![first, ExportFacts::default()];
+        let text = InspectionReport { owner, exports }.json();
+        let head = "{\n\"protocol\": \"newstyle-fixed\",\n\"TLS\": false,\n\"structured\": true,\n\
+                    \"extended\": false,\n\"exports\": [\n\t{\n\t\"export-name\": \"a\\u000a\\\"\\u0008/\",\n\
+                    \t\"contexts\": [\n\t\t\"x\",\n\t\t\"y\"\n\t],\n\t\"is_rotational\": false,\n";
+        assert!(text.starts_with(head), "{text}");
+        assert!(text.contains("\t\"export-size-str\": \"0\"\n\t},\n\t{\n"), "{text}");
+        assert!(text.ends_with("\t\"export-size-str\": \"0\"\n\t} ]\n}\n"), "{text}");
+        let report = InspectionReport { owner: ExportOwner::Device("d".into()), exports: vec![] };
+        assert_eq!(report.json(), "{\n\"device\": \"d\",\n\"exports\": [\n]\n}\n");
     }
 
     #[test]
