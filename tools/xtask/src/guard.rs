@@ -95,7 +95,8 @@ fn left_out(why: &str) -> Outcome {
 fn build(tree: &Path, target: &Path) -> Result<PathBuf, String> {
     let mut cargo = run::cargo("build");
     // In older trees the workloads are part of blockhaul.
-    let own = tree.join("tools/bench/src/main.rs").is_file();
+    let homes = ["tools/bench", "crates/programs/bench"];
+    let own = homes.iter().any(|home| tree.join(home).join("src/main.rs").is_file());
     let package = if own { "blockhaul-bench" } else { "blockhaul" };
     cargo.current_dir(tree).args(["--release", "-p", package, "--target-dir"]).arg(target);
     let settings = ["lto=\"off\"", "codegen-units=16", "debug=false"];
