@@ -37,17 +37,17 @@ fn printed(name: &str, args: &[&str]) -> String {
 }
 
 /// An example that serves until it has read its standard input. Killed if the test fails.
-struct Serving {
+struct ExampleServer {
     child: Child,
     input: Option<ChildStdin>,
 }
 
-impl Serving {
-    fn start(command: &mut Command, socket: &Path) -> Serving {
+impl ExampleServer {
+    fn start(command: &mut Command, socket: &Path) -> ExampleServer {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let input = child.stdin.take();
-        let serving = Serving { child, input };
+        let serving = ExampleServer { child, input };
         let begun = Instant::now();
         while UnixStream::connect(socket).is_err() {
             assert!(begun.elapsed() < PATIENCE, "nobody listens on {}", socket.display());
@@ -68,7 +68,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for ExampleServer {
     fn drop(&mut self) {
         // It has ended, unless the test has failed.
         let _ = self.child.kill();
@@ -107,7 +107,7 @@ impl Lab {
 fn a_device_is_served_copied_and_compared() {
     let lab = Lab::new();
     let (disk, socket) = (lab.text("disk"), lab.path("socket"));
-    let serving = Serving::start(example("device").arg(&socket), &socket);
+    let serving = ExampleServer::start(example("device").arg(&socket), &socket);
     let report = printed("copy", &[&disk, &lab.uri()]);
     assert!(report.contains(&format!("verified {SIZE} bytes")), "{report}");
     let compared = printed("compare", &[&disk, &lab.uri()]);
@@ -135,7 +135,7 @@ fn a_served_disk_is_backed_up_in_full_and_as_an_increment() {
     let lab = Lab::new();
     let (disk, target, socket) = (lab.text("disk"), lab.text("target"), lab.path("socket"));
     let arguments = [disk.as_str(), &lab.text("socket"), &target];
-    let mut serving = Serving::start(example("backup").args(arguments), &socket);
+    let mut serving = ExampleServer::start(example("backup").args(arguments), &socket);
     let mut reports = BufReader::new(serving.child.stdout.take().unwrap()).lines();
     let full = reports.next().unwrap().unwrap();
     assert!(full.starts_with(&format!("{SIZE} bytes: ")), "{full}");

@@ -206,15 +206,15 @@ fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
 }
 
 /// A disk that fails after some requests, and keeps the states that it had before its writes.
-struct Recording {
+struct FailingDisk {
     disk: Arc<ModelDevice>,
     left: AtomicU64,
     states: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Recording {
-    fn new(bytes: &[u8], left: u64) -> Arc<Recording> {
-        Arc::new(Recording { disk: disk(bytes), left: left.into(), states: Mutex::default() })
+impl FailingDisk {
+    fn new(bytes: &[u8], left: u64) -> Arc<FailingDisk> {
+        Arc::new(FailingDisk { disk: disk(bytes), left: left.into(), states: Mutex::default() })
     }
 
     /// All states, the newest one last.
@@ -226,7 +226,7 @@ impl Recording {
     }
 }
 
-impl Device for Recording {
+impl Device for FailingDisk {
     fn facts(&self) -> Arc<Facts> {
         self.disk.facts()
     }
@@ -246,9 +246,9 @@ impl Device for Recording {
 }
 
 /// Runs a copy to a target that fails after some writes.
-async fn begun(bytes: &[u8], left: u64, options: &Options) -> (Arc<ModelDevice>, Arc<Recording>) {
+async fn begun(bytes: &[u8], left: u64, options: &Options) -> (Arc<ModelDevice>, Arc<FailingDisk>) {
     let source = disk(bytes);
-    let target = Recording::new(&vec![0; SIZE], left);
+    let target = FailingDisk::new(&vec![0; SIZE], left);
     let error = run(&source, &target, options).await.unwrap_err();
     assert_eq!(error.kind(), Kind::NoSpace, "{error}");
     (source, target)
@@ -295,7 +295,7 @@ fn what_the_marker_has_replaced_in_one_storage_is_written_back_by_the_same_comma
         let scratch = Scratch::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
-        let target = Recording::new(&bytes, 1);
+        let target = FailingDisk::new(&bytes, 1);
         let (disk, cache) = (target.disk.clone(), Arc::default());
         let source = Arc::new(View { disk, form: Form::Same, cache });
         let error = run(&source, &target, &options(Some(&path))).await.unwrap_err().to_string();
@@ -344,7 +344,7 @@ fn the_marker_of_another_copy_is_refused_on_both_sides() {
 
 /// A disk with a replica, which has all that was written before the newest marker. After some requests, connections
 /// to the disk are lost: all of them, or only one, and each later one leads to the replica.
-struct Replicated {
+struct ReplicatedDisk {
     disk: Arc<ModelDevice>,
     replica: Mutex<Option<Arc<ModelDevice>>>,
     /// What the disk had with the newest marker.
@@ -364,17 +364,17 @@ struct Replicated {
 }
 
 struct Connection {
-    shared: Arc<Replicated>,
+    shared: Arc<ReplicatedDisk>,
     disk: Arc<ModelDevice>,
     is_lost: AtomicBool,
 }
 
-impl Replicated {
-    fn new(left: u64, is_split: bool, promises: bool) -> Arc<Replicated> {
+impl ReplicatedDisk {
+    fn new(left: u64, is_split: bool, promises: bool) -> Arc<ReplicatedDisk> {
         let bytes = vec![0; SIZE];
         let (disk, state) = (disk(&bytes), Mutex::new(bytes));
         let replica = Mutex::default();
-        Arc::new(Replicated {
+        Arc::new(ReplicatedDisk {
             disk,
             replica,
             state,
@@ -391,8 +391,8 @@ impl Replicated {
     }
 
     /// The same, where the connection of a marker is lost.
-    fn late(lost_marker: u64, is_soon: bool) -> Arc<Replicated> {
-        let mut shared = Replicated::new(u64::MAX, false, true);
+    fn late(lost_marker: u64, is_soon: bool) -> Arc<ReplicatedDisk> {
+        let mut shared = ReplicatedDisk::new(u64::MAX, false, true);
         let changed = Arc::get_mut(&mut shared).unwrap();
         (changed.lost_marker, changed.is_soon) = (lost_marker, is_soon);
         shared
@@ -469,7 +469,7 @@ impl Device for Connection {
     }
 }
 
-struct Listener(Arc<Replicated>);
+struct Listener(Arc<ReplicatedDisk>);
 
 impl Listener {
     fn connect(&self) -> Arc<dyn Device> {
@@ -525,7 +525,7 @@ fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
 }
 
 /// A stack over connections to a disk.
-async fn connected(shared: &Arc<Replicated>) -> Stack {
+async fn connected(shared: &Arc<ReplicatedDisk>) -> Stack {
     let backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Listener(shared.clone()))];
     let registry = Registry { backends, ..Registry::default() };
     let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
@@ -535,7 +535,7 @@ async fn connected(shared: &Arc<Replicated>) -> Stack {
 #[test]
 fn a_copy_is_stopped_while_a_lane_waits_to_be_examined() {
     on_worker(|| async {
-        let shared = Replicated::new(u64::MAX, false, false);
+        let shared = ReplicatedDisk::new(u64::MAX, false, false);
         let to = connected(&shared).await;
         let from = Stack::over(disk(&bytes()));
         // The first lane waits for its rate, and the second one for a block that the first one has written.
@@ -577,7 +577,7 @@ fn a_marker_that_is_written_late_is_not_left_on_the_target() {
         for (number, is_soon) in (1..12).flat_map(|number| [(number, false), (number, true)]) {
             let which = format!("marker {number}, soon: {is_soon}");
             let _ = std::fs::remove_file(&path);
-            let shared = Replicated::late(number, is_soon);
+            let shared = ReplicatedDisk::late(number, is_soon);
             let source = disk(&bytes);
             let from = Stack::over(source.clone());
             let options = Options {
@@ -621,7 +621,7 @@ async fn fail_over(left: u64, lanes: usize, is_split: bool) {
     let path = scratch.file("journal");
     let bytes = bytes();
     for journal in [Some(&*path), None] {
-        let shared = Replicated::new(left, is_split, true);
+        let shared = ReplicatedDisk::new(left, is_split, true);
         let to = connected(&shared).await;
         let source = disk(&bytes);
         let from = Stack::over(source.clone());
