@@ -72,18 +72,25 @@ impl Rng {
     }
 }
 
-/// The seed of this run: `BLOCKHAUL_SEED` (decimal, or hexadecimal after `0x`), else a fresh one.
-/// Panics if the variable is there and is no number.
+/// The seed of this run: `BLOCKHAUL_SEED` (decimal, or hexadecimal after `0x`), which repeats a
+/// failure; else `BLOCKHAUL_DEFAULT_SEED`; else a fresh one. Tests that run several seeds run one alone
+/// if `BLOCKHAUL_SEED` names it, and all of them with a default seed. Panics if the variable is there and
+/// is no number.
 pub fn seed() -> u64 {
-    let Ok(text) = std::env::var("BLOCKHAUL_SEED") else {
-        use std::hash::{BuildHasher, Hasher, RandomState};
-        return RandomState::new().build_hasher().finish();
-    };
-    let parsed = match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => text.parse(),
-    };
-    parsed.unwrap_or_else(|_| panic!("BLOCKHAUL_SEED={text:?} is not a number"))
+    for name in ["BLOCKHAUL_SEED", "BLOCKHAUL_DEFAULT_SEED"] {
+        if let Ok(text) = std::env::var(name) {
+            return parse(&text).unwrap_or_else(|| panic!("{name}={text:?} is not a number"));
+        }
+    }
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    RandomState::new().build_hasher().finish()
+}
+
+fn parse(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
 }
 
 #[cfg(test)]
