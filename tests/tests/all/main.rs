@@ -26,6 +26,7 @@ mod mounted;
 mod negotiations;
 mod parity;
 mod peers_on_our_server;
+mod platforms;
 mod plugins;
 mod plugins_all;
 mod plugins_c;

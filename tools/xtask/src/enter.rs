@@ -104,7 +104,7 @@ fn kept_directory(peers: &Path) -> Result<Option<String>, String> {
     Ok(Some(format!("/usr/{first}")))
 }
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     run::quiet(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 

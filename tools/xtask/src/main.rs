@@ -16,6 +16,7 @@ mod nbdkit_suite;
 mod pages;
 mod peers;
 mod places;
+mod platforms;
 mod protocol;
 mod python_tools;
 mod qemu_suite;
@@ -123,6 +124,12 @@ const TASKS: &[Task] = &[
         summary: "the tests of libnbd's Python module, with blockhaul.nbd in its place",
         help: libnbd_python::HELP,
         run: libnbd_python::main,
+    },
+    Task {
+        name: "platforms",
+        summary: "libvirt, Incus, virtnbdbackup, virt-v2v, nbd.ko in a guest, each in a root of its own",
+        help: platforms::HELP,
+        run: platforms::main,
     },
     Task {
         name: "nbdkit-suite",
