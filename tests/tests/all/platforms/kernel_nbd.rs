@@ -51,20 +51,20 @@ fn a_guest_uses_a_disk_through_its_kernel() {
     let mut guest = Shell::wait(&serial);
 
     guest.run("ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up; insmod /modules/nbd.ko");
-    guest.run(&format!("nbd-client 10.0.2.2 {port} /dev/nbd0 -C 2 -timeout 30"));
+    guest.run(&format!("/opt/nbd-client 10.0.2.2 {port} /dev/nbd0 -C 2 -timeout 30"));
     let queue =
         guest.run("cd /sys/block/nbd0/queue && cat discard_max_bytes write_zeroes_max_bytes");
     assert!(queue.split_whitespace().all(|value| value != "0"), "discard and zeroes: {queue}");
-    guest.run("mkfs.ext4 -q /dev/nbd0 && mount /dev/nbd0 /mnt");
+    guest.run("/opt/mkfs.ext4 -q /dev/nbd0 && mount /dev/nbd0 /mnt");
     guest.run(
         "fio --name=a --directory=/mnt --size=32m --rw=randwrite --bs=4k --ioengine=psync --verify=crc32c \
          --end_fsync=1",
     );
     guest.run("dd if=/dev/urandom of=/mnt/b bs=1M count=16 && rm /mnt/a* && fstrim /mnt");
     let digest = guest.digest("/dev/nbd0");
-    guest.run("e2fsck -fn /dev/nbd0");
+    guest.run("/opt/e2fsck -fn /dev/nbd0");
     let kernel = guest.run("uname -r");
-    guest.run("nbd-client -d /dev/nbd0");
+    guest.run("/opt/nbd-client -d /dev/nbd0");
     drop(machine);
 
     let here = done(Command::new("md5sum").arg(&disk));

@@ -5,6 +5,7 @@ mod guest;
 mod kernel_nbd;
 mod libvirt;
 mod newest_peers;
+mod virt_v2v;
 mod virtnbdbackup;
 
 use std::path::{Path, PathBuf};

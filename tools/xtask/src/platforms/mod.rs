@@ -27,21 +27,21 @@ and debootstrap. The mounts of a root exist for this command only. Guests are em
 platform takes 1 to 5 minutes.
 ";
 
-/// A platform: a module of tests in `tests/tests/all/platforms`, and the root that it needs.
+/// A platform: a module of tests in `tests/tests/all/platforms`, and the roots that it needs.
 struct Platform {
     /// Name of the module, with `-` for `_`.
     name: &'static str,
-    root: &'static Root,
+    roots: &'static [&'static Root],
 }
 
 /// Every platform, the quickest ones first.
 const PLATFORMS: &[Platform] = &[
-    Platform { name: "newest-peers", root: &root::SID },
-    Platform { name: "incus", root: &root::BACKPORTS },
-    Platform { name: "kernel-nbd", root: &root::BACKPORTS },
-    Platform { name: "libvirt", root: &root::BACKPORTS },
-    Platform { name: "virtnbdbackup", root: &root::BACKPORTS },
-    Platform { name: "virt-v2v", root: &root::SID_V2V },
+    Platform { name: "newest-peers", roots: &[&root::SID] },
+    Platform { name: "incus", roots: &[&root::BACKPORTS] },
+    Platform { name: "kernel-nbd", roots: &[&root::BACKPORTS] },
+    Platform { name: "libvirt", roots: &[&root::BACKPORTS] },
+    Platform { name: "virtnbdbackup", roots: &[&root::BACKPORTS] },
+    Platform { name: "virt-v2v", roots: &[&root::BACKPORTS, &root::SID, &root::GUEST] },
 ];
 
 /// Names the directory of the roots to the tests.
@@ -131,7 +131,9 @@ fn in_namespace(args: &[String]) -> Outcome {
 impl Platform {
     /// Makes the root and runs the tests of this platform; gives the rows that they print.
     fn run(&self, roots: &Path) -> Result<Vec<Row>, String> {
-        self.root.make(roots)?;
+        for root in self.roots {
+            root.make(roots)?;
+        }
         let mut command = run::loud_cargo("test");
         let module = format!("platforms::{}::", self.name.replace('-', "_"));
         command.args(["-q", "-p", "blockhaul-tests", "--test", "all", "--", "--nocapture"]);

@@ -21,8 +21,8 @@ pub const BACKPORTS: Root = Root {
     suite: "trixie",
     newer: Some("trixie-backports"),
     packages: "libvirt-daemon-system libvirt-clients qemu-system-x86 qemu-utils qemu-block-extra \
-        linux-image-cloud-amd64 busybox-static cpio xz-utils e2fsprogs kmod fio virtnbdbackup \
-        incus-base incus-client nbd-client openssl",
+        linux-image-cloud-amd64 busybox-static cpio xz-utils e2fsprogs fio virtnbdbackup \
+        incus-base incus-client nbd-client openssl virt-v2v nbdkit libnbd-bin kmod",
 };
 
 /// The newest peers.
@@ -30,16 +30,16 @@ pub const SID: Root = Root {
     name: "sid",
     suite: "sid",
     newer: None,
-    packages: "nbdkit nbdkit-plugin-python libnbd-bin python3-libnbd qemu-utils qemu-block-extra fio",
+    packages: "nbdkit nbdkit-plugin-python libnbd-bin python3-libnbd qemu-utils qemu-system-x86 \
+        qemu-block-extra fio virt-v2v linux-image-cloud-amd64 busybox-static cpio xz-utils kmod e2fsprogs",
 };
 
-/// virt-v2v with its appliance.
-pub const SID_V2V: Root = Root {
-    name: "virt-v2v",
-    suite: "sid",
+/// The files of a guest that virt-v2v converts.
+pub const GUEST: Root = Root {
+    name: "guest",
+    suite: "trixie",
     newer: None,
-    packages: "virt-v2v nbdkit libnbd-bin qemu-utils qemu-system-x86 linux-image-cloud-amd64 \
-        busybox-static cpio xz-utils kmod e2fsprogs grub-pc-bin grub2-common",
+    packages: "linux-image-cloud-amd64 initramfs-tools e2fsprogs zstd",
 };
 
 /// Directories of this machine that a root has, too. A path below `/tmp` means the same inside and outside.
