@@ -231,11 +231,12 @@ impl Job {
         let is_complete = result.is_ok();
         // A request to cancel may come too late.
         let cancelled = cancelled && !is_complete;
-        let _ = self.ended.set(JobEnd { after, result, cancelled });
+        // Whoever sees the end finds the disks free.
         if let JobWork::Backup(snapshot) = &self.work {
             snapshot.end();
         }
         drop(self.writing.lock().expect("no panic under this lock").take());
+        let _ = self.ended.set(JobEnd { after, result, cancelled });
         if is_complete {
             self.enter(JobStatus::Waiting);
             self.enter(JobStatus::Pending);
