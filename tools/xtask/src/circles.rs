@@ -17,7 +17,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use self::graph::circles;
+pub use self::imports::production_tokens;
 use self::imports::{Imports, Module};
+pub use self::lexer::Token;
 use crate::Outcome;
 use crate::rust_files::rust_files;
 

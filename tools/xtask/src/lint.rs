@@ -5,20 +5,20 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, circles, links, places, protocol, rows, run, simulate};
+use crate::{Outcome, circles, links, names, places, protocol, rows, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
 
-Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without
-its features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
-licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says
-so), checks that each requirement of the protocol is implemented and tested (cargo xtask protocol), that
-no more than two files of a crate import each other in a circle, that no crate depends on one of a higher row,
-and that only programs use clap, and makes sure that code which the
-compiler cannot vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules
-for VMware's library only, and that only named modules
-ask the system for the time or put a thread to sleep: everything else can be simulated.
+Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without its
+features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
+licences, sources and duplicates of dependencies (deny.toml; needs cargo-deny, without which it says so). Checks
+that each requirement of the protocol is implemented and tested (cargo xtask protocol), that no more than two
+files of a crate import each other in a circle, that no crate depends on one of a higher row, that only
+programs use clap, and that few names of types say too little. Makes sure that code which the compiler cannot
+vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules for VMware's library only,
+and that only named modules ask the system for the time or put a thread to sleep: everything else can be
+simulated.
 ";
 
 /// What may have unsafe code: the two crates that call the operating system, the one that calls C,
@@ -93,6 +93,7 @@ pub fn main(args: &[String]) -> Outcome {
     circles::check(&run::workspace())?;
     rows::check(&run::workspace())?;
     places::check(&run::workspace())?;
+    names::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
     // With the simulated driver, so that its code is compiled; the program is built without it below.

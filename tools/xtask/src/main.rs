@@ -11,6 +11,7 @@ mod libnbd_python;
 mod libnbd_suite;
 mod links;
 mod lint;
+mod names;
 mod nbdkit_bench;
 mod nbdkit_suite;
 mod pages;

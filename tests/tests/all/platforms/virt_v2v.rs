@@ -1,7 +1,7 @@
 //! virt-v2v converts a Debian guest with our nbdkit, nbdcopy and nbdinfo, and the guest starts afterwards.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use super::{Process, Root, report, scratch};
 
 /// Where the partition of the guest begins, in bytes.
 const PARTITION: u64 = 1 << 20;
+/// Size of its disk, in bytes.
+const SIZE: u64 = 2 << 30;
 
 /// First program of the guest: it mounts, and gives its serial line to a shell.
 const INIT: &str = "#!/bin/sh
@@ -39,12 +41,28 @@ struct Guest {
     initrd: PathBuf,
 }
 
+/// A master boot record with one bootable partition of Linux.
+fn partition_table() -> [u8; 512] {
+    let mut sector = [0; 512];
+    let [first, count] = [PARTITION, SIZE - PARTITION].map(|bytes| (bytes / 512) as u32);
+    // Places in cylinders are those of a disk that is too large for them.
+    sector[446..454].copy_from_slice(&[0x80, 0xfe, 0xff, 0xff, 0x83, 0xfe, 0xff, 0xff]);
+    sector[454..458].copy_from_slice(&first.to_le_bytes());
+    sector[458..462].copy_from_slice(&count.to_le_bytes());
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    sector
+}
+
 /// Makes the disk of a Debian guest: one partition with ext4.
 fn guest(scratch: &Scratch) -> Option<Guest> {
     let root = Root::find("guest")?;
     let tree = scratch.file("tree");
+    fs::create_dir(&tree).unwrap();
+    let [from, to] = [&root.path("/"), &tree].map(|path| path.display().to_string());
     // Without what is mounted there.
-    done(Command::new("cp").args(["-ax"]).arg(root.path("/")).arg(&tree));
+    let without = "--exclude=./tmp/* --exclude=./proc/* --exclude=./sys/* --exclude=./dev/*";
+    let line = format!("tar -C {from} {without} -cf - . | tar -C {to} -xf -");
+    done(Command::new("sh").args(["-c", &line]));
     let boot = |prefix: &str| {
         let entries = fs::read_dir(tree.join("boot")).unwrap().map(|entry| entry.unwrap().path());
         let is_one = |path: &PathBuf| {
@@ -64,13 +82,12 @@ fn guest(scratch: &Scratch) -> Option<Guest> {
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).unwrap();
 
     let disk = scratch.file("disk");
-    fs::File::create(&disk).unwrap().set_len(2 << 30).unwrap();
-    let table = format!("label: dos\nstart={}, type=83, bootable\n", PARTITION / 512);
-    let write = format!("printf '{}' | sfdisk -q {}", table.replace('\n', "\\n"), disk.display());
-    done(Command::new("sh").args(["-c", &write]));
+    let file = fs::File::create(&disk).unwrap();
+    file.set_len(SIZE).unwrap();
+    file.write_all_at(&partition_table(), 0).unwrap();
     let mut make = Command::new("mke2fs");
     make.args(["-q", "-t", "ext4", "-E"]).arg(format!("offset={PARTITION}")).arg("-d").arg(&tree);
-    done(make.arg(&disk).arg(format!("{}k", ((2 << 30) - PARTITION) / 1024)));
+    done(make.arg(&disk).arg(format!("{}k", (SIZE - PARTITION) / 1024)));
     let [kernel, initrd] = [kernel, initrd].map(|path| {
         let kept = scratch.file(&name(&path));
         fs::copy(path, &kept).unwrap();

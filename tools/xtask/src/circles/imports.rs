@@ -27,7 +27,7 @@ pub struct Imports {
 impl Imports {
     /// Reads a file, which is this module.
     pub fn of(text: &str, module: Names) -> Imports {
-        let tokens = without_tests(&tokens(text));
+        let tokens = production_tokens(text);
         let declared = declared(&tokens);
         let mut reader = Reader {
             tokens: &tokens,
@@ -43,7 +43,11 @@ impl Imports {
     }
 }
 
-/// The tokens without items that only tests have.
+/// The tokens of a file without items that only tests have.
+pub fn production_tokens(text: &str) -> Vec<Token> {
+    without_tests(&tokens(text))
+}
+
 fn without_tests(tokens: &[Token]) -> Vec<Token> {
     let mut kept = Vec::new();
     let mut at = 0;
