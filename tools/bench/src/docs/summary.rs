@@ -30,7 +30,7 @@ pub(super) fn table(reports: &[(String, Report)]) -> String {
         let ratios: Vec<String> =
             (0..report.columns.len()).filter_map(|column| against(report, column)).collect();
         out.push_str(&format!(
-            "| [{}](#{}) | {}, {}, {} | {} |\n",
+            "| [{}](performance/{}.md) | {}, {}, {} | {} |\n",
             report.title,
             report.name,
             count(Place::First),

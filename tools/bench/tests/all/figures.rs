@@ -1,5 +1,6 @@
-//! The figures in the README and in docs/performance.md are those of the newest results.
+//! The figures in the README, in docs/performance.md and in the page of each scenario are those of the newest results.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 #[test]
@@ -13,13 +14,20 @@ fn figures_are_in_step_with_the_results() {
 }
 
 #[test]
-fn links_within_the_document_lead_to_a_scenario() {
+fn each_scenario_has_a_page_that_the_table_of_contents_names() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
-    let (_, text) = blockhaul_bench::docs::documents(root).unwrap().pop().unwrap();
-    let links: Vec<&str> =
-        text.split("](#").skip(1).map(|rest| rest.split_once(')').unwrap().0).collect();
-    assert!(!links.is_empty());
-    for link in links {
-        assert!(text.contains(&format!("<a id=\"{link}\"></a>")), "nothing is at #{link}");
+    let folder = root.join("docs/performance");
+    let documents = blockhaul_bench::docs::documents(root).unwrap();
+    let pages = documents.iter().map(|(path, _)| path).filter(|path| path.starts_with(&folder));
+    let pages: BTreeSet<_> = pages.cloned().collect();
+    let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(files.collect::<BTreeSet<_>>(), pages);
+    let contents = std::fs::read_to_string(root.join("docs/SUMMARY.md")).unwrap();
+    for page in pages {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        assert!(
+            contents.contains(&format!("](performance/{name})")),
+            "docs/SUMMARY.md lacks {name}"
+        );
     }
 }

@@ -39,7 +39,7 @@ pub const GUEST: Root = Root {
     name: "guest",
     suite: "trixie",
     newer: None,
-    packages: "linux-image-cloud-amd64 initramfs-tools e2fsprogs zstd",
+    packages: "linux-image-cloud-amd64 initramfs-tools e2fsprogs zstd grub-common grub2-common",
 };
 
 /// Directories of this machine that a root has, too. A path below `/tmp` means the same inside and outside.
