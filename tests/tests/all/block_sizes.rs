@@ -161,9 +161,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("full 1M", "can_fua"),
     ("-r full 1M", "can_flush"),
     ("-r pattern 1M", "can_flush"),
-    ("floppy d", "can_flush"),
-    ("iso d", "can_flush"),
-    ("linuxdisk d", "can_flush"),
     // The plugin leaves flushing and trimming of its files out.
     ("split f1 f2", "can_flush"),
     ("split f1 f2", "can_fua"),
@@ -171,11 +168,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("split f1 f2", "can_trim"),
     ("-r split f1 f2", "can_flush"),
     ("-r split f1 f2", "can_multi_conn"),
-    // The folder's files are read when they are wanted, by the kernel's own foresight.
-    ("floppy d", "can_cache"),
-    // The kernel is told to read ahead, where the plugins have no callback.
-    ("tmpdisk 8M", "can_cache"),
-    ("ondemand dir=d size=8M", "can_cache"),
 ];
 
 /// Facts of an export that clients decide by.
@@ -243,11 +235,6 @@ fn devices_are_described_as_the_plugins_are() {
         "info",
         "partitioning f1 f2",
         "-r partitioning f1",
-        "floppy d",
-        "iso d",
-        "linuxdisk d",
-        "tmpdisk 8M",
-        "ondemand dir=d size=8M",
         "eval get_size=echo\u{a0}1M",
     ] {
         let theirs = describe(Path::new("nbdkit"), line);

@@ -1,27 +1,38 @@
-//! Hints for a plugin's name written as a scheme (`perl:x.pl`), or a URI that an nbdkit plugin
-//! reads.
+//! Hints for a plugin's name written as a scheme (`perl:x.pl`), a URI that an nbdkit plugin reads, and a
+//! plugin that is not installed.
 
-/// Plugins without an equivalent scheme of this program, with the parameter that takes the text
-/// after their name; none if they need several.
-const PLUGINS: &[(&str, Option<&str>)] = &[
-    ("blkio", Some("driver")),
-    ("cc", Some("script")),
-    ("cdi", Some("name")),
-    ("curl", Some("url")),
-    ("gcs", None),
-    ("guestfs", None),
-    ("libvirt", None),
-    ("lua", Some("script")),
-    ("ocaml", None),
-    ("perl", Some("script")),
-    ("ruby", Some("script")),
-    ("rust", None),
-    ("s3", None),
-    ("ssh", None),
-    ("tcl", Some("script")),
-    ("torrent", Some("torrent")),
-    ("vddk", Some("file")),
+/// Plugins without an equivalent scheme of this program, with the required parameters and Debian's package
+/// (empty: none has the plugin). The text after the name is the first parameter, if there is one.
+const PLUGINS: &[(&str, &[&str], &str)] = &[
+    ("blkio", &["driver"], "nbdkit"),
+    ("cc", &["script"], "nbdkit"),
+    ("cdi", &["name"], "nbdkit"),
+    ("curl", &["url"], "nbdkit"),
+    ("floppy", &["dir"], "nbdkit"),
+    ("gcs", &[], "nbdkit"),
+    ("guestfs", &[], "nbdkit-plugin-guestfs"),
+    ("iso", &["dir"], "nbdkit"),
+    ("libvirt", &[], "nbdkit-plugin-libvirt"),
+    ("linuxdisk", &["dir"], "nbdkit"),
+    ("lua", &["script"], "nbdkit-plugin-lua"),
+    ("ocaml", &[], ""),
+    ("ondemand", &["dir", "size"], "nbdkit"),
+    ("perl", &["script"], "nbdkit-plugin-perl"),
+    ("ruby", &["script"], "nbdkit-plugin-ruby"),
+    ("rust", &[], ""),
+    ("s3", &[], "nbdkit"),
+    ("ssh", &[], "nbdkit"),
+    ("tcl", &["script"], "nbdkit-plugin-tcl"),
+    ("tmpdisk", &["size"], "nbdkit"),
+    ("torrent", &["torrent"], "nbdkit"),
+    ("vddk", &["file"], ""),
 ];
+
+/// Debian's package with a plugin.
+pub(crate) fn package(plugin: &str) -> Option<&'static str> {
+    let row = PLUGINS.iter().find(|(name, ..)| name.eq_ignore_ascii_case(plugin));
+    row.map(|(.., package)| *package).filter(|package| !package.is_empty())
+}
 
 /// URI schemes that the plugin curl reads.
 const OF_CURL: &[&str] = &["http", "https", "ftp", "ftps", "sftp", "scp", "tftp"];
@@ -32,16 +43,20 @@ pub(crate) fn instead_of(scheme: &str, rest: &str) -> Option<String> {
         let text = "nbdkit's plugin curl reads that: write";
         return Some(format!("{text} 'nbdkit:curl?url={}'", value(&format!("{scheme}:{rest}"))));
     }
-    let (name, key) = PLUGINS.iter().find(|(name, _)| *name == scheme)?;
+    let (name, params, _) = PLUGINS.iter().find(|(name, ..)| *name == scheme)?;
     // The name of its file.
     let name = if *name == "s3" { "S3" } else { name };
     // A question mark in a URI belongs to the URI.
     let own = rest.contains("://");
     let (operand, options) = rest.split_once('?').filter(|_| !own).unwrap_or((rest, ""));
     let more = if options.is_empty() { String::new() } else { format!("&{options}") };
-    let written = match key {
-        Some(key) if !operand.is_empty() => format!("nbdkit:{name}?{key}={}{more}", value(operand)),
-        Some(key) => format!("nbdkit:{name}?{key}=…{more}"),
+    let written = match params.split_first() {
+        Some((first, others)) => {
+            let operand = if operand.is_empty() { "…".into() } else { value(operand) };
+            let missing = others.iter().filter(|_| options.is_empty());
+            let missing = missing.map(|name| format!("&{name}=…")).collect::<String>();
+            format!("nbdkit:{name}?{first}={operand}{missing}{more}")
+        }
         None => match uri(operand) {
             Some((user, host, path)) if name == "ssh" => {
                 let user = user.map(|user| format!("&user={}", value(user))).unwrap_or_default();
@@ -50,7 +65,8 @@ pub(crate) fn instead_of(scheme: &str, rest: &str) -> Option<String> {
             _ => format!("nbdkit:{name}?KEY=VALUE&…"),
         },
     };
-    Some(format!("for nbdkit's plugin {name} write '{written}'"))
+    let package = package(name).map(|package| format!(" (Debian's package {package})"));
+    Some(format!("for nbdkit's plugin {name}{} write '{written}'", package.unwrap_or_default()))
 }
 
 /// User, host and path of `//USER@HOST/PATH`.
@@ -83,11 +99,16 @@ mod tests {
             ("ssh:host", "nbdkit:ssh?KEY=VALUE&…"),
             ("vddk:disk.vmdk", "nbdkit:vddk?file=disk.vmdk"),
             ("s3:x", "nbdkit:S3?KEY=VALUE&…"),
+            ("floppy:a b?size=1G", "nbdkit:floppy?dir=a b&size=1G"),
+            ("ondemand:", "nbdkit:ondemand?dir=…&size=…"),
+            ("ondemand:/d?size=1M", "nbdkit:ondemand?dir=/d&size=1M"),
         ] {
             let (scheme, rest) = typed.split_once(':').unwrap_or_default();
             let said = instead_of(scheme, rest).unwrap_or_default();
             assert!(said.contains(&format!("'{written}")), "{typed}: {said}");
         }
         assert_eq!(instead_of("tape", "1"), None);
+        let packages = ["S3", "perl", "vddk", "tape"].map(package);
+        assert_eq!(packages, [Some("nbdkit"), Some("nbdkit-plugin-perl"), None, None]);
     }
 }

@@ -9,6 +9,7 @@ use blockhaul_block::{Error, Kind, Result, ThreadModel};
 
 use crate::abi;
 use crate::async_abi::{self, AsyncPlugin};
+use crate::hint;
 
 /// Plugin directories of Linux distributions, searched after those of [`PATH_VARIABLE`].
 const FOLDERS: &[&str] = &[
@@ -98,16 +99,23 @@ fn locate(name: &str) -> Result<PathBuf> {
             }
         }
     }
+    let package = hint::package(name);
     let there: Vec<_> = folders.iter().filter(|folder| folder.is_dir()).collect();
-    let text = match there.first() {
-        Some(folder) => format!(
+    let text = match (there.first(), package) {
+        (Some(folder), Some(package)) => format!(
+            "there is no plugin {name}: no nbdkit-{name}-plugin.so in {}; install Debian's package {package}",
+            folder.display()
+        ),
+        (Some(folder), None) => format!(
             "there is no plugin {name}: no nbdkit-{name}-plugin.so in {}; it may be in a package \
              called nbdkit-plugin-{name}; or give its path; see nbdkit(1)",
             folder.display()
         ),
-        None => format!(
-            "there is no plugin {name}: no directory of nbdkit's plugins exists; install nbdkit's plugins, \
-             give a path, or set {PATH_VARIABLE} to a directory"
+        (None, _) => format!(
+            "there is no plugin {name}: no directory of nbdkit's plugins exists; install {}, give a path, or \
+             set {PATH_VARIABLE} to a directory",
+            package
+                .map_or("nbdkit's plugins".into(), |package| format!("Debian's package {package}"))
         ),
     };
     Err(Error::new(Kind::NotFound, text).complete())

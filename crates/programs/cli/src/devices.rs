@@ -87,6 +87,13 @@ pub fn device_topic(name: &str) -> Option<String> {
     registry.backends.iter().find(is_named).map(|backend| device_help(&**backend))
 }
 
+/// The line to write for a device that this program has as a plugin of nbdkit, or that QEMU serves.
+pub fn device_hint(name: &str) -> Option<String> {
+    let registry = registry(Duration::ZERO);
+    let hint = registry.backends.iter().find_map(|backend| backend.instead_of(name, ""))?;
+    Some(indented(&hint, 0))
+}
+
 /// One layer with its options and its manual, by its name.
 pub fn layer_topic(name: &str) -> Option<String> {
     let kind = registry(Duration::ZERO).kind(name).ok()?;

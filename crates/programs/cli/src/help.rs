@@ -17,8 +17,10 @@ pub fn run(args: &args::Help) -> Outcome {
         return Ok(0);
     }
     let text = match &args.topic[..] {
-        [topic] => topic_text(topic),
-        [kind, name] if kind == "device" || kind == "devices" => devices::device_topic(name),
+        [topic] => topic_text(topic).or_else(|| devices::device_hint(topic)),
+        [kind, name] if kind == "device" || kind == "devices" => {
+            devices::device_topic(name).or_else(|| devices::device_hint(name))
+        }
         [kind, name] if kind == "layer" || kind == "layers" => devices::layer_topic(name),
         _ => None,
     };

@@ -15,10 +15,6 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
         "partitioning" => partitioning(parameters),
         "sparse-random" => sparse_random(parameters),
         "info" => info(parameters),
-        "tmpdisk" | "ondemand" => made(plugin, parameters),
-        "floppy" => floppy(parameters),
-        "iso" => iso(parameters),
-        "linuxdisk" => linuxdisk(parameters),
         _ => None,
     }
 }
@@ -120,76 +116,6 @@ fn info(parameters: &[Parameter]) -> Option<String> {
     options.is_empty().then(|| format!("info:{}", escaped(&mode)))
 }
 
-/// Disks made by a command, which gets other options as variables. Without one, the plugin has its
-/// default.
-fn made(plugin: &str, parameters: &[Parameter]) -> Option<String> {
-    let mut options = last(parameters, "size");
-    blockhaul_catalog::parse_size(options.get("size")?).ok()?;
-    let known = ["size", "label", "type", "command", "dir", "wait", "share"];
-    let usual = options.keys().all(|key| known.contains(key));
-    if options.contains_key("disk") || !(usual || options.contains_key("command")) {
-        return None;
-    }
-    match plugin {
-        "tmpdisk" => {
-            let size = options.remove("size")?;
-            Some(with(&format!("tmpdisk:{size}"), &options))
-        }
-        _ => {
-            let dir = options.remove("dir")?;
-            Some(with(&format!("ondemand:{}", escaped(&dir)), &options))
-        }
-    }
-}
-
-/// A single directory, and a label that is cut as in the plugin.
-fn floppy(parameters: &[Parameter]) -> Option<String> {
-    let mut options = one_folder(parameters, &["label", "size"])?;
-    let dir = options.remove("dir")?;
-    let label = options.entry("label").or_insert_with(|| "NBDKITFLOPY".into());
-    *label = label.get(..label.len().min(11))?.to_string();
-    Some(with(&format!("floppy:{}", folder(&dir)?), &options))
-}
-
-/// Directories, which are merged.
-fn iso(parameters: &[Parameter]) -> Option<String> {
-    let mut folders = Vec::new();
-    let mut options = BTreeMap::new();
-    for (key, value) in parameters {
-        match key.as_deref().unwrap_or("dir") {
-            "dir" => folders.push(("dir".to_string(), value)),
-            key @ ("params" | "prog") => drop(options.insert(key.to_string(), value)),
-            _ => return None,
-        }
-    }
-    let given = !folders.is_empty();
-    folders.extend(options);
-    given.then(|| spelled("iso:", &folders))
-}
-
-fn linuxdisk(parameters: &[Parameter]) -> Option<String> {
-    let mut options = one_folder(parameters, &["label", "type", "size"])?;
-    let dir = options.remove("dir")?;
-    Some(with(&format!("linuxdisk:{}", folder(&dir)?), &options))
-}
-
-/// Parameters of a plugin that takes one directory, and the options that it supports.
-fn one_folder<'a>(
-    parameters: &'a [Parameter],
-    known: &[&str],
-) -> Option<BTreeMap<&'a str, String>> {
-    let is_folder = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "dir");
-    let folders = parameters.iter().filter(|(key, _)| is_folder(key)).count();
-    let options = last(parameters, "dir");
-    let all = options.keys().all(|key| *key == "dir" || known.contains(key));
-    (folders == 1 && all).then_some(options)
-}
-
-/// A directory in a device.
-fn folder(path: &str) -> Option<String> {
-    (!path.is_empty()).then(|| escaped(path))
-}
-
 /// A device with its options.
 fn spelled(device: &str, options: &[(String, &String)]) -> String {
     let options = options.iter().map(|(key, value)| format!("{key}={}", escaped(value)));
@@ -243,31 +169,9 @@ mod tests {
     }
 
     #[test]
-    fn disks_that_are_made_take_variables() {
+    fn info_has_a_mode() {
         assert_eq!(word("info", &[]).unwrap(), "info:");
         assert_eq!(word("info", &["mode=time"]).unwrap(), "info:time");
-        assert_eq!(word("tmpdisk", &["1M", "type=xfs"]).unwrap(), "tmpdisk:1M?type=xfs");
-        let words = ["0", "a=2", "a=1", "command=x"];
-        assert_eq!(word("tmpdisk", &words).unwrap(), "tmpdisk:0?a=1&command=x");
-        assert_eq!(word("tmpdisk", &["0", "a=2"]), None);
-        assert_eq!(word("tmpdisk", &["type=xfs"]), None);
-        let words = ["dir=/a b", "size=1M", "wait=true"];
-        assert_eq!(word("ondemand", &words).unwrap(), "ondemand:/a%20b?size=1M&wait=true");
-        assert_eq!(word("ondemand", &["1M"]), None);
-    }
-
-    #[test]
-    fn folders_become_disks() {
-        assert_eq!(word("floppy", &["/a b"]).unwrap(), "floppy:/a%20b?label=NBDKITFLOPY");
-        let words = ["dir=x", "label=longer than eleven", "size=1G"];
-        assert_eq!(word("floppy", &words).unwrap(), "floppy:x?label=longer%20than&size=1G");
-        assert_eq!(word("floppy", &["a", "b"]), None);
-        assert_eq!(word("floppy", &["label=x"]), None);
-        let words = ["a", "b,c", "params=-JrT"];
-        assert_eq!(word("iso", &words).unwrap(), "iso:?dir=a&dir=b%2cc&params=-JrT");
-        assert_eq!(word("iso", &["prog=x"]), None);
-        let words = ["root", "size=+1G", "type=ext4"];
-        assert_eq!(word("linuxdisk", &words).unwrap(), "linuxdisk:root?size=%2b1G&type=ext4");
-        assert_eq!(word("linuxdisk", &["root", "x=y"]), None);
+        assert_eq!(word("info", &["x=y"]), None);
     }
 }

@@ -121,8 +121,6 @@ pub fn preferred_block(plugin: &str) -> Option<u32> {
         // Pages of the sparse array behind them.
         "memory" | "data" => Some(32 << 10),
         "sparse-random" => Some(4096),
-        "iso" => Some(2048),
-        "floppy" => Some(512),
         _ => None,
     }
 }

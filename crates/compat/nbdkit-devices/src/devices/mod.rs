@@ -2,18 +2,12 @@
 
 mod data;
 mod fixed;
-mod floppy;
 mod full;
 mod info;
-mod iso;
-mod linuxdisk;
-mod made;
-mod ondemand;
 mod ones;
 mod partitioning;
 mod sparse_random;
 mod table;
-mod tmpdisk;
 
 use std::sync::Arc;
 
@@ -28,10 +22,5 @@ pub fn all() -> Vec<Arc<dyn Backend>> {
         Arc::new(partitioning::Partitioning),
         Arc::new(sparse_random::SparseRandom),
         Arc::new(info::Info),
-        Arc::new(tmpdisk::Tmpdisk),
-        Arc::new(ondemand::Ondemand),
-        Arc::new(floppy::Floppy),
-        Arc::new(iso::Iso),
-        Arc::new(linuxdisk::Linuxdisk),
     ]
 }

@@ -163,14 +163,6 @@ async fn open(target: &Target) -> Result<Opened> {
     split::join("partitioning", name, if gpt { with_gpt(files)? } else { with_mbr(files)? })
 }
 
-/// The parts of a disk with a GPT and this device as its only partition, of type Linux.
-pub(crate) fn alone(device: Arc<dyn Device>) -> Result<Vec<Arc<dyn Device>>> {
-    let size = device.facts().size;
-    let name = String::new();
-    let kind = Guid::LINUX;
-    with_gpt(vec![File { name, device, size, alignment: ALIGNMENT, id: LINUX, kind }])
-}
-
 /// Values for partitions, the last one for all that follow.
 struct List<T>(Vec<T>);
 

@@ -3,7 +3,6 @@
 
 mod clients;
 mod data_peer;
-mod folders;
 mod partitioning;
 mod sparse_random;
 

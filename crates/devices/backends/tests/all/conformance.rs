@@ -179,52 +179,10 @@ fn sparse_random() {
 }
 
 #[test]
-fn disks_that_are_made() {
-    let options = Options::default().content(Content::Zeroes).without(
-        "no_hole_keeps_the_range_allocated",
-        "extents of files do not tell reserved blocks from holes",
-    );
-    let command = "command=truncate -s %24size \"%24disk\"";
-    let spec = format!("tmpdisk:5000001?{command}");
-    conform::check("tmpdisk", options.clone(), move || {
-        let spec = spec.clone();
-        async move { open(&spec, Intent::WRITE).await.map(Subject::from) }
-    });
-    conform::check("ondemand", options, move || async move {
-        let dir = tempfile::tempdir().unwrap();
-        let spec = format!("ondemand:{}?size=5M&{command}", dir.path().display());
-        let registry = Registry { backends: crate::backends(), ..Registry::default() };
-        let spec = Spec::parse(OsStr::new(&spec))?;
-        let exports = registry.exports(&spec, &[], Intent::WRITE).await?.unwrap();
-        let visit = exports.admit(blockhaul_catalog::Client::default()).await?;
-        let stack = Stack::over(visit.open("a", false).await?.unwrap().device);
-        Ok(Subject::from(stack).keep(dir))
-    });
-}
-
-#[test]
 fn info() {
     // All other checks write.
     let only = vec!["the_facts_are_consistent", "the_fence_refuses_what_the_facts_forbid"];
     check("info:time", Options { only, ..Options::default() });
-}
-
-#[test]
-fn disks_of_folders() {
-    // All other checks write.
-    let only = vec!["the_facts_are_consistent", "the_fence_refuses_what_the_facts_forbid"];
-    let options = Options { only, ..Options::default() };
-    for (scheme, tool) in [("floppy", ""), ("linuxdisk", "mke2fs")] {
-        if !tool.is_empty() && blockhaul_testkit::tools::Peer::require(tool).is_none() {
-            continue;
-        }
-        conform::check(scheme, options.clone(), move || async move {
-            let dir = tempfile::tempdir().unwrap();
-            std::fs::write(dir.path().join("a file"), vec![1; 123_456]).unwrap();
-            let spec = format!("{scheme}:{}", dir.path().display());
-            Ok(Subject::from(open(&spec, Intent::WRITE).await?).keep(dir))
-        });
-    }
 }
 
 #[test]

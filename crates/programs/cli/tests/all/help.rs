@@ -43,6 +43,28 @@ fn topics_are_what_commands_do_not_repeat() {
 }
 
 #[test]
+fn a_device_that_is_a_plugin_of_nbdkit_leads_to_the_plugin() {
+    for (name, params) in [
+        ("floppy", "dir=…"),
+        ("iso", "dir=…"),
+        ("linuxdisk", "dir=…"),
+        ("ondemand", "dir=…&size=…"),
+        ("tmpdisk", "size=…"),
+    ] {
+        let line = format!("(Debian's package nbdkit) write 'nbdkit:{name}?{params}'");
+        let help = blockhaul(&["help", "device", name]);
+        assert!(help.status.success() && text(&help.stdout).contains(&line), "{help:?}");
+        let refused = blockhaul(&["copy", &format!("{name}:"), "null:"]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(text(&refused.stderr).contains(&line), "{}", text(&refused.stderr));
+        if !blockhaul(&["plugin", name]).status.success() {
+            let said = text(&blockhaul(&["compat", "nbdkit", name, "x=y"]).stderr);
+            assert!(said.contains("; install Debian's package nbdkit"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_wrong_option_gets_advice_that_fits() {
     let output = blockhaul(&["copy", "--layer", "cow", "memory:1M", "null:"]);
     let said = text(&output.stderr);

@@ -133,7 +133,6 @@ fn devices_that_are_made_of_the_target_are_no_source_of_it() {
         "split:src,file:keep",
         "split:zero:1M,split:src%2ckeep",
         "partitioning:src?file=split:zero:1M%2ckeep",
-        "floppy:folder",
         "file:folder/keep",
     ] {
         refused(&scratch, copy(&scratch).args([source, "keep"]), 2, "are the same");
