@@ -39,7 +39,7 @@ fn manifest(data: &[u8]) {
     assert_eq!(manifest.to_string().parse::<Manifest>().ok(), Some(manifest));
 }
 
-/// nbdkit's language for data. Words that start programs or read files are left out.
+/// The language for data. Words that read files are left out.
 fn data(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if text.contains(['<', '\0']) {

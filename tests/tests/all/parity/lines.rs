@@ -130,7 +130,7 @@ impl Line {
             9..13 => &["memory", &size],
             13 => &["-r", "pattern", &size],
             14 => &["null", &size],
-            15 | 16 => &["data", "0x55 0xaa @1000 \"xyz\"*700 @20000 (1 2 3)*9999", "size=SIZE"],
+            15 | 16 => &["data", "0x55 0xaa @1000 \"xyz\"*700 @20000 \"abc\"*9999", "size=SIZE"],
             17 => &["-r", "ones", &size],
             18 => &["full", &size],
             _ => &["sparse-random", &size, "seed=5", "runlength=3000"],

@@ -236,7 +236,7 @@ fn generated_devices_are_served() {
     let scratch = Scratch::new().unwrap();
     let one = scratch.file("one");
     let two = scratch.file("two");
-    let data = r#""hello" @0x200 0x55 0xAA @+100 ( "ab" 7 )*3 @^4096 1"#;
+    let data = r#""hello" @0x200 0x55 0xAA @+100 "ab\x07"*3 @^4096 1"#;
     // Ours, and what nbdkit has to be asked for to get the same.
     let cases: [(&str, &[&str]); 5] = [
         ("pattern:5000003", &["pattern", "5000003"]),

@@ -11,7 +11,6 @@ use super::line::{Parameter, escaped};
 /// The device for a plugin with these parameters; `None`: the plugin is needed.
 pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     match plugin {
-        "data" => data(parameters),
         "partitioning" => partitioning(parameters),
         "sparse-random" => sparse_random(parameters),
         "info" => info(parameters),
@@ -19,26 +18,25 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
     }
 }
 
-/// Its data, given as one of `data=`, `raw=` and `base64=`, and variables.
-fn data(parameters: &[Parameter]) -> Option<String> {
+/// The device with data that is given as one of `data=`, `raw=` and `base64=`.
+pub fn data(parameters: &[Parameter]) -> Option<String> {
     let mut options = Vec::new();
     let mut given = 0;
     let mut size = None;
     for (key, value) in parameters {
         match key.as_deref().unwrap_or("data") {
             "allocator" if value == "sparse" => {}
-            // The others use memory differently, and report it.
-            "allocator" => return None,
             // Like the plugin: the last one counts.
             "size" => size = Some(value),
-            key => {
-                given += usize::from(["data", "raw", "base64"].contains(&key));
+            key @ ("data" | "raw" | "base64") => {
+                given += 1;
                 options.push((key.to_string(), value));
             }
+            // Variables, and other allocators.
+            _ => return None,
         }
     }
     options.extend(size.map(|size| ("size".to_string(), size)));
-    // The plugin reports errors.
     (given == 1).then(|| spelled("data:", &options))
 }
 
@@ -134,13 +132,17 @@ mod tests {
 
     #[test]
     fn data_is_given_in_one_way() {
-        assert_eq!(word("data", &["1 2"]).unwrap(), "data:?data=1%202");
-        let words = ["a=1", "$a?", "size=1M", "allocator=sparse", "size=2M"];
-        assert_eq!(word("data", &words).unwrap(), "data:?a=1&data=%24a%3f&size=2M");
-        assert_eq!(word("data", &["raw="]).unwrap(), "data:?raw=");
-        assert_eq!(word("data", &["size=1M"]), None);
-        assert_eq!(word("data", &["1", "raw=1"]), None);
-        assert_eq!(word("data", &["1", "allocator=zstd"]), None);
+        let word = |words: &[&str]| {
+            data(&words.iter().map(|word| super::super::line::parameter(word)).collect::<Vec<_>>())
+        };
+        assert_eq!(word(&["1 2"]).unwrap(), "data:?data=1%202");
+        let words = ["1?", "size=1M", "allocator=sparse", "size=2M"];
+        assert_eq!(word(&words).unwrap(), "data:?data=1%3f&size=2M");
+        assert_eq!(word(&["raw="]).unwrap(), "data:?raw=");
+        assert_eq!(word(&["size=1M"]), None);
+        assert_eq!(word(&["1", "raw=1"]), None);
+        assert_eq!(word(&["1", "allocator=zstd"]), None);
+        assert_eq!(word(&["a=1", "$a"]), None);
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub fn substitute(line: &Line) -> Option<OsString> {
             )
         }
         ("zero", []) => Some("zero:0".into()),
+        ("data", parameters) => natives::data(parameters).map(OsString::from),
         ("nbd", parameters) => nbd(parameters),
         ("python", [(key, path), rest @ ..]) if script(key) => {
             let options = assignments(rest)?;
@@ -118,8 +119,8 @@ fn assignments(parameters: &[Parameter]) -> Option<String> {
 /// The preferred block size in bytes that a plugin reports itself, for its replacement.
 pub fn preferred_block(plugin: &str) -> Option<u32> {
     match plugin {
-        // Pages of the sparse array behind them.
-        "memory" | "data" => Some(32 << 10),
+        // A page of its sparse array.
+        "memory" => Some(32 << 10),
         "sparse-random" => Some(4096),
         _ => None,
     }

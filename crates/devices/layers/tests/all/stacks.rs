@@ -20,7 +20,7 @@ const DEVICES: &[(&str, bool)] = &[
     ("zero:1000001", true),
     ("pattern:2M", false),
     ("sample:3M", false),
-    ("data:0x55*100000 @300000 (1 2 3)*70000?size=2000k", false),
+    ("data:0x55*100000 @300000 \"abc\"*70000?size=2000k", false),
 ];
 
 /// Layers that change only the size, the byte order, and the reported facts.

@@ -1,21 +1,17 @@
-//! `data:TEXT`: bytes given literally, in the format of nbdkit's data plugin:
+//! `data:TEXT`: bytes given literally, in a part of the format of nbdkit's data plugin:
 //!
-//! - `0x55`, `85`, `0125`: one byte, in hexadecimal, decimal or octal; `le16:N` … `be64:N`: more
+//! - `0x55`, `85`, `0125`: one byte, in hexadecimal, decimal or octal
 //! - `"text"`: its bytes, with the escapes of C (`\n`, `\x1b`, `\"` …)
+//! - `<FILE`: the bytes of a file
+//! - `X*N`: X N times
 //! - `@4k`, `@+4k`, `@-4k`, `@^512`: continue at this offset, so much further or back, or at the next
 //!   multiple
-//! - `( … )`: a group with offsets of its own; `X*N`: X N times; `X[N:M]`: bytes N up to M of X
-//! - `<FILE`, `<(SCRIPT)`: the bytes of a file, and what a script prints
-//! - `X -> \name`, `\name`: gives X a name until the group ends, and puts it in
-//! - `$VAR`: a group with the text of an option or of a variable of the environment
 //! - `# …`: a comment, to the end of the line
 //!
-//! A group overwrites its whole length. The device is as large as the data unless `size=` says
-//! otherwise; it can be written, in memory.
+//! The device is as large as the data unless `size=` says otherwise; it can be written, in memory.
 
-mod item;
+mod image;
 mod parse;
-mod source;
 
 use std::sync::Arc;
 
@@ -24,7 +20,7 @@ use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
 
 use blockhaul_backends::support::MemoryDevice;
 use blockhaul_backends::support::{decode_base64, operand};
-use item::{Item, unfold};
+use image::DataImage;
 
 /// The backend `data:TEXT`.
 pub struct Data;
@@ -39,8 +35,8 @@ impl Backend for Data {
     }
 
     fn summary(&self) -> &'static str {
-        "literal bytes, for example data:'\"boot\" @510 0x55 0xaa', in the format of nbdkit's data plugin; \
-         options with other names are variables; kept in memory"
+        "literal bytes, for example data:'\"boot\" @510 0x55 0xaa', files and repetitions, as in nbdkit's \
+         data plugin; kept in memory"
     }
 
     fn example(&self) -> &'static str {
@@ -96,41 +92,35 @@ blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
 
 fn make(target: &Target) -> Result<MemoryDevice> {
     let args = &target.args;
-    let variables = target.args.others();
+    if let [(name, _), ..] = args.others() {
+        let text = format!("data: {name}= is no option, and variables are not supported");
+        return Err(Error::new(Kind::Usage, text).with_remedy(parse::PLUGIN));
+    }
     let behind = Some(target.text()?).filter(|text| !text.is_empty());
     let given = [behind, args.text("data"), args.text("raw"), args.text("base64")];
     if given.iter().flatten().count() > 1 {
         let text = "data: requires one of BYTES, data=, raw= and base64=";
         return Err(Error::new(Kind::Usage, text));
     }
-    let literal = match given {
-        [_, _, Some(raw), _] => Some(raw.as_bytes().to_vec()),
-        [_, _, _, Some(text)] => Some(decode_base64(text)?),
-        _ => None,
-    };
-    if let (Some(_), [(name, _), ..]) = (&literal, variables) {
-        let text = format!("data: {name}= is a variable, which raw= and base64= do not use");
-        return Err(Error::new(Kind::Usage, text));
+    let mut image = DataImage::default();
+    match given {
+        [_, _, Some(raw), _] => image.push(raw.as_bytes().to_vec(), 1)?,
+        [_, _, _, Some(text)] => image.push(decode_base64(text)?, 1)?,
+        [text, data, ..] => image = parse::parse(text.or(data).unwrap_or(""))?,
     }
-    let all = match literal {
-        Some(bytes) => Arc::new(Item::bytes(bytes)),
-        None => parse::parse(behind.or(args.text("data")).unwrap_or(""), variables)?,
-    };
-    let size = args.size("size").unwrap_or(all.len());
-    unfold(&all, operand::name(target), size)
+    let size = args.size("size").unwrap_or(image.len());
+    image.device(operand::name(target), size)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The bytes that a description expands to.
+    /// The bytes of a description.
     fn bytes(text: &str) -> Result<Vec<u8>> {
-        let variables = [("hello", " \"Hello\" "), ("two", "$one*2"), ("one", "1 -> \\one \\one")];
-        let variables = variables.map(|(key, text)| (key.to_string(), text.to_string()));
-        let all = parse::parse(text, &variables)?;
-        let device = unfold(&all, "data".into(), all.len())?;
-        let mut bytes = vec![0xee; usize::try_from(all.len()).unwrap()];
+        let image = parse::parse(text)?;
+        let device = image.device("data".into(), image.len())?;
+        let mut bytes = vec![0xee; usize::try_from(image.len()).unwrap()];
         device.read_now(0, &mut bytes);
         Ok(bytes)
     }
@@ -149,42 +139,23 @@ mod tests {
             ("7*3", &[7, 7, 7]),
             ("1 2*2 3", &[1, 2, 2, 3]),
             ("\"ab\"*2", b"abab"),
-            ("(1 2)*2 3", &[1, 2, 1, 2, 3]),
-            ("(@2 1)*2", &[0, 0, 1, 0, 0, 1]),
-            ("((1)*2 (0)*2)*2 * 1", &[1, 1, 0, 0, 1, 1, 0, 0]),
+            ("\"ab\" * 2 * 2", b"abababab"),
             ("5*4 @1 0*2", &[5, 0, 0, 5]),
-            ("5*4 @0 (@1 6)", &[0, 6, 5, 5]),
+            ("5 6 7 @1 8", &[5, 8, 7]),
             ("1 # one\n2#two", &[1, 2]),
             ("1*0 2", &[2]),
-            (
-                "le16:1 be16:0x102 le32:03 be64:4*2",
-                &[1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4],
-            ),
-            ("\"Hello\"[3:5] \"Hello\"[:] (\"Hello\")[ 3: ]*2 \"Hello\"[:1]", b"loHellololoH"),
-            ("\"Hello\"[99:99] 1", &[1]),
-            ("((1 @3)*5)[4:8]", &[0, 0, 1, 0]),
-            ("(1 2 3)*1T[4:8]", &[2, 3, 1, 2]),
-            ("(7*1T)[1G:1073741826]", &[7, 7]),
-            ("(\"abc\"*5)[1:6][1:4]", b"cab"),
-            ("$hello[:4] $hello", b"HellHello"),
-            ("$two", &[1, 1]),
-            ("(0x31) -> \\a ((0x32)->\\a \\a (\\a) -> \\b 3 -> \\a \\b) \\a*2", b"2211"),
-            ("<(printf 'a(b)'; printf c)*2 <(yes)[2:5]", b"a(b)ca(b)cy\ny"),
-            ("(<(yes))[:3] -> \\y \\y", b"y\ny"),
-            ("</dev/zero[:3] 1", &[0, 0, 0, 1]),
-            ("(</dev/zero)[:1] -> \\z (</dev/zero) -> \\all \\z \\all[:1] 1", &[0, 0, 1]),
+            ("\"\"*7E 1", &[1]),
+            ("</dev/null 1", &[1]),
         ];
         for (text, expected) in cases {
             assert_eq!(bytes(text).unwrap(), *expected, "{text}");
         }
-        let names = (1..60).map(|n| format!("(\\{} 1 \\{0}) -> \\{n} ", n - 1));
-        let names = format!("1 -> \\0 {}", names.collect::<String>());
-        assert_eq!(bytes(&format!("{names} \\3[2:]")).unwrap(), [1; 13]);
-        assert!(bytes(&format!("{names} \\50")).is_err());
         assert_eq!(bytes("0*1M 1").unwrap().len(), (1 << 20) + 1);
         let odd = bytes("\"abc\"*100k").unwrap();
         assert_eq!(odd.len(), 300 << 10);
         assert!(odd.chunks(3).all(|chunk| chunk == b"abc"));
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        assert_eq!(bytes(&format!("<{file}*2")).unwrap(), std::fs::read(file).unwrap().repeat(2));
     }
 
     #[test]
@@ -194,8 +165,6 @@ mod tests {
             ("0xzz", "not a byte"),
             ("08", "not a byte"),
             ("x", "not understood"),
-            ("(1", "without a )"),
-            ("1)", "without a ("),
             ("\"abc", "without an end"),
             ("\"\\8\"", "unknown escape"),
             ("\"\\u20\"", "unknown escape"),
@@ -206,109 +175,57 @@ mod tests {
             ("@^0", "aligned to 0"),
             ("*3", "must follow"),
             ("1*7e 1*7e", "2^63 - 1"),
-            ("(1*1M)*1G", "256 MiB"),
-            ("((1 @100)*1M)*1M", "256 MiB"),
-            ("(((1 @100)*1M)*1M)[1:500M]", "256 MiB"),
+            ("\"abcd\"*1M*1G", "256 MiB"),
             ("@08", "not a number"),
-            ("le16:0x10000", "of 16 bits"),
-            ("be32:-1", "of 32 bits"),
-            ("le8:1", "le16:N"),
-            ("1[2:]", "exceeds the item"),
-            ("1[:2]", "exceeds the item"),
-            ("(1 2)[2:1]", "exceeds the item"),
-            ("(1 2)[1]", "[N:M]"),
-            ("@4 [0:1]", "must follow"),
-            ("\\a", "nothing has the name \\a"),
-            ("(1 -> \\a) \\a", "nothing has the name"),
-            ("1 -> \\a \\b", "nothing has the name"),
-            ("-> \\a", "must follow"),
-            ("1 - \\a", "followed by >"),
-            ("1 -> a", "begins with \\"),
             ("<", "name of a file"),
             ("</no/such/file", "/no/such/file"),
-            ("<(", "a <( without"),
-            ("<(exit 1)", "failed: exit status: 1"),
-            ("$", "name of a variable"),
-            ("$1", "name of a variable"),
-            ("$no_such_variable", "no variable no_such_variable"),
-            ("1 $x", "at character 3, before \"x\" of $x"),
-            ("$loop", "nested too deeply"),
+            ("</dev/zero", "256 MiB"),
+            ("(1 2)*2", "groups"),
+            ("1)", "groups"),
+            ("\"abc\"[1:]", "slices"),
+            ("1 -> \\a", "names"),
+            ("\\a", "names"),
+            ("$x", "variables"),
+            ("<(echo 1)", "scripts"),
+            ("le16:1", "numbers"),
         ];
         for (text, part) in cases {
-            let error = unfold_error(text);
+            let error = bytes(text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
-        assert!(unfold_error(&"(".repeat(1000)).contains("too deeply"));
-        assert!(unfold_error(&format!("1{}", "*2".repeat(1000))).contains("2^63 - 1"));
-        assert!(unfold_error("1 2 x").contains("at character 5, before \"x\""));
-    }
-
-    fn unfold_error(text: &str) -> String {
-        let variables = [("loop".into(), "$loop".into()), ("x".into(), "1 x".into())];
-        let all = parse::parse(text, &variables);
-        let device = all.and_then(|all| unfold(&all, "data".into(), all.len()));
-        device.err().unwrap().to_string()
+        let error = bytes("1 (2)").unwrap_err().to_string();
+        let place = "data: at character 3, before \"(2)\": groups, ( … ), are not supported; use nbdkit's \
+                     plugin";
+        assert!(error.starts_with(place), "{error}");
+        let error = bytes(&format!("1{}", "*2".repeat(1000))).unwrap_err().to_string();
+        assert!(error.contains("2^63 - 1"), "{error}");
     }
 
     #[test]
     fn a_device_may_be_smaller_or_larger_than_its_data() {
-        let all = parse::parse("1*10", &[]).unwrap();
+        let image = parse::parse("1*10 @100 2").unwrap();
         let mut read = [9; 4];
-        unfold(&all, "data".into(), 4).unwrap().read_now(0, &mut read);
+        image.device("data".into(), 4).unwrap().read_now(0, &mut read);
         assert_eq!(read, [1; 4]);
-        unfold(&all, "data".into(), 100).unwrap().read_now(8, &mut read);
+        image.device("data".into(), 100).unwrap().read_now(8, &mut read);
         assert_eq!(read, [1, 1, 0, 0]);
     }
 
     #[test]
     fn nothing_that_is_typed_ends_the_program() {
-        // Without files and scripts, which would be read as well.
-        let words = [
-            "(",
-            ")",
-            "@",
-            "+",
-            "-",
-            "^",
-            "*",
-            "[",
-            "]",
-            ":",
-            "->",
-            "\\a",
-            "\\",
-            "$hello",
-            "\"",
-            "#",
-            "\n",
-            " ",
-            "0",
-            "1",
-            "0x",
-            "18446744073709551615",
-            "9223372036854775807",
-            "8E",
-            "le64:",
-            "be16:",
-            "\\x",
-            "é",
-            "*2",
-            "[1:]",
-            "[:5]",
-            "(1 2)",
-            "@1",
-            "1 -> \\a",
-        ];
+        // Without files, which would be read as well.
+        let words = "( @ + - ^ * [ -> \\ $ \" # 0 1 0x 18446744073709551615 9223372036854775807 8E le64: \
+                     \\x é *2 @1 \"ab\"";
+        let words: Vec<&str> = words.split(' ').chain([" ", "\n"]).collect();
         let seed = blockhaul_testkit::rng::seed();
         let mut rng = blockhaul_testkit::rng::Rng::new(seed);
-        let variables = [("hello".to_string(), "1 $hello".to_string())];
         let mut accepted = 0;
         for _ in 0..20_000 {
             let count = rng.between(1, 12);
             let text: String = (0..count).map(|_| *rng.pick(&words)).collect();
-            let made = parse::parse(&text, &variables);
             let size = rng.below(1 << 20);
-            accepted += u32::from(made.and_then(|all| unfold(&all, text.clone(), size)).is_ok());
+            let device = parse::parse(&text).and_then(|image| image.device(text.clone(), size));
+            accepted += u32::from(device.is_ok());
         }
         assert!(accepted > 100, "{accepted}");
     }
