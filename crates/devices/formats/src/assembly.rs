@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Error, Outcome, Pending, Reply, Request, Result};
+use blockhaul_block::{Access, Device, Error, FileRange, Outcome, Pending, Reply, Request, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use crate::block_cache::BlockCache;
@@ -119,6 +119,12 @@ pub(crate) trait RunReader {
             }
             Some(_) => Err(room),
         }
+    }
+
+    /// The range of a file with the first bytes of a run.
+    fn file_range(&self, run: Run<Self::Place>, access: Access) -> Option<FileRange> {
+        let PlainBytes { device, at, len } = self.plain(run)?;
+        device.file_at(at, len, access)
     }
 
     /// Reads these runs, which begin with byte `at` of the disk.

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use super::image::Image;
-use super::map::Place;
 use super::parts::Parts;
 use super::{extents, read};
-use crate::assembly::{packed_pool, piece_pool};
+use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 use blockhaul_block::{
     Access, BASE_ALLOCATION, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Request,
 };
@@ -71,8 +70,8 @@ impl Device for Handle {
             Op::Read(room) => read::submit(&self.parts, at, room),
             Op::Extents(contexts) => {
                 let parts = self.parts.clone();
-                let end = at.saturating_add(len);
-                Pending::start(async move { extents::list(&parts, at, end, contexts, flags).await })
+                let range = (at, at.saturating_add(len));
+                Pending::start(async move { extents::list(&parts, range, contexts, flags).await })
             }
             _ => Error::new(Kind::ReadOnly, "images of this format are read-only").into(),
         }
@@ -84,17 +83,6 @@ impl Device for Handle {
         }
         let parts = &self.parts;
         let runs = parts.image.runs_now(at, at.checked_add(len)?, 1)?.ok()?;
-        let run = runs.first()?;
-        match (run.place, &parts.backing) {
-            (Place::Data { file, at }, _) => {
-                let len = run.len.min(parts.image.lens.get(file)?.checked_sub(at)?);
-                parts.files.get(file)?.file_at(at, len, access)
-            }
-            (Place::Below, Some(backing)) => {
-                let len = run.len.min(backing.facts().size.checked_sub(at)?);
-                backing.file_at(at, len, access)
-            }
-            _ => None,
-        }
+        parts.file_range(*runs.first()?, access)
     }
 }

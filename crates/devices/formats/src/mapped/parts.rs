@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Facts};
+use blockhaul_block::Device;
 use blockhaul_io::Pool;
 
 use super::image::Image;
@@ -16,9 +16,4 @@ pub(super) struct Parts {
     pub(super) pieces: Pool,
     /// Memory for compressed data.
     pub(super) packed: Pool,
-}
-
-/// The context of holes and zeroes of an emulated device, which has one.
-pub(super) fn base_of(facts: &Facts) -> Contexts {
-    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
 }

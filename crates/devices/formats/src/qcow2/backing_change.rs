@@ -18,8 +18,9 @@ use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Header, incompatible};
 use super::image::{Head, Image, Options};
-use super::parts::{ALLOCATION_DEPTH, Backing, base_of};
+use super::parts::{ALLOCATION_DEPTH, Backing};
 use crate::bytes::index;
+use crate::extents::base_of;
 use crate::storage::{self, len_of};
 
 /// Longest piece that is read at a time, in bytes.

@@ -8,11 +8,10 @@ use blockhaul_block::{
 };
 use blockhaul_io::Remote;
 
-use super::entry::Place;
 use super::image::Image;
 use super::parts::{ALLOCATION_DEPTH, Backing, Parts};
 use super::{extents, read, write};
-use crate::assembly::{packed_pool, piece_pool};
+use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 
 /// Prefix of the contexts of persistent bitmaps.
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
@@ -131,8 +130,8 @@ impl Device for Handle {
             Op::Read(room) => read::submit(&self.parts, at, room),
             Op::Extents(contexts) => {
                 let parts = self.parts.clone();
-                let end = at.saturating_add(len);
-                Pending::start(async move { extents::list(&parts, at, end, contexts, flags).await })
+                let range = (at, at.saturating_add(len));
+                Pending::start(async move { extents::list(&parts, range, contexts, flags).await })
             }
             _ if self.parts.image.writer.is_none() => {
                 Error::new(Kind::ReadOnly, "the image is open for reading only").into()
@@ -157,17 +156,6 @@ impl Device for Handle {
         }
         let parts = &self.parts;
         let runs = parts.image.runs_now(at, at.checked_add(len)?, 1)?.ok()?;
-        let run = runs.first()?;
-        match (run.place, &parts.backing) {
-            (Place::Data(host), _) => {
-                let len = run.len.min(parts.data_len().checked_sub(host)?);
-                parts.data.file_at(host, len, access)
-            }
-            (Place::Unallocated, Some(backing)) => {
-                let len = run.len.min(backing.size.checked_sub(at)?);
-                backing.device.file_at(at, len, access)
-            }
-            _ => None,
-        }
+        parts.file_range(*runs.first()?, access)
     }
 }

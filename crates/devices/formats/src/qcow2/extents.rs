@@ -1,17 +1,10 @@
 //! Extents, from tables alone: no data is read.
 
-use blockhaul_block::{
-    Can, Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Reply, Request, Result, ZERO,
-};
+use blockhaul_block::{Can, Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Result, ZERO};
 
 use super::entry::{Place, Run};
-use super::parts::{FIRST_BITMAP, Parts, base_of};
-
-/// Number of runs that is enough for one reply.
-const RUNS_MAX: usize = 64 << 10;
-/// Entries of tables that are looked at without a pause, and the number of pauses for one reply.
-const STRETCH: u64 = 64 << 10;
-const STRETCHES_MAX: u64 = 128;
+use super::parts::{FIRST_BITMAP, Parts};
+use crate::extents::{PlaceBelow, StateReader, add_below, base_of, below, lists};
 
 /// A file is sparse if more than this part of it are holes: there are some in others, too, where
 /// clusters were freed.
@@ -19,7 +12,7 @@ const SPARSE: u64 = 8;
 
 /// What a list says about a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+pub(super) enum What {
     /// Holes and zeroes.
     Allocation,
     /// Which image of the chain has the bytes: 1 for this one, 0 for none.
@@ -39,33 +32,22 @@ impl What {
 /// One list for each context.
 pub(super) async fn list(
     parts: &Parts,
-    at: u64,
-    end: u64,
+    range: (u64, u64),
     contexts: Contexts,
     flags: Flags,
 ) -> Outcome {
-    let one = flags.contains(Flags::ONE_EXTENT);
-    let most = if one { 1 } else { RUNS_MAX };
-    let mut lists = Vec::with_capacity(contexts.count());
-    for number in contexts.iter() {
-        let mut list = match number {
-            0 => of_chain(parts, What::Allocation, at, end, most).await?,
-            1 => of_chain(parts, What::Depth, at, end, most).await?,
-            number => of_bitmap(parts, number, at, end, most).await?,
-        };
-        if one {
-            list.first_only();
-        }
-        lists.push(list);
-    }
-    Ok(Reply::Extents(lists))
+    let list = async |number, most| match number {
+        0 => parts.states(What::Allocation, range, most).await,
+        1 => parts.states(What::Depth, range, most).await,
+        number => of_bitmap(parts, number, range, most).await,
+    };
+    lists(contexts, flags, list).await
 }
 
 async fn of_bitmap(
     parts: &Parts,
     number: usize,
-    at: u64,
-    end: u64,
+    (at, end): (u64, u64),
     most: usize,
 ) -> Result<Extents> {
     let none = || Error::new(Kind::Invalid, "the device has no such context");
@@ -84,97 +66,67 @@ async fn of_bitmap(
     Ok(all)
 }
 
-/// The states of a range, at least of its first byte.
-async fn of_chain(parts: &Parts, what: What, at: u64, end: u64, most: usize) -> Result<Extents> {
-    let mut all = Extents::new();
-    let mut next = at;
-    for _ in 0..STRETCHES_MAX {
-        if next >= end || all.len() > most {
-            break;
-        }
-        if next > at {
-            // Tables in the cache never wait.
-            blockhaul_io::yield_now().await;
-        }
-        let mut entries = STRETCH;
-        let image = &parts.image;
-        let runs = match image.some_runs(&parts.file, next, end, most, &mut entries).await {
-            Ok(runs) => runs,
-            // Report what is known; the error recurs when the rest is requested.
-            Err(_) if !all.is_empty() => break,
-            Err(error) => return Err(error),
-        };
-        for run in runs {
-            let known = all.total();
-            add(parts, what, run, most, &mut all)
-                .await
-                .or_else(|error| if all.is_empty() { Err(error) } else { Ok(()) })?;
-            // Exact, but where a list below was short.
-            if all.total() - known < run.len || all.len() > most {
-                return Ok(all);
-            }
-            next = run.end();
-        }
+impl StateReader for Parts {
+    type List = What;
+
+    async fn next_runs(
+        &self,
+        (at, end): (u64, u64),
+        most: usize,
+        steps: &mut u64,
+    ) -> Result<Vec<Run>> {
+        self.image.some_runs(&self.file, at, end, most, steps).await
     }
-    Ok(all)
+
+    async fn add(&self, list: What, run: Run, most: usize, all: &mut Extents) -> Result<()> {
+        let state = match (list, run.place) {
+            (_, Place::Unallocated) => return add_backing(self, list, run, most, all).await,
+            (What::Allocation, Place::Data(at)) if may_have_holes(self).await => {
+                let contexts = base_of(&self.data.facts());
+                let size = self.data_len();
+                let place = PlaceBelow { device: &self.data, contexts, at, size, beyond: ZERO };
+                return add_below(place, run.len, most, all, |state| state).await;
+            }
+            (What::Depth, _) => 1,
+            (What::Allocation, Place::Data(_) | Place::Packed { .. }) => 0,
+            (What::Allocation, Place::Zero { stored: true }) => ZERO,
+            (What::Allocation, Place::Zero { stored: false }) => HOLE | ZERO,
+        };
+        all.push(run.len, state);
+        Ok(())
+    }
 }
 
-/// Appends the states of a run, or of its first part.
-async fn add(parts: &Parts, what: What, run: Run, most: usize, all: &mut Extents) -> Result<()> {
-    let state = match (what, run.place) {
-        (_, Place::Unallocated) => return add_below(parts, what, run, most, all).await,
-        (What::Allocation, Place::Data(host)) if may_have_holes(parts).await => {
-            return add_data(parts, run, host, most, all).await;
-        }
-        (What::Depth, _) => 1,
-        (What::Allocation, Place::Data(_) | Place::Packed { .. }) => 0,
-        (What::Allocation, Place::Zero { stored: true }) => ZERO,
-        (What::Allocation, Place::Zero { stored: false }) => HOLE | ZERO,
-    };
-    all.push(run.len, state);
-    Ok(())
-}
-
-/// The states of what this image does not have.
-async fn add_below(
+/// Appends the states of what this image does not have.
+async fn add_backing(
     parts: &Parts,
     what: What,
     run: Run,
     most: usize,
     all: &mut Extents,
 ) -> Result<()> {
+    let beyond = what.nothing();
     let backing = parts.backing.as_ref().filter(|backing| run.at < backing.size);
     let Some(backing) = backing else {
-        all.push(run.len, what.nothing());
+        all.push(run.len, beyond);
         return Ok(());
     };
-    let until = run.end().min(backing.size);
-    let contexts = match (what, backing.depth) {
-        (What::Allocation, _) => backing.base,
-        (What::Depth, Some(depth)) => depth,
+    let (contexts, state): (_, fn(u64) -> u64) = match (what, backing.depth) {
+        (What::Allocation, _) => (backing.base, |state| state),
+        (What::Depth, Some(depth)) => {
+            (depth, |level| if level > 0 { level.saturating_add(1) } else { 0 })
+        }
         (What::Depth, None) => {
             // A raw file has all of its bytes.
-            all.push(until - run.at, 2);
-            all.push(run.end() - until, what.nothing());
+            let inside = run.len.min(backing.size - run.at);
+            all.push(inside, 2);
+            all.push(run.len - inside, beyond);
             return Ok(());
         }
     };
-    let mut next = run.at;
-    while next < until && all.len() <= most {
-        let found = below(&backing.device, next, until, contexts).await?;
-        next += found.total();
-        for extent in found.runs() {
-            let state = match what {
-                What::Depth if extent.state > 0 => extent.state.saturating_add(1),
-                _ => extent.state,
-            };
-            all.push(extent.len, state);
-        }
-    }
-    if next >= until {
-        all.push(run.end() - until, what.nothing());
-    }
-    Ok(())
+    let (device, size) = (&backing.device, backing.size);
+    let place = PlaceBelow { device, contexts, at: run.at, size, beyond };
+    add_below(place, run.len, most, all, state).await
 }
 
 /// Whether clusters with data may be holes of their file: in external data files, and in images
@@ -203,39 +155,4 @@ async fn may_have_holes(parts: &Parts) -> bool {
     };
     let is_sparse = found.is_some_and(|list| zero(&list) > list.total() / SPARSE);
     *parts.image.is_sparse.get_or_init(|| is_sparse)
-}
-
-/// The states of bytes of the file with the data, which may have holes.
-async fn add_data(
-    parts: &Parts,
-    run: Run,
-    host: u64,
-    most: usize,
-    all: &mut Extents,
-) -> Result<()> {
-    let inside = run.len.min(parts.data_len().saturating_sub(host));
-    let contexts = base_of(&parts.data.facts());
-    let mut done = 0;
-    while done < inside && all.len() <= most {
-        let found = below(&parts.data, host + done, host + inside, contexts).await?;
-        done += found.total();
-        found.runs().iter().for_each(|extent| all.push(extent.len, extent.state));
-    }
-    if done >= inside {
-        all.push(run.len - inside, ZERO);
-    }
-    Ok(())
-}
-
-/// The extents of a range of a device below, at least of its first byte.
-async fn below(
-    device: &std::sync::Arc<dyn blockhaul_block::Device>,
-    at: u64,
-    end: u64,
-    contexts: Contexts,
-) -> Result<Extents> {
-    match device.submit(Request::extents(at, end - at, contexts)).await? {
-        Reply::Extents(lists) => lists.into_iter().next().ok_or_else(Error::misfit),
-        _ => Err(Error::misfit()),
-    }
 }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, Error, Facts, Kind, Result};
+use blockhaul_block::{Contexts, Device, Error, Kind, Result};
 use blockhaul_io::{Pool, Remote};
 
 use super::image::Image;
 use super::write::Writer;
+use crate::extents::base_of;
 
 /// The context of QEMU that counts the images between the top and the one that has the bytes.
 // nbd: meta.namespace
@@ -66,9 +67,4 @@ impl Backing {
         let base = base_of(&facts);
         Backing { size: facts.size, depth, base, device, bitmaps: Vec::new() }
     }
-}
-
-/// The context of holes and zeroes of an emulated device, which has one.
-pub(super) fn base_of(facts: &Facts) -> Contexts {
-    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
 }

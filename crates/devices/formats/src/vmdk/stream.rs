@@ -5,19 +5,16 @@
 //! directory and the footer with its place. The lengths of compressed grains must be known before:
 //! all data is compressed once when the device is opened.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use blockhaul_block::emulate::emulate;
-use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt as _, Error, Facts, Kind, Op, Outcome,
-    Pending, Reply, Request, Result, ZERO, fence,
-};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Param, ParamKind, Target};
-use blockhaul_io::{Pool, Reservation};
+use blockhaul_block::{Device, Error, Result};
+use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_io::Pool;
 
 use super::sparse::{AT_END, HOSTED, SECTOR};
+use crate::block_plan::BlockPlan;
 use crate::bytes::index;
+use crate::image_view::{self, ImagePart, ImageView, changed};
 use crate::mapped::usage;
 use crate::pack::{Ahead, Made, Packing, Stored, pool};
 
@@ -42,8 +39,6 @@ const GRAIN_DIRECTORY: u32 = 2;
 const FOOTER: u32 = 3;
 /// Flags: the test of line ends is valid, grains are compressed, and there are markers.
 const FLAGS: u32 = 1 << 0 | 1 << 16 | 1 << 17;
-/// Grains whose lengths are found before the plan is changed.
-const MEASURED: usize = 64 << 10;
 /// Default of the option `level`, and of `memory` in bytes.
 const LEVEL: u8 = 6;
 const MEMORY: u64 = 32 << 20;
@@ -97,97 +92,39 @@ blockhaul copy 'as-vmdk:disk.raw?level=1' - > fast.vmdk
     }
 
     fn open(&self, target: Target) -> Opening<Opened> {
-        Box::pin(async move { open(&target).await })
-    }
-}
-
-async fn open(target: &Target) -> Result<Opened> {
-    if target.intent.write {
-        let text =
-            "as-vmdk: an image that is made as it is read cannot be written: copy it to a file";
-        return Err(Error::new(Kind::Unsupported, text));
-    }
-    let level = target.args.number("level").unwrap_or(LEVEL.into());
-    let level = u8::try_from(level).ok().filter(|level| (1..=9).contains(level));
-    let level = level.ok_or_else(|| usage(FORMAT, "the compression level is not 1 to 9"))?;
-    let memory = target.args.size("memory").unwrap_or(MEMORY);
-    let adapter = target.args.text("adapter").unwrap_or("lsilogic").to_string();
-    // The tables that are made describe the contents of now.
-    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
-    let opened = target.context.open(target.text()?, intent).await?;
-    let source = fence(emulate(opened.device));
-    let (plan, made) = plan(&source, level, memory).await?;
-    let layout = Layout::new(plan, &adapter)?;
-    let image = Image { layout: Arc::new(layout), made: Arc::new(made), level, pool: pool(GRAIN) };
-    let device = Arc::new(View::new(source, image.clone()));
-    let more = opened.more.map(|more| Arc::new(More { more, image }) as Arc<dyn Another>);
-    Ok(Opened { device, more })
-}
-
-/// How many sectors each grain needs: 0 if it is not stored.
-struct Plan {
-    /// Size of the disk in bytes.
-    size: u64,
-    /// By the number of their table.
-    tables: BTreeMap<u64, Vec<u16>>,
-}
-
-impl Plan {
-    fn set(&mut self, grain: u64, sectors: u16) {
-        let table = self.tables.entry(grain / ENTRIES);
-        let table = table.or_insert_with(|| vec![0; index(ENTRIES)]);
-        if let Some(place) = table.get_mut(index(grain % ENTRIES)) {
-            *place = sectors;
-        }
-    }
-
-    /// The grains that are stored, from a number on, in order.
-    fn grains(&self, from: u64) -> impl Iterator<Item = u64> + '_ {
-        self.tables.range(from / ENTRIES..).flat_map(move |(number, table)| {
-            let numbered = (number * ENTRIES..).zip(table);
-            let stored = numbered.filter(move |(grain, sectors)| **sectors > 0 && *grain >= from);
-            stored.map(|(grain, _)| grain)
+        Box::pin(async move {
+            let level = level(&target)?;
+            let memory = target.args.size("memory").unwrap_or(MEMORY);
+            let adapter = target.args.text("adapter").unwrap_or("lsilogic");
+            image_view::open(&target, async |source| make(source, level, memory, adapter).await)
+                .await
         })
     }
 }
 
-/// Finds the grains with data, and compresses them for their lengths.
-async fn plan(source: &Arc<dyn Device>, level: u8, memory: u64) -> Result<(Plan, Made)> {
+/// The compression level of a description.
+fn level(target: &Target) -> Result<u8> {
+    let level = target.args.number("level").unwrap_or(LEVEL.into());
+    let level = u8::try_from(level).ok().filter(|level| (1..=9).contains(level));
+    level.ok_or_else(|| usage(FORMAT, "the compression level is not 1 to 9"))
+}
+
+/// An image, whose grains are compressed once for their lengths.
+async fn make(
+    source: &Arc<dyn Device>,
+    level: u8,
+    memory: u64,
+    adapter: &str,
+) -> Result<StreamImage> {
     let facts = source.facts();
     let size = facts.size.checked_next_multiple_of(SECTOR).filter(|size| *size <= SIZE_MAX);
     let too_large = || usage(FORMAT, format!("a disk of {} bytes: at most {SIZE_MAX}", facts.size));
-    let mut plan = Plan { size: size.ok_or_else(too_large)?, tables: BTreeMap::new() };
-    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
-    let mut at = 0;
-    while at < facts.size {
-        let lists = source.extents(at, facts.size - at, context).await?;
-        let list = lists.first().ok_or_else(Error::misfit)?;
-        for (start, run) in list.ranges(at).filter(|(_, run)| run.state & ZERO == 0) {
-            (start / GRAIN..(start + run.len).div_ceil(GRAIN)).for_each(|grain| plan.set(grain, 1));
-        }
-        at += list.total();
-        // A device that computes its extents never waits.
-        blockhaul_io::yield_now().await;
-    }
-    let mut made = Made::new(memory);
-    let pool = pool(GRAIN);
-    let mut from = 0;
-    loop {
-        // The plan changes behind these.
-        let numbers: Vec<_> = plan.grains(from).take(MEASURED).collect();
-        let Some(last) = numbers.last() else { break };
-        from = last + 1;
-        let mut ahead =
-            Ahead::new(source, &pool, GRAIN, Packing::Grain(level), numbers.into_iter());
-        while let Some(piece) = ahead.next().await {
-            for packed in piece? {
-                let sectors = if let Stored::Packed(sectors) = packed.stored { sectors } else { 0 };
-                plan.set(packed.number, sectors);
-                made.keep(&packed);
-            }
-        }
-    }
-    Ok((plan, made))
+    let size = size.ok_or_else(too_large)?;
+    let mut plan = BlockPlan::new(GRAIN, ENTRIES);
+    plan.find_data(source).await?;
+    let made = plan.measure(source, Packing::Grain(level), memory).await?;
+    let layout = Layout::new(plan, size, adapter)?;
+    Ok(StreamImage { layout, made, level, pool: pool(GRAIN) })
 }
 
 /// A table that has grains.
@@ -241,11 +178,11 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(plan: Plan, adapter: &str) -> Result<Layout> {
-        let size = plan.size;
+    fn new(plan: BlockPlan, size: u64, adapter: &str) -> Result<Layout> {
         let mut next = OVERHEAD;
         let mut tables = Vec::new();
-        for (number, sectors) in plan.tables {
+        for (number, grains) in plan.tables {
+            let sectors: Vec<_> = grains.into_iter().map(sectors).collect();
             let len: u64 = sectors.iter().map(|sectors| u64::from(*sectors) * SECTOR).sum();
             if len > 0 {
                 let marker = next + len;
@@ -287,6 +224,11 @@ impl Layout {
         let first = self.tables.partition_point(|table| table.marker + MARKER + TABLE <= at);
         self.tables.iter().skip(first).take_while(move |table| table.start < end)
     }
+}
+
+/// How many sectors a grain needs: 0 if it is not stored.
+fn sectors(stored: Stored) -> u16 {
+    if let Stored::Packed(sectors) = stored { sectors } else { 0 }
 }
 
 /// A metadata marker ("Metadata Marker").
@@ -340,140 +282,64 @@ fn descriptor(size: u64, adapter: &str, tables: &[Table]) -> String {
 }
 
 /// What all handles share.
-#[derive(Clone)]
-struct Image {
-    layout: Arc<Layout>,
-    made: Arc<Made>,
+struct StreamImage {
+    layout: Layout,
+    made: Made,
     level: u8,
     /// Memory for grains of the source.
     pool: Pool,
 }
 
-struct More {
-    more: Arc<dyn Another>,
-    image: Image,
-}
+impl ImageView for StreamImage {
+    const SCHEME: &'static str = FORMAT;
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
-        let more = self.more.clone();
-        let image = self.image.clone();
-        Box::pin(async move {
-            let source = fence(emulate(more.another().await?));
-            Ok(Arc::new(View::new(source, image)) as Arc<dyn Device>)
-        })
-    }
-}
-
-/// A handle.
-struct View {
-    facts: Arc<Facts>,
-    parts: Arc<Parts>,
-}
-
-struct Parts {
-    source: Arc<dyn Device>,
-    image: Image,
-}
-
-impl View {
-    fn new(source: Arc<dyn Device>, image: Image) -> View {
-        let below = source.facts();
-        let mut facts = Facts::new(format!("as-vmdk:{}", below.name), image.layout.len());
-        facts.description.clone_from(&below.description);
-        // All handles read the same, and nothing is ever written.
-        facts.can = Can::MULTI_CONN;
-        facts.rotational = below.rotational;
-        facts.in_flight = below.in_flight;
-        facts.files.clone_from(&below.files);
-        facts.block.maximum = facts.block.maximum.min(below.block.maximum);
-        View { facts: Arc::new(facts), parts: Arc::new(Parts { source, image }) }
-    }
-}
-
-impl Device for View {
-    fn facts(&self) -> Arc<Facts> {
-        self.facts.clone()
+    fn len(&self) -> u64 {
+        self.layout.len()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        let Op::Read(room) = request.op else {
-            return Error::new(Kind::ReadOnly, "an image that is made as it is read").into();
-        };
-        let parts = self.parts.clone();
-        let at = request.at;
-        Pending::start(async move { parts.read(at, room).await })
+    fn plain(&self, _size: u64, _at: u64, _len: u64) -> Option<(u64, u64)> {
+        // All grains are compressed.
+        None
     }
-}
 
-impl Parts {
-    async fn read(&self, at: u64, room: Reservation) -> Outcome {
-        let mut buf = room.into_buf();
-        let layout = &self.image.layout;
-        let mut out = Out { at, bytes: &mut buf };
+    async fn fill(&self, source: &Arc<dyn Device>, part: &mut ImagePart<'_>) -> Result<()> {
         // All bytes belong to one of these.
-        out.put(0, &layout.head);
-        out.put(layout.tail_at, &layout.tail);
-        for table in layout.tables(at, out.end()) {
-            self.put_grains(table, &mut out).await?;
-            if table.marker < out.end() {
-                out.put(table.marker, &table.bytes());
-            }
-        }
-        Ok(Reply::Data(buf.into()))
-    }
-
-    /// Compresses the grains of a table that are in a range.
-    async fn put_grains(&self, table: &Table, out: &mut Out<'_>) -> Result<()> {
-        let Image { made, level, pool, .. } = &self.image;
-        let at = out.at;
-        let end = out.end();
-        let inside = |(_, host, len): &(u64, u64, u64)| host + len > at && *host < end;
-        let wanted: Vec<_> = table.grains().filter(inside).collect();
-        let numbers = wanted.iter().map(|(grain, ..)| *grain);
-        let ahead = Ahead::new(&self.source, pool, GRAIN, Packing::Grain(*level), numbers);
-        let mut ahead = ahead.with_made(made);
-        let mut places = wanted.iter();
-        while let Some(piece) = ahead.next().await {
-            for packed in piece? {
-                let (grain, host, len) = places.next().ok_or_else(Error::misfit)?;
-                if packed.number != *grain || packed.bytes.len() as u64 != *len {
-                    return Err(changed());
-                }
-                out.put(*host, packed.bytes.bytes());
+        part.put(0, &self.layout.head);
+        part.put(self.layout.tail_at, &self.layout.tail);
+        for table in self.layout.tables(part.at, part.end()) {
+            self.put_grains(source, table, part).await?;
+            if table.marker < part.end() {
+                part.put(table.marker, &table.bytes());
             }
         }
         Ok(())
     }
 }
 
-fn changed() -> Error {
-    let text = "as-vmdk: the source has changed while it was read: stop its writer, or copy a snapshot of it";
-    Error::new(Kind::Io, text)
-}
-
-/// A part of the image that is put together.
-struct Out<'a> {
-    at: u64,
-    bytes: &'a mut [u8],
-}
-
-impl Out<'_> {
-    fn end(&self) -> u64 {
-        self.at + self.bytes.len() as u64
-    }
-
-    /// Copies what is within the part of bytes that are at an offset of the image.
-    fn put(&mut self, host: u64, bytes: &[u8]) {
-        let start = host.max(self.at);
-        let end = (host + bytes.len() as u64).min(self.end());
-        if start >= end {
-            return;
+impl StreamImage {
+    /// Compresses the grains of a table that are in a part.
+    async fn put_grains(
+        &self,
+        source: &Arc<dyn Device>,
+        table: &Table,
+        part: &mut ImagePart<'_>,
+    ) -> Result<()> {
+        let (at, end) = (part.at, part.end());
+        let inside = |(_, host, len): &(u64, u64, u64)| host + len > at && *host < end;
+        let wanted: Vec<_> = table.grains().filter(inside).collect();
+        let numbers = wanted.iter().map(|(grain, ..)| *grain);
+        let ahead = Ahead::new(source, &self.pool, GRAIN, Packing::Grain(self.level), numbers);
+        let mut ahead = ahead.with_made(&self.made);
+        let mut places = wanted.iter();
+        while let Some(piece) = ahead.next().await {
+            for packed in piece? {
+                let (grain, host, len) = places.next().ok_or_else(Error::misfit)?;
+                if packed.number != *grain || packed.bytes.len() as u64 != *len {
+                    return Err(changed(FORMAT));
+                }
+                part.put(*host, packed.bytes.bytes());
+            }
         }
-        let from = bytes.get(index(start - host)..index(end - host));
-        let to = self.bytes.get_mut(index(start - self.at)..index(end - self.at));
-        if let (Some(from), Some(to)) = (from, to) {
-            to.copy_from_slice(from);
-        }
+        Ok(())
     }
 }

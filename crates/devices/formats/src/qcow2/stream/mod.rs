@@ -10,26 +10,23 @@
 mod plan;
 mod view;
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{
-    BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Extents, Kind, Result, ZERO,
-};
+use blockhaul_block::{Device, Result};
 use blockhaul_io::{Buf, Data};
 
 pub use self::view::AsQcow2;
 
-use self::plan::{Plan, REFCOUNT_ORDER, Tables};
+use self::plan::{REFCOUNT_ORDER, Tables};
 use super::error::usage;
 use super::header::MAGIC;
+use crate::block_plan::BlockPlan;
 use crate::bytes::index;
-use crate::pack::{Ahead, Made, Packing, Stored, pool};
+use crate::image_view::changed;
+use crate::pack::{Ahead, Made, Packing, pool};
 
 /// Bytes of tables and small clusters that are passed on at once.
 const PIECE: usize = 256 << 10;
-/// Clusters whose lengths are found before the plan is changed.
-const MEASURED: usize = 64 << 10;
 /// Length in bytes of the header with the compression type, padded.
 const HEADER_LEN: u32 = 112;
 /// Incompatible feature: clusters are not compressed by zlib.
@@ -108,13 +105,14 @@ pub async fn stream(
 async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Tables, Made)> {
     let cluster_bits = check(options)?;
     let size = source.facts().size.checked_next_multiple_of(512).unwrap_or(u64::MAX);
-    let mut plan = Plan::new(cluster_bits, size);
-    find_data(source, &mut plan).await?;
-    let mut made = Made::new(options.memory);
-    if options.codec.is_some() {
-        measure(source, options, &mut plan, &mut made).await?;
-    }
-    Ok((plan.finish()?, made))
+    let cluster = 1 << cluster_bits;
+    let mut plan = BlockPlan::new(cluster, cluster / 8);
+    plan.find_data(source).await?;
+    let made = match options.codec {
+        Some(_) => plan.measure(source, options.packing(), options.memory).await?,
+        None => Made::new(0),
+    };
+    Ok((Tables::new(plan, size)?, made))
 }
 
 /// The cluster size as a power of two.
@@ -132,57 +130,6 @@ fn check(options: StreamOptions) -> Result<u32> {
         }
         _ => Ok(cluster.trailing_zeros()),
     }
-}
-
-/// Plans to store every cluster that has a byte that is not known to be zero.
-async fn find_data(source: &Arc<dyn Device>, plan: &mut Plan) -> Result<()> {
-    let facts = source.facts();
-    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
-    let mut at = 0;
-    while at < facts.size {
-        let lists = source.extents(at, facts.size - at, context).await?;
-        let list = lists.first().ok_or_else(Error::misfit)?;
-        for range in data_of(list, at) {
-            for number in range.start / plan.cluster()..range.end.div_ceil(plan.cluster()) {
-                plan.set(number, Stored::Plain);
-            }
-        }
-        at += list.total();
-        // A device that computes its extents never waits.
-        blockhaul_io::yield_now().await;
-    }
-    Ok(())
-}
-
-fn data_of(list: &Extents, at: u64) -> impl Iterator<Item = Range<u64>> + '_ {
-    let data = list.ranges(at).filter(|(_, run)| run.state & ZERO == 0);
-    data.map(|(start, run)| start..start + run.len)
-}
-
-/// Compresses everything for its lengths.
-async fn measure(
-    source: &Arc<dyn Device>,
-    options: StreamOptions,
-    plan: &mut Plan,
-    made: &mut Made,
-) -> Result<()> {
-    let cluster = plan.cluster();
-    let mut from = 0;
-    let pool = pool(cluster);
-    loop {
-        // The plan changes behind these.
-        let numbers: Vec<_> = plan.numbers(from).take(MEASURED).collect();
-        let Some(last) = numbers.last() else { break };
-        from = last + 1;
-        let mut ahead = Ahead::new(source, &pool, cluster, options.packing(), numbers.into_iter());
-        while let Some(piece) = ahead.next().await {
-            for packed in piece? {
-                plan.set(packed.number, packed.stored);
-                made.keep(&packed);
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Passes bytes on in pieces.
@@ -222,7 +169,7 @@ impl<S: Sink> Out<'_, S> {
 
     /// Zeroes up to an offset; fails if it is behind.
     async fn pad_to(&mut self, end: u64) -> Result<()> {
-        let mut left = end.checked_sub(self.at).ok_or_else(changed)?;
+        let mut left = end.checked_sub(self.at).ok_or_else(|| changed("qcow2"))?;
         while left > 0 {
             let now = left.min(Data::ZEROES_MAX as u64);
             self.bytes(Data::zeroes(index(now)).bytes()).await?;
@@ -230,11 +177,6 @@ impl<S: Sink> Out<'_, S> {
         }
         Ok(())
     }
-}
-
-fn changed() -> Error {
-    let text = "qcow2: the source has changed while it was read: stop its writer, or copy a snapshot of it";
-    Error::new(Kind::Io, text)
 }
 
 async fn write_tables(
@@ -297,7 +239,8 @@ async fn write_data(
     while let Some(piece) = ahead.next().await {
         for packed in piece? {
             let place = placed.next().filter(|place| place.number == packed.number);
-            let place = place.filter(|place| place.stored == packed.stored).ok_or_else(changed)?;
+            let place = place.filter(|place| place.stored == packed.stored);
+            let place = place.ok_or_else(|| changed("qcow2"))?;
             out.pad_to(place.host).await?;
             out.data(packed.bytes).await?;
         }

@@ -3,10 +3,9 @@
 //! Header, refcount table, refcount blocks, L1 table and L2 tables come first, then the data in the
 //! order of the disk.
 
-use std::collections::BTreeMap;
-
 use blockhaul_block::Result;
 
+use crate::block_plan::BlockPlan;
 use crate::bytes::index;
 use crate::pack::{SECTOR, Stored};
 use crate::qcow2::error::usage;
@@ -20,16 +19,6 @@ const REFCOUNT_TABLE_MAX: u64 = 8 << 20;
 /// Bit 63 of entries: the refcount is one.
 const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-
-/// The clusters of a disk that are to be stored. Memory depends on the data, not on the size of the
-/// disk: 4 bytes for each cluster of the L2 tables that are needed.
-pub(super) struct Plan {
-    cluster_bits: u32,
-    /// Size of the disk in bytes.
-    size: u64,
-    /// How clusters are stored, by the number of their L2 table.
-    groups: BTreeMap<u64, Vec<Stored>>,
-}
 
 /// A cluster of the disk that is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,59 +35,6 @@ impl Placed {
     /// The offset after its data.
     pub(super) fn end(&self) -> u64 {
         self.host + self.len
-    }
-}
-
-impl Plan {
-    pub(super) fn new(cluster_bits: u32, size: u64) -> Plan {
-        Plan { cluster_bits, size, groups: BTreeMap::new() }
-    }
-
-    /// Cluster size in bytes.
-    pub(super) fn cluster(&self) -> u64 {
-        1 << self.cluster_bits
-    }
-
-    /// Sets how a cluster is stored.
-    pub(super) fn set(&mut self, number: u64, stored: Stored) {
-        let entries = self.cluster() / 8;
-        let group = self.groups.entry(number / entries);
-        let group = group.or_insert_with(|| vec![Stored::Not; index(entries)]);
-        if let Some(place) = group.get_mut(index(number % entries)) {
-            *place = stored;
-        }
-    }
-
-    /// The numbers of the clusters that are stored, from a number on, in order.
-    pub(super) fn numbers(&self, from: u64) -> impl Iterator<Item = u64> + '_ {
-        let entries = self.cluster() / 8;
-        self.groups.range(from / entries..).flat_map(move |(group, all)| {
-            let numbered = (group * entries..).zip(all);
-            let stored = numbered.filter(|(_, stored)| **stored != Stored::Not);
-            stored.map(|(number, _)| number).filter(move |number| *number >= from)
-        })
-    }
-
-    /// Finds the place of everything.
-    ///
-    /// # Errors
-    /// If the disk is too large for the cluster size.
-    pub(super) fn finish(self) -> Result<Tables> {
-        let cluster = self.cluster();
-        let mut next = 0;
-        let mut groups = Vec::with_capacity(self.groups.len());
-        for (number, clusters) in self.groups {
-            if clusters.iter().all(|stored| *stored == Stored::Not) {
-                continue;
-            }
-            let start = next;
-            for stored in &clusters {
-                next = place(cluster, next, *stored).map_or(next, |(host, len)| host + len);
-            }
-            groups.push(Group { number, start, clusters });
-        }
-        let parts = Parts::of(cluster, self.size, groups.len() as u64, next)?;
-        Ok(Tables { cluster_bits: self.cluster_bits, size: self.size, groups, parts })
     }
 }
 
@@ -193,6 +129,29 @@ pub(super) struct Tables {
 }
 
 impl Tables {
+    /// Finds the place of everything. Memory depends on the data, not on the size of the disk: 4 bytes for each
+    /// cluster of the L2 tables that are needed.
+    ///
+    /// # Errors
+    /// If the disk is too large for the cluster size.
+    pub(super) fn new(plan: BlockPlan, size: u64) -> Result<Tables> {
+        let cluster = plan.unit;
+        let mut next = 0;
+        let mut groups = Vec::with_capacity(plan.tables.len());
+        for (number, clusters) in plan.tables {
+            if clusters.iter().all(|stored| *stored == Stored::Not) {
+                continue;
+            }
+            let start = next;
+            for stored in &clusters {
+                next = place(cluster, next, *stored).map_or(next, |(host, len)| host + len);
+            }
+            groups.push(Group { number, start, clusters });
+        }
+        let parts = Parts::of(cluster, size, groups.len() as u64, next)?;
+        Ok(Tables { cluster_bits: cluster.trailing_zeros(), size, groups, parts })
+    }
+
     /// Cluster size in bytes.
     pub(super) fn cluster(&self) -> u64 {
         1 << self.cluster_bits
@@ -325,7 +284,7 @@ mod tests {
 
     #[test]
     fn refcounts_count_the_entries_that_need_a_cluster() {
-        let mut plan = Plan::new(16, 1 << 30);
+        let mut plan = BlockPlan::new(1 << 16, 1 << 13);
         // 100 sectors, 100 sectors across the end of a cluster, a plain cluster, and one sector.
         for (number, stored) in [
             (0, Stored::Packed(100)),
@@ -337,7 +296,7 @@ mod tests {
         }
         plan.set(5, Stored::Not);
         plan.set(20_000, Stored::Not);
-        let tables = plan.finish().unwrap();
+        let tables = Tables::new(plan, 1 << 30).unwrap();
         let parts = tables.parts;
         assert_eq!((parts.l1, parts.l2, parts.data, parts.end), (3, 4, 6, 10));
         let counts: Vec<_> = tables.refcounts(0).take(11).collect();
@@ -356,8 +315,9 @@ mod tests {
 
     #[test]
     fn a_disk_too_large_for_its_clusters_is_refused() {
-        let refused = |bits, size| Plan::new(bits, size).finish().is_err();
-        assert!(refused(9, 1 << 40) && !refused(16, 1 << 40));
-        assert!(refused(16, i64::MAX as u64));
+        let refused =
+            |cluster, size| Tables::new(BlockPlan::new(cluster, cluster / 8), size).is_err();
+        assert!(refused(512, 1 << 40) && !refused(1 << 16, 1 << 40));
+        assert!(refused(1 << 16, i64::MAX as u64));
     }
 }
