@@ -1,9 +1,10 @@
-//! Options of `copy`.
+//! Options of `copy`, and the request that they make.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockhaul_transfer::TransferOptions;
 use clap::Args;
 
 use super::engine::Engine;
@@ -345,6 +346,52 @@ pub struct CopyArgs {
 
     #[command(flatten)]
     pub engine: Engine,
+}
+
+impl From<&CopyArgs> for TransferOptions {
+    fn from(args: &CopyArgs) -> TransferOptions {
+        TransferOptions {
+            connections: args.connections,
+            multi_conn: args.multi_conn,
+            requests: args.requests,
+            request_size: args.request_size,
+            queue_size: args.queue_size,
+            sparse: args.sparse,
+            allocated: args.allocated,
+            destination_is_zero: args.destination_is_zero,
+            trust: args.trust,
+            zero_all: args.zero_all,
+            no_extents: args.no_extents,
+            flush: args.flush,
+            discard_source: args.discard_source,
+            direct: args.direct,
+            synchronous: args.synchronous,
+            verify: args.verify,
+            manifest: args.manifest.clone(),
+            digest: args.digest,
+            range: args.range,
+            ranges: args.ranges.clone(),
+            ranges_command: args.ranges_command.clone(),
+            ranges_partial: args.ranges_partial,
+            bitmap: args.bitmap.clone(),
+            bitmap_flags: args.bitmap_flags,
+            since: args.since.clone(),
+            timeout: args.timeout,
+            min_rate: args.min_rate,
+            retries: args.retries,
+            retry_delay: args.retry_delay,
+            journal: args.journal.clone(),
+            restart: args.restart,
+            journal_interval: args.journal.is_some().then_some(args.journal_interval),
+            rate: args.rate.clone(),
+            rate_file: args.rate_file.clone(),
+            iops: args.iops,
+            segment: args.segment,
+            source_layer: args.source_layer.clone(),
+            target_layer: args.target_layer.clone(),
+            no_zero_copy: args.engine.no_zero_copy,
+        }
+    }
 }
 
 pub(super) const EXAMPLES: &str = "\

@@ -6,7 +6,7 @@ mod backup;
 mod bench;
 mod check;
 mod copy;
-mod ctl;
+pub(crate) mod ctl;
 mod engine;
 mod format;
 #[cfg(feature = "formats")]
@@ -18,7 +18,7 @@ mod mount;
 mod pages;
 mod serve;
 mod tls;
-mod value;
+pub(crate) mod value;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,7 +32,6 @@ pub use self::bench::{Bench, BenchAction};
 pub use self::check::{Check, RepairArg};
 pub use self::check::{Checksum, Compare, Reading, Verify};
 pub use self::copy::{CopyArgs, JOB_FILES};
-pub use self::ctl::{Ctl, CtlCommand};
 pub use self::engine::Engine;
 pub use self::format::{Backing, FormatArg, ImageFormat};
 #[cfg(feature = "formats")]
@@ -47,6 +46,7 @@ pub use self::mount::{Mount, MountExport};
 pub use self::serve::{Serve, ServeExport, ServeTls};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
 pub use self::value::{QmpClient, TlsMode, TlsRecords, VsockPlace, total_memory};
+pub use crate::serve::control::commands::{Ctl, CtlCommand};
 use crate::{brackets, devices, exit, out};
 
 /// Serve, copy and inspect disk images over NBD.

@@ -12,52 +12,6 @@ use crate::exit::{self, Failure, plain};
 use crate::image_format::{self, Use};
 use crate::{args, devices};
 
-impl From<&args::CopyArgs> for TransferOptions {
-    fn from(args: &args::CopyArgs) -> TransferOptions {
-        TransferOptions {
-            connections: args.connections,
-            multi_conn: args.multi_conn,
-            requests: args.requests,
-            request_size: args.request_size,
-            queue_size: args.queue_size,
-            sparse: args.sparse,
-            allocated: args.allocated,
-            destination_is_zero: args.destination_is_zero,
-            trust: args.trust,
-            zero_all: args.zero_all,
-            no_extents: args.no_extents,
-            flush: args.flush,
-            discard_source: args.discard_source,
-            direct: args.direct,
-            synchronous: args.synchronous,
-            verify: args.verify,
-            manifest: args.manifest.clone(),
-            digest: args.digest,
-            range: args.range,
-            ranges: args.ranges.clone(),
-            ranges_command: args.ranges_command.clone(),
-            ranges_partial: args.ranges_partial,
-            bitmap: args.bitmap.clone(),
-            bitmap_flags: args.bitmap_flags,
-            since: args.since.clone(),
-            timeout: args.timeout,
-            min_rate: args.min_rate,
-            retries: args.retries,
-            retry_delay: args.retry_delay,
-            journal: args.journal.clone(),
-            restart: args.restart,
-            journal_interval: args.journal.is_some().then_some(args.journal_interval),
-            rate: args.rate.clone(),
-            rate_file: args.rate_file.clone(),
-            iops: args.iops,
-            segment: args.segment,
-            source_layer: args.source_layer.clone(),
-            target_layer: args.target_layer.clone(),
-            no_zero_copy: args.engine.no_zero_copy,
-        }
-    }
-}
-
 /// The request of a command for these descriptions, after the checks for which nothing is opened.
 pub(crate) fn checked_request(
     image: &args::ImageFormat,

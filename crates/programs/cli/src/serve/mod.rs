@@ -10,7 +10,7 @@
 
 pub(crate) mod background;
 pub(crate) mod command;
-mod control;
+pub(crate) mod control;
 pub mod export_arguments;
 mod figures;
 pub(crate) mod job;

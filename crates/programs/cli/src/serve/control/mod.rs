@@ -1,10 +1,12 @@
 //! `--control`: the socket for managing a running server, with `blockhaul ctl`. One JSON object per
 //! line, each answered with one; `docs/serve.md` documents them.
 //!
-//! This file has the socket, and a match with an arm for each request; the other files carry them out.
+//! This file has the socket; `commands` has the commands of `blockhaul ctl`, and an arm for each request; the other files carry
+//! requests out.
 
 mod bitmaps;
 mod clients;
+pub(crate) mod commands;
 mod copy_options;
 mod exports;
 mod jobs;
@@ -16,7 +18,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use blockhaul_control::{ControlRequest, JobRef, Refusal};
+use blockhaul_control::{ControlRequest, Refusal};
 use blockhaul_io::{Listener, Stream};
 use blockhaul_metrics::Figures;
 use blockhaul_metrics::peer_listener::{self, PeerListener};
@@ -145,52 +147,6 @@ async fn say(peer: &Stream, reply: Reply) -> std::io::Result<()> {
 }
 
 impl Operations {
-    /// Carries out a request: here, so that the reply is sent before the operations that it starts
-    /// continue; reading of files on a thread that may block. No reply: the end of the connection is
-    /// one.
-    async fn answer(self: Arc<Self>, request: ControlRequest) -> Result<Option<Value>, Refusal> {
-        use ControlRequest as R;
-        let reply = match request {
-            R::Clients => json!({ "clients": self.clients() }),
-            R::Exports => json!({ "exports": self.exports() }),
-            R::Disconnect { number } => self.disconnect(number)?,
-            R::Set { export, layer, name, value } => self.set(&export, &layer, &name, &value)?,
-            R::ExportAdd { name, device, description, readonly, layers } => {
-                let one = exports::described(&name, device, &description, readonly, layers)?;
-                self.add_export(&name, one).await?
-            }
-            R::ExportRemove { name, force } => self.remove_export(&name, force).await?,
-            R::LayerAdd(change) => self.add_layer(change).await?,
-            R::LayerRemove(change) => self.remove_layer(change).await?,
-            R::SnapshotAdd(request) => self.add_snapshot(request).await?,
-            R::BitmapAdd { export, name, granularity, seconds } => {
-                self.add_bitmap(&export, &name, granularity, seconds).await?
-            }
-            R::BitmapRemove(bitmap) => self.remove_bitmap(bitmap).await?,
-            R::BitmapClear(bitmap) => self.clear_bitmap(&bitmap)?,
-            R::BitmapEnable(bitmap) => self.enable_bitmap(&bitmap, true)?,
-            R::BitmapDisable(bitmap) => self.enable_bitmap(&bitmap, false)?,
-            R::BitmapMerge { export, name, from } => self.merge_bitmaps(&export, &name, &from)?,
-            R::Backup(request) => self.begin_backup(request).await?,
-            R::Mirror(request) => self.begin_mirror(request).await?,
-            R::Jobs => self.list_jobs(),
-            R::JobPause(JobRef { job }) => self.pause_job(job)?,
-            R::JobResume { job, new_moment } => self.resume_job(job, new_moment).await?,
-            R::JobComplete { job, seconds, switch } => self.complete_job(job, seconds, switch)?,
-            R::JobFinalize(JobRef { job }) => self.finalize_job(job)?,
-            R::JobCancel(JobRef { job }) => self.cancel_job(job).await?,
-            R::JobRate { job, rate } => self.limit_job(job, rate)?,
-            R::JobCopyMode { job, copy_mode } => self.set_copy_mode(job, copy_mode)?,
-            R::JobWait { job, ready } => self.wait_for_job(job, ready).await?,
-            R::Reload => self.offload_reload().await?,
-            R::Metrics => self.metrics(),
-            R::Drain => self.drain(),
-            R::Stop => self.stop(),
-            R::Wait => return Ok(None),
-        };
-        Ok(Some(reply))
-    }
-
     fn metrics(&self) -> Value {
         let sums = self.server.sums();
         let storage = self.table.figures();
