@@ -6,10 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockhaul_block::{
     BlockSizes, Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
 };
+use blockhaul_catalog::Below;
 use blockhaul_io::{Data, RangeLocks, Reservation};
 
+use crate::per_disk::PerDisk;
+
 /// The facts of read-only contents, over a file with these facts.
-pub(crate) fn facts_of_content(file: &Facts, size: u64) -> Facts {
+fn facts_of_content(file: &Facts, size: u64) -> Facts {
     let mut facts = Facts::new(file.name.clone(), size);
     facts.description.clone_from(&file.description);
     // All connections read the same, and nothing is ever written.
@@ -76,19 +79,60 @@ impl Part {
     }
 }
 
-/// A handle to a compressed file.
-pub(crate) trait Unpack: Send + Sync + 'static {
-    /// Its kind, for error messages about writes: `a gzip file`.
-    fn what(&self) -> &'static str;
+/// What is known of a compressed file.
+pub(crate) trait PackedIndex: Send + Sync + 'static {
+    /// The kind of file, for error messages about writes: `a gzip file`.
+    const FILE: &'static str;
 
-    /// The cached parts.
-    fn kept(&self) -> &Kept;
+    /// Length of the contents in bytes.
+    fn size(&self) -> u64;
 
     /// The part that contains an offset.
     fn part_at(&self, at: u64) -> Option<Part>;
+}
 
+/// The state of a file, shared by all handles.
+pub(crate) struct Content<I> {
+    pub(crate) index: I,
+    pub(crate) kept: Kept,
+    /// Length of the file in bytes.
+    packed: u64,
     /// Locks for active decoders: one task at a time per number ([`Unpack::decoder`]).
-    fn decoders(&self) -> &Arc<RangeLocks>;
+    decoders: Arc<RangeLocks>,
+}
+
+impl<I: PackedIndex> Content<I> {
+    /// The state that another handle has, or one with a new index, and a cache of at most `most` parts.
+    ///
+    /// # Errors
+    /// Those of `index`.
+    pub(crate) async fn open(
+        files: &PerDisk<Content<I>>,
+        below: &Below,
+        most: usize,
+        index: impl Future<Output = Result<I>>,
+    ) -> Result<Arc<Content<I>>> {
+        let packed = below.device.facts().size;
+        if let Some(known) = files.known(below).filter(|content| content.packed == packed) {
+            return Ok(known);
+        }
+        let content = Content {
+            index: index.await?,
+            kept: Kept::new(most),
+            packed,
+            decoders: Arc::default(),
+        };
+        files.get(below, || Ok(content))
+    }
+}
+
+/// A handle to a compressed file.
+pub(crate) trait Unpack: Send + Sync + 'static {
+    /// The index of its files.
+    type Index: PackedIndex;
+
+    /// What all handles share.
+    fn content(&self) -> &Content<Self::Index>;
 
     /// The number of the decoder for a part.
     fn decoder(&self, part: Part) -> u64;
@@ -99,13 +143,14 @@ pub(crate) trait Unpack: Send + Sync + 'static {
 
 /// A decoded part.
 async fn decoded(file: &impl Unpack, part: Part) -> Result<Data> {
-    if let Some(data) = file.kept().find(part.number) {
+    let Content { kept, decoders, .. } = file.content();
+    if let Some(data) = kept.find(part.number) {
         return Ok(data);
     }
     let decoder = file.decoder(part);
-    let _turn = file.decoders().lock(decoder, decoder + 1).await;
+    let _turn = decoders.lock(decoder, decoder + 1).await;
     // The previous holder may have decoded it.
-    match file.kept().find(part.number) {
+    match kept.find(part.number) {
         Some(data) => Ok(data),
         None => file.decode(part).await,
     }
@@ -118,8 +163,9 @@ pub(crate) struct Unpacked<F> {
 }
 
 impl<F: Unpack> Unpacked<F> {
-    /// The content, with these facts, of a file.
-    pub(crate) fn over(facts: Facts, file: F) -> Arc<dyn Device> {
+    /// The content of a file, which has these facts.
+    pub(crate) fn over(facts: &Facts, file: F) -> Arc<dyn Device> {
+        let facts = facts_of_content(facts, file.content().index.size());
         Arc::new(Unpacked { facts: Arc::new(facts), file: Arc::new(file) })
     }
 }
@@ -135,20 +181,20 @@ impl<F: Unpack> Device for Unpacked<F> {
 }
 
 /// Reads from a compressed file: at once if the range is in one cached part.
-fn submit(file: &Arc<impl Unpack>, request: Request) -> Pending {
+fn submit<F: Unpack>(file: &Arc<F>, request: Request) -> Pending {
     let Op::Read(room) = request.op else {
-        return Error::new(Kind::Invalid, format!("{} is read-only", file.what())).into();
+        return Error::new(Kind::Invalid, format!("{} is read-only", F::Index::FILE)).into();
     };
     let at = request.at;
-    if let Some(part) = file.part_at(at)
-        && let Some(data) = file.kept().find(part.number)
+    if let Some(part) = file.content().index.part_at(at)
+        && let Some(data) = file.content().kept.find(part.number)
         && let Some(data) = part.slice(at, room.len(), &data)
     {
         return Pending::ready(Ok(Reply::Data(data)));
     }
     let file = file.clone();
     Pending::start(async move {
-        let part_at = |at| file.part_at(at);
+        let part_at = |at| file.content().index.part_at(at);
         let decoded = async |part| decoded(&*file, part).await;
         assemble(at, room, part_at, decoded).await.map(Reply::Data)
     })

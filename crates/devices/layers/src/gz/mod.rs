@@ -11,7 +11,7 @@ use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, ParamKind};
 use blockhaul_io::{Data, Reservation};
 
 use crate::declared::{param_or, usage};
-use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
+use crate::packed::{Content, PackedIndex, Part, Unpack, Unpacked};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use inflate::Inflater;
@@ -59,7 +59,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 
 struct Gz {
     memory: u64,
-    files: PerDisk<Content>,
+    files: PerDisk<Content<Index>>,
 }
 
 impl Layer for Gz {
@@ -76,27 +76,15 @@ impl Layer for Gz {
             let facts = below.device.facts();
             let inner = below.device.clone();
             let reader = Reader { packed: facts.size, scratch: Scratch::for_device(&inner), inner };
-            let known = self.files.known(&below).filter(|content| content.packed == facts.size);
-            let content = match known {
-                Some(content) => content,
-                None => {
-                    let index = Index::make(&reader, self.memory / 2).await.map_err(|error| {
-                        error.reworded(format!("gz: {}: {}", facts.name, error.text()))
-                    })?;
-                    let most = usize::try_from(self.memory / 2 / PART).unwrap_or(usize::MAX);
-                    let made = Content {
-                        index,
-                        packed: facts.size,
-                        kept: Kept::new(most),
-                        last: Mutex::default(),
-                        decoding: Arc::default(),
-                    };
-                    self.files.get(&below, || Ok(made))?
-                }
+            let index = async {
+                let index = Index::make(&reader, self.memory / 2).await;
+                index.map_err(|error| {
+                    error.reworded(format!("gz: {}: {}", facts.name, error.text()))
+                })
             };
-            let facts = facts_of_content(&facts, content.index.size);
-            let file = File { content, reader };
-            Ok(Unpacked::over(facts, file))
+            let most = usize::try_from(self.memory / 2 / PART).unwrap_or(usize::MAX);
+            let content = Content::open(&self.files, &below, most, index).await?;
+            Ok(Unpacked::over(&facts, File { content, reader }))
         })
     }
 }
@@ -107,6 +95,22 @@ struct Index {
     places: Vec<Inflater>,
     /// Length of the contents in bytes.
     size: u64,
+    /// The decoder as the last read left it.
+    last: Mutex<Option<Cursor>>,
+}
+
+impl PackedIndex for Index {
+    const FILE: &'static str = "a gzip file";
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn part_at(&self, at: u64) -> Option<Part> {
+        let number = at / PART;
+        let start = number * PART;
+        (at < self.size).then(|| Part { number, start, len: PART.min(self.size - start) })
+    }
 }
 
 impl Index {
@@ -139,7 +143,7 @@ impl Index {
             }
         }
         cursor.inflater.finish().map_err(damaged)?;
-        Ok(Index { places, size: cursor.inflater.made })
+        Ok(Index { places, size: cursor.inflater.made, last: Mutex::default() })
     }
 
     /// The last place not after an offset of the contents.
@@ -147,6 +151,10 @@ impl Index {
         let behind = self.places.partition_point(|place| place.made <= at);
         // The first one is at the start.
         &self.places[behind.saturating_sub(1)]
+    }
+
+    fn last(&self) -> MutexGuard<'_, Option<Cursor>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -218,54 +226,17 @@ impl Reader {
     }
 }
 
-/// The state of a file, shared by all handles.
-struct Content {
-    index: Index,
-    /// Length of the file in bytes.
-    packed: u64,
-    kept: Kept,
-    /// The decoder as the last read left it.
-    last: Mutex<Option<Cursor>>,
-    /// Only one task decodes at a time.
-    decoding: Arc<blockhaul_io::RangeLocks>,
-}
-
-impl Content {
-    fn last(&self) -> MutexGuard<'_, Option<Cursor>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn part(&self, number: u64) -> Part {
-        let start = number * PART;
-        Part { number, start, len: PART.min(self.index.size - start) }
-    }
-
-    fn part_at(&self, at: u64) -> Option<Part> {
-        (at < self.index.size).then(|| self.part(at / PART))
-    }
-}
-
 /// A handle.
 struct File {
-    content: Arc<Content>,
+    content: Arc<Content<Index>>,
     reader: Reader,
 }
 
 impl Unpack for File {
-    fn what(&self) -> &'static str {
-        "a gzip file"
-    }
+    type Index = Index;
 
-    fn kept(&self) -> &Kept {
-        &self.content.kept
-    }
-
-    fn part_at(&self, at: u64) -> Option<Part> {
-        self.content.part_at(at)
-    }
-
-    fn decoders(&self) -> &Arc<blockhaul_io::RangeLocks> {
-        &self.content.decoding
+    fn content(&self) -> &Content<Index> {
+        &self.content
     }
 
     /// One for all: it continues where the last read ended.
@@ -276,14 +247,14 @@ impl Unpack for File {
     async fn decode(&self, part: Part) -> Result<Data> {
         let content = &self.content;
         let place = content.index.before(part.start);
-        let last = content.last().take();
+        let last = content.index.last().take();
         let on = last.filter(|last| last.start <= part.start && last.inflater.made >= place.made);
         let mut cursor = on.unwrap_or_else(|| Cursor::at(place));
         // Parts decoded on the way are cached, too, as far as there is space.
         let keep_from = part.number.saturating_sub(content.kept.most() as u64 / 2);
         loop {
             if let Some(data) = self.hand_on(&mut cursor, part.number, keep_from) {
-                *content.last() = Some(cursor);
+                *content.index.last() = Some(cursor);
                 return Ok(data);
             }
             if cursor.inflater.taken == self.reader.packed {
@@ -304,7 +275,7 @@ impl File {
         while found.is_none() {
             let at = cursor.start + used as u64;
             let left = cursor.content.len() - used;
-            let Some(part) = content.part_at(at) else { break };
+            let Some(part) = content.index.part_at(at) else { break };
             if part.start < at || part.number < keep_from {
                 // Incomplete, or not worth its memory.
                 let skipped = ((part.start + part.len - at) as usize).min(left);

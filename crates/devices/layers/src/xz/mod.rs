@@ -13,7 +13,7 @@ use crc32fast::hash as crc32;
 use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{param_or, usage};
-use crate::packed::{Kept, Part, Unpack, Unpacked, facts_of_content};
+use crate::packed::{Content, PackedIndex, Part, Unpack, Unpacked};
 use crate::per_disk::PerDisk;
 use crate::scratch::Scratch;
 use index::{Block, Index};
@@ -68,7 +68,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 struct Xz {
     most: u64,
     depth: usize,
-    files: PerDisk<Content>,
+    files: PerDisk<Content<Index>>,
 }
 
 impl Layer for Xz {
@@ -83,50 +83,38 @@ impl Layer for Xz {
     fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
         Box::pin(async move {
             let facts = below.device.facts();
-            let known = self.files.known(&below).filter(|content| content.packed == facts.size);
-            let content = match known {
-                Some(content) => content,
-                None => {
-                    let index = Index::read(&below.device).await?;
-                    if index.longest > self.most {
-                        return Err(Error::new(
-                            Kind::TooLarge,
-                            format!(
-                                "xz: {} has a block of {} bytes, but xz-max-block is {}: compress it with \
-                                 xz --block-size",
-                                facts.name, index.longest, self.most
-                            ),
-                        ));
-                    }
-                    let kept = Kept::new(self.depth);
-                    let decoding = Arc::default();
-                    let packed = facts.size;
-                    self.files.get(&below, || Ok(Content { index, packed, kept, decoding }))?
+            let index = async {
+                let index = Index::read(&below.device).await?;
+                if index.longest > self.most {
+                    return Err(Error::new(
+                        Kind::TooLarge,
+                        format!(
+                            "xz: {} has a block of {} bytes, but xz-max-block is {}: compress it with \
+                             xz --block-size",
+                            facts.name, index.longest, self.most
+                        ),
+                    ));
                 }
+                Ok(index)
             };
-            let facts = facts_of_content(&facts, content.index.size);
+            let content = Content::open(&self.files, &below, self.depth, index).await?;
             let inner = below.device;
             let scratch = Scratch::for_device(&inner);
-            let file = File { inner, content, scratch };
-            Ok(Unpacked::over(facts, file))
+            Ok(Unpacked::over(&facts, File { inner, content, scratch }))
         })
     }
 }
 
-/// The state of a file, shared by all handles.
-struct Content {
-    index: Index,
-    /// Length of the file in bytes.
-    packed: u64,
-    kept: Kept,
-    /// Blocks that are being decoded.
-    decoding: Arc<blockhaul_io::RangeLocks>,
-}
+impl PackedIndex for Index {
+    const FILE: &'static str = "an xz file";
 
-impl Content {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
     fn part_at(&self, at: u64) -> Option<Part> {
-        let number = self.index.find(at);
-        let block = self.index.blocks.get(number)?;
+        let number = self.find(at);
+        let block = self.blocks.get(number)?;
         Some(Part { number: number as u64, start: block.start, len: block.len })
     }
 }
@@ -134,25 +122,15 @@ impl Content {
 /// A handle.
 struct File {
     inner: Arc<dyn Device>,
-    content: Arc<Content>,
+    content: Arc<Content<Index>>,
     scratch: Scratch,
 }
 
 impl Unpack for File {
-    fn what(&self) -> &'static str {
-        "an xz file"
-    }
+    type Index = Index;
 
-    fn kept(&self) -> &Kept {
-        &self.content.kept
-    }
-
-    fn part_at(&self, at: u64) -> Option<Part> {
-        self.content.part_at(at)
-    }
-
-    fn decoders(&self) -> &Arc<blockhaul_io::RangeLocks> {
-        &self.content.decoding
+    fn content(&self) -> &Content<Index> {
+        &self.content
     }
 
     fn decoder(&self, part: Part) -> u64 {
