@@ -34,7 +34,7 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
     snapshot [-l | -c NAME | -a NAME | -d NAME] [-q] [-U] FILE
 
 FILE is a path, an NBD URI, json:{...} or, with --image-opts, driver=...,file.filename=...
-Formats: raw, qcow2; vmdk, vhdx, vpc and vdi are read.
+Formats: raw, qcow2; blockhaul help devices lists those that are read.
 
 See docs/qemu-img.md for what differs.
 ";

@@ -67,7 +67,7 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -k, --socket=PATH          listen on this Unix socket
     -p, --port=PORT            listen on this TCP port (10809)
     -b, --bind=ADDRESS         listen on this address (all)
-    -f, --format=FORMAT        raw, qcow2; vmdk, vhdx, vpc and vdi with -r
+    -f, --format=FORMAT        raw, qcow2; with -r, the formats that are only read
     --image-opts               FILE is driver=...,file.filename=...
     -r, --read-only            serve read-only
     -s, --snapshot             keep writes in memory, and forget them at the end

@@ -21,9 +21,8 @@ impl Backend for AnyImage {
     }
 
     fn summary(&self) -> &'static str {
-        "the disk in an image of a format that its first bytes tell (qcow2, vmdk, vhdx, vhd, vdi), or DEVICE \
-         itself if they tell none; read-only. DEVICE is a path, or any device, where %3f is a question mark \
-         and %25 a percent sign"
+        "the disk in an image of a format that its first bytes tell, or DEVICE itself if they tell none; read-only. \
+         DEVICE is a path, or any device, where %3f is a question mark and %25 a percent sign"
     }
 
     fn example(&self) -> &'static str {

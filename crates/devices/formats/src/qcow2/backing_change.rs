@@ -33,7 +33,7 @@ const MEMORY: u64 = 32 << 20;
 pub struct BackingName {
     /// A path, relative to the directory of the image, or a URI.
     pub name: String,
-    /// Its format: raw, qcow2, vmdk, vhdx, vpc or vdi.
+    /// Its format, by QEMU's name.
     pub format: String,
 }
 
