@@ -7,7 +7,18 @@ use super::line::{Parameter, escaped};
 struct Row {
     filter: &'static str,
     layer: &'static str,
+    /// Parameters with the same name and values here.
+    same: &'static [&'static str],
     keys: &'static [Key],
+}
+
+impl Row {
+    /// The option of the layer for a parameter of the filter, and the conversion of its value.
+    fn option(&self, parameter: &str) -> Option<(&'static str, Convert)> {
+        let same = self.same.iter().find(|name| **name == parameter).map(|name| (*name, Same));
+        let key = || self.keys.iter().find(|key| key.0 == parameter).map(|key| (key.1, key.2));
+        same.or_else(key)
+    }
 }
 
 /// A parameter of a filter: its name there, its name here, and the conversion of its value.
@@ -32,44 +43,39 @@ enum Convert {
 use Convert::{Bits, List, Path, Same, Secret, Switch};
 
 const ROWS: &[Row] = &[
-    Row {
-        filter: "blocksize",
-        layer: "blocksize",
-        keys: &[
-            Key("minblock", "minblock", Same),
-            Key("maxdata", "maxdata", Same),
-            Key("maxlen", "maxlen", Same),
-        ],
-    },
-    Row {
-        filter: "blocksize-policy",
-        layer: "blocksize",
-        keys: &[
+    row("blocksize", "blocksize", &["minblock", "maxdata", "maxlen"], &[]),
+    row(
+        "blocksize-policy",
+        "blocksize",
+        &[],
+        &[
             Key("blocksize-minimum", "minimum", Same),
             Key("blocksize-preferred", "preferred", Same),
             Key("blocksize-maximum", "maximum", Same),
             Key("blocksize-error-policy", "error-policy", Same),
         ],
-    },
-    Row {
-        filter: "cache",
-        layer: "cache",
-        keys: &[
-            Key("cache", "cache", Same),
-            Key("cache-on-read", "cache-on-read", Same),
-            Key("cache-min-block-size", "cache-min-block-size", Same),
-            Key("cache-max-size", "cache-max-size", Same),
-            Key("cache-high-threshold", "cache-high-threshold", Same),
-            Key("cache-low-threshold", "cache-low-threshold", Same),
+    ),
+    row(
+        "cache",
+        "cache",
+        &[
+            "cache",
+            "cache-on-read",
+            "cache-min-block-size",
+            "cache-max-size",
+            "cache-high-threshold",
+            "cache-low-threshold",
         ],
-    },
-    Row { filter: "cacheextents", layer: "extents-cache", keys: &[] },
-    Row { filter: "checkwrite", layer: "checkwrite", keys: &[] },
-    Row { filter: "cow", layer: "cow", keys: &[Key("cow-block-size", "cow-block-size", Same)] },
-    Row {
-        filter: "delay",
-        layer: "delay",
-        keys: &[
+        &[],
+    ),
+    row("cacheextents", "extents-cache", &[], &[]),
+    row("checkwrite", "checkwrite", &[], &[]),
+    row("cow", "cow", &["cow-block-size"], &[]),
+    row(
+        "delay",
+        "delay",
+        &[],
+        &[
             Key("rdelay", "read", Same),
             Key("delay-read", "read", Same),
             Key("delay-reads", "read", Same),
@@ -85,133 +91,79 @@ const ROWS: &[Row] = &[
             Key("delay-extent", "extents", Same),
             Key("delay-cache", "cache", Same),
         ],
-    },
-    Row {
-        filter: "evil",
-        layer: "evil",
-        keys: &[
-            Key("evil", "evil", Same),
-            Key("evil-probability", "evil-probability", Same),
-            Key("evil-stuck-probability", "evil-stuck-probability", Same),
-            Key("evil-seed", "evil-seed", Same),
-        ],
-    },
-    Row { filter: "exitlast", layer: "exitlast", keys: &[] },
-    Row {
-        filter: "exitwhen",
-        layer: "exitwhen",
-        keys: &[
+    ),
+    row("evil", "evil", &["evil", "evil-probability", "evil-stuck-probability", "evil-seed"], &[]),
+    row("exitlast", "exitlast", &[], &[]),
+    row(
+        "exitwhen",
+        "exitwhen",
+        &["exit-when-script", "exit-when-poll"],
+        &[
             Key("exit-when-file-created", "exit-when-file-created", Path),
             Key("exit-when-file-deleted", "exit-when-file-deleted", Path),
             Key("exit-when-pipe-closed", "exit-when-pipe-closed", List),
             Key("exit-when-fd-closed", "exit-when-pipe-closed", List),
             Key("exit-when-process-exits", "exit-when-process-exits", List),
             Key("exit-when-pid-exits", "exit-when-process-exits", List),
-            Key("exit-when-script", "exit-when-script", Same),
-            Key("exit-when-poll", "exit-when-poll", Same),
         ],
-    },
-    Row {
-        filter: "extentlist",
-        layer: "extentlist",
-        keys: &[Key("extentlist", "extentlist", Path)],
-    },
-    Row { filter: "fua", layer: "fua", keys: &[Key("fuamode", "fuamode", Same)] },
-    Row { filter: "gzip", layer: "gz", keys: &[] },
-    Row {
-        filter: "ip",
-        layer: "ip",
-        keys: &[Key("allow", "allow", List), Key("deny", "deny", List)],
-    },
-    Row { filter: "limit", layer: "limit", keys: &[Key("limit", "limit", Same)] },
-    Row { filter: "luks", layer: "luks", keys: &[Key("passphrase", "passphrase", Secret)] },
-    Row {
-        filter: "multi-conn",
-        layer: "multi-conn",
-        keys: &[Key("multi-conn-mode", "mode", Same)],
-    },
-    Row { filter: "nocache", layer: "nocache", keys: &[Key("cachemode", "cachemode", Same)] },
-    Row { filter: "noextents", layer: "noextents", keys: &[] },
-    Row {
-        filter: "nozero",
-        layer: "nozero",
-        keys: &[Key("zeromode", "zeromode", Same), Key("fastzeromode", "fastzeromode", Same)],
-    },
-    Row {
-        filter: "offset",
-        layer: "offset",
-        keys: &[Key("offset", "offset", Same), Key("range", "range", Same)],
-    },
-    Row {
-        filter: "partition",
-        layer: "partition",
-        keys: &[
-            Key("partition", "partition", Same),
-            Key("partition-sectorsize", "partition-sectorsize", Same),
-        ],
-    },
-    Row { filter: "pause", layer: "pause", keys: &[Key("pause-control", "pause-control", Path)] },
-    Row { filter: "protect", layer: "protect", keys: &[Key("protect", "protect", List)] },
-    Row { filter: "rate", layer: "rate", keys: &[Key("rate", "rate", Bits)] },
-    Row { filter: "readahead", layer: "readahead", keys: &[] },
-    Row { filter: "readonly", layer: "readonly", keys: &[] },
-    Row {
-        filter: "retry",
-        layer: "retry",
-        keys: &[
-            Key("retries", "retries", Same),
-            Key("retry-delay", "retry-delay", Same),
+    ),
+    row("extentlist", "extentlist", &[], &[Key("extentlist", "extentlist", Path)]),
+    row("fua", "fua", &["fuamode"], &[]),
+    row("gzip", "gz", &[], &[]),
+    row("ip", "ip", &[], &[Key("allow", "allow", List), Key("deny", "deny", List)]),
+    row("limit", "limit", &["limit"], &[]),
+    row("luks", "luks", &[], &[Key("passphrase", "passphrase", Secret)]),
+    row("multi-conn", "multi-conn", &[], &[Key("multi-conn-mode", "mode", Same)]),
+    row("nocache", "nocache", &["cachemode"], &[]),
+    row("noextents", "noextents", &[], &[]),
+    row("nozero", "nozero", &["zeromode", "fastzeromode"], &[]),
+    row("offset", "offset", &["offset", "range"], &[]),
+    row("partition", "partition", &["partition", "partition-sectorsize"], &[]),
+    row("pause", "pause", &[], &[Key("pause-control", "pause-control", Path)]),
+    row("protect", "protect", &[], &[Key("protect", "protect", List)]),
+    row("rate", "rate", &[], &[Key("rate", "rate", Bits)]),
+    row("readahead", "readahead", &[], &[]),
+    row("readonly", "readonly", &[], &[]),
+    row(
+        "retry",
+        "retry",
+        &["retries", "retry-delay"],
+        &[
             Key("retry-exponential", "retry-exponential", Switch),
             Key("retry-readonly", "retry-readonly", Switch),
         ],
-    },
-    Row {
-        filter: "retry-request",
-        layer: "retry-request",
-        keys: &[
-            Key("retry-request-retries", "retries", Same),
-            Key("retry-request-delay", "delay", Same),
-        ],
-    },
-    Row {
-        filter: "scan",
-        layer: "scan",
-        keys: &[
-            Key("scan-size", "scan-size", Same),
+    ),
+    row(
+        "retry-request",
+        "retry-request",
+        &[],
+        &[Key("retry-request-retries", "retries", Same), Key("retry-request-delay", "delay", Same)],
+    ),
+    row(
+        "scan",
+        "scan",
+        &["scan-size"],
+        &[
             Key("scan-ahead", "scan-ahead", Switch),
             Key("scan-clock", "scan-clock", Switch),
             Key("scan-forever", "scan-forever", Switch),
         ],
-    },
-    Row { filter: "swab", layer: "swab", keys: &[Key("swab-bits", "swab-bits", Same)] },
-    Row {
-        filter: "tar",
-        layer: "tar",
-        keys: &[Key("tar-entry", "tar-entry", Same), Key("tar-limit", "tar-limit", Same)],
-    },
-    Row {
-        filter: "tls-fallback",
-        layer: "tls-fallback",
-        keys: &[Key("tlsreadme", "tlsreadme", Same)],
-    },
-    Row {
-        filter: "truncate",
-        layer: "truncate",
-        keys: &[
-            Key("truncate", "truncate", Same),
-            Key("round-up", "round-up", Same),
-            Key("round-down", "round-down", Same),
-        ],
-    },
-    Row {
-        filter: "xz",
-        layer: "xz",
-        keys: &[
-            Key("xz-max-block", "xz-max-block", Same),
-            Key("xz-max-depth", "xz-max-depth", Same),
-        ],
-    },
+    ),
+    row("swab", "swab", &["swab-bits"], &[]),
+    row("tar", "tar", &["tar-entry", "tar-limit"], &[]),
+    row("tls-fallback", "tls-fallback", &["tlsreadme"], &[]),
+    row("truncate", "truncate", &["truncate", "round-up", "round-down"], &[]),
+    row("xz", "xz", &["xz-max-block", "xz-max-depth"], &[]),
 ];
+
+const fn row(
+    filter: &'static str,
+    layer: &'static str,
+    same: &'static [&'static str],
+    keys: &'static [Key],
+) -> Row {
+    Row { filter, layer, same, keys }
+}
 
 /// Filters whose layers work in a different way that scripts can see: advertised sizes, how often
 /// the plugin is called and opened, the handling of flags, and of plugins without hints.
@@ -261,13 +213,12 @@ pub fn layer(
     let mut options: Vec<(&str, String)> = Vec::new();
     let mut left = Vec::new();
     for (name, value) in parameters.iter() {
-        let key = name.as_deref().and_then(|name| row.keys.iter().find(|key| key.0 == name));
-        let Some(Key(_, option, convert)) = key else {
+        let Some((option, convert)) = name.as_deref().and_then(|name| row.option(name)) else {
             left.push((name.clone(), value.clone()));
             continue;
         };
         let value = convert.apply(value)?;
-        match options.iter_mut().find(|(name, _)| name == option) {
+        match options.iter_mut().find(|(name, _)| *name == option) {
             Some((_, list)) if matches!(convert, List | Path) => *list += &format!(",{value}"),
             // The filter itself handles repeated parameters.
             Some(_) => return None,
@@ -406,7 +357,7 @@ mod tests {
         let registry = Registry { layers, gates, ..Registry::default() };
         for row in ROWS {
             let layer = registry.kind(row.layer).unwrap();
-            for Key(_, option, _) in row.keys {
+            for option in row.same.iter().chain(row.keys.iter().map(|key| &key.1)) {
                 let known = layer.params().iter().any(|param| param.name == *option);
                 assert!(known, "{}: {option}", row.layer);
             }
