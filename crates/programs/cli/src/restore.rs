@@ -14,7 +14,7 @@ use crate::{chain, logger};
 
 /// Runs `blockhaul restore`.
 pub fn run(args: &args::Restore, groups: &Groups) -> Outcome {
-    logger::start(args.verbose);
+    logger::start(args.reporting.verbose);
     let context = chain::context(blockhaul_io::Config::default());
     let request = request(args, groups)?.into_copy(&context)?;
     check_request(&request)?;
@@ -38,7 +38,7 @@ fn request(args: &args::Restore, groups: &Groups) -> Result<RestoreRequest, Fail
 
 /// How the copy is shown.
 fn run_options(args: &args::Restore) -> RunOptions {
-    let args::Restore { progress, no_progress, verbose, .. } = *args;
+    let args::Reporting { progress, no_progress, verbose } = args.reporting;
     let shows_map = progress == Some(Style::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
     RunOptions { progress, no_progress, verbose, session }

@@ -50,6 +50,13 @@ pub struct PullArgs {
     #[arg(long)]
     pub json: bool,
 
+    #[command(flatten)]
+    pub reporting: Reporting,
+}
+
+/// Options about what a command prints while it runs.
+#[derive(Debug, Args)]
+pub struct Reporting {
     /// Show progress: a bar, lines on descriptor FD, or JSON
     ///
     /// As for blockhaul copy.
@@ -96,20 +103,8 @@ pub struct Restore {
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
 
-    /// Show progress: a bar, lines on descriptor FD, or JSON
-    ///
-    /// As for blockhaul copy.
-    #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
-          default_missing_value = "bar")]
-    pub progress: Option<crate::progress::Style>,
-
-    /// Do not show a progress bar
-    #[arg(long, conflicts_with = "progress")]
-    pub no_progress: bool,
-
-    /// Print more detail
-    #[arg(short, long)]
-    pub verbose: bool,
+    #[command(flatten)]
+    pub reporting: Reporting,
 }
 
 /// Options of `blockhaul chain`.

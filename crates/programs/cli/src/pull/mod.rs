@@ -19,9 +19,9 @@ use crate::{args, chain, logger};
 
 /// Runs `blockhaul pull`.
 pub fn run(args: &args::PullArgs) -> Outcome {
-    logger::start(args.verbose);
+    logger::start(args.reporting.verbose);
     let JobFile { common, disks } = jobfile::read_pull(&args.job)?;
-    let sink = Reporter::open(args.progress, args.no_progress)?;
+    let sink = Reporter::open(args.reporting.progress, args.reporting.no_progress)?;
     let context = chain::context(common.session.config());
     let request = request(&disks, args)?;
     let planned = request.plan(&context).map_err(|error| failure(error, &disks))?;
@@ -52,7 +52,7 @@ pub fn run(args: &args::PullArgs) -> Outcome {
     let rows = report::filled(rows.collect(), results.collect());
     // On standard output, before the failures.
     report::print(&rows, args.json)?;
-    copies.end(args.verbose)
+    copies.end(args.reporting.verbose)
 }
 
 fn text_of(failure: &Failure) -> String {
