@@ -38,6 +38,19 @@ pub const fn alias(long: &'static str, value: Value, means: &'static str) -> Opt
     Opt { long, short: None, value, means }
 }
 
+/// The options of a specification: words such as `image-opts`, `q|quiet` with a short name, and `f|format=` with a
+/// required value.
+pub fn table(specification: &'static str) -> Vec<Opt> {
+    let option = |word: &'static str| {
+        let name = word.strip_suffix('=');
+        let value = if name.is_some() { Value::Must } else { Value::No };
+        let name = name.unwrap_or(word);
+        let (short, long) = name.split_once('|').unwrap_or(("", name));
+        opt(long, short.bytes().next(), value)
+    };
+    specification.split_whitespace().map(option).collect()
+}
+
 /// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parts {
@@ -205,6 +218,15 @@ mod tests {
             assert!(error.contains(part), "{text}: {error}");
         }
         assert!(parse(TABLE, &[OsString::from_vec(vec![b'-', 0xff])]).is_err());
+    }
+
+    #[test]
+    fn a_specification_is_a_table() {
+        let made = table("image-opts q|quiet f|format=");
+        let parts: Vec<_> = made.iter().map(|opt| (opt.long, opt.short, opt.value)).collect();
+        let quiet = ("quiet", Some(b'q'), Value::No);
+        let format = ("format", Some(b'f'), Value::Must);
+        assert_eq!(parts, [("image-opts", None, Value::No), quiet, format]);
     }
 
     #[test]

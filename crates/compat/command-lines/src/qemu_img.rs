@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use crate::Asked;
-use crate::getopt::{self, Opt, Value, opt};
+use crate::getopt;
 use crate::qemu_image::Image;
 use crate::qemu_tls::Credentials;
 
@@ -53,257 +53,96 @@ pub struct Line {
 /// A command, its options, and those that are refused by name.
 struct Command {
     name: &'static str,
-    options: &'static [Opt],
+    /// As [`getopt::table`] reads them.
+    options: &'static str,
     refused: &'static [&'static str],
 }
-
-const NO: Value = Value::No;
-const MUST: Value = Value::Must;
-
-const FORMAT: Opt = opt("format", Some(b'f'), MUST);
-const IMAGE_OPTS: Opt = opt("image-opts", None, NO);
-const OUTPUT: Opt = opt("output", None, MUST);
-const QUIET: Opt = opt("quiet", Some(b'q'), NO);
-const PROGRESS: Opt = opt("progress", Some(b'p'), NO);
-const FORCE_SHARE: Opt = opt("force-share", Some(b'U'), NO);
-const CACHE: Opt = opt("cache", Some(b't'), MUST);
-const SOURCE_CACHE: Opt = opt("source-cache", Some(b'T'), MUST);
-const OBJECT: Opt = opt("object", None, MUST);
-const OPTIONS: Opt = opt("options", Some(b'o'), MUST);
-const BACKING_FORMAT: Opt = opt("backing-format", Some(b'F'), MUST);
-const HELP_OPTION: Opt = opt("help", Some(b'h'), NO);
 
 const COMMANDS: &[Command] = &[
     Command {
         name: "amend",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            OPTIONS,
-            CACHE,
-            PROGRESS,
-            QUIET,
-            opt("force", None, NO),
-        ],
+        options: "h|help f|format= image-opts object= o|options= t|cache= p|progress q|quiet \
+                  force",
         refused: &[],
     },
     Command {
         name: "bitmap",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            opt("add", None, NO),
-            opt("remove", None, NO),
-            opt("clear", None, NO),
-            opt("enable", None, NO),
-            opt("disable", None, NO),
-            opt("merge", None, MUST),
-            opt("granularity", Some(b'g'), MUST),
-            opt("source-file", Some(b'b'), MUST),
-            opt("source-format", Some(b'F'), MUST),
-        ],
+        options: "h|help f|format= image-opts object= add remove clear enable disable merge= \
+                  g|granularity= b|source-file= F|source-format=",
         refused: &[],
     },
     Command {
         name: "check",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OUTPUT,
-            OBJECT,
-            opt("repair", Some(b'r'), MUST),
-            SOURCE_CACHE,
-            QUIET,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= image-opts output= object= r|repair= T|source-cache= \
+                  q|quiet U|force-share",
         refused: &[],
     },
     Command {
         name: "commit",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            CACHE,
-            opt("base", Some(b'b'), MUST),
-            opt("drop", Some(b'd'), NO),
-            opt("rate-limit", Some(b'r'), MUST),
-            PROGRESS,
-            QUIET,
-        ],
+        options: "h|help f|format= image-opts object= t|cache= b|base= d|drop r|rate-limit= \
+                  p|progress q|quiet",
         refused: &["rate-limit"],
     },
     Command {
         name: "compare",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            opt("b-format", Some(b'F'), MUST),
-            IMAGE_OPTS,
-            OBJECT,
-            opt("strict", Some(b's'), NO),
-            SOURCE_CACHE,
-            PROGRESS,
-            QUIET,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= F|b-format= image-opts object= s|strict T|source-cache= \
+                  p|progress q|quiet U|force-share",
         refused: &[],
     },
     Command {
         name: "convert",
-        options: &[
-            HELP_OPTION,
-            opt("source-format", Some(b'f'), MUST),
-            opt("target-format", Some(b'O'), MUST),
-            IMAGE_OPTS,
-            opt("target-image-opts", None, NO),
-            OBJECT,
-            OPTIONS,
-            opt("backing", Some(b'B'), MUST),
-            opt("backing", Some(b'b'), MUST),
-            BACKING_FORMAT,
-            opt("compress", Some(b'c'), NO),
-            opt("copy-range", Some(b'C'), NO),
-            opt("snapshot", Some(b'l'), MUST),
-            opt("no-create", Some(b'n'), NO),
-            opt("sparse-size", Some(b'S'), MUST),
-            opt("rate-limit", Some(b'r'), MUST),
-            opt("parallel", Some(b'm'), MUST),
-            opt("oob-writes", Some(b'W'), NO),
-            CACHE,
-            SOURCE_CACHE,
-            opt("target-is-zero", None, NO),
-            opt("salvage", None, NO),
-            opt("bitmaps", None, NO),
-            opt("skip-broken-bitmaps", None, NO),
-            PROGRESS,
-            QUIET,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|source-format= O|target-format= image-opts target-image-opts \
+                  object= o|options= B|backing= b|backing= F|backing-format= c|compress \
+                  C|copy-range l|snapshot= n|no-create S|sparse-size= r|rate-limit= \
+                  m|parallel= W|oob-writes t|cache= T|source-cache= target-is-zero salvage \
+                  bitmaps skip-broken-bitmaps p|progress q|quiet U|force-share",
         refused: &[],
     },
     Command {
         name: "create",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            OPTIONS,
-            OBJECT,
-            opt("backing", Some(b'b'), MUST),
-            BACKING_FORMAT,
-            opt("backing-unsafe", Some(b'u'), NO),
-            QUIET,
-        ],
+        options: "h|help f|format= o|options= object= b|backing= F|backing-format= \
+                  u|backing-unsafe q|quiet",
         refused: &[],
     },
     Command {
         name: "dd",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            opt("target-format", Some(b'O'), MUST),
-            IMAGE_OPTS,
-            OBJECT,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= O|target-format= image-opts object= U|force-share",
         refused: &[],
     },
     Command {
         name: "info",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OUTPUT,
-            OBJECT,
-            opt("backing-chain", None, NO),
-            opt("limits", None, NO),
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= image-opts output= object= backing-chain limits \
+                  U|force-share",
         refused: &["limits"],
     },
     Command {
         name: "map",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OUTPUT,
-            OBJECT,
-            opt("start-offset", Some(b's'), MUST),
-            opt("max-length", Some(b'l'), MUST),
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= image-opts output= object= s|start-offset= l|max-length= \
+                  U|force-share",
         refused: &[],
     },
     Command {
         name: "measure",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            opt("target-format", Some(b'O'), MUST),
-            IMAGE_OPTS,
-            OUTPUT,
-            OBJECT,
-            OPTIONS,
-            opt("size", Some(b's'), MUST),
-            opt("snapshot", Some(b'l'), MUST),
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= O|target-format= image-opts output= object= o|options= \
+                  s|size= l|snapshot= U|force-share",
         refused: &[],
     },
     Command {
         name: "rebase",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            opt("backing", Some(b'b'), MUST),
-            BACKING_FORMAT,
-            opt("backing-unsafe", Some(b'u'), NO),
-            opt("compress", Some(b'c'), NO),
-            CACHE,
-            SOURCE_CACHE,
-            PROGRESS,
-            QUIET,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= image-opts object= b|backing= F|backing-format= \
+                  u|backing-unsafe c|compress t|cache= T|source-cache= p|progress q|quiet \
+                  U|force-share",
         refused: &[],
     },
     Command {
         name: "resize",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            opt("shrink", None, NO),
-            opt("preallocation", None, MUST),
-            QUIET,
-        ],
+        options: "h|help f|format= image-opts object= shrink preallocation= q|quiet",
         refused: &[],
     },
     Command {
         name: "snapshot",
-        options: &[
-            HELP_OPTION,
-            FORMAT,
-            IMAGE_OPTS,
-            OBJECT,
-            opt("list", Some(b'l'), NO),
-            opt("apply", Some(b'a'), MUST),
-            opt("create", Some(b'c'), MUST),
-            opt("delete", Some(b'd'), MUST),
-            QUIET,
-            FORCE_SHARE,
-        ],
+        options: "h|help f|format= image-opts object= l|list a|apply= c|create= d|delete= \
+                  q|quiet U|force-share",
         refused: &[],
     },
 ];
@@ -346,7 +185,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
         digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
     let size = if command.name == "resize" { rest.pop_if(|word| is_size(word)) } else { None };
-    let parts = getopt::parse(command.options, &rest)
+    let parts = getopt::parse(&getopt::table(command.options), &rest)
         .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
     let mut line = Line {
         command: command.name,

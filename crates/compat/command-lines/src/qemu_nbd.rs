@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::getopt::{self, Opt, Value, opt};
+use crate::getopt;
 use crate::qemu_image::{Format, Image, encoded};
 use crate::qemu_img::VERSION;
 use crate::qemu_tls::Credentials;
@@ -16,46 +16,12 @@ const PORT: &str = "10809";
 /// that it has guessed.
 const SECTOR: u64 = 512;
 
-const NO: Value = Value::No;
-const MUST: Value = Value::Must;
-
-const OPTIONS: &[Opt] = &[
-    opt("help", Some(b'h'), NO),
-    opt("version", Some(b'V'), NO),
-    opt("port", Some(b'p'), MUST),
-    opt("bind", Some(b'b'), MUST),
-    opt("socket", Some(b'k'), MUST),
-    opt("shared", Some(b'e'), MUST),
-    opt("persistent", Some(b't'), NO),
-    opt("verbose", Some(b'v'), NO),
-    opt("export-name", Some(b'x'), MUST),
-    opt("description", Some(b'D'), MUST),
-    opt("offset", Some(b'o'), MUST),
-    opt("allocation-depth", Some(b'A'), NO),
-    opt("bitmap", Some(b'B'), MUST),
-    opt("format", Some(b'f'), MUST),
-    opt("read-only", Some(b'r'), NO),
-    opt("snapshot", Some(b's'), NO),
-    opt("load-snapshot", Some(b'l'), MUST),
-    opt("nocache", Some(b'n'), NO),
-    opt("cache", None, MUST),
-    opt("aio", None, MUST),
-    opt("discard", None, MUST),
-    opt("detect-zeroes", None, MUST),
-    opt("image-opts", None, NO),
-    opt("fork", None, NO),
-    opt("pid-file", None, MUST),
-    opt("list", Some(b'L'), NO),
-    opt("connect", Some(b'c'), MUST),
-    opt("disconnect", Some(b'd'), NO),
-    opt("object", None, MUST),
-    opt("tls-creds", None, MUST),
-    opt("tls-authz", None, MUST),
-    opt("tls-hostname", None, MUST),
-    opt("trace", Some(b'T'), MUST),
-    opt("handshake-limit", None, MUST),
-    opt("selinux-label", None, MUST),
-];
+/// As [`getopt::table`] reads them.
+const OPTIONS: &str = "h|help V|version p|port= b|bind= k|socket= e|shared= t|persistent v|verbose x|export-name= \
+    D|description= o|offset= A|allocation-depth B|bitmap= f|format= r|read-only s|snapshot \
+    l|load-snapshot= n|nocache cache= aio= discard= detect-zeroes= image-opts fork pid-file= \
+    L|list c|connect= d|disconnect object= tls-creds= tls-authz= tls-hostname= T|trace= \
+    handshake-limit= selinux-label=";
 
 const HELP: &str = "\
 Serves the disk in an image over NBD.
@@ -129,7 +95,7 @@ pub struct Server {
 /// # Errors
 /// What is wrong, or not supported, by name.
 pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
-    let parts = getopt::parse(OPTIONS, line)
+    let parts = getopt::parse(&getopt::table(OPTIONS), line)
         .map_err(|error| format!("{error}\nTry `qemu-nbd --help' for more information."))?;
     let mut options = Vec::new();
     let mut credentials = Vec::new();

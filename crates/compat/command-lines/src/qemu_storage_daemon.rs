@@ -5,7 +5,7 @@ use std::ffi::OsString;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::getopt::{self, Opt, Value, opt};
+use crate::getopt;
 use crate::{Asked, words};
 
 /// The version of QEMU whose program is emulated.
@@ -14,19 +14,9 @@ const VERSION: &str = "10.0.13";
 /// The first word of a server that has restarted itself to go to the background.
 pub const IN_BACKGROUND: &str = "--in-background";
 
-const OPTIONS: &[Opt] = &[
-    opt("blockdev", None, Value::Must),
-    opt("chardev", None, Value::Must),
-    opt("daemonize", None, Value::No),
-    opt("export", None, Value::Must),
-    opt("help", Some(b'h'), Value::No),
-    opt("monitor", None, Value::Must),
-    opt("nbd-server", None, Value::Must),
-    opt("object", None, Value::Must),
-    opt("pidfile", None, Value::Must),
-    opt("trace", Some(b'T'), Value::Must),
-    opt("version", Some(b'V'), Value::No),
-];
+/// As [`getopt::table`] reads them.
+const OPTIONS: &str = "blockdev= chardev= daemonize export= h|help monitor= nbd-server= object= pidfile= T|trace= \
+    V|version";
 
 const HELP: &str = "\
 Serves disks over NBD, controlled by QEMU's monitor protocol (QMP).
@@ -99,7 +89,7 @@ struct Credentials {
 /// # Errors
 /// What is wrong, or not supported, by name.
 pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
-    let parts = getopt::parse(OPTIONS, words)?;
+    let parts = getopt::parse(&getopt::table(OPTIONS), words)?;
     if let Some(operand) = parts.operands.first() {
         return Err(format!("Unexpected argument: {}", operand.to_string_lossy()));
     }
