@@ -7,9 +7,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply,
     Request, Result, emulate,
 };
-use blockhaul_catalog::{
-    Args, Backend, Intent, OpenContext, Opened, Opening, Spec, Target, Whole, percent_decode,
-};
+use blockhaul_catalog::{Backend, Intent, Opened, Opening, Spec, Target, Whole, percent_decode};
 use blockhaul_io::{Pool, Reservation};
 
 /// Longest piece of a read that crosses the end of a part, and how many are read at a time.
@@ -106,22 +104,6 @@ pub async fn part(
         error.reworded(format!("{scheme}: part {number}, {description}: {why}"))
     });
     Ok(emulate::emulate(opened?.device))
-}
-
-/// Opens a file or block device by its path, with all emulations.
-///
-/// # Errors
-/// Those of opening the file.
-pub async fn file(path: &str, intent: Intent) -> Result<Arc<dyn Device>> {
-    let file = Target {
-        scheme: String::new(),
-        rest: path.into(),
-        command: Vec::new(),
-        args: Args::check("file", crate::File.params(), &[])?,
-        intent,
-        context: OpenContext::default(),
-    };
-    Ok(emulate::emulate(crate::File.open(file).await?.device))
 }
 
 /// Concatenates devices under a name; the result has the abilities that all of them have. `scheme`

@@ -34,7 +34,7 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         let chain = args::InfoChain { image, backing, json: args.json };
         return crate::image_tools::info_chain(&chain, groups);
     }
-    let color = args.colors.wanted();
+    let color = args.common.colors.wanted();
     let question = match args {
         args::Info { list: true, .. } => Question::List { content: args.content },
         args::Info { size: true, .. } => Question::Size,
@@ -49,14 +49,20 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         _ => Question::All { content: !args.no_content },
     };
     ask(
-        Request { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
+        Request {
+            question,
+            json: args.json,
+            color,
+            timeout: args.common.timeout,
+            verbose: args.common.verbose,
+        },
         image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
 
 /// Runs `blockhaul map`.
 pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
-    let color = args.colors.wanted();
+    let color = args.common.colors.wanted();
     let pictures = args.strip || args.svg.is_some();
     let format = match args.format.as_deref() {
         Some("json") => MapFormat::Json,
@@ -79,7 +85,13 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     };
     let question = Question::Map(contexts(&args.context)?, options, args.svg.clone());
     ask(
-        Request { question, json: args.json, color, timeout: args.timeout, verbose: args.verbose },
+        Request {
+            question,
+            json: args.json,
+            color,
+            timeout: args.common.timeout,
+            verbose: args.common.verbose,
+        },
         image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }

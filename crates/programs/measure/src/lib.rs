@@ -14,8 +14,9 @@ mod random;
 mod text;
 
 use std::ffi::OsStr;
+use std::time::Duration;
 
-use blockhaul_catalog::{Registry, Spec};
+use blockhaul_catalog::{Registry, Spec, parse_duration};
 
 pub use device::DeviceArgs;
 pub use error::{Error, Result};
@@ -29,4 +30,18 @@ pub struct Devices<'a> {
     pub registry: Registry,
     /// A word of the command line as a device.
     pub spec: &'a dyn Fn(&OsStr) -> blockhaul_block::Result<Spec>,
+}
+
+/// The longest time of a measurement: longer would be a mistake in the unit.
+const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// The time of a measurement, at least `least` and at most 24 hours.
+fn parse_time(text: &str, least: &str) -> std::result::Result<Duration, String> {
+    let parse = |text| parse_duration(text).map_err(|error| error.text().to_string());
+    let time = parse(text)?;
+    if (parse(least)?..=TIME_MAX).contains(&time) {
+        Ok(time)
+    } else {
+        Err(format!("write a time from {least} to 24h"))
+    }
 }

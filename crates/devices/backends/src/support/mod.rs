@@ -8,7 +8,7 @@ pub mod operand;
 
 /// Devices one after the other.
 pub mod split {
-    pub use crate::split::{file, is_path, join, part};
+    pub use crate::split::{is_path, join, part};
 }
 
 pub use crate::memory::MemoryDevice;

@@ -87,19 +87,8 @@ pub struct Info {
     #[arg(long)]
     pub no_content: bool,
 
-    /// Drop a connection if no byte has moved for this long (0: never)
-    ///
-    /// This applies while a reply is pending. Connecting and the handshake time out after 30 s at
-    /// most.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
-    pub timeout: Duration,
-
-    /// Print more detail
-    #[arg(short, long)]
-    pub verbose: bool,
-
     #[command(flatten)]
-    pub colors: Colors,
+    pub common: InspectionOptions,
 }
 
 /// Options of `blockhaul map`.
@@ -151,6 +140,13 @@ pub struct Map {
     #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
     pub context: Vec<String>,
 
+    #[command(flatten)]
+    pub common: InspectionOptions,
+}
+
+/// Options of both commands.
+#[derive(Debug, Args)]
+pub struct InspectionOptions {
     /// Drop a connection if no byte has moved for this long (0: never)
     ///
     /// This applies while a reply is pending. Connecting and the handshake time out after 30 s at

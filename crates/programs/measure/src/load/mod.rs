@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error as BlockError, Kind};
-use blockhaul_catalog::{Spec, parse_duration, parse_size};
+use blockhaul_catalog::{Spec, parse_size};
 use blockhaul_client::options::Place;
 use blockhaul_client::{Address, Line, ServerProcess};
 use blockhaul_io::{Completer, Config, Engine, Lost, Remote, Runtime, Ticket};
@@ -23,8 +23,8 @@ use blockhaul_wire::ExportFlags;
 use blockhaul_wire::handshake::client::Negotiated;
 use clap::{ArgGroup, Args as ClapArgs};
 
-use crate::Devices;
 use crate::error::{Error, Result};
+use crate::{Devices, parse_time};
 use lane::{Tally, Until};
 use work::Work;
 
@@ -77,7 +77,7 @@ pub struct LoadArgs {
     span: Option<u64>,
 
     /// End after this time [default: 3s, unless --count is given]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = |text: &str| parse_time(text, "1ms"))]
     time: Option<Duration>,
 
     /// End after this number of requests, all connections together
@@ -103,8 +103,6 @@ pub struct LoadArgs {
 
 /// The time of a run that has neither a time nor a count.
 const TIME_DEFAULT: Duration = Duration::from_secs(3);
-/// Longer would be a mistake in the unit.
-const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Longest request that servers need to take ("Size constraints"), and that most do.
 const SIZE_MAX: u64 = 32 << 20;
 
@@ -119,15 +117,6 @@ fn request_size(text: &str) -> std::result::Result<u64, String> {
     match size(text)? {
         size if size > SIZE_MAX => Err("write a size up to 32M".to_owned()),
         size => Ok(size),
-    }
-}
-
-fn time(text: &str) -> std::result::Result<Duration, String> {
-    let time = parse_duration(text).map_err(|error| error.text().to_string())?;
-    if (Duration::from_millis(1)..=TIME_MAX).contains(&time) {
-        Ok(time)
-    } else {
-        Err("write a time from 1ms to 24h".to_owned())
     }
 }
 
