@@ -49,13 +49,7 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
         _ => Question::All { content: !args.no_content },
     };
     ask(
-        Request {
-            question,
-            json: args.json,
-            color,
-            timeout: args.common.timeout,
-            verbose: args.common.verbose,
-        },
+        Request::new(question, args.json, &args.common),
         image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
@@ -85,13 +79,7 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
     };
     let question = Question::Map(contexts(&args.context)?, options, args.svg.clone());
     ask(
-        Request {
-            question,
-            json: args.json,
-            color,
-            timeout: args.common.timeout,
-            verbose: args.common.verbose,
-        },
+        Request::new(question, args.json, &args.common),
         image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }
@@ -145,6 +133,13 @@ struct Request {
     color: bool,
     timeout: Duration,
     verbose: bool,
+}
+
+impl Request {
+    fn new(question: Question, json: bool, options: &args::InspectionOptions) -> Request {
+        let &args::InspectionOptions { timeout, verbose, ref colors } = options;
+        Request { question, json, color: colors.wanted(), timeout, verbose }
+    }
 }
 
 enum Question {

@@ -15,7 +15,6 @@ use crate::export_table::ExportTable;
 use crate::job::{BackupSnapshot, Job, JobEvent, JobStart, JobWork};
 use crate::job_config::{BackupConfig, BackupDisk, BackupSource};
 use crate::job_copy::{copy, with_source_policy};
-use crate::job_errors::ErrorPolicies;
 use crate::job_state::JobStatus;
 use crate::jobs::Jobs;
 use crate::snapshot::OpenSnapshot;
@@ -66,22 +65,13 @@ impl Jobs {
                     (view, Some(snapshot), frozen)
                 }
             };
-            let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
-            copy.read_snapshot(with_source_policy(&errors, Stack::over(device)).await?);
+            let start = JobStart::new(&export, &target, writing, settings, record);
+            copy.read_snapshot(with_source_policy(&start.errors, Stack::over(device)).await?);
             if resumes.is_some_and(|record| record.has_target()) {
                 copy.keep_target();
             }
             let work = JobWork::Backup(BackupSnapshot::new(snapshot.clone()));
-            let start = JobStart {
-                export: export.name.clone(),
-                target: target.spec().to_string(),
-                writing,
-                work,
-                settings,
-                errors,
-                record,
-            };
-            let job = self.begin(start, &mut copy);
+            let job = self.begin(start, work, &mut copy);
             begun.push(DiskJob { export, snapshot, frozen, job });
             running.push(copy);
         }

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use blockhaul_block::{Compression, Device, Facts, Flags, Hints, OpKind, Pending, Request, Result};
 use blockhaul_catalog::Layer;
 
+/// The hints that layers of jobs pass on. No parked payloads: a device compresses written data, and a write
+/// that is repeated needs it again.
+pub(crate) const KEPT_HINTS: Hints = Hints::ZEROED
+    .union(Hints::CLAIMS_ROOM)
+    .union(Hints::FLUSH_FAILURES_STAY)
+    .union(Hints::IN_FLIGHT)
+    .union(Hints::EXTENTS);
+
 /// Asks the device for compression with each write.
 pub struct CompressingLayer;
 
 impl Layer for CompressingLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
-        // No parked payloads: the device reads them.
-        let kept = Hints::ZEROED
-            | Hints::CLAIMS_ROOM
-            | Hints::FLUSH_FAILURES_STAY
-            | Hints::IN_FLIGHT
-            | Hints::EXTENTS;
-        let mut facts = Facts::over(&below).keeping(&below, kept);
+        let mut facts = Facts::over(&below).keeping(&below, KEPT_HINTS);
         if let Some(unit) = below.compression.unit() {
             facts.compression = Compression::All(unit);
             facts.block.preferred = facts.block.preferred.max(unit).min(facts.block.maximum);

@@ -11,8 +11,8 @@ use blockhaul_snapshot::{Snapshot, Stats};
 use blockhaul_transfer::{CopyControl, CopyReport, TransferErrorKind};
 
 use crate::error::JobError;
-use crate::export::TargetGuard;
-use crate::job_config::JobSettings;
+use crate::export::{OpenExport, TargetGuard};
+use crate::job_config::{JobSettings, JobTarget};
 use crate::job_errors::{ErrorAction, ErrorPolicies};
 use crate::job_files::JobRecord;
 use crate::job_state::JobStatus;
@@ -136,15 +136,29 @@ pub(crate) struct JobEnd {
     pub(crate) cancelled: bool,
 }
 
-/// The parts of a job that begins, besides its copy.
+/// The parts of a job that begins, besides its work and its copy.
 pub(crate) struct JobStart {
     pub(crate) export: String,
     pub(crate) target: String,
     pub(crate) writing: Option<TargetGuard>,
-    pub(crate) work: JobWork,
     pub(crate) settings: JobSettings,
     pub(crate) errors: Arc<ErrorPolicies>,
     pub(crate) record: Option<Arc<JobRecord>>,
+}
+
+impl JobStart {
+    /// The parts of a job of an export, which writes to this target.
+    pub(crate) fn new(
+        export: &OpenExport,
+        target: &JobTarget,
+        writing: Option<TargetGuard>,
+        settings: JobSettings,
+        record: Option<Arc<JobRecord>>,
+    ) -> JobStart {
+        let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
+        let (export, target) = (export.name.clone(), target.spec().to_string());
+        JobStart { export, target, writing, settings, errors, record }
+    }
 }
 
 impl Job {
@@ -152,10 +166,11 @@ impl Job {
     pub(crate) fn new(
         id: u64,
         start: JobStart,
+        work: JobWork,
         control: CopyControl,
         observer: &Arc<OnceLock<JobObserver>>,
     ) -> Job {
-        let JobStart { export, target, writing, work, settings, errors, record } = start;
+        let JobStart { export, target, writing, settings, errors, record } = start;
         Job {
             id,
             export,
@@ -191,11 +206,11 @@ impl Job {
             result: Err(JobError::new(TransferErrorKind::Connection, text)),
             cancelled: false,
         };
+        let work = JobWork::Interrupted(record.clone());
         let start = JobStart {
             export: record.text("export"),
             target: record.text("target"),
             writing: None,
-            work: JobWork::Interrupted(record.clone()),
             settings: JobSettings { dismissed_by_hand: true, ..JobSettings::from_record(record) },
             errors: Arc::default(),
             record: None,
@@ -203,7 +218,7 @@ impl Job {
         Job {
             status: Mutex::new(JobStatus::Concluded),
             ended: OnceLock::from(end),
-            ..Job::new(record.id(), start, CopyControl::default(), observer)
+            ..Job::new(record.id(), start, work, CopyControl::default(), observer)
         }
     }
 

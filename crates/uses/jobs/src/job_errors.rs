@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Flags, Hints, Kind, OpKind, Pending, Request, Result};
+use blockhaul_block::{Device, Error, Facts, Flags, Kind, OpKind, Pending, Request, Result};
 use blockhaul_catalog::Layer;
 use blockhaul_control::ErrorPolicy;
 use blockhaul_io::Notify;
 use blockhaul_layers::support::Repeat;
 
+use crate::compression::KEPT_HINTS;
 use crate::job::Job;
 
 /// First and longest time before an ignored request is repeated.
@@ -164,13 +165,7 @@ struct PolicyLayer {
 impl Layer for PolicyLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
-        // No parked payloads: a write that may be repeated needs its data after the first attempt.
-        let kept = Hints::ZEROED
-            | Hints::CLAIMS_ROOM
-            | Hints::FLUSH_FAILURES_STAY
-            | Hints::IN_FLIGHT
-            | Hints::EXTENTS;
-        let mut facts = Facts::over(&below).keeping(&below, kept);
+        let mut facts = Facts::over(&below).keeping(&below, KEPT_HINTS);
         // Requests are passed on with their flags.
         facts.compression = below.compression;
         let facts = Arc::new(facts);

@@ -9,7 +9,7 @@ use blockhaul_transfer::CopySetup;
 
 use crate::compression::CompressingLayer;
 use crate::export_table::ExportTable;
-use crate::job::{Job, JobEvent, JobObserver, JobStart};
+use crate::job::{Job, JobEvent, JobObserver, JobStart, JobWork};
 use crate::job_files::JobRecord;
 use crate::job_state::JobStatus;
 
@@ -50,7 +50,7 @@ impl Jobs {
     }
 
     /// Lists a job as running. Its copy, which is begun afterwards, is set up for it.
-    pub(crate) fn begin(&self, start: JobStart, copy: &mut CopySetup) -> Arc<Job> {
+    pub(crate) fn begin(&self, start: JobStart, work: JobWork, copy: &mut CopySetup) -> Arc<Job> {
         if let Some(record) = &start.record {
             copy.record(record.clone());
         }
@@ -66,7 +66,7 @@ impl Jobs {
         }
         let errors = start.errors.clone();
         let id = start.record.as_ref().map_or_else(|| self.next(), |record| record.id());
-        let job = Arc::new(Job::new(id, start, control, &self.observer));
+        let job = Arc::new(Job::new(id, start, work, control, &self.observer));
         errors.set_job(&job);
         self.remember(job.clone());
         job.send_event(&JobEvent::Status(JobStatus::Created));

@@ -11,7 +11,6 @@ use crate::export_table::ExportTable;
 use crate::job::{Job, JobStart, JobWork};
 use crate::job_config::{JobTarget, MirrorConfig};
 use crate::job_copy::{copy, with_source_policy};
-use crate::job_errors::ErrorPolicies;
 use crate::jobs::Jobs;
 use crate::mirror::{InitialCopy, Mirror, MirrorSetup};
 
@@ -40,32 +39,22 @@ impl Jobs {
         if initial != InitialCopy::All || resumes.is_some_and(|record| record.has_target()) {
             copy.keep_target();
         }
-        let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
+        let start = JobStart::new(&export, &target, writing, settings, record);
         let setup = MirrorSetup {
-            target: target.spec().to_string(),
+            target: start.target.clone(),
             progress: copy.control().progress().clone(),
             within,
             initial,
             copy_mode,
-            errors_wait: errors.watches_target(),
+            errors_wait: start.errors.watches_target(),
             is_to_node: matches!(target, JobTarget::Open(..)),
             target_owner: copy.owner(),
-            record: record.clone(),
+            record: start.record.clone(),
             is_resumed,
         };
         let (mirror, source) = begin_mirror(table, &export, setup).await?;
-        copy.follow(with_source_policy(&errors, source).await?, mirror.clone());
-        let work = JobWork::Mirror(mirror.clone());
-        let start = JobStart {
-            export: export.name.clone(),
-            target: target.spec().to_string(),
-            writing,
-            work,
-            settings,
-            errors,
-            record,
-        };
-        let job = self.begin(start, &mut copy);
+        copy.follow(with_source_policy(&start.errors, source).await?, mirror.clone());
+        let job = self.begin(start, JobWork::Mirror(mirror.clone()), &mut copy);
         let running = job.clone();
         let watched = job.clone();
         let followed = mirror.clone();

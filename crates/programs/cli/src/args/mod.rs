@@ -39,7 +39,7 @@ pub use self::image::{
     Bitmap, BitmapCommand, BitmapMerge, BitmapName, Commit, Create, InfoChain, Listed, Measure,
     RebaseArgs, Resize, Snapshot, SnapshotCommand,
 };
-pub use self::info::{Info, Map};
+pub use self::info::{Info, InspectionOptions, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]
 pub use self::mount::{Mount, MountExport};
