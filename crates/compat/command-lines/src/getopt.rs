@@ -28,27 +28,21 @@ pub enum Value {
     May,
 }
 
-/// An option whose meaning is its own name.
-pub const fn opt(long: &'static str, short: Option<u8>, value: Value) -> Opt {
-    Opt { long, short, value, means: long }
-}
-
-/// An option with the meaning of another one.
-pub const fn alias(long: &'static str, value: Value, means: &'static str) -> Opt {
-    Opt { long, short: None, value, means }
-}
-
-/// The options of a specification: words such as `image-opts`, `q|quiet` with a short name, and `f|format=` with a
-/// required value.
+/// The options of a specification: words such as `image-opts`, `q|quiet` with a short name, `f|format=` with a
+/// required value, `map=?` with an optional one, and `colour:color` with the meaning of another option.
 pub fn table(specification: &'static str) -> Vec<Opt> {
-    let option = |word: &'static str| {
-        let name = word.strip_suffix('=');
-        let value = if name.is_some() { Value::Must } else { Value::No };
-        let name = name.unwrap_or(word);
-        let (short, long) = name.split_once('|').unwrap_or(("", name));
-        opt(long, short.bytes().next(), value)
-    };
     specification.split_whitespace().map(option).collect()
+}
+
+fn option(word: &'static str) -> Opt {
+    let (name, value) = match (word.strip_suffix("=?"), word.strip_suffix('=')) {
+        (Some(name), _) => (name, Value::May),
+        (None, Some(name)) => (name, Value::Must),
+        (None, None) => (word, Value::No),
+    };
+    let (short, name) = name.split_once('|').unwrap_or(("", name));
+    let (long, means) = name.split_once(':').unwrap_or((name, name));
+    Opt { long, short: short.bytes().next(), value, means }
 }
 
 /// A parsed command line.
@@ -60,8 +54,12 @@ pub struct Parts {
     pub operands: Vec<OsString>,
 }
 
-/// Parses a command line; an error names the invalid word.
-pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
+/// Parses a command line with the options of a specification ([`table`]).
+///
+/// # Errors
+/// Names the invalid word.
+pub fn parse(specification: &'static str, words: &[OsString]) -> Result<Parts, String> {
+    let table = table(specification);
     let mut parts = Parts::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -74,7 +72,7 @@ pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
                 None => (long, None),
             };
             let name = String::from_utf8_lossy(name);
-            let opt = find(table, &name)?;
+            let opt = find(&table, &name)?;
             let value = match (opt.value, value) {
                 (Value::No, Some(_)) => {
                     return Err(format!("option --{} takes no value", opt.long));
@@ -87,7 +85,7 @@ pub fn parse(table: &[Opt], words: &[OsString]) -> Result<Parts, String> {
             };
             parts.options.push((opt.means, value));
         } else if bytes.len() > 1 && bytes[0] == b'-' {
-            shorts(table, &bytes[1..], &mut words, &mut parts)?;
+            shorts(&table, &bytes[1..], &mut words, &mut parts)?;
         } else {
             parts.operands.push(word.clone());
         }
@@ -138,14 +136,14 @@ fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
 }
 
 /// The long options, one per line, for completion. Omits those that print these lists.
-pub fn long_list(table: &[Opt]) -> String {
-    let listed = table.iter().filter(|opt| !HIDDEN.contains(&opt.long));
+pub fn long_list(specification: &'static str) -> String {
+    let listed = table(specification).into_iter().filter(|opt| !HIDDEN.contains(&opt.long));
     listed.map(|opt| format!("--{}\n", opt.long)).collect()
 }
 
 /// The short options, one per line.
-pub fn short_list(table: &[Opt]) -> String {
-    let letters = table.iter().filter_map(|opt| opt.short);
+pub fn short_list(specification: &'static str) -> String {
+    let letters = table(specification).into_iter().filter_map(|opt| opt.short);
     letters.map(|letter| format!("-{}\n", char::from(letter))).collect()
 }
 
@@ -156,14 +154,7 @@ const HIDDEN: &[&str] = &["long-options", "short-options"];
 mod tests {
     use super::*;
 
-    const TABLE: &[Opt] = &[
-        opt("connections", Some(b'C'), Value::Must),
-        opt("color", None, Value::No),
-        alias("colour", Value::No, "color"),
-        opt("progress", Some(b'p'), Value::May),
-        opt("verbose", Some(b'v'), Value::No),
-        opt("long-options", None, Value::No),
-    ];
+    const TABLE: &str = "C|connections= color colour:color p|progress=? v|verbose long-options";
 
     fn parsed(text: &str) -> Result<Parts, String> {
         let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
@@ -218,15 +209,6 @@ mod tests {
             assert!(error.contains(part), "{text}: {error}");
         }
         assert!(parse(TABLE, &[OsString::from_vec(vec![b'-', 0xff])]).is_err());
-    }
-
-    #[test]
-    fn a_specification_is_a_table() {
-        let made = table("image-opts q|quiet f|format=");
-        let parts: Vec<_> = made.iter().map(|opt| (opt.long, opt.short, opt.value)).collect();
-        let quiet = ("quiet", Some(b'q'), Value::No);
-        let format = ("format", Some(b'f'), Value::Must);
-        assert_eq!(parts, [("image-opts", None, Value::No), quiet, format]);
     }
 
     #[test]

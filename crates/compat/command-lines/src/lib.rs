@@ -38,7 +38,7 @@ pub enum Asked<T> {
 }
 
 /// The output that an option of every program asks for.
-fn common(means: &str, name: &str, help: &str, options: &[getopt::Opt]) -> Option<String> {
+fn common(means: &str, name: &str, help: &str, options: &'static str) -> Option<String> {
     match means {
         "help" => Some(help.to_string()),
         "version" => Some(version(name)),

@@ -4,28 +4,14 @@ use std::ffi::{OsStr, OsString};
 
 use blockhaul_catalog::{Spec, brackets};
 
-use crate::getopt::{self, Opt, Value, alias, opt};
+use crate::getopt;
 use crate::{Asked, common};
 
 /// nbddump's options.
-pub const OPTIONS: &[Opt] = &[
-    opt("help", None, Value::No),
-    opt("version", Some(b'V'), Value::No),
-    opt("color", None, Value::No),
-    alias("colors", Value::No, "color"),
-    alias("colour", Value::No, "color"),
-    alias("colours", Value::No, "color"),
-    opt("long-options", None, Value::No),
-    opt("no-color", None, Value::No),
-    alias("no-colors", Value::No, "no-color"),
-    alias("no-colour", Value::No, "no-color"),
-    alias("no-colours", Value::No, "no-color"),
-    opt("length", Some(b'n'), Value::Must),
-    alias("limit", Value::Must, "length"),
-    opt("offset", Some(b'o'), Value::Must),
-    alias("skip", Value::Must, "offset"),
-    opt("short-options", None, Value::No),
-];
+pub const OPTIONS: &str = "\
+    help V|version color colors:color colour:color colours:color long-options no-color \
+    no-colors:no-color no-colour:no-color no-colours:no-color n|length= limit:length= \
+    o|offset= skip:offset= short-options";
 
 const HELP: &str = "\
 Shows the content of a disk in hexadecimal.

@@ -5,49 +5,16 @@ use std::ffi::OsString;
 
 use blockhaul_catalog::{Spec, brackets};
 
-use crate::getopt::{self, Opt, Value, alias, opt};
+use crate::getopt;
 use crate::{Asked, common, words};
 
 /// nbdinfo's options.
-pub const OPTIONS: &[Opt] = &[
-    opt("help", None, Value::No),
-    opt("can", None, Value::Must),
-    opt("cannot", None, Value::Must),
-    alias("can-not", Value::Must, "cannot"),
-    alias("cant", Value::Must, "cannot"),
-    opt("color", None, Value::No),
-    alias("colors", Value::No, "color"),
-    alias("colour", Value::No, "color"),
-    alias("colours", Value::No, "color"),
-    opt("no-color", None, Value::No),
-    alias("no-colors", Value::No, "no-color"),
-    alias("no-colour", Value::No, "no-color"),
-    alias("no-colours", Value::No, "no-color"),
-    opt("content", None, Value::No),
-    opt("no-content", None, Value::No),
-    alias("has", Value::Must, "can"),
-    alias("hasnot", Value::Must, "cannot"),
-    alias("has-not", Value::Must, "cannot"),
-    alias("hasnt", Value::Must, "cannot"),
-    alias("have", Value::Must, "can"),
-    alias("havent", Value::Must, "cannot"),
-    alias("havenot", Value::Must, "cannot"),
-    alias("have-not", Value::Must, "cannot"),
-    alias("is", Value::Must, "can"),
-    alias("isnot", Value::Must, "cannot"),
-    alias("is-not", Value::Must, "cannot"),
-    alias("isnt", Value::Must, "cannot"),
-    opt("json", None, Value::No),
-    opt("list", Some(b'L'), Value::No),
-    opt("long-options", None, Value::No),
-    opt("map", None, Value::May),
-    opt("short-options", None, Value::No),
-    opt("size", None, Value::No),
-    alias("total", Value::No, "totals"),
-    opt("totals", None, Value::No),
-    opt("uri", None, Value::No),
-    opt("version", Some(b'V'), Value::No),
-];
+pub const OPTIONS: &str = "\
+    help can= cannot= can-not:cannot= cant:cannot= color colors:color colour:color \
+    colours:color no-color no-colors:no-color no-colour:no-color no-colours:no-color content \
+    no-content has:can= hasnot:cannot= has-not:cannot= hasnt:cannot= have:can= havent:cannot= \
+    havenot:cannot= have-not:cannot= is:can= isnot:cannot= is-not:cannot= isnt:cannot= json \
+    L|list long-options map=? short-options size total:totals totals uri V|version";
 
 const HELP: &str = "\
 Shows what NBD servers export.

@@ -53,7 +53,7 @@ pub struct Line {
 /// A command, its options, and those that are refused by name.
 struct Command {
     name: &'static str,
-    /// As [`getopt::table`] reads them.
+    /// As [`getopt::parse`] reads them.
     options: &'static str,
     refused: &'static [&'static str],
 }
@@ -185,7 +185,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
         digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
     let size = if command.name == "resize" { rest.pop_if(|word| is_size(word)) } else { None };
-    let parts = getopt::parse(&getopt::table(command.options), &rest)
+    let parts = getopt::parse(command.options, &rest)
         .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
     let mut line = Line {
         command: command.name,

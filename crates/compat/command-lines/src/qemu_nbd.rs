@@ -16,7 +16,7 @@ const PORT: &str = "10809";
 /// that it has guessed.
 const SECTOR: u64 = 512;
 
-/// As [`getopt::table`] reads them.
+/// As [`getopt::parse`] reads them.
 const OPTIONS: &str = "h|help V|version p|port= b|bind= k|socket= e|shared= t|persistent v|verbose x|export-name= \
     D|description= o|offset= A|allocation-depth B|bitmap= f|format= r|read-only s|snapshot \
     l|load-snapshot= n|nocache cache= aio= discard= detect-zeroes= image-opts fork pid-file= \
@@ -95,7 +95,7 @@ pub struct Server {
 /// # Errors
 /// What is wrong, or not supported, by name.
 pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
-    let parts = getopt::parse(&getopt::table(OPTIONS), line)
+    let parts = getopt::parse(OPTIONS, line)
         .map_err(|error| format!("{error}\nTry `qemu-nbd --help' for more information."))?;
     let mut options = Vec::new();
     let mut credentials = Vec::new();

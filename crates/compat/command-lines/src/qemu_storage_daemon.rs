@@ -14,7 +14,7 @@ const VERSION: &str = "10.0.13";
 /// The first word of a server that has restarted itself to go to the background.
 pub const IN_BACKGROUND: &str = "--in-background";
 
-/// As [`getopt::table`] reads them.
+/// As [`getopt::parse`] reads them.
 const OPTIONS: &str = "blockdev= chardev= daemonize export= h|help monitor= nbd-server= object= pidfile= T|trace= \
     V|version";
 
@@ -89,7 +89,7 @@ struct Credentials {
 /// # Errors
 /// What is wrong, or not supported, by name.
 pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
-    let parts = getopt::parse(&getopt::table(OPTIONS), words)?;
+    let parts = getopt::parse(OPTIONS, words)?;
     if let Some(operand) = parts.operands.first() {
         return Err(format!("Unexpected argument: {}", operand.to_string_lossy()));
     }

@@ -4,28 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use super::end::{End, is_block_device};
-use crate::getopt::{Opt, Value, alias, opt};
 
-pub(super) const OPTIONS: &[Opt] = &[
-    opt("help", None, Value::No),
-    opt("allocated", None, Value::No),
-    opt("connections", Some(b'C'), Value::Must),
-    opt("destination-is-zero", None, Value::No),
-    opt("flush", None, Value::No),
-    opt("long-options", None, Value::No),
-    opt("no-extents", None, Value::No),
-    opt("progress", Some(b'p'), Value::May),
-    opt("queue-size", None, Value::Must),
-    opt("request-size", None, Value::Must),
-    opt("requests", Some(b'R'), Value::Must),
-    opt("short-options", None, Value::No),
-    opt("sparse", Some(b'S'), Value::Must),
-    opt("synchronous", None, Value::No),
-    alias("target-is-zero", Value::No, "destination-is-zero"),
-    opt("threads", Some(b'T'), Value::Must),
-    opt("verbose", Some(b'v'), Value::No),
-    opt("version", Some(b'V'), Value::No),
-];
+pub(super) const OPTIONS: &str = "\
+    help allocated C|connections= destination-is-zero flush long-options no-extents \
+    p|progress=? queue-size= request-size= R|requests= short-options S|sparse= synchronous \
+    target-is-zero:destination-is-zero T|threads= v|verbose V|version";
 
 /// Default number of connections to each side.
 const CONNECTIONS: u32 = 4;

@@ -4,67 +4,19 @@ use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::os::unix::ffi::OsStrExt as _;
 
-use crate::getopt::{self, Opt, Value, alias, opt};
+use crate::getopt;
 
 /// nbdkit's options, in its order.
-pub const OPTIONS: &[Opt] = &[
-    opt("ipv4-only", Some(b'4'), Value::No),
-    opt("ipv6-only", Some(b'6'), Value::No),
-    opt("debug", Some(b'D'), Value::Must),
-    opt("dump-config", None, Value::No),
-    opt("dump-plugin", None, Value::No),
-    opt("exit-with-parent", None, Value::No),
-    alias("export", Value::Must, "exportname"),
-    alias("export-name", Value::Must, "exportname"),
-    opt("exportname", Some(b'e'), Value::Must),
-    opt("filter", None, Value::Must),
-    opt("foreground", Some(b'f'), Value::No),
-    alias("no-fork", Value::No, "foreground"),
-    opt("group", Some(b'g'), Value::Must),
-    opt("help", None, Value::No),
-    alias("ip-addr", Value::Must, "ipaddr"),
-    opt("ipaddr", Some(b'i'), Value::Must),
-    opt("keepalive", None, Value::No),
-    alias("keep-alive", Value::No, "keepalive"),
-    opt("log", None, Value::Must),
-    opt("long-options", None, Value::No),
-    opt("mask-handshake", None, Value::Must),
-    alias("new-style", Value::No, "newstyle"),
-    opt("newstyle", Some(b'n'), Value::No),
-    opt("no-mc", None, Value::No),
-    alias("no-meta-contexts", Value::No, "no-mc"),
-    opt("no-sr", None, Value::No),
-    alias("no-structured-replies", Value::No, "no-sr"),
-    alias("old-style", Value::No, "oldstyle"),
-    opt("oldstyle", Some(b'o'), Value::No),
-    alias("pid-file", Value::Must, "pidfile"),
-    opt("pidfile", Some(b'P'), Value::Must),
-    opt("print-uri", None, Value::No),
-    alias("print-url", Value::No, "print-uri"),
-    opt("port", Some(b'p'), Value::Must),
-    alias("read-only", Value::No, "readonly"),
-    opt("readonly", Some(b'r'), Value::No),
-    opt("run", None, Value::Must),
-    opt("selinux-label", None, Value::Must),
-    opt("short-options", None, Value::No),
-    alias("show-uri", Value::No, "print-uri"),
-    alias("show-url", Value::No, "print-uri"),
-    opt("single", Some(b's'), Value::No),
-    alias("stdin", Value::No, "single"),
-    opt("swap", None, Value::No),
-    opt("threads", Some(b't'), Value::Must),
-    opt("timeout", None, Value::Must),
-    alias("time-out", Value::Must, "timeout"),
-    opt("tls", None, Value::Must),
-    opt("tls-certificates", None, Value::Must),
-    opt("tls-psk", None, Value::Must),
-    opt("tls-verify-peer", None, Value::No),
-    opt("unix", Some(b'U'), Value::Must),
-    opt("user", Some(b'u'), Value::Must),
-    opt("verbose", Some(b'v'), Value::No),
-    opt("version", Some(b'V'), Value::No),
-    opt("vsock", None, Value::No),
-];
+pub const OPTIONS: &str = "\
+    4|ipv4-only 6|ipv6-only D|debug= dump-config dump-plugin exit-with-parent \
+    export:exportname= export-name:exportname= e|exportname= filter= f|foreground \
+    no-fork:foreground g|group= help ip-addr:ipaddr= i|ipaddr= keepalive keep-alive:keepalive \
+    log= long-options mask-handshake= new-style:newstyle n|newstyle no-mc \
+    no-meta-contexts:no-mc no-sr no-structured-replies:no-sr old-style:oldstyle o|oldstyle \
+    pid-file:pidfile= P|pidfile= print-uri print-url:print-uri p|port= read-only:readonly \
+    r|readonly run= selinux-label= short-options show-uri:print-uri show-url:print-uri \
+    s|single stdin:single swap t|threads= timeout= time-out:timeout= tls= tls-certificates= \
+    tls-psk= tls-verify-peer U|unix= u|user= v|verbose V|version vsock";
 
 /// The first word of a server that has restarted itself to go to the background.
 pub const IN_BACKGROUND: &str = "--in-background";
