@@ -41,6 +41,10 @@ pub struct Facts {
     pub rotational: bool,
     /// The whole device reads as zeroes, because it was just created that way.
     pub zeroed: bool,
+    /// A second handle at the same time does more harm than good: its connection passes a program, such as an
+    /// HTTP server, that may start a server for each connection, and nothing promises that both show one device.
+    /// Callers use one, unless their user names a number.
+    pub one_handle: bool,
     /// Written data is lost when the program ends that opened the device, whatever is flushed.
     pub temporary: bool,
     /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on
@@ -84,6 +88,7 @@ impl Facts {
             withheld: Can::empty(),
             rotational: false,
             zeroed: false,
+            one_handle: false,
             temporary: false,
             takes_parked: false,
             claims_room: false,

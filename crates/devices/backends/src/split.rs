@@ -134,6 +134,7 @@ pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result
         facts.withheld |= below.withheld;
         facts.block.maximum = facts.block.maximum.min(below.block.maximum);
         facts.rotational |= below.rotational;
+        facts.one_handle |= below.one_handle;
         facts.files.extend_from_slice(&below.files);
         facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
     }

@@ -12,9 +12,10 @@ use blockhaul_catalog::{
 };
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
-use crate::connect::{Address, HttpAddress, Options, connect_keeping};
+use crate::connect::{Address, Options, connect_keeping};
 use crate::link::insecure;
 use crate::ssh::SshAddress;
+use crate::upgrade::HttpAddress;
 use crate::{Companions, Connected, ServerProcess};
 
 /// Interval and number of checks whether a server has ended: its sockets close some time before its
@@ -64,7 +65,7 @@ impl Backend for NbdUri {
          nbd+ssh runs ssh for each connection, to port 10809 of the localhost of the SSH server or, with \
          socket=PATH and the program nc there, to a Unix socket. nbd+http and nbd+https connect to an HTTP server that starts NBD after an upgrade request (Incus, \
          LXD), with the path and query of the URI; socket=PATH, export=NAME and method=GET|POST [default: \
-         POST] are not sent"
+         POST, then GET if the server has no POST there] are not sent"
     }
 
     fn example(&self) -> &'static str {
@@ -176,6 +177,7 @@ async fn claim_on(
             StorageId::Export(format!("{} {export}", path.display()))
         }
         Address::Open(_) => return Ok(None),
+        Address::Http(http) => StorageId::Export(format!("{} {export}", http.server_name())),
         address => StorageId::Export(format!("{address:?} {export}")),
     };
     let ids = StorageIds { same: vec![id], below: Vec::new() };
@@ -222,7 +224,7 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
     };
     let is_http = http.is_some();
     if let Some((request, named)) = http {
-        address = Address::Http(Box::new(HttpAddress { address, request }));
+        address = Address::Http(Box::new(HttpAddress::new(address, request)));
         host = named;
     }
     let tls = match given {

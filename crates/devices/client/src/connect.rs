@@ -21,7 +21,7 @@ use crate::device::{Companions, Export};
 use crate::link::{Link, refused, unheard};
 use crate::ssh::SshAddress;
 use crate::traffic::Traffic;
-use crate::upgrade::upgrade;
+use crate::upgrade::{HttpAddress, dial_http};
 
 /// Time for one address of a host that has others: an unreachable one (broken IPv6) must not use up
 /// all the time. Long enough for one retransmission.
@@ -74,15 +74,6 @@ impl PartialEq for OpenSocket {
 
 impl Eq for OpenSocket {}
 
-/// Where an HTTP server listens, and what to ask it for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpAddress {
-    /// A Unix socket, or a host and a port.
-    pub address: Address,
-    /// The request.
-    pub request: blockhaul_wire::http::Request,
-}
-
 impl Address {
     /// Whether this process listens there. The addresses of SSH servers are not looked at.
     pub(crate) async fn is_own(&self) -> bool {
@@ -104,6 +95,11 @@ impl Address {
             Address::Vsock(..) | Address::Ssh(_) | Address::Open(_) => return false,
         };
         is_own.unwrap_or(false)
+    }
+
+    /// Whether each connection passes a program between client and server, which may start a server for it.
+    fn is_relayed(&self) -> bool {
+        matches!(self, Address::Http(_) | Address::Ssh(_))
     }
 
     /// Whether NBD begins after an HTTP request: TLS is then around both.
@@ -225,7 +221,7 @@ impl Opened {
         if self.negotiated.tls || min_rate > 0 {
             return Ok(Err(self));
         }
-        let export = Arc::new(Export::of(&self.name, &self.negotiated));
+        let export = Arc::new(Export::over(&self.link, &self.name, &self.negotiated));
         Blocking::new(&self.link, export, timeout).map(Ok)
     }
 }
@@ -314,15 +310,14 @@ pub(crate) async fn connect_for_options(
 async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
     let awaited = Awaited::new("connection");
     let work = async {
-        let stream = dial(address).await?;
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
-        let mut link = Link::new(stream);
-        if let Address::Http(http) = address {
-            let upgraded = upgrade(&mut link, &http.request, options, &awaited).await;
-            upgraded.map_err(|error| link.doubted(error))?;
-        }
+        let mut link = match address {
+            Address::Http(http) => dial_http(http, options, &awaited).await?,
+            address => Link::new(dial(address).await?),
+        };
         let ended = negotiate(&mut link, negotiation, options, &awaited).await;
         let mut ended = ended.map_err(|error| link.doubted(error))?;
+        link.is_relayed = address.is_relayed();
         if let Ended::Transmission(negotiated) = &mut ended {
             // Also if the negotiation has not seen it.
             negotiated.tls = options.tls.is_some();
@@ -388,10 +383,6 @@ pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
 }
 
 pub(crate) async fn dial(address: &Address) -> Result<Stream> {
-    let address = match address {
-        Address::Http(http) => &http.address,
-        address => address,
-    };
     match address {
         Address::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
         Address::Open(socket) => socket.take(),

@@ -126,7 +126,7 @@ pub(crate) fn open(
     (timeout, min_rate): (Duration, u64),
     companions: Companions,
 ) -> Result<Arc<dyn Device>> {
-    let export = Arc::new(Export::of(name, negotiated));
+    let export = Arc::new(Export::over(&link, name, negotiated));
     let patience = Patience { name: name.to_string(), timeout, min_rate };
     let device = start(link, export.clone(), patience, companions);
     // If it is too large, the connection ends with a disconnect request.
@@ -152,8 +152,8 @@ fn start(
 }
 
 impl Export {
-    /// The result of the handshake; `name` is for messages.
-    pub(crate) fn of(name: &str, negotiated: &Negotiated) -> Export {
+    /// The result of the handshake over this connection; `name` is for messages.
+    pub(crate) fn over(link: &Link, name: &str, negotiated: &Negotiated) -> Export {
         let info = &negotiated.info;
         let mut facts = Facts::new(name, info.size);
         facts.description = info.description.clone().unwrap_or_default();
@@ -161,6 +161,7 @@ impl Export {
         // TLS needs the bytes in memory.
         facts.takes_parked = !negotiated.tls;
         facts.claims_room = true;
+        facts.one_handle = link.is_relayed && !facts.can.contains(Can::MULTI_CONN);
         facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
         // nbd: sizes.aligned
         facts.block = block_sizes(negotiated);

@@ -41,8 +41,8 @@ mod upgrade;
 pub use backends::{all, is_own_export};
 pub use command::ServerProcess;
 pub use connect::{
-    Address, Connected, HttpAddress, OpenSocket, Opened, Options, connect, connect_keeping,
-    is_this_machine, open,
+    Address, Connected, OpenSocket, Opened, Options, connect, connect_keeping, is_this_machine,
+    open,
 };
 pub use device::Companions;
 pub use guard::set_program;
@@ -50,3 +50,4 @@ pub use line::Line;
 pub use shell::ShellProcess;
 pub use ssh::SshAddress;
 pub use traffic::{Traffic, TrafficFigures};
+pub use upgrade::HttpAddress;

@@ -19,6 +19,8 @@ pub(crate) struct Link {
     /// server has checked its certificate, and GnuTLS servers disconnect silently if they reject
     /// it.
     pub(crate) unanswered: bool,
+    /// A program between client and server passes the bytes on.
+    pub(crate) is_relayed: bool,
     /// What was sent and received.
     pub(crate) traffic: Arc<Traffic>,
 }
@@ -33,7 +35,7 @@ impl Link {
     pub(crate) fn going_on(stream: Stream, traffic: Arc<Traffic>) -> Link {
         let window = RecvWindow::new();
         let queue = SendQueue::default();
-        Link { stream, window, queue, unanswered: false, traffic }
+        Link { stream, window, queue, unanswered: false, is_relayed: false, traffic }
     }
 
     /// Messages of the handshake were taken in.

@@ -120,6 +120,7 @@ impl<I: ImageView> View<I> {
         // All handles read the same, and nothing is ever written.
         facts.can = Can::MULTI_CONN;
         facts.rotational = below.rotational;
+        facts.one_handle = below.one_handle;
         facts.in_flight = below.in_flight;
         facts.files.clone_from(&below.files);
         facts.block.maximum = facts.block.maximum.min(below.block.maximum);

@@ -19,6 +19,7 @@ fn facts_of_content(file: &Facts, size: u64) -> Facts {
     facts.can = Can::MULTI_CONN;
     facts.block = BlockSizes::default();
     facts.rotational = file.rotational;
+    facts.one_handle = file.one_handle;
     facts.files.clone_from(&file.files);
     facts.allocation_unit = 1;
     facts

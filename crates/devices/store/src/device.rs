@@ -58,6 +58,7 @@ impl PointDevice {
             facts.block.maximum = facts.block.maximum.min(below.block.maximum);
             facts.block.minimum = facts.block.minimum.max(below.block.minimum);
             facts.rotational |= below.rotational;
+            facts.one_handle |= below.one_handle;
             facts.files.extend_from_slice(&below.files);
             facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
             let base = below.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);

@@ -35,11 +35,37 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// The method of a request to upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// GET: Incus, snapshots of LXD.
+    Get,
+    /// POST.
+    Post,
+}
+
+impl Method {
+    /// The method of this name, in any case.
+    pub fn parse(name: &str) -> Option<Method> {
+        [Method::Get, Method::Post]
+            .into_iter()
+            .find(|known| known.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The name in a request.
+    pub fn name(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+        }
+    }
+}
+
 /// A request to upgrade. Its parts hold no spaces and no control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// GET or POST.
-    pub method: String,
+    /// The method; `None`: POST, then GET at a server that has no POST there.
+    pub method: Option<Method>,
     /// Path and query.
     pub target: String,
     /// The server's name, with a port other than the usual one.
@@ -47,11 +73,12 @@ pub struct Request {
 }
 
 impl Request {
-    /// The request as it is sent.
-    pub fn emit(&self, out: &mut Vec<u8>) {
-        let Request { method, target, host } = self;
+    /// The request as it is sent with this method.
+    pub fn emit(&self, method: Method, out: &mut Vec<u8>) {
+        let Request { target, host, .. } = self;
         // A POST without a length may be answered with 411.
-        let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
+        let length = if method == Method::Post { "Content-Length: 0\r\n" } else { "" };
+        let method = method.name();
         let version = env!("CARGO_PKG_VERSION");
         let text = format!(
             "{method} {target} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: blockhaul/{version}\r\n\
@@ -218,10 +245,10 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_understood() {
-        for method in ["GET", "POST"] {
-            let sent = Request { method: method.into(), target: "/a?b".into(), host: "h:1".into() };
+        for method in [Method::Get, Method::Post] {
+            let sent = Request { method: None, target: "/a?b".into(), host: "h:1".into() };
             let mut bytes = Vec::new();
-            sent.emit(&mut bytes);
+            sent.emit(method, &mut bytes);
             assert_eq!(request(&bytes).unwrap(), Some((true, bytes.len())));
             assert_eq!(request(&bytes[..bytes.len() - 1]).unwrap(), None);
         }

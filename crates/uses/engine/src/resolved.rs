@@ -173,7 +173,7 @@ impl Resolved {
         let request_size = u64::from(wish.max(preferred)).min(most).max(1);
         let minimum = u64::from(from.block.minimum.max(to.block.minimum).max(1));
         let request_size = (request_size - request_size % minimum).max(minimum);
-        let alone = options.synchronous;
+        let alone = options.synchronous || keeps_one_handle(options, &from, &to);
         let connections = if alone { 1 } else { options.connections.max(1) };
         // If all lanes share one handle on both sides, more of them add nothing.
         let more = options.adaptive_connections && !alone;
@@ -194,10 +194,10 @@ impl Resolved {
             connections_first,
             connections_max,
             multi_conn: options.multi_conn,
-            requests: if alone { 1 } else { options.requests.max(1) },
+            requests: if options.synchronous { 1 } else { options.requests.max(1) },
             adaptive: options.adaptive,
             request_size,
-            adaptive_size: options.adaptive_size && !alone,
+            adaptive_size: options.adaptive_size && !options.synchronous,
             queue_size: options.queue_size.max(request_size),
             sparse,
             sampled: options.sampled,
@@ -247,6 +247,12 @@ impl Resolved {
             self.rate.take(bytes, admitted).await;
         }
     }
+}
+
+/// Whether a side has one handle only, as its facts advise and the user does not say otherwise.
+pub(crate) fn keeps_one_handle(options: &Options, from: &Facts, to: &Facts) -> bool {
+    let is_chosen = !options.adaptive_connections || options.multi_conn == MultiConn::Always;
+    !is_chosen && (from.one_handle || to.one_handle)
 }
 
 /// The whole blocks of a range of a source that can be discarded, if there are any.

@@ -94,6 +94,7 @@ fn facts(
     for one in devices {
         let one = one.facts();
         facts.block.maximum = facts.block.maximum.min(one.block.maximum);
+        facts.one_handle |= one.one_handle;
         facts.files.extend(one.files.iter().copied());
     }
     facts.files.sort_unstable();

@@ -6,13 +6,13 @@
 //! ```
 //!
 //! Path and query are the server's, but for the parameters of NBD URIs and two more: `export`, the
-//! name of the export, and `method`, the request's (POST without it).
+//! name of the export, and `method`, the request's: GET or POST.
 
 use std::fmt::Write as _;
 
 use super::nbd::{Error, TlsParameters, Transport};
 use super::parse::{decode_text, host_and_port, is_scheme, take_parameter};
-use crate::http::Request;
+use crate::http::{Method, Request};
 use crate::{limits, printable};
 
 /// Supported schemes.
@@ -67,12 +67,7 @@ impl HttpUri {
         let mut target = String::from("/");
         escape(path.strip_prefix('/').unwrap_or(path), &mut target);
         let own = Parameters::take(query, user, &mut target)?;
-        let method = own.method.unwrap_or_else(|| "POST".to_owned());
-        if !["GET", "POST"].contains(&method.as_str()) {
-            let method = printable(method.as_bytes(), 64);
-            let text = format!("the parameter \"method\" is \"{method}\", it may be GET or POST");
-            return Err(Error(text));
-        }
+        let method = own.method.as_deref().map(parse_method).transpose()?;
         let export = own.export.unwrap_or_default();
         if export.len() > limits::STRING {
             return Err(Error(format!("export name is too long: {} bytes", export.len())));
@@ -121,7 +116,7 @@ impl Parameters {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let again = match name {
                 "export" => own.export.replace(decode_text(name, value)?).is_some(),
-                "method" => own.method.replace(value.to_ascii_uppercase()).is_some(),
+                "method" => own.method.replace(value.to_owned()).is_some(),
                 _ => match take_parameter(name, value, &mut own.socket, &mut own.tls)? {
                     Some(again) => again,
                     None => {
@@ -137,6 +132,13 @@ impl Parameters {
         }
         Ok(own)
     }
+}
+
+fn parse_method(name: &str) -> Result<Method, Error> {
+    Method::parse(name).ok_or_else(|| {
+        let name = printable(name.as_bytes(), 64);
+        Error(format!("the parameter \"method\" is \"{name}\", it may be GET or POST"))
+    })
 }
 
 /// The value of the field `Host`; the port is left out if it is the usual one.
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!((uri.request.host.as_str(), uri.export.as_str()), ("lxd:8443", "e f"));
         let tls = uri.tls.unwrap();
         assert_eq!((tls.hostname.as_deref(), tls.username.as_deref()), (Some("x"), Some("me")));
-        assert_eq!(uri.request.method, "POST");
+        assert_eq!(uri.request.method, None);
     }
 
     #[test]
@@ -190,7 +192,7 @@ mod tests {
         let uri = parsed("NBD+HTTP://[::1]?method=get");
         assert_eq!(uri.transport, Transport::Tcp { host: "::1".into(), port: 80 });
         let Request { method, target, host } = uri.request;
-        assert_eq!((&*method, &*target, &*host), ("GET", "/", "[::1]"));
+        assert_eq!((method, &*target, &*host), (Some(Method::Get), "/", "[::1]"));
         let uri = parsed("nbd+https:///p?socket=/run/a%20b");
         assert_eq!(uri.transport, Transport::Unix { socket: b"/run/a b".to_vec() });
         assert_eq!((uri.host, uri.request.host.as_str()), (None, "localhost"));

@@ -32,8 +32,8 @@ pub struct CopyArgs {
 
     /// Connections to each side [default: adaptive, up to 16]
     ///
-    /// The adaptive default starts with one connection per CPU, at most 4, and uses more or fewer,
-    /// from 1 to 16, where that is faster. If requests take long, it starts with 4.
+    /// The adaptive default starts with one connection per CPU, at most 4, or with 4 if requests
+    /// take long, and uses 1 to 16. It is 1 for servers behind HTTP or SSH without multi-conn.
     #[arg(short = 'C', long, value_name = "N",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub connections: Option<u16>,

@@ -17,6 +17,7 @@ mod error_lines;
 mod escapes;
 mod examples;
 mod help;
+mod http_volumes;
 #[cfg(feature = "formats")]
 mod image_tools;
 mod images;

@@ -41,10 +41,11 @@ pub struct DeviceArgs {
     #[arg(long)]
     write: bool,
 
-    /// Maximum connections to try
-    #[arg(long, value_name = "N", default_value = "8",
-          value_parser = clap::value_parser!(u16).range(1..=64))]
-    max_connections: u16,
+    /// Maximum connections to try [default: 8]
+    ///
+    /// The default is 1 if a server behind HTTP or SSH does not report multi-conn.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    max_connections: Option<u16>,
 
     /// Maximum requests in flight on a connection to try
     #[arg(long, value_name = "N", default_value = "64",
@@ -76,7 +77,7 @@ impl DeviceArgs {
         let limits = probe::Limits {
             time: self.time,
             write: self.write,
-            connections: usize::from(self.max_connections),
+            connections: self.max_connections.map(usize::from),
             requests: self.max_requests as usize,
         };
         let name = spec.to_string();

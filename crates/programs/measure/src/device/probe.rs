@@ -22,6 +22,8 @@ const SIZES: [u64; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const REQUESTS: [usize; 5] = [1, 4, 16, 64, 256];
 /// Connections that are tried.
 const CONNECTIONS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Maximum number of connections to try if none is given.
+const CONNECTIONS_MAX: usize = 8;
 /// Number of settings that are measured again, besides the defaults.
 const CANDIDATES: usize = 3;
 /// Number of times that these are measured, one after the other and around again.
@@ -43,7 +45,8 @@ const QUERIES_MAX: usize = 256;
 pub(super) struct Limits {
     pub time: Duration,
     pub write: bool,
-    pub connections: usize,
+    /// `None`: 8, or 1 where the device advises against more.
+    pub connections: Option<usize>,
     pub requests: usize,
 }
 
@@ -80,7 +83,7 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
         written = write_latencies(stack, &data, &mut schedule, limits.time).await?;
     }
     let handles = handles(stack, lanes(stack, limits)).await?;
-    let settings = settings(&facts, &Limits { connections: handles.len(), ..*limits });
+    let settings = settings(&facts, handles.len(), limits.requests);
     let directions = if work.is_some() { 2 } else { 1 };
     let again = (CANDIDATES + 1) * ROUNDS;
     schedule.plan((settings.len() + again) * directions);
@@ -121,8 +124,9 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
 /// The number of connections to try; one handle is used by as many threads as a copy would use for it.
 fn lanes(stack: &Stack, limits: &Limits) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let lanes = if stack.has_more() { limits.connections } else { processors };
-    lanes.min(limits.connections)
+    let usual = if stack.device().facts().one_handle { 1 } else { CONNECTIONS_MAX };
+    let most = limits.connections.unwrap_or(usual);
+    if stack.has_more() { most } else { processors.min(most) }
 }
 
 /// What the beginning of a device holds, which is written back.
@@ -320,7 +324,7 @@ async fn handles(stack: &Stack, count: usize) -> Result<Vec<Arc<dyn Device>>> {
 }
 
 /// All combinations that fit the device and the memory.
-fn settings(facts: &blockhaul_block::Facts, limits: &Limits) -> Vec<Point> {
+fn settings(facts: &blockhaul_block::Facts, handles: usize, most_requests: usize) -> Vec<Point> {
     let block = u64::from(facts.block.minimum).max(SMALL);
     let largest = u64::from(facts.block.maximum).min(facts.size / block * block);
     let mut sizes: Vec<u64> = SIZES.into_iter().filter(|size| *size <= largest).collect();
@@ -329,8 +333,8 @@ fn settings(facts: &blockhaul_block::Facts, limits: &Limits) -> Vec<Point> {
     }
     let mut all = Vec::new();
     for request_size in sizes {
-        for requests in REQUESTS.into_iter().filter(|n| *n <= limits.requests) {
-            for connections in CONNECTIONS.into_iter().filter(|n| *n <= limits.connections) {
+        for requests in REQUESTS.into_iter().filter(|n| *n <= most_requests) {
+            for connections in CONNECTIONS.into_iter().filter(|n| *n <= handles) {
                 if request_size * (requests * connections) as u64 <= MEMORY {
                     let bytes_per_second = 0.0;
                     let cpu_s_per_gib = 0.0;

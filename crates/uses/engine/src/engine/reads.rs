@@ -16,6 +16,7 @@ use crate::options::Options;
 use crate::orders::Order;
 use crate::progress::Progress;
 use crate::reading::{Digests, Reading};
+use crate::resolved::keeps_one_handle;
 use crate::segment::SEGMENT;
 use crate::segment_maker::{Making, make};
 use crate::segment_queue::SegmentQueue;
@@ -54,7 +55,10 @@ impl Engine {
         // A target that is not read needs no connections of its own.
         let target = target.cloned().unwrap_or_else(|| Stack::over(source.device().clone()));
         let sides = Sides { source: source.clone(), target };
+        let facts = [&sides.source, &sides.target].map(|side| side.device().facts());
+        let is_single = keeps_one_handle(options, &facts[0], &facts[1]);
         let options = Options {
+            connections: if is_single { 1 } else { options.connections },
             adaptive_connections: false,
             adaptive_size: false,
             request_size: BLOCK as u32,
