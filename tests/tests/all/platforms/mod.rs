@@ -2,6 +2,7 @@
 //! tests and prints a table of what they report; without it they are skipped.
 
 mod guest;
+mod incus;
 mod kernel_nbd;
 mod libvirt;
 mod newest_peers;
