@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use blockhaul_catalog::ImageFormat;
+use blockhaul_catalog::{ImageFormat, QemuNode, QemuPlace, only_options};
 use serde_json::{Map, Value as Json};
 
 use crate::qemu_storage_daemon::{parameters, text};
@@ -98,20 +98,6 @@ pub enum Place {
     Uri(String),
 }
 
-/// Options of nodes that change how a file is accessed, but not what is in it.
-const WITHOUT_EFFECT: &[&str] = &[
-    "aio",
-    "auto-read-only",
-    "cache",
-    "detect-zeroes",
-    "discard",
-    "driver",
-    "force-share",
-    "locking",
-    "node-name",
-    "read-only",
-];
-
 /// Options of QEMU's driver for tests that limit requests, and change nothing else; those that inject
 /// errors are refused.
 const BLKDEBUG: &[&str] = &[
@@ -123,9 +109,6 @@ const BLKDEBUG: &[&str] = &[
     "opt-discard",
     "opt-write-zero",
 ];
-
-/// The option of a node of NBD that names a metadata context.
-const CONTEXT: &str = "x-dirty-bitmap";
 
 impl Image {
     /// The image of a file name, which may be `json:{…}` and URIs of NBD.
@@ -154,12 +137,20 @@ impl Image {
             Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "nbd+tcp", _)) => {
                 Place::Uri(name.replacen("nbd+tcp:", "nbd:", 1))
             }
-            Some(("null-co", _)) => place("null-co", &Map::new())?,
+            Some(("null-co", _)) => zeroes(1 << 30),
             Some((other, _)) => {
                 return Err(format!("Could not open '{name}': Unknown protocol '{other}'"));
             }
         };
         Ok(Image { shown, place, format, context: None, tls: None, direct: false })
+    }
+
+    /// The backing file of this name, in a format that an image tells: raw where that is a protocol.
+    ///
+    /// # Errors
+    /// Those of [`Image::named`].
+    pub fn of_backing(name: &str, format: Option<&str>) -> Result<Image, String> {
+        Image::named(name, format.map(|format| if is_protocol(format) { "raw" } else { format }))
     }
 
     /// The image of `--image-opts`.
@@ -187,49 +178,26 @@ impl Image {
     }
 
     fn of_options(given: &Map<String, Json>, shown: &str) -> Result<Image, String> {
-        let driver = text(given, "driver");
-        if driver == "blkdebug" {
-            only(given, BLKDEBUG)?;
+        if text(given, "driver") == "blkdebug" {
+            only_options(given, BLKDEBUG).map_err(|error| error.text())?;
             let image = given.get("image").and_then(Json::as_object);
             let image = image.ok_or("A block device must be specified for \"image\"")?;
             return Image::of_options(image, shown);
         }
-        let inner = match given.get("file") {
-            Some(Json::Object(inner)) => Some(inner),
+        let node = QemuNode::from_options(given).map_err(|error| error.text())?;
+        let format = match &node.format {
             None => None,
-            Some(_) => return Err("file: the name of a node is not supported here".to_string()),
+            Some(name) => {
+                Some(Format::named(name).ok_or_else(|| format!("Unknown driver '{name}'"))?)
+            }
         };
-        if matches!(driver, "file" | "host_device" | "nbd" | "null-co") {
-            return Ok(Image {
-                shown: shown.to_string(),
-                place: place(driver, given)?,
-                // A node of its own: nothing looks for a format in it.
-                format: matches!(driver, "nbd" | "null-co").then_some(Format::Raw),
-                context: context(given),
-                tls: tls(given),
-                direct: direct(given),
-            });
-        }
-        let format = match driver {
-            "" => None,
-            name => Some(Format::named(name).ok_or_else(|| format!("Unknown driver '{name}'"))?),
+        let place = match node.place {
+            QemuPlace::Name(name) => return Image::named(&name, format.map(Format::name)),
+            QemuPlace::Path(path) => Place::Path(path),
+            QemuPlace::Nbd(uri) => Place::Uri(uri),
+            QemuPlace::Zero(size) => zeroes(size),
         };
-        let flat = Map::new();
-        let inner_of = inner.unwrap_or(&flat);
-        only(given, &["file", "filename"])?;
-        if inner.is_none() {
-            return match text(given, "filename") {
-                "" => Err("A block device must be specified for \"file\"".to_string()),
-                name => Image::named(name, format.map(Format::name)),
-            };
-        }
-        let driver = match text(inner_of, "driver") {
-            "" => "file",
-            driver => driver,
-        };
-        let (place, context) = (place(driver, inner_of)?, context(inner_of));
-        let direct = direct(given) || direct(inner_of);
-        let tls = tls(inner_of);
+        let QemuNode { context, tls, direct, .. } = node;
         Ok(Image { shown: shown.to_string(), place, format, context, tls, direct })
     }
 
@@ -279,6 +247,11 @@ impl Image {
     }
 }
 
+/// Whether the format of a backing file is a protocol: the file has no format of its own.
+pub fn is_protocol(format: &str) -> bool {
+    ["file", "host_device", "host_cdrom", "nbd"].contains(&format)
+}
+
 /// A description as a part of another one.
 pub fn encoded(text: &str) -> String {
     text.replace('%', "%25").replace('?', "%3f").replace('&', "%26")
@@ -297,73 +270,9 @@ fn legacy(name: &str, rest: &str) -> Result<String, String> {
     }
 }
 
-/// The names of credentials and of the server.
-fn tls(given: &Map<String, Json>) -> Option<(String, String)> {
-    let id = Some(text(given, "tls-creds")).filter(|id| !id.is_empty())?;
-    Some((id.to_string(), text(given, "tls-hostname").to_string()))
-}
-
-/// Whether the page cache is to be bypassed.
-fn direct(given: &Map<String, Json>) -> bool {
-    let direct = given.get("cache").and_then(|cache| cache.get("direct"));
-    direct.is_some_and(|value| value.as_bool() == Some(true) || value == "on")
-}
-
-/// The metadata context that is to be asked for.
-fn context(given: &Map<String, Json>) -> Option<String> {
-    Some(text(given, CONTEXT)).filter(|name| !name.is_empty()).map(str::to_string)
-}
-
-fn place(driver: &str, given: &Map<String, Json>) -> Result<Place, String> {
-    match driver {
-        "file" | "host_device" => {
-            only(given, &["filename"])?;
-            match text(given, "filename") {
-                "" => Err("The 'file' block driver requires a file name".to_string()),
-                name => Ok(Place::Path(PathBuf::from(name))),
-            }
-        }
-        "nbd" => {
-            let names = ["server", "export", "host", "port", "path", "tls-creds", "tls-hostname"];
-            only(given, &[&names[..], &[CONTEXT]].concat())?;
-            let server = given.get("server").and_then(Json::as_object).unwrap_or(given);
-            let one = |name: &str| text(server, name);
-            let export = encoded(text(given, "export"));
-            match (one("path"), one("host"), one("port")) {
-                ("", "", _) => Err("One of path and host must be specified".to_string()),
-                ("", host, port) => {
-                    let port = if port.is_empty() { "10809" } else { port };
-                    Ok(Place::Uri(format!("nbd://{host}:{port}/{export}")))
-                }
-                (path, ..) => {
-                    Ok(Place::Uri(format!("nbd+unix:///{export}?socket={}", encoded(path))))
-                }
-            }
-        }
-        "null-co" => {
-            only(given, &["size", "read-zeroes", "latency-ns"])?;
-            let size = match given.get("size") {
-                None => 1 << 30,
-                Some(Json::String(text)) => text.parse().map_err(|_| wrong_size())?,
-                Some(number) => number.as_u64().ok_or_else(wrong_size)?,
-            };
-            Ok(Place::Uri(format!("zero:{size}")))
-        }
-        other => Err(format!("driver '{other}' is not supported here")),
-    }
-}
-
-fn wrong_size() -> String {
-    "Parameter 'size' expects a number of bytes".to_string()
-}
-
-/// Refuses options that are not among these, and would have an effect.
-fn only(given: &Map<String, Json>, names: &[&str]) -> Result<(), String> {
-    let known = |name: &str| names.contains(&name) || WITHOUT_EFFECT.contains(&name);
-    match given.keys().find(|name| !known(name)) {
-        None => Ok(()),
-        Some(name) => Err(format!("Parameter '{name}' is not supported")),
-    }
+/// A disk of zeroes: a number of bytes.
+fn zeroes(size: u64) -> Place {
+    Place::Uri(format!("zero:{size}"))
 }
 
 #[cfg(test)]

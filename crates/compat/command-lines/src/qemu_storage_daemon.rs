@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use blockhaul_catalog::{insert_option, options_of_json};
 use serde_json::{Map, Value as Json, json};
 
 use crate::getopt;
@@ -261,54 +262,21 @@ fn socket(given: &Map<String, Json>) -> Result<Place, String> {
 /// Options in JSON, or as `key=value,key.member=value`. The first word may lack its key, which is
 /// `implied`; a double comma is a comma in a value.
 pub(crate) fn parameters(text: &str, implied: &str) -> Result<Map<String, Json>, String> {
-    let mut members = Map::new();
     if text.trim_start().starts_with('{') {
-        let value: Json =
-            serde_json::from_str(&double_quoted(text)).map_err(|error| error.to_string())?;
-        let Json::Object(given) = value else { return Err(format!("{text}: not an object")) };
-        for (key, value) in given {
-            insert(&mut members, &key, value)?;
-        }
-        return Ok(members);
+        return options_of_json(text).map_err(|error| error.text());
     }
+    let mut members = Map::new();
+    let mut insert =
+        |key: &str, value| insert_option(&mut members, key, value).map_err(|error| error.text());
     for (index, word) in split(text).iter().enumerate() {
         match word.split_once('=') {
-            Some((key, value)) => insert(&mut members, key, typed(key, value))?,
-            None if index == 0 => insert(&mut members, implied, Json::from(word.as_str()))?,
+            Some((key, value)) => insert(key, typed(key, value))?,
+            None if index == 0 => insert(implied, Json::from(word.as_str()))?,
             // As in QEMU, a key alone is a switch.
-            None => insert(&mut members, word, Json::Bool(true))?,
+            None => insert(word, Json::Bool(true))?,
         }
     }
     Ok(members)
-}
-
-/// JSON whose texts may be in single quotes, as QEMU allows, in the standard's form.
-fn double_quoted(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut quote = None;
-    let mut letters = text.chars();
-    while let Some(letter) = letters.next() {
-        match (letter, quote) {
-            ('"' | '\'', None) => {
-                quote = Some(letter);
-                out.push('"');
-            }
-            (letter, Some(begun)) if letter == begun => {
-                quote = None;
-                out.push('"');
-            }
-            ('"', Some(_)) => out.push_str("\\\""),
-            ('\\', Some(_)) => match letters.next() {
-                Some('\'') => out.push('\''),
-                next => {
-                    out.push('\\');
-                    out.extend(next);
-                }
-            },
-            _ => out.push(letter),
-        }
-    }
-    out
 }
 
 /// The parts between single commas.
@@ -376,30 +344,6 @@ fn typed(key: &str, value: &str) -> Json {
         "off" | "no" | "false" | "n" if SWITCHES.contains(&last) => Json::Bool(false),
         _ if is_number => number().map_or_else(|| Json::from(value), Json::from),
         _ => Json::from(value),
-    }
-}
-
-/// Sets `a.b.c`, where a number is an index of a list.
-fn insert(members: &mut Map<String, Json>, key: &str, value: Json) -> Result<(), String> {
-    let wrong = || format!("Parameter '{key}' is used inconsistently");
-    let Some((first, rest)) = key.split_once('.') else {
-        return match members.insert(key.to_string(), value) {
-            None => Ok(()),
-            Some(_) => Err(wrong()),
-        };
-    };
-    let below = members.entry(first).or_insert_with(|| match rest.split('.').next() {
-        Some(index) if index.bytes().all(|byte| byte.is_ascii_digit()) => json!([]),
-        _ => json!({}),
-    });
-    match below {
-        Json::Object(below) => insert(below, rest, value),
-        // The elements come in order.
-        Json::Array(list) if rest == list.len().to_string() => {
-            list.push(value);
-            Ok(())
-        }
-        _ => Err(wrong()),
     }
 }
 

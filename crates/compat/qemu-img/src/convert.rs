@@ -108,7 +108,7 @@ impl QemuImg {
         let Some(format) = format else {
             return Err(failure("Use of backing file requires explicit backing format"));
         };
-        let place = Image::named(&beside(&conversion.target, name), Some(format))?;
+        let place = Image::of_backing(&beside(&conversion.target, name), Some(format))?;
         self.image_format(&place)?;
         Ok(Some(BackingName { name: name.clone(), format: format.clone() }))
     }

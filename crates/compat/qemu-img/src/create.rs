@@ -77,7 +77,7 @@ impl QemuImg {
     ) -> Result<Option<BackingName>> {
         let name = &image.shown;
         let Some((backing, format)) = &new.backing else { return Ok(None) };
-        let place = Image::named(&beside(image, backing), format.as_deref())?;
+        let place = Image::of_backing(&beside(image, backing), format.as_deref())?;
         if place.place == image.place {
             let text =
                 "Error: Trying to create an image with the same filename as the backing file";

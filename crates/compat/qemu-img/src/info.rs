@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use blockhaul_block::Error;
 use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_command_lines::qemu_image::{Format, Image, Place};
+use blockhaul_command_lines::qemu_image::{self, Format, Image, Place};
 use blockhaul_command_lines::qemu_img::Line;
 use blockhaul_formats::qcow2::describe::{
     BitmapDescription, Description, SnapshotDescription, describe,
@@ -28,6 +28,8 @@ struct ImageDescription {
     size: u64,
     len: u64,
     qcow2: Option<Description>,
+    /// The image above names a protocol in place of a format: nothing is over the file.
+    is_protocol: bool,
 }
 
 impl QemuImg {
@@ -112,17 +114,19 @@ impl QemuImg {
     /// The image, and those below it if they are wanted.
     fn backing_chain(&self, first: Image, wanted: bool) -> Result<Vec<ImageDescription>> {
         let mut all: Vec<ImageDescription> = Vec::new();
-        let mut next = Some(first);
-        while let Some(image) = next.take() {
+        let mut next = Some((first, false));
+        while let Some((image, is_protocol)) = next.take() {
             let is_loop = |found: &ImageDescription| found.image.place == image.place;
             if all.len() == CHAIN_MAX || all.iter().any(is_loop) {
                 let text = format!("Backing file '{}' creates an infinite loop.", image.shown);
                 return Err(failure(text));
             }
-            let found = self.describe_image(image)?;
+            let mut found = self.describe_image(image)?;
+            found.is_protocol = is_protocol;
             if let Some(below) = found.below().filter(|_| wanted) {
                 let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
-                next = Some(Image::named(&below, format)?);
+                let is_protocol = format.is_some_and(qemu_image::is_protocol);
+                next = Some((Image::of_backing(&below, format)?, is_protocol));
             }
             all.push(found);
         }
@@ -173,7 +177,7 @@ impl QemuImg {
         // QEMU counts in sectors.
         let [size, len] =
             [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
-        Ok(ImageDescription { image, format, size, len, qcow2 })
+        Ok(ImageDescription { image, format, size, len, qcow2, is_protocol: false })
     }
 }
 
@@ -212,31 +216,43 @@ impl ImageDescription {
     }
 
     fn name(&self) -> String {
-        self.image
-            .path()
-            .map_or_else(|| self.image.shown.clone(), |path| path.display().to_string())
+        let Image { place, shown, .. } = &self.image;
+        match place {
+            Place::Path(path) => path.display().to_string(),
+            Place::Uri(uri) if shown.starts_with("json:") => uri.clone(),
+            Place::Uri(_) => shown.clone(),
+        }
     }
 
-    fn value(&self) -> Value {
-        let actual = |members: &mut Vec<(&'static str, Value)>| {
-            members.extend(self.actual().map(|bytes| ("actual-size", Value::Number(bytes))));
-        };
-        let mut child = vec![
+    /// The facts of the file alone.
+    fn file_value(&self) -> Value {
+        let mut file = vec![
             ("children", Value::List(Vec::new())),
             ("virtual-size", Value::Number(self.len)),
             ("filename", Value::Text(self.name())),
             ("format", Value::Text(self.protocol().to_string())),
         ];
-        actual(&mut child);
+        file.extend(self.actual_member());
         if self.protocol() != "nbd" {
             let specific = vec![
                 ("type", Value::Text(self.protocol().to_string())),
                 ("data", Value::Object(Vec::new())),
             ];
-            child.push(("format-specific", Value::Object(specific)));
-            child.push(("dirty-flag", Value::Flag(false)));
+            file.push(("format-specific", Value::Object(specific)));
+            file.push(("dirty-flag", Value::Flag(false)));
         }
-        let child = vec![("name", Value::Text("file".to_string())), ("info", Value::Object(child))];
+        Value::Object(file)
+    }
+
+    fn actual_member(&self) -> Option<(&'static str, Value)> {
+        Some(("actual-size", Value::Number(self.actual()?)))
+    }
+
+    fn value(&self) -> Value {
+        if self.is_protocol {
+            return self.file_value();
+        }
+        let child = vec![("name", Value::Text("file".to_string())), ("info", self.file_value())];
         let mut all = vec![("children", Value::List(vec![Value::Object(child)]))];
         let qcow2 = self.qcow2.as_ref();
         if let Some(qcow2) = qcow2 {
@@ -250,7 +266,7 @@ impl ImageDescription {
         all.push(("filename", Value::Text(self.name())));
         all.extend(qcow2.map(|qcow2| ("cluster-size", Value::Number(qcow2.cluster))));
         all.push(("format", Value::Text(self.format.name().to_string())));
-        actual(&mut all);
+        all.extend(self.actual_member());
         if let Some(qcow2) = qcow2 {
             let specific =
                 vec![("type", Value::Text("qcow2".to_string())), ("data", specific(qcow2))];
@@ -271,10 +287,13 @@ impl ImageDescription {
         let disk = self.actual().map_or_else(|| "unavailable".to_string(), human);
         let mut text = format!(
             "image: {name}\nfile format: {}\nvirtual size: {} ({} bytes)\ndisk size: {disk}\n",
-            self.format.name(),
+            if self.is_protocol { self.protocol() } else { self.format.name() },
             human(self.size),
             self.size,
         );
+        if self.is_protocol {
+            return text;
+        }
         if let Some(qcow2) = &self.qcow2 {
             text += &format!("cluster_size: {}\n", qcow2.cluster);
             if qcow2.dirty {

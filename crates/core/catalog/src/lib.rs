@@ -10,7 +10,7 @@
 //! - [`Stack`]: an open device with its layers, which opens further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
 //! - [`Claims`]: the storages that are open, so that each has one owner.
-//! - [`ImageFormat`]: the table of image formats that devices read.
+//! - [`ImageFormat`]: the table of image formats that devices read. [`QemuNode`]: a device as QEMU describes it.
 //! - [`Shutdown`]: how any of them stops the server.
 
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -27,6 +27,7 @@ mod layer;
 mod near;
 mod opening;
 mod param;
+mod qemu_node;
 mod registry;
 mod several;
 mod shutdown;
@@ -48,6 +49,7 @@ pub use layer::{Below, Layer, LayerKind};
 pub use near::nearest;
 pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
 pub use param::{Args, Param, ParamKind, parse_options};
+pub use qemu_node::{QemuNode, QemuPlace, insert_option, only_options, options_of_json};
 pub use registry::Registry;
 pub use several::{Named, Several};
 pub use shutdown::Shutdown;

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Error, Kind, Result, fence};
-use blockhaul_catalog::{Another, Intent, NamePolicy, OpenContext, Opened, Opening, Spec, Target};
+use blockhaul_catalog::{
+    Another, Intent, NamePolicy, OpenContext, Opened, Opening, QemuNode, QemuPlace, Spec, Target,
+    options_of_json,
+};
 
 /// A device with a file of the chain.
 pub(crate) struct Storage {
@@ -75,6 +78,14 @@ pub(crate) fn context_for_names(target: &Target) -> OpenContext {
     }
 }
 
+/// A device that an image names.
+pub(crate) struct NamedDevice {
+    /// The description of the device.
+    pub(crate) description: String,
+    /// QEMU's name of the format that the name tells, if it does.
+    pub(crate) format: Option<String>,
+}
+
 /// The image that a name comes from.
 pub(crate) struct Namer<'a> {
     /// The scheme of the format, for messages.
@@ -118,13 +129,41 @@ impl Namer<'_> {
         })
     }
 
-    /// The description of a device for a name in an image: a path, relative to the image, or a URI.
-    pub(crate) fn description(&self, named: &str, option: &str) -> Result<String> {
+    /// The device of a name in an image: a path, relative to the image, a URI, or a node of QEMU in JSON.
+    pub(crate) fn device(&self, named: &str, option: &str) -> Result<NamedDevice> {
+        let Some(options) = named.strip_prefix("json:") else {
+            return Ok(NamedDevice { description: self.description(named, option)?, format: None });
+        };
+        let node = options_of_json(options).and_then(|given| QemuNode::from_options(&given));
+        let node = node.map_err(|error| {
+            let what = format!("{} names {named:?}: {}", self.file, error.text());
+            self.unsupported(what, &format!("name the device with {option}=DEVICE"))
+        })?;
+        let description = self.node(named, &node, option)?;
+        Ok(NamedDevice { description, format: node.format })
+    }
+
+    /// The description of the device with the bytes of a node.
+    fn node(&self, named: &str, node: &QemuNode, option: &str) -> Result<String> {
+        // Within JSON a path begins at the directory of the process, as in QEMU: no other file is opened.
+        let from = Namer { folder: Some(Path::new("")), ..*self };
+        let refused = match (&node.place, &node.context, &node.tls) {
+            (QemuPlace::Zero(_), ..) => "driver 'null-co'",
+            (_, Some(_), _) => "'x-dirty-bitmap'",
+            (.., Some(_)) => "'tls-creds'",
+            (QemuPlace::Nbd(uri), ..) => return Ok(uri.clone()),
+            (QemuPlace::Name(name), ..) => return from.description(name, option),
+            (QemuPlace::Path(path), ..) => {
+                return from.path(&path.to_string_lossy(), option);
+            }
+        };
+        let what = format!("{} names {named:?}; {refused} is not supported there", self.file);
+        Err(self.unsupported(what, &format!("name the device with {option}=DEVICE")))
+    }
+
+    /// The description of a device for a path, relative to the image, or a URI.
+    fn description(&self, named: &str, option: &str) -> Result<String> {
         let way = format!("name the device with {option}=DEVICE");
-        if named.starts_with("json:") {
-            let what = format!("{} names {named:?}, in a notation that is not known", self.file);
-            return Err(self.unsupported(what, &way));
-        }
         // As QEMU: a colon before any slash ends the name of a protocol.
         let protocol = named.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
         let path = match protocol {
@@ -185,7 +224,7 @@ mod tests {
     fn names_in_images_are_paths_beside_them_or_uris() {
         let description = |folder: Option<&str>, named: &str| {
             let folder = folder.map(Path::new);
-            Namer { format: "qcow2", file: "top.qcow2", folder }.description(named, "backing")
+            Namer { format: "qcow2", file: "top.qcow2", folder }.device(named, "backing")
         };
         for (folder, named, wanted) in [
             ("", "base.raw", "./base.raw"),
@@ -196,15 +235,52 @@ mod tests {
             ("", "./memory:1G", "././memory:1G"),
             ("x", "nbd://host/disk", "nbd://host/disk"),
         ] {
-            assert_eq!(description(Some(folder), named).unwrap(), wanted);
+            let device = description(Some(folder), named).unwrap();
+            assert_eq!((device.description.as_str(), device.format), (wanted, None));
+        }
+        for (folder, named, wanted, format) in [
+            (
+                Some("/images"),
+                r#"json:{"driver":"qcow2","file.filename":"a"}"#,
+                "./a",
+                Some("qcow2"),
+            ),
+            (
+                None,
+                r#"json:{"file":{"driver":"file","filename":"memory:1G"}}"#,
+                "./memory:1G",
+                None,
+            ),
+            (None, r#"json:{"driver":"host_device","filename":"/dev/x"}"#, "/dev/x", None),
+            (None, r#"json:{"driver":"nbd","path":"/s"}"#, "nbd+unix://?socket=/s", Some("raw")),
+            (None, r#"json:{"filename":"file:/a b"}"#, "/a b", None),
+        ] {
+            let device = description(folder, named).unwrap();
+            assert_eq!((device.description.as_str(), device.format.as_deref()), (wanted, format));
         }
         assert!(matches!(
-            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap())).unwrap(),
+            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap().description))
+                .unwrap(),
             Spec::Path(_)
         ));
-        for (folder, named) in [(None, "a"), (Some(""), "json:{}"), (Some(""), "memory:1G")] {
-            let error = description(folder, named).unwrap_err().to_string();
-            assert!(error.contains("backing=DEVICE"), "{error}");
+        for (folder, named, why) in [
+            (None, "a", "own directory"),
+            (Some(""), "memory:1G", "\"memory\""),
+            (None, r#"json:{"driver":"raw","filename":"memory:1G"}"#, "\"memory\""),
+            (Some(""), "json:{}", "must be specified"),
+            (Some(""), "json:{", "EOF"),
+            (Some(""), r#"json:{"driver":"ssh","path":"p"}"#, "'ssh'"),
+            (Some(""), r#"json:{"driver":"qcow2","file":{"driver":"http","url":"u"}}"#, "'http'"),
+            (Some(""), r#"json:{"driver":"null-co"}"#, "'null-co'"),
+            (
+                Some(""),
+                r#"json:{"driver":"nbd","path":"/s","x-dirty-bitmap":"b"}"#,
+                "'x-dirty-bitmap'",
+            ),
+            (Some(""), r#"json:{"driver":"nbd","path":"/s","tls-creds":"t"}"#, "'tls-creds'"),
+        ] {
+            let error = description(folder, named).err().unwrap().to_string();
+            assert!(error.contains("backing=DEVICE") && error.contains(why), "{error}");
         }
         assert_eq!(folder_of("file:/a/b%20c?lock=off"), Some("/a".into()));
         assert_eq!(folder_of("b.qcow2"), Some("".into()));

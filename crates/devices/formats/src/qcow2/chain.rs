@@ -12,7 +12,7 @@ use super::header::{Header, MAGIC, incompatible};
 use super::image::{Head, Image, Options};
 use super::parts::Backing;
 use crate::bytes::index;
-use crate::named::{Namer, Storage, context_for_names, folder_of};
+use crate::named::{NamedDevice, Namer, Storage, context_for_names, folder_of};
 use crate::storage::{len_of, read};
 
 /// Most images of a chain: more than QEMU's tools can handle, and few enough for the stack.
@@ -109,7 +109,7 @@ pub(super) async fn backing_device(
 ) -> Result<Arc<dyn Device>> {
     let folder = folder_of(description);
     let from = Namer { format: "qcow2", file, folder: folder.as_deref() };
-    let place = from.description(name, "backing")?;
+    let place = from.device(name, "backing")?.description;
     let scheme = match Format::named(format)? {
         Format::Raw => None,
         Format::Qcow2 => Some("qcow2"),
@@ -384,7 +384,13 @@ impl Opener {
             let what = format!("{} has an external data file, but not its name", from.file);
             return Err(unsupported(what, "name it with data-file=DEVICE"));
         };
-        let (opened, _) = self.named(from, named, "data-file", intent).await?;
+        let NamedDevice { description, format } = from.device(named, "data-file")?;
+        if let Some(format) = format.filter(|format| format != "raw") {
+            let what =
+                format!("{} names {named:?}; a data file has no format {format:?}", from.file);
+            return Err(unsupported(what, "name it with data-file=DEVICE"));
+        }
+        let opened = from.open(&self.names, named, &description, "data-file", intent).await?;
         Ok(Some(Storage::new(opened)))
     }
 
@@ -399,9 +405,11 @@ impl Opener {
             return Ok(Some(Next { storage, folder: None, format: Format::Raw }));
         }
         let Some(named) = &header.backing else { return Ok(None) };
-        let format = header.backing_format.as_deref().map(Format::named).transpose()?;
+        let NamedDevice { description, format } = from.device(named, "backing")?;
+        // As in QEMU, the format in the header hides that in the name.
+        let format = header.backing_format.as_ref().or(format.as_ref());
+        let format = format.map(|name| Format::named(name)).transpose()?;
         if let Some(Format::Other(scheme)) = format {
-            let description = from.description(named, "backing")?;
             let encoded = description.replace('%', "%25").replace('?', "%3f");
             let description = format!("{scheme}:{encoded}");
             let opened =
@@ -409,27 +417,13 @@ impl Opener {
             let storage = Storage::new(opened);
             return Ok(Some(Next { storage, folder: None, format: Format::Raw }));
         }
-        let (opened, folder) = self.named(from, named, "backing", self.intent).await?;
-        let storage = Storage::new(opened);
+        let opened = from.open(&self.names, named, &description, "backing", self.intent).await?;
+        let (storage, folder) = (Storage::new(opened), folder_of(&description));
         let format = match format.or(own.backing_format) {
             Some(format) => format,
             None => unstated(from, named, &storage).await?,
         };
         Ok(Some(Next { storage, folder, format }))
-    }
-
-    /// Opens a device that an image names, if that is allowed; `option` is the option by which the
-    /// user can name it instead.
-    async fn named(
-        &self,
-        from: &Namer<'_>,
-        named: &str,
-        option: &str,
-        intent: Intent,
-    ) -> Result<(Opened, Option<PathBuf>)> {
-        let description = from.description(named, option)?;
-        let opened = from.open(&self.names, named, &description, option, intent).await?;
-        Ok((opened, folder_of(&description)))
     }
 }
 

@@ -176,9 +176,10 @@ pub(super) async fn walk_chain(
             return Ok(links);
         };
         let from = Namer { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
-        let below = from.description(&named, "backing")?;
-        let opened = from.open(context, &named, &below, "backing", Intent::READ).await?;
+        let below = from.device(&named, "backing")?;
+        let opened =
+            from.open(context, &named, &below.description, "backing", Intent::READ).await?;
         links.push((link, std::mem::replace(&mut storage, Storage::new(opened))));
-        (folder, format) = (folder_of(&below), backing_format);
+        (folder, format) = (folder_of(&below.description), backing_format.or(below.format));
     }
 }

@@ -115,3 +115,78 @@ fn an_error_names_the_image_of_the_chain() {
     let text = error(&qemu.spec("1.qcow2", "names=allow"));
     assert!(text.contains("0.qcow2") && text.contains("L1 entry 0"), "{text}");
 }
+
+/// The name of a node in JSON.
+fn json_name(driver: &str, file: &str) -> String {
+    format!(r#"json:{{"driver":"{driver}","file":{{"driver":"file","filename":"{file}"}}}}"#)
+}
+
+#[test]
+fn backing_files_named_in_json_are_those_of_qemu() {
+    let Some(qemu) = Qemu::find() else { return };
+    qemu.create("base.qcow2", "", 3 * CLUSTER);
+    qemu.io("qcow2", "base.qcow2", &["write -P 1 0 64k".into()]);
+    qemu.img(&["convert", "-O", "raw", "base.qcow2", "base.raw"]);
+    let [image, raw] = ["base.qcow2", "base.raw"].map(|name| qemu.file(name).display().to_string());
+    for (name, format) in [
+        (json_name("qcow2", &image), "qcow2"),
+        (
+            format!("json:{{'driver':'qcow2','file.driver':'file','file.filename':'{image}'}}"),
+            "qcow2",
+        ),
+        (
+            format!(
+                r#"json:{{"driver":"qcow2","file.filename":"{image}","node-name":"n","discard":"unmap"}}"#
+            ),
+            "qcow2",
+        ),
+        (json_name("raw", &raw), "raw"),
+        (format!(r#"json:{{"driver":"file","filename":"{raw}"}}"#), "file"),
+        // The format in the header hides that in the name.
+        (json_name("raw", &image), "qcow2"),
+        (json_name("qcow2", &image), "raw"),
+    ] {
+        // QEMU does not check what is in the name.
+        qemu.img(&["create", "-q", "-u", "-f", "qcow2", "-F", format, "-b", &name, "top", "192k"]);
+        qemu.io("qcow2", "top", &["write -P 2 64k 64k".into()]);
+        assert!(read_all(&qemu.spec("top", "names=allow")).unwrap() == qemu.raw("top"), "{name}");
+        let text = error(&qemu.spec("top", ""));
+        assert!(text.contains("names=allow"), "{text}");
+    }
+    // The name alone tells the format.
+    qemu.create("top", "", 3 * CLUSTER);
+    let bare = |name: &str| {
+        let mut header = std::fs::read(qemu.file("top")).unwrap();
+        header[8..16].copy_from_slice(&4096_u64.to_be_bytes());
+        header[16..20].copy_from_slice(&u32::try_from(name.len()).unwrap().to_be_bytes());
+        header[4096..4096 + name.len()].copy_from_slice(name.as_bytes());
+        write(&qemu.file("top"), &header);
+    };
+    for driver in ["qcow2", "raw"] {
+        bare(&json_name(driver, &image));
+        assert!(read_all(&qemu.spec("top", "names=allow")).unwrap() == qemu.raw("top"), "{driver}");
+    }
+    bare(&format!(r#"json:{{"file":{{"driver":"file","filename":"{image}"}}}}"#));
+    assert!(error(&qemu.spec("top", "names=allow")).contains("backing-format=qcow2"));
+    // Another chain, by the same rules.
+    bare(&json_name("qcow2", &qemu.file("top").display().to_string()));
+    assert!(error(&qemu.spec("top", "names=allow")).contains("loop"));
+}
+
+#[test]
+fn names_in_json_that_are_not_known_are_refused_by_their_driver() {
+    let Some(qemu) = Qemu::find() else { return };
+    for (name, why) in [
+        (r#"json:{"driver":"qcow2","file":{"driver":"https","url":"https://h/a"}}"#, "'https'"),
+        (r#"json:{"driver":"rbd","pool":"p","image":"i"}"#, "'rbd'"),
+        (r#"json:{"driver":"raw","offset":512,"file":{"filename":"/etc/passwd"}}"#, "'offset'"),
+        ("json:{", "EOF"),
+        (r#"json:{"driver":"qcow2","file":"node"}"#, "node"),
+    ] {
+        qemu.img(&["create", "-q", "-u", "-f", "qcow2", "-F", "raw", "-b", name, "top", "192k"]);
+        let text = error(&qemu.spec("top", "names=allow"));
+        assert!(text.contains(why) && text.contains("backing=DEVICE"), "{text}");
+        // The user names the device.
+        assert!(read_all(&qemu.spec("top", "backing=zero:192k")).unwrap() == vec![0; 192 << 10]);
+    }
+}

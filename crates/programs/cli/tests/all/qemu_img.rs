@@ -909,3 +909,79 @@ fn existing_targets_are_written_in_place() {
     tools.same("convert -n -O raw over.qcow2 small");
     tools.same("convert -n -O raw over.qcow2 none");
 }
+
+#[test]
+fn backing_files_named_in_json_are_those_of_qemu_img() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -q -f qcow2 b.qcow2 4M");
+    tools.io("b.qcow2", &["write -P 7 0 1M"]);
+    tools.made("convert -O raw b.qcow2 b.raw");
+    let raw = tools.scratch.file("b.raw");
+    let server = Server::blockhaul(
+        OURS.as_ref(),
+        &tools.scratch.socket("s"),
+        &["-r", raw.to_str().unwrap()],
+    );
+    let server = server.unwrap();
+    let (raw, socket) = (raw.display(), server.socket().display());
+    let names = [
+        // Within JSON a relative path begins at the directory of the process.
+        (
+            r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"b.qcow2"}}"#.to_string(),
+            "qcow2",
+        ),
+        (format!("json:{{'driver':'raw','node-name':'n','file.filename':'{raw}'}}"), "raw"),
+        (format!(r#"json:{{"driver":"file","filename":"{raw}","locking":"off"}}"#), "file"),
+        (format!(r#"json:{{"driver":"nbd","server":{{"type":"unix","path":"{socket}"}}}}"#), "nbd"),
+        (
+            format!(
+                r#"json:{{"driver":"raw","file":{{"driver":"nbd","server.type":"unix","server.path":"{socket}","export":""}}}}"#
+            ),
+            "raw",
+        ),
+    ];
+    for (name, format) in &names {
+        tools.made(&format!("create -q -f qcow2 -b {name} -F {format} top 4M"));
+        tools.io("top", &["write -P 9 64k 64k"]);
+        for output in ["human", "json"] {
+            tools.same(&format!("info --output={output} --backing-chain top"));
+            tools.same(&format!("map --output={output} top"));
+            tools.same(&format!("measure --output={output} -O qcow2 top"));
+        }
+        tools.same("check top");
+        let done = tools.ours("convert -O raw top ours.raw");
+        assert!(done.status.success(), "{name}: {}", text(&done.stderr));
+        tools.made("convert -O raw top theirs.raw");
+        assert!(tools.bytes("ours.raw") == tools.bytes("theirs.raw"), "{name}");
+        // Made, given to an image, and taken away by ours.
+        for line in [
+            &format!("create -q -f qcow2 -b {name} -F {format} new"),
+            "rebase -b b.raw -F raw new",
+            &format!("rebase -b {name} -F {format} new"),
+            &format!("rebase -u -b {name} -F {format} new"),
+        ] {
+            let done = tools.ours(line);
+            assert!(done.status.success(), "{line}: {}", text(&done.stderr));
+            tools.same_disks("qcow2", "new", "b.qcow2");
+        }
+        tools.same("info --backing-chain new");
+    }
+    // The changes of an overlay reach the file in the name.
+    let name = &names[0].0;
+    tools.made(&format!("create -q -f qcow2 -b {name} -F qcow2 top"));
+    tools.io("top", &["write -P 9 64k 64k"]);
+    tools.same("commit top");
+    tools.made("compare b.qcow2 theirs.raw");
+    // In another directory the relative name is that of no file, for both.
+    let folder = tools.scratch.file("sub");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::rename(tools.scratch.file("top"), folder.join("top")).unwrap();
+    std::fs::rename(tools.scratch.file("b.qcow2"), folder.join("b.qcow2")).unwrap();
+    for done in [tools.theirs("map sub/top"), tools.ours("map sub/top")] {
+        assert_eq!(done.status.code(), Some(1));
+        assert!(text(&done.stderr).contains("b.qcow2"), "{}", text(&done.stderr));
+    }
+    tools.made(r#"create -q -u -f qcow2 -b json:{"driver":"rbd","pool":"p"} -F raw top 4M"#);
+    let refused = tools.ours("map top");
+    assert!(!refused.status.success() && text(&refused.stderr).contains("'rbd'"));
+}
