@@ -13,8 +13,10 @@ use crate::per_disk::PerDisk;
 pub static TAR: LayerKind = LayerKind {
     name: "tar",
     summary: "serves a file inside a tar file (for example an OVA)",
-    manual: "The member whose name is exactly `tar-entry` (as `tar tf` prints it) is located once, when the \
-device is first opened, and served in place: reads and writes go directly to the tar file. \
+    manual:
+        "The member whose name is `tar-entry` (as `tar tf` prints it) is located once, when the \
+device is first opened, and served in place: reads and writes go directly to the tar file. If no \
+member has this name, the first one counts whose name differs only by `./` at the beginning. \
 Writes change the tar file, but not checksums of this member that other members contain. Names \
 in the formats ustar, GNU tar and pax are supported; a sparse member, and one that is not a \
 regular file, is refused. A compressed tar file needs `gz` or `xz` below.
@@ -29,7 +31,7 @@ blockhaul copy --verify --source-layer 'tar?tar-entry=disk.raw' vm.ova from-ova.
     writes_below: true,
     transparent: false,
     params: &[
-        param("tar-entry", ParamKind::Text, "Name of the member."),
+        param("tar-entry", ParamKind::Text, "Name of the member, with or without ./ before it."),
         param_or("tar-limit", ParamKind::Size, "0", "How far to search for it; 0: to the end."),
     ],
     changeable: &[],
@@ -55,6 +57,10 @@ struct Tar {
     /// The position of the member: offset and length, and the device's size at that time.
     found: PerDisk<Place>,
 }
+
+/// Maximum number of members in a message, and bytes of their names.
+const LISTED_MAX: usize = 10;
+const LISTED_NAME_MAX: usize = 100;
 
 /// The position of a member in a device of this size.
 struct Place {
@@ -119,26 +125,69 @@ struct Ahead {
     sparse: bool,
 }
 
+/// A member that has the name.
+#[derive(Clone, Copy)]
+struct FoundMember {
+    start: u64,
+    len: u64,
+    kind: u8,
+}
+
+/// The members that a search has seen.
+#[derive(Default)]
+struct Search {
+    /// The first member whose name differs by a `./`.
+    similar: Option<FoundMember>,
+    names: Vec<String>,
+    count: u64,
+}
+
+impl Search {
+    fn add(&mut self, name: &[u8]) {
+        self.count += 1;
+        if self.names.len() < LISTED_MAX {
+            let name = &name[..name.len().min(LISTED_NAME_MAX)];
+            self.names.push(format!("{:?}", String::from_utf8_lossy(name)));
+        }
+    }
+
+    /// The names of the members, for a message.
+    fn list(&self) -> String {
+        let more = if self.count > self.names.len() as u64 { ", …" } else { "" };
+        match self.names.join(", ") {
+            none if none.is_empty() => "it has no members".to_string(),
+            names => format!("its members are {names}{more}"),
+        }
+    }
+}
+
+/// A name without `./` before it.
+fn plain(mut name: &[u8]) -> &[u8] {
+    while let Some(rest) = name.strip_prefix(b"./") {
+        name = rest;
+    }
+    name
+}
+
 impl Tar {
     /// Offset and length of the member, both inside the device.
     async fn find(&self, device: &Arc<dyn Device>) -> Result<(u64, u64)> {
         let name = device.facts().name.clone();
         let wrong = |kind, why: String| Error::new(kind, format!("tar: {name}: {why}"));
-        let mut reader = Reader { device, size: device.facts().size, at: 0, held: Vec::new() };
+        let size = device.facts().size;
+        let mut reader = Reader { device, size, at: 0, held: Vec::new() };
         let mut ahead = Ahead::default();
+        let mut search = Search::default();
         let mut at = 0_u64;
+        let accepted = |member| self.accepted(member, size).map_err(|(kind, why)| wrong(kind, why));
         loop {
-            if at.saturating_add(BLOCK) > self.limit {
-                let text = format!(
-                    "{:?} is not within the first {} bytes (tar-limit)",
-                    self.entry, self.limit
-                );
-                return Err(wrong(Kind::NotFound, text));
-            }
-            let header = reader.bytes(at, BLOCK).await?;
+            let is_beyond = at.saturating_add(BLOCK) > self.limit;
+            let header = if is_beyond { None } else { reader.bytes(at, BLOCK).await? };
             let Some(header) = header.filter(|header| header.iter().any(|&byte| byte != 0)) else {
-                let text = format!("there is no member {:?}; tar tf lists them", self.entry);
-                return Err(wrong(Kind::NotFound, text));
+                return match search.similar {
+                    Some(member) => accepted(member),
+                    None => Err(wrong(Kind::NotFound, self.missing(&search, is_beyond))),
+                };
             };
             let Some(header) = Header::parse(&header) else {
                 return Err(wrong(Kind::Invalid, format!("no tar header at offset {at}")));
@@ -164,15 +213,16 @@ impl Tar {
                 _ => {
                     let Ahead { name, size, sparse } = std::mem::take(&mut ahead);
                     let len = size.unwrap_or(header.size);
-                    if name.as_deref().unwrap_or(&header.name) == self.entry.as_bytes() {
-                        let is_inside =
-                            start.checked_add(len).is_some_and(|end| end <= reader.size);
-                        let kind = if sparse { b'S' } else { header.kind };
-                        return match self.refusal(kind, is_inside) {
-                            Some((kind, why)) => Err(wrong(kind, why)),
-                            None => Ok((start, len)),
-                        };
+                    let kind = if sparse { b'S' } else { header.kind };
+                    let name = name.as_deref().unwrap_or(&header.name);
+                    let member = FoundMember { start, len, kind };
+                    if name == self.entry.as_bytes() {
+                        return accepted(member);
                     }
+                    if plain(name) == plain(self.entry.as_bytes()) {
+                        search.similar.get_or_insert(member);
+                    }
+                    search.add(name);
                     let Some(next) = next(start, len) else {
                         return Err(wrong(Kind::Invalid, format!("a member of {len} bytes")));
                     };
@@ -188,6 +238,22 @@ impl Tar {
 }
 
 impl Tar {
+    /// What a search without result has found.
+    fn missing(&self, search: &Search, is_beyond: bool) -> String {
+        let Tar { entry, limit, .. } = self;
+        match is_beyond {
+            true => format!("{entry:?} is not within the first {limit} bytes (tar-limit)"),
+            false => format!("there is no member {entry:?}; {}", search.list()),
+        }
+    }
+
+    /// Offset and length of a member, which is shown if it is a file within `size` bytes.
+    fn accepted(&self, member: FoundMember, size: u64) -> Result<(u64, u64), (Kind, String)> {
+        let FoundMember { start, len, kind } = member;
+        let is_inside = start.checked_add(len).is_some_and(|end| end <= size);
+        self.refusal(kind, is_inside).map_or(Ok((start, len)), Err)
+    }
+
     /// Why a member of this kind cannot be shown; none: it can.
     fn refusal(&self, kind: u8, is_inside: bool) -> Option<(Kind, String)> {
         let entry = &self.entry;

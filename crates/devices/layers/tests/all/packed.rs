@@ -115,6 +115,78 @@ fn a_member_of_a_tar_file_is_found_in_every_format() {
     }
 }
 
+/// An archive of members of these names and contents, in the order given.
+fn archive(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (name, content) in members {
+        let mut header = [0; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[124..135].copy_from_slice(format!("{:011o}", content.len()).as_bytes());
+        header[156] = b'0';
+        header[148..156].fill(b' ');
+        let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+        header[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+        bytes.extend(header);
+        bytes.extend_from_slice(content);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+    }
+    bytes.resize(bytes.len() + 1024, 0);
+    bytes
+}
+
+#[test]
+fn members_of_an_ova_are_found_in_any_order_and_with_a_dot_before_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("vm.ova");
+    let ova = [
+        ("./._disk.vmdk", &b"AppleDouble"[..]),
+        ("./disk.vmdk", b"the disk"),
+        ("._vm.ovf", b"AppleDouble"),
+        ("././vm.ovf", b"description"),
+        ("vm.mf", b"checksums"),
+    ];
+    let find = |entry: &'static str, members: &[(&str, &[u8])]| {
+        fs::write(&path, archive(members)).unwrap();
+        let path = path.clone();
+        let (found, result) = std::sync::mpsc::channel();
+        on_workers(move || async move {
+            let content = async {
+                let layer = format!("tar?tar-entry={entry}");
+                let stack = open(&path, &[&layer], Intent::READ).await;
+                let device = stack.map_err(|error| error.to_string())?.device().clone();
+                Ok::<_, String>(read(&device, 0, device.facts().size as usize).await)
+            };
+            found.send(content.await).unwrap();
+        });
+        result.recv().unwrap()
+    };
+    for (entry, content) in [
+        ("disk.vmdk", "the disk"),
+        ("./disk.vmdk", "the disk"),
+        ("._disk.vmdk", "AppleDouble"),
+        ("vm.ovf", "description"),
+        ("./vm.mf", "checksums"),
+    ] {
+        let mut reversed = ova;
+        reversed.reverse();
+        for members in [ova, reversed] {
+            assert!(find(entry, &members).unwrap() == content.as_bytes(), "{entry}");
+        }
+    }
+    // The name as it is comes before others.
+    let both = [("./a", &b"one"[..]), ("a", b"two"), ("././a", b"three")];
+    assert!(find("a", &both).unwrap() == b"two");
+    assert!(find("./a", &both).unwrap() == b"one");
+    assert!(find("./././a", &both).unwrap() == b"one");
+    let refused = find("disk", &ova).unwrap_err();
+    assert!(refused.contains(r#"its members are "./._disk.vmdk", "./disk.vmdk""#), "{refused}");
+    let members: Vec<_> = (0..100).map(|n| format!("{n}\n")).collect();
+    let members: Vec<_> = members.iter().map(|name| (name.as_str(), &b""[..])).collect();
+    let refused = find("x", &members).unwrap_err();
+    assert!(refused.contains(r#""8\n", "9\n", …"#) && !refused.contains("10"), "{refused}");
+    assert!(find("x", &[]).unwrap_err().contains("no members"));
+}
+
 #[test]
 fn what_is_no_tar_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
