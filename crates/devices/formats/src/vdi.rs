@@ -71,7 +71,7 @@ async fn inspect(_: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let size = header.size;
     let unit = header.block;
     let map = Box::new(Blocks { header, file_len });
-    Ok((Found { size, unit, map, unpack: None }, Files::one(file, None)))
+    Ok((Found { size, unit, sector: None, map, unpack: None }, Files::one(file, None)))
 }
 
 /// A header that was checked.

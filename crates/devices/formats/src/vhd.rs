@@ -83,7 +83,7 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
             return Err(damaged(FORMAT, text));
         }
         let map = Box::new(Flat { size: footer.size });
-        let found = Found { size: footer.size, unit: SECTOR, map, unpack: None };
+        let found = Found { size: footer.size, unit: SECTOR, sector: None, map, unpack: None };
         return Ok((found, Files::one(file, None)));
     }
     check_within(FORMAT, "the header", footer.header, HEADER, file_len)?;
@@ -95,7 +95,7 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let size = footer.size;
     let unit = header.block;
     let map = Box::new(Blocks { header, size, file_len, is_differencing });
-    Ok((Found { size, unit, map, unpack: None }, Files::one(file, backing)))
+    Ok((Found { size, unit, sector: None, map, unpack: None }, Files::one(file, backing)))
 }
 
 /// The footer of an image: the copy at its start, or else the last sector.

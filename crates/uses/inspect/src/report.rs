@@ -124,12 +124,15 @@ impl ExportFacts {
         for (ability, flag) in DEVICE_FLAGS {
             flags = flags.with(flag, can.contains(ability));
         }
+        let block = facts.advertised.unwrap_or(facts.block);
+        // Where a server advertises no limit, that of the device remains.
+        let most = block.maximum.min(facts.block.maximum);
         ExportFacts {
             description: Some(facts.description.clone()).filter(|text| !text.is_empty()),
             size: facts.size,
             contexts: facts.contexts.clone(),
             flags,
-            block: Some([facts.block.minimum, facts.block.preferred, facts.block.maximum]),
+            block: Some([block.minimum, block.preferred, most]),
             ..ExportFacts::default()
         }
     }

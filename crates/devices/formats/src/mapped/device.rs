@@ -7,7 +7,8 @@ use super::parts::Parts;
 use super::{extents, read};
 use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Request,
+    Access, BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, FileRange, Kind, Op, Pending,
+    Request,
 };
 
 /// An open image.
@@ -54,6 +55,11 @@ fn facts(
         facts.one_handle |= one.one_handle;
         facts.files.extend(one.files.iter().copied());
     }
+    // What is in the disk counts in sectors; reads have any alignment.
+    facts.advertised = image.sector.map(|sector| {
+        let own = facts.advertised_or_own();
+        BlockSizes { minimum: own.minimum.max(sector), preferred: own.preferred.max(sector), ..own }
+    });
     facts.files.sort_unstable();
     facts.files.dedup();
     facts.contexts = vec![BASE_ALLOCATION.to_string()];

@@ -14,6 +14,8 @@ pub(crate) struct Image {
     pub(crate) size: u64,
     /// Granularity of the map in bytes, a power of two.
     pub(crate) unit: u64,
+    /// Logical sector size in bytes, if the image tells it.
+    pub(super) sector: Option<u32>,
     /// Length in bytes of each file.
     pub(crate) lens: Vec<u64>,
     pub(crate) map: Box<dyn Map>,
@@ -27,14 +29,17 @@ pub(crate) struct Image {
 pub(crate) struct Found {
     pub(crate) size: u64,
     pub(crate) unit: u64,
+    /// Logical sector size of the disk in bytes, a power of two from 512 to 4096, if the image tells it.
+    pub(crate) sector: Option<u32>,
     pub(crate) map: Box<dyn Map>,
     pub(crate) unpack: Option<Arc<dyn Unpack>>,
 }
 
 impl Image {
     pub(super) fn new(format: &'static str, found: Found, lens: Vec<u64>, memory: u64) -> Image {
-        let Found { size, unit, map, unpack } = found;
+        let Found { size, unit, sector, map, unpack } = found;
         let pages = Pages::new(format, lens.clone(), memory);
-        Image { format, size, unit, lens, map, unpack, unpacked: BlockCache::new(unit), pages }
+        let unpacked = BlockCache::new(unit);
+        Image { format, size, unit, sector, lens, map, unpack, unpacked, pages }
     }
 }

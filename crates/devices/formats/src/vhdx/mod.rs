@@ -76,8 +76,9 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let file_len = len_of(&file.device.facts());
     let size = layout.size;
     let unit = layout.block;
+    let sector = u32::try_from(layout.sector).ok();
     let map = Box::new(Blocks { layout, file_len });
-    Ok((Found { size, unit, map, unpack: None }, Files::one(file, backing)))
+    Ok((Found { size, unit, sector, map, unpack: None }, Files::one(file, backing)))
 }
 
 /// The parent of a differencing image (2.6.2.6): the path relative to the image, or a file of this

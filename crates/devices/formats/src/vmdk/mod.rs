@@ -151,7 +151,7 @@ fn found(parts: Vec<Part>) -> Result<Found> {
     }
     let unit = sparse().map(|sparse| sparse.grain).min().unwrap_or(sparse::SECTOR);
     let unpack = is_packed.then(|| Arc::new(sparse::Grains) as Arc<dyn Unpack>);
-    Ok(Found { size, unit, map: Box::new(Parts(parts)), unpack })
+    Ok(Found { size, unit, sector: None, map: Box::new(Parts(parts)), unpack })
 }
 
 /// Opens the extents that a descriptor names.

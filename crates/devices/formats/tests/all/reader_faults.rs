@@ -139,6 +139,49 @@ fn damaged_vhdx_images_are_refused() {
     refused(&qemu, "vhdx", &put(&good, 3 << 20, b"x"), &["metadata table"]);
 }
 
+/// The identifier of the metadata item "logical sector size" ([MS-VHDX] 2.6.2.4), as it is stored.
+const LOGICAL_SECTOR: [u8; 16] = [
+    0x1d, 0xbf, 0x41, 0x81, 0x6f, 0xa9, 0x09, 0x47, 0xba, 0x47, 0xf2, 0x33, 0xa8, 0xfa, 0xab, 0x5f,
+];
+
+/// The offset of that item in an image.
+fn place_of_sector(image: &[u8]) -> usize {
+    let entry = image.windows(16).position(|bytes| bytes == LOGICAL_SECTOR).unwrap();
+    let offset = image[entry + 16..entry + 20].try_into().unwrap();
+    // The region of metadata begins with its table.
+    let region = image.windows(8).position(|bytes| bytes == b"metadata").unwrap();
+    region + u32::from_le_bytes(offset) as usize
+}
+
+#[test]
+fn the_logical_sectors_of_a_vhdx_are_the_minimum_block_of_exports() {
+    let Some(qemu) = Qemu::find() else { return };
+    let good = image(&qemu, "vhdx", "block_size=1M");
+    let place = place_of_sector(&good);
+    let wanted = std::fs::read(qemu.file("disk")).unwrap();
+    for sector in [512_u32, 4096] {
+        write(&qemu.file("image"), &put(&good, place, &sector.to_le_bytes()));
+        let spec = spec(&qemu, "vhdx");
+        assert!(read_all(&spec).unwrap() == wanted, "{sector}");
+        let facts = crate::common::facts(&spec);
+        let advertised = facts.advertised.unwrap();
+        assert_eq!((advertised.minimum, advertised.preferred), (sector, 4096));
+        // Callers in this program read any bytes.
+        assert_eq!(facts.block.minimum, 1);
+        // One of the two headers is enough.
+        let [one, other] = [(64 << 10) + 100, (128 << 10) + 100];
+        for damaged in [one, other] {
+            let sectors = put(&good, place, &sector.to_le_bytes());
+            write(&qemu.file("image"), &put(&sectors, damaged, &[1]));
+            assert_eq!(crate::common::facts(&spec).advertised, Some(advertised));
+        }
+    }
+    for sector in [0_u32, 1, 513, 1024, 8192, u32::MAX] {
+        let text = format!("sectors of {sector} bytes");
+        refused(&qemu, "vhdx", &put(&good, place, &sector.to_le_bytes()), &[&text]);
+    }
+}
+
 #[test]
 fn damaged_vmdk_images_are_refused() {
     let Some(qemu) = Qemu::find() else { return };
