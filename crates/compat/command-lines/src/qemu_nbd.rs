@@ -12,6 +12,8 @@ use crate::{Asked, words};
 pub const IN_BACKGROUND: &str = "--in-background";
 /// The port of NBD.
 const PORT: &str = "10809";
+/// Seconds that a client of the original has for the handshake.
+const HANDSHAKE_LIMIT: &str = "10";
 /// The unit in bytes in which the original counts the length of a raw disk, and in which it accesses one
 /// that it has guessed.
 const SECTOR: u64 = 512;
@@ -43,14 +45,17 @@ This is blockhaul, with the command line of QEMU's qemu-nbd.
     -D, --description=TEXT     description of the export
     -e, --shared=N             maximum number of clients (1; 0: no limit); others wait
     -t, --persistent           do not end with the last client
-    -A, --allocation-depth     with -f raw, add the context qemu:allocation-depth, which qcow2
-                               images always have
-    -B, --bitmap=NAME          show the bitmaps of the chain of images; qcow2 images always have
-                               contexts for their own
+    -A, --allocation-depth     show the context qemu:allocation-depth
+    -B, --bitmap=NAME          show this bitmap of the image, or of one below it; may be repeated
     -n, --nocache, --cache=none
                                bypass the page cache, with -f raw
-    --cache=MODE, --aio=MODE, --discard=MODE, --detect-zeroes=off
+    --detect-zeroes=MODE       off; on: zero requests for writes of zeroes; unmap: these free
+                               blocks, with --discard=unmap
+    --cache=MODE, --aio=MODE, --discard=MODE
                                accepted
+    --handshake-limit=SECONDS  end clients that do not complete the handshake in time (10; 0: no
+                               limit)
+    --selinux-label=LABEL      label of the socket
     -L, --list                 list the exports of the server at -k, or -b and -p
     --object=tls-creds-x509,id=ID,endpoint=server|client,dir=DIR[,verify-peer=off]
     --object=tls-creds-psk,id=ID,endpoint=server|client,dir=DIR[,username=NAME]
@@ -68,6 +73,7 @@ fn modes(option: &str) -> &'static [&'static str] {
     match option {
         "cache" => &["none", "writeback", "writethrough", "directsync", "unsafe"],
         "aio" => &["threads", "native", "io_uring"],
+        "detect-zeroes" => &["off", "on", "unmap"],
         _ => &["ignore", "off", "unmap", "on"],
     }
 }
@@ -116,10 +122,9 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
             }
             ("tls-authz", _) => "a client is admitted by its certificate or key",
             ("trace", _) => "use blockhaul serve --trace",
-            ("handshake-limit", _) => "use blockhaul serve --timeout TIME",
-            ("selinux-label", _) => "use blockhaul serve --selinux-label LABEL",
-            ("detect-zeroes", other) if other != "off" => "only off is",
-            ("cache" | "aio" | "discard", other) if !modes(means).contains(&other) => {
+            ("cache" | "aio" | "discard" | "detect-zeroes", other)
+                if !modes(means).contains(&other) =>
+            {
                 let known = modes(means).join(", ");
                 return Err(format!("--{means}: unknown mode '{other}'; known are {known}"));
             }
@@ -149,6 +154,11 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
     }
     if has("tls-hostname") {
         return Err("TLS hostname is only supported with export list".to_string());
+    }
+    if value("detect-zeroes") == Some("unmap") && !matches!(value("discard"), Some("unmap" | "on"))
+    {
+        let text = "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap";
+        return Err(text.to_string());
     }
     let tls = tls.map(Credentials::serve_options).unwrap_or_default();
     let [name] = &parts.operands[..] else {
@@ -186,6 +196,39 @@ impl Server {
         self.options.iter().rev().find(|one| one.0 == name).map(|one| one.1.as_str())
     }
 
+    /// Maximum number of clients; 0: no limit.
+    fn clients(&self) -> Result<u32, String> {
+        let given = self.value("shared").unwrap_or("1");
+        // Scripts give `-e 2` as one word, so that the number begins with a blank.
+        blockhaul_catalog::parse_number(given)
+            .map_err(|_| format!("Invalid shared device number '{given}'"))
+    }
+
+    /// Seconds that a client has for the handshake; 0: no limit.
+    fn handshake_limit(&self) -> Result<u32, String> {
+        let given = self.value("handshake-limit").unwrap_or(HANDSHAKE_LIMIT);
+        blockhaul_catalog::parse_number(given)
+            .map_err(|_| format!("Invalid handshake limit '{given}'"))
+    }
+
+    /// The layer that detects zeroes in writes, if one is to be used.
+    fn zero_detection(&self) -> Option<String> {
+        let unmap = match self.value("detect-zeroes") {
+            Some("on") => "off",
+            Some("unmap") => "on",
+            _ => return None,
+        };
+        Some(format!("--layer=detect-zeroes?unmap={unmap}"))
+    }
+
+    /// The metadata contexts that clients see, for the layer `contexts`.
+    fn contexts(&self) -> String {
+        let bitmaps = self.options.iter().filter(|one| one.0 == "bitmap");
+        let bitmaps = bitmaps.map(|one| format!("qemu:dirty-bitmap:{}", one.1.replace(',', ",,")));
+        let depth = self.has("allocation-depth").then(|| "qemu:allocation-depth".to_string());
+        depth.into_iter().chain(bitmaps).collect::<Vec<_>>().join(",")
+    }
+
     /// Whether a disk in this format is taken for a raw one that may be written, only because its first
     /// bytes tell no format.
     pub fn guesses_raw(&self, format: Format) -> bool {
@@ -218,6 +261,7 @@ impl Server {
                 }
             }
         }
+        add(format!("--timeout={}s", self.handshake_limit()?));
         let mut device = Vec::new();
         let reads = self.has("read-only") || self.has("load-snapshot");
         let is_writable = matches!(format, Format::Raw | Format::Qcow2);
@@ -230,6 +274,9 @@ impl Server {
             }
             let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
             device.push(format!("snapshot={}", encoded(name.unwrap_or(given))));
+        }
+        if self.has("bitmap") && format != Format::Qcow2 {
+            return Err(format!("format {} has no bitmaps", format.name()));
         }
         // The original finds a bitmap in any image of the chain.
         if self.has("bitmap") && format == Format::Qcow2 {
@@ -259,27 +306,38 @@ impl Server {
                 _ => {}
             }
         }
+        if !reads && !self.has("snapshot") {
+            self.zero_detection().into_iter().for_each(&mut add);
+        }
+        if format == Format::Qcow2 {
+            add(format!("--layer=contexts?show={}", encoded(&self.contexts())));
+        }
+        // Clients of the original never see another value.
+        add("--layer=rotational?rotational=off".to_string());
         if self.has("snapshot") {
             add("--layer=cow".to_string());
         }
         if self.has("allocation-depth") && format == Format::Raw {
             add("--layer=allocation-depth".to_string());
         }
-        match self.value("shared").unwrap_or("1").parse::<u32>() {
-            Ok(0) => {}
-            Ok(1) => {
+        match self.clients()? {
+            0 => {}
+            1 => {
                 // A client would wait for its own first connection.
                 add("--layer=multi-conn?mode=disable".to_string());
                 add("--layer=limit?limit=1&wait=on".to_string());
             }
-            Ok(most) => add(format!("--layer=limit?limit={most}&wait=on")),
-            Err(_) => return Err("Shared device number must be a number".to_string()),
+            most => add(format!("--layer=limit?limit={most}&wait=on")),
         }
         if !self.has("persistent") {
             add("--layer=exitlast".to_string());
         }
-        let names =
-            [("export-name", "export"), ("description", "description"), ("pid-file", "pidfile")];
+        let names = [
+            ("export-name", "export"),
+            ("description", "description"),
+            ("pid-file", "pidfile"),
+            ("selinux-label", "selinux-label"),
+        ];
         for (given, ours) in names {
             if let Some(value) = self.value(given) {
                 add(format!("--{ours}={value}"));
@@ -337,10 +395,25 @@ mod tests {
         assert_eq!(uri, "nbds://localhost:10809/?tls-certificates=/c&tls-hostname=h");
         let words = run("-B b -f qcow2 /a.qcow2").unwrap();
         assert!(words.ends_with("qcow2:/a.qcow2?names=allow&backing-bitmaps=on"), "{words}");
+        assert!(words.contains("contexts?show=qemu:dirty-bitmap:b "), "{words}");
+        let words = run("-A -B a,b -B c -f qcow2 /a.qcow2").unwrap();
+        let shown = "show=qemu:allocation-depth,qemu:dirty-bitmap:a,,b,qemu:dirty-bitmap:c ";
+        assert!(words.contains(shown), "{words}");
+        let words = run("--detect-zeroes=on --handshake-limit 3 /a").unwrap();
+        assert!(
+            words.contains("detect-zeroes?unmap=off") && words.contains("--timeout=3s"),
+            "{words}"
+        );
+        let words = run("--detect-zeroes=unmap --discard=unmap /a").unwrap();
+        assert!(words.contains("detect-zeroes?unmap=on"), "{words}");
+        assert!(!run("-r --detect-zeroes=on /a").unwrap().contains("detect-zeroes"));
         assert!(run("-e 1 /a").unwrap().contains("multi-conn?mode=disable"));
         assert!(!run("-e 2 /a").unwrap().contains("multi-conn"));
+        let line = ["-e 2", "/a"].map(OsString::from);
+        let Asked::Run(Wanted::Serve(server)) = parse(&line).unwrap() else { panic!("{line:?}") };
+        assert_eq!(server.clients(), Ok(2));
         assert!(run("-A /a").unwrap().contains("--layer=allocation-depth"));
-        assert!(!run("-A -f qcow2 /a").unwrap().contains("allocation-depth"));
+        assert!(!run("-A -f qcow2 /a").unwrap().contains("--layer=allocation-depth"));
         let words = run("-f raw -A /a").unwrap();
         assert!(!words.contains("blocksize"), "{words}");
         assert!(words.contains("truncate?round-up=512 "), "{words}");
@@ -379,10 +452,14 @@ mod tests {
             ("-f vhdx a", "add -r"),
             ("-f raw -l x a", "no internal snapshots"),
             ("-k /s -p 1 a", "-k excludes"),
-            ("-e x a", "number"),
+            ("-e x a", "Invalid shared device number 'x'"),
             ("--cache x a", "writethrough"),
             ("--aio x a", "unknown mode"),
             ("--discard x a", "unknown mode"),
+            ("--detect-zeroes x a", "unknown mode"),
+            ("--detect-zeroes unmap a", "discard operation to unmap"),
+            ("--handshake-limit x a", "Invalid handshake limit"),
+            ("-f raw -B b a", "no bitmaps"),
             ("", "FILE"),
         ] {
             let said = run(line).unwrap_err();

@@ -9,8 +9,10 @@
 mod allocation_depth;
 mod blocksize;
 mod cache;
+mod contexts;
 mod cow;
 mod declared;
+mod detect_zeroes;
 mod extents_cache;
 mod flushes;
 mod gz;
@@ -43,7 +45,9 @@ mod xz;
 pub use allocation_depth::ALLOCATION_DEPTH;
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
+pub use contexts::CONTEXTS;
 pub use cow::COW;
+pub use detect_zeroes::DETECT_ZEROES;
 pub use extents_cache::EXTENTS_CACHE;
 pub use gz::GZ;
 pub use log::LOG;
@@ -68,7 +72,9 @@ pub fn all() -> Vec<&'static blockhaul_catalog::LayerKind> {
         &ALLOCATION_DEPTH,
         &BLOCKSIZE,
         &CACHE,
+        &CONTEXTS,
         &COW,
+        &DETECT_ZEROES,
         &EXTENTS_CACHE,
         &GZ,
         &LOG,

@@ -124,6 +124,7 @@ const ROWS: &[Row] = &[
     row("rate", "rate", &[], &[Key("rate", "rate", Bits)]),
     row("readahead", "readahead", &[], &[]),
     row("readonly", "readonly", &[], &[]),
+    row("rotational", "rotational", &[], &[Key("rotational", "rotational", Switch)]),
     row(
         "retry",
         "retry",

@@ -14,6 +14,7 @@ mod nozero;
 mod protect;
 mod ranges;
 mod readahead;
+mod rotational;
 mod scan;
 mod swab;
 mod truncate;
@@ -35,6 +36,7 @@ pub fn all() -> Vec<&'static LayerKind> {
         &nozero::NOZERO,
         &protect::PROTECT,
         &readahead::READAHEAD,
+        &rotational::ROTATIONAL,
         &scan::SCAN,
         &swab::SWAB,
         &truncate::TRUNCATE,

@@ -46,6 +46,21 @@ fn allocation_depth() {
 }
 
 #[test]
+fn contexts() {
+    check("memory:5M", &["allocation-depth", "contexts"], zeroes());
+    let both = &["allocation-depth", "contexts?show=qemu:allocation-depth"];
+    check("pattern:2M", both, short(Options::default()));
+    check("pattern:2M", &["noextents", "contexts"], short(Options::default()));
+}
+
+#[test]
+fn detect_zeroes() {
+    check("memory:5M", &["detect-zeroes"], zeroes());
+    check("memory:2M", &["detect-zeroes?unmap=on"], short(zeroes()));
+    check("memory:2M", &["nozero", "detect-zeroes"], short(zeroes()));
+}
+
+#[test]
 fn readonly() {
     check("memory:5M", &["readonly"], zeroes());
 }
@@ -297,8 +312,10 @@ const HINTS: &[(&str, &str)] = &[
     ("cache", "zie"),
     ("cache?cache=writethrough", "zie"),
     ("checkwrite", "zcie"),
+    ("contexts", "zpcfie"),
     ("cow", "zie"),
     ("delay?read=1ms", "zpcfie"),
+    ("detect-zeroes", "zcfie"),
     ("error?at=2M", "zpcfie"),
     ("evil?evil-probability=0", "pfe"),
     ("extentlist?extentlist=/dev/null", "zpcfie"),
@@ -323,6 +340,7 @@ const HINTS: &[(&str, &str)] = &[
     ("readonly", "zpcfie"),
     ("retry", "zcie"),
     ("retry-request", "zcfie"),
+    ("rotational", "zpcfie"),
     ("scan", "zpcfie"),
     ("stats?file=/dev/null", "zpcfie"),
     ("swab", "zcfie"),

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Access, Can, Contexts, Device, DeviceExt, Error, Facts, HOLE, Kind, OpKind, Pending, Request,
-    Result, ZERO,
+    Access, Can, Contexts, Device, DeviceExt, Error, Facts, Flags, HOLE, Kind, OpKind, Pending,
+    Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::{Layer, Registry};
 use blockhaul_io::{Config, Data, Remote, Reservation, Runtime};
@@ -431,5 +431,61 @@ fn layers_stack() {
         assert_eq!(device.read(0, 3).await.unwrap().bytes(), b"abc");
         let found = device.extents(512 << 10, 4096, Contexts::first()).await.unwrap();
         assert_eq!(found[0].runs()[0].state, HOLE | ZERO);
+    });
+}
+
+#[test]
+fn only_the_named_contexts_are_shown() {
+    on_workers(|| async {
+        let both = over_memory("allocation-depth");
+        let names = |text: &str| {
+            let device = layer(text).unwrap().wrap(both.clone()).unwrap();
+            (device.facts().contexts.clone(), device)
+        };
+        let depth = "qemu:allocation-depth".to_string();
+        let base = "base:allocation".to_string();
+        assert_eq!(names("contexts").0, [base.clone()]);
+        let (all, device) = names(&format!("contexts?show={depth}"));
+        assert_eq!(all, [base, depth.clone()]);
+        let context = device.facts().context(&depth).unwrap();
+        let reply = device.submit(Request::extents(0, 4096, context)).await.unwrap();
+        assert!(format!("{reply:?}").contains("state: 1"), "{reply:?}");
+        let absent = layer("contexts?show=qemu:dirty-bitmap:x").unwrap().wrap(both.clone());
+        let error = absent.err().unwrap();
+        assert!(error.remedy().unwrap().contains(&depth), "{error}");
+    });
+}
+
+/// Records the kind and the flags of each request.
+struct RequestRecorder(Mutex<Vec<(OpKind, Flags)>>);
+
+impl Device for RequestRecorder {
+    fn facts(&self) -> Arc<Facts> {
+        let mut facts = Facts::new("recorder", 1 << 20);
+        facts.can |= Can::ZERO | Can::FUA;
+        Arc::new(facts)
+    }
+
+    fn submit(&self, request: Request) -> Pending {
+        self.0.lock().unwrap().push((request.kind(), request.flags));
+        Pending::ready(Ok(Reply::Done))
+    }
+}
+
+#[test]
+fn writes_of_zeroes_become_zero_requests() {
+    on_workers(|| async {
+        for (text, flags) in
+            [("detect-zeroes", Flags::NO_HOLE), ("detect-zeroes?unmap=on", Flags::empty())]
+        {
+            let seen = Arc::new(RequestRecorder(Mutex::default()));
+            let device = layer(text).unwrap().wrap(seen.clone()).unwrap();
+            for byte in [0, 1] {
+                let data = Data::copy_of(&[byte; 4096]);
+                device.submit(Request::write(0, data).with(Flags::FUA)).await.unwrap();
+            }
+            let expected = [(OpKind::Zero, flags | Flags::FUA), (OpKind::Write, Flags::FUA)];
+            assert_eq!(*seen.0.lock().unwrap(), expected, "{text}");
+        }
     });
 }

@@ -305,6 +305,56 @@ fn exports_are_listed_as_by_qemu_nbd() {
 }
 
 #[test]
+fn only_what_is_asked_for_is_shown() {
+    let Some(tools) = Tools::find() else { return };
+    tools.images();
+    for name in ["first", "a,b", "third"] {
+        tools.img(&format!("bitmap --add --disable a.qcow2 {name}"));
+    }
+    for line in ["", "-A", "-B first", "-B a,b -B third -A", "-e 4 -B third"] {
+        let [ours, theirs] = [Ours, Theirs].map(|who| {
+            let server = tools.serve(who, &format!("-t -r -f qcow2 {line} a.qcow2"));
+            let listed = text(&tools.info(&format!("--json {}", server.uri(""))).stdout);
+            let mut lines: Vec<String> = listed
+                .lines()
+                .map(str::trim)
+                .filter(|line| {
+                    ["\"qemu:", "\"base:", "\"is_rotational"]
+                        .iter()
+                        .any(|one| line.starts_with(one))
+                })
+                .map(|line| line.trim_end_matches(',').to_string())
+                .collect();
+            lines.sort();
+            lines
+        });
+        assert_eq!(ours, theirs, "{line}");
+    }
+}
+
+#[test]
+fn writes_of_zeroes_are_detected_as_by_qemu_nbd() {
+    let Some(tools) = Tools::find() else { return };
+    for more in
+        ["--detect-zeroes=on", "--discard=unmap --detect-zeroes=unmap", "--detect-zeroes=off"]
+    {
+        let maps = [Ours, Theirs].map(|who| {
+            tools.img(&format!("create -q -f qcow2 {who:?}.qcow2 4M"));
+            let server = tools.serve(who, &format!("-t -f qcow2 {more} {who:?}.qcow2"));
+            let commands = ["write -P 7 0 1M", "write -P 0 64k 128k", "write -P 0 2M 64k", "flush"];
+            tools.wrote(&format!("-f raw {}", server.uri("")), &commands);
+            assert!(server.stop().unwrap().success(), "{who:?} {more}");
+            let map = tools.img(&format!("map --output=json {who:?}.qcow2"));
+            let parsed: serde_json::Value = serde_json::from_str(&map).unwrap();
+            // QEMU marks zeroes also where there is nothing.
+            let runs = parsed.as_array().unwrap().iter().filter(|run| run["data"] == true);
+            runs.map(|run| format!("{} {}", run["start"], run["length"])).collect::<Vec<_>>()
+        });
+        assert_eq!(maps[0], maps[1], "{more}");
+    }
+}
+
+#[test]
 fn raw_disks_have_the_depth_that_is_asked_for() {
     let Some(tools) = Tools::find() else { return };
     tools.images();
@@ -432,13 +482,13 @@ fn what_is_wrong_or_not_supported_is_one_line() {
         ("--tls-creds t a.raw", "No TLS credentials with id 't'"),
         ("--tls-authz t a.raw", "--tls-authz is not supported"),
         ("--trace x a.raw", "--trace is not supported"),
-        ("--handshake-limit 3 a.raw", "--handshake-limit is not supported"),
-        ("--detect-zeroes on a.raw", "--detect-zeroes is not supported"),
+        ("--detect-zeroes unmap a.raw", "discard operation to unmap"),
+        ("-k s -f qcow2 -r -B none a.qcow2", "no context"),
         ("-k s -f vhdx a.raw", "only read: add -r"),
         ("-f cow a.raw", "Unknown driver 'cow'"),
         ("-k s -l none a.qcow2", "none"),
         ("-k s -f raw -l first a.raw", "no internal snapshots"),
-        ("-k s -e many a.raw", "must be a number"),
+        ("-k s -e many a.raw", "Invalid shared device number"),
         ("-k s -p 1 a.raw", "-k excludes"),
         ("-k s -o 9M -f raw a.raw", "offset"),
         ("-k s -f qcow2 a.raw", "qcow2"),
